@@ -1,5 +1,5 @@
-"""Counts the tokens in the KV cache of a simulated replica (`KvCache`). The prompt of a group is
-cached once, as in engines with a prefix cache, which is keyed by version.
+"""Counts the tokens in the KV cache of a simulated replica. The prompt of a group is cached once,
+as in engines with a prefix cache, which is keyed by version.
 """
 
 from collections import Counter
@@ -9,15 +9,14 @@ from dataclasses import dataclass, field
 from rollstream.simulator.workload import SimulatedTrajectory
 
 PromptKey = tuple[int, int] | str
-"""Group and version of a prompt in the cache, or the trajectory's name if prompts are not shared.
-"""
+"""Group and version of a cached prompt, or the trajectory's name if prompts are not shared."""
 
 
 @dataclass(slots=True, eq=False)
 class KvCache:
-    """Holds the number of cached `tokens`. With `shares_prompts` the prompt of a group is prefilled
-    and cached once under each version, for as long as one of its trajectories is in the cache. The
-    caller adds the tokens that running trajectories generate.
+    """With `shares_prompts` the prompt of a group is prefilled and cached once under each version,
+    while one of its trajectories is in the cache. The caller adds the tokens that running
+    trajectories generate.
     """
 
     shares_prompts: bool = False

@@ -1,9 +1,6 @@
-"""Describes the machines of a simulation as one value (`Cluster`), which `cluster_of` computes from
-a model, a number of GPUs, a scheduling policy (`policies.py`) and the constants (`constants.py`).
-`Job` holds the work and the settings of dispatch.
-
-Also defines the state that the simulated dispatch (`dispatch.py`) keeps of each rollout and of each
-open group. A replica (`replica.py`) is the engine of one rollout, on `tp` GPUs (tensor parallel).
+"""Describes the machines of a simulation (`Cluster`), which `cluster_of` computes from a model, a
+number of GPUs, a policy and the constants, the work (`Job`), and dispatch's state of rollouts and
+groups.
 """
 
 from collections.abc import Mapping
@@ -23,8 +20,8 @@ ConstantValues = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Holds the number of rollouts, their sizes (in sequences and tokens), and what generation,
-    training, transfers and failures cost (in seconds).
+    """Rollouts, their sizes (in sequences and tokens), and the costs of generation, training,
+    transfers and failures (in seconds).
     """
 
     rollouts: int
@@ -51,65 +48,60 @@ class Cluster:
     move_s: float = 0.0
     """Seconds for which a moved trajectory stands still before its prefill."""
     repack_every_s: float = 5.0
-    """Seconds between two checks whether to repack."""
+    """Seconds between two checks for repack."""
     speeds: tuple[float, ...] = (1.0,)
     """Relative speeds of the rollouts; the list repeats."""
     kv_shares: tuple[float, ...] = (1.0,)
     """Each rollout's KV cache as a share of `kv_capacity`; the list repeats."""
     failures_per_hour: float = 0.0
-    """Failures of each rollout. A failure loses the tokens since its last partial."""
+    """Failures of each rollout, which lose the tokens since its last partial."""
     preemptions_per_hour: float = 0.0
-    """Preemptions of each rollout. A preemption comes with notice and loses nothing."""
+    """Preemptions of each rollout, which come with notice and lose no tokens."""
     repair_s: float = 252.0
-    """Seconds from the end of a rollout, by either cause, until it is back."""
+    """Seconds from the end of a rollout until it is back."""
     partial_every: int = 256
-    """Tokens of a trajectory between two of its partials."""
+    """Tokens between two partials of a trajectory."""
     drafts: DraftModel | None = None
     """How drafts from earlier answers fare, under policies with `drafts`."""
     rollouts_per_host: int = 1
     """Rollouts that pull their weights over one host's link."""
     host_pull_s: float = 0.0
-    """Seconds for which a pull occupies the link of its host; pulls of one host queue for it."""
+    """Seconds for which a pull occupies the link of its host, where pulls queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Holds the size of the training job and the settings of dispatch."""
+    """The size of the training job and the settings of dispatch."""
 
     groups_per_step: int
     steps: int
     skip: int = 0
     """Steps before the measurement starts."""
     max_lag: int = 4
-    """Policies with `bounded` limit the lag to this many steps. The others limit the groups that
-    are admitted and not trained to the number that this bound would allow: (`max_lag` + 1) ·
-    `groups_per_step`, the groups of the present step included.
+    """Policies with `bounded` limit the lag to this many steps, the others the groups that are
+    admitted and not trained to (`max_lag` + 1) · `groups_per_step`.
     """
     quota: int = 0
-    """The most new trajectories that a rollout takes under one version; 0 stands for 2 × slots.
-    `SchedulingPolicy.batches` states when the quota applies.
-    """
+    """Most new trajectories of a rollout under one version; 0 stands for 2 × slots."""
     queue_per_slot: float = 1.0
     """Trajectories that may wait in a rollout, as a multiple of its slots."""
     dispatch_every_s: float = 0.25
     """Seconds between two rounds of dispatch."""
     ready_groups_max: int = 0
-    """Most admitted groups that no step has taken, under policies without `bounded`; 0 stands for
-    `max_lag` · `groups_per_step`.
+    """Most admitted groups that no step has taken, without `bounded`; 0 stands for `max_lag` ·
+    `groups_per_step`.
     """
     micro_batch_tokens: int = 0
-    """A step that starts early takes groups once they have so many tokens, or if they complete it,
-    as in the service; 0: a sixteenth of its groups at a time.
+    """A step that starts early takes groups once they have so many tokens, or if they complete it;
+    0: a sixteenth of its groups at a time.
     """
     ends: bool = False
-    """Admit only the groups that `steps` steps train, as a real run does. Otherwise the load stays
-    constant to the end.
-    """
+    """Admit only the groups of `steps` steps, as a real run does."""
 
 
 def constant_values(**changed: float) -> dict[str, float]:
-    """Returns the values of all constants with the `changed` ones replaced. Raises
-    `ConfigurationError` for unknown names.
+    """Returns all constants with the `changed` ones replaced. Raises `ConfigurationError` for
+    unknown names.
     """
     unknown = sorted(set(changed) - set(CONSTANTS))
     if unknown:
@@ -123,8 +115,8 @@ def cluster_of(
     model: Model, gpus: int, share: float, policy: SchedulingPolicy, constants: ConstantValues
 ) -> Cluster:
     """Returns the cluster of `gpus` GPUs. `share` of them generate and the others train; under a
-    `colocated` policy all of them generate and train in turn. Raises `ConfigurationError` if one
-    side gets too few GPUs, or if a replica cannot hold the model and one longest answer.
+    `colocated` policy all do both in turn. Raises `ConfigurationError` if one side gets too few
+    GPUs, or if a replica cannot hold the model and one longest answer.
     """
     generating = gpus if policy.colocated else round(gpus * share / model.tp) * model.tp
     training = gpus if policy.colocated else gpus - generating
@@ -165,11 +157,10 @@ def cluster_of(
 
 
 def roofline_for(model: Model, constants: ConstantValues) -> Roofline:
-    """Returns the roofline of one replica: `tp` GPUs share weights, cache and arithmetic, and
-    synchronise twice per layer.
-    """
+    """Returns the roofline of one replica: `tp` GPUs share weights, cache and arithmetic."""
     bandwidth = model.tp * constants["gpu_bandwidth"] * constants["bandwidth_share"]
     flops = model.tp * constants["gpu_flops"]
+    # The GPUs synchronise twice per layer.
     waits_s = 2 * model.layers * constants["allreduce_s"] if model.tp > 1 else 0.0
     return Roofline(
         weights_s=model.weight_bytes() / bandwidth,
@@ -204,10 +195,8 @@ def published_bytes(model: Model, policy: SchedulingPolicy, constants: ConstantV
 def transfers_s(
     model: Model, policy: SchedulingPolicy, constants: ConstantValues, generating: int
 ) -> tuple[float, float, float]:
-    """Returns three durations of a new version, in seconds: for how long each rollout stands still
-    to load it, for how long the trainer stands still to publish it, and how long it takes from the
-    end of the step until rollouts can load it. Relays form a chain over the hosts of the
-    `generating` GPUs: its last host has the last chunk one chunk's time per hop after the first.
+    """Returns three durations of a new version, in seconds: each rollout stands still to load it,
+    the trainer stands still to publish it, and from the end of the step until rollouts can load it.
     """
     size = published_bytes(model, policy, constants)
     if policy.colocated:
@@ -215,6 +204,8 @@ def transfers_s(
     if policy.relay:
         pull_s = size / (model.tp * constants["pull_bandwidth"])
         stall_s = size / constants["relay_stall_bandwidth"]
+        # Relays form a chain over the hosts: the last one has the last chunk one chunk's time per
+        # hop after the first.
         hops = max(0, ceil(generating / constants["gpus_per_host"]) - 1)
         sent = size + hops * min(size, constants["relay_chunk_bytes"])
         return pull_s, stall_s, stall_s + sent / constants["relay_chain_bandwidth"]
@@ -224,7 +215,7 @@ def transfers_s(
 
 @dataclass(slots=True, eq=False)
 class SimulatedRollout:
-    """Holds what the simulated dispatch knows of one rollout, and the rollout's replica."""
+    """The simulated dispatch's state of one rollout, and the rollout's replica."""
 
     replica: Replica
     speed: float = 1.0
@@ -232,49 +223,41 @@ class SimulatedRollout:
     """The rank of its kind of machine by speed, 0 for the slowest (`dispatch/kinds.py`)."""
     alive: bool = True
     failing: str = ""
-    """Why the rollout dies at the end of its present decode step: `failure`, or `preemption`, which
-    comes with notice; "" if it does not die.
+    """Why the rollout dies at the end of its present decode step: `failure` or `preemption`; else
+    "".
     """
     pulling: bool = False
     """The rollout loads new weights and takes no work."""
     wanted: int = 0
     """The version that the rollout takes next or is taking."""
     draining: bool = False
-    """The rollout has used up its quota and a newer version is available, so it takes no new
-    trajectories; only the timeline uses this field.
-    """
+    """The rollout has used up its quota and a newer version is available; for the timeline only."""
     moving: dict[str, str] | None = None
-    """Maps each trajectory that the rollout is about to give up to its target rollout, or to "" for
-    a restart.
-    """
+    """Trajectories that the rollout is about to give up → target rollout, or "" for a restart."""
     expecting: int = 0
     """Number of trajectories on their way to the rollout."""
     drawn: int = 0
-    """Number of new trajectories since the rollout took its version; under a policy with `batches`
-    since it became empty, if that is later.
+    """Number of new trajectories since the rollout took its version, or under `batches` became
+    empty.
     """
     tokens: float = 0.0
     """Predicted tokens of the rollout's trajectories."""
     kv_previous: int = 0
-    """Tokens in the KV cache at the last repack check; with `SchedulingPolicy.peak` the most at any
-    check under the present version.
+    """Cached tokens at the last repack check; with `SchedulingPolicy.peak` the most under the
+    present version.
     """
 
     def held(self) -> int:
-        """Returns how many trajectories the rollout runs, queues or expects."""
         replica = self.replica
         return len(replica.running) + len(replica.waiting) + len(replica.parked) + self.expecting
 
     def is_open(self) -> bool:
-        """Returns whether the rollout takes assignments."""
         return self.alive and not self.pulling and self.moving is None
 
 
 @dataclass(slots=True)
 class SimulatedGroup:
-    """Tracks a group that is admitted and not complete: `missing` of its samples have not
-    finished.
-    """
+    """A group that is admitted and not complete: `missing` of its samples have not finished."""
 
     wave: int
     missing: int

@@ -1,10 +1,9 @@
 """Lists every number that the simulator assumes, with its source; all were written before any
-result. `cluster_of` (`cluster.py`) computes the simulated machines from them.
+result.
 
-A constant is known from its source (a data sheet, a published configuration, a paper), or it is
-assumed and then has a range, over which `benchmarks/simulator/` prints the results. No constant was
-fitted to a published ratio (of two policies' speeds), and none may be: a change of a value needs
-its new source.
+A constant is known from its source (a data sheet, a published configuration, a paper), or assumed
+within a range, over which `benchmarks/simulator/` prints the results. No constant was fitted to a
+published ratio of two policies' speeds, and none may be.
 """
 
 from dataclasses import dataclass
@@ -12,9 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """Holds a number with its unit and source. `low` and `high` are the range of an assumed value;
-    both equal `value` if it is known.
-    """
+    """A number with its unit and source; `low` and `high` are the range of an assumed value."""
 
     value: float
     unit: str
@@ -164,8 +161,8 @@ AReaL's bound on the lag, and a wave as many groups as one step trains.
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Describes a decoder's shape, from its published config.json. One replica runs on `tp` GPUs by
-    tensor parallelism (assumed).
+    """A decoder's shape, from its published config.json. One replica runs on `tp` GPUs by tensor
+    parallelism (assumed).
     """
 
     parameters: float
@@ -191,6 +188,5 @@ MODELS = {
 }
 
 ROLLOUT_SHARES = (0.25, 0.5, 0.75)
-"""Shares of the GPUs that may generate while the others train. A policy that separates the two runs
-with the share under which it is fastest, as its operator would choose it.
+"""Shares of the GPUs that may generate; a policy that separates the two runs with its fastest one.
 """

@@ -1,10 +1,5 @@
-"""Plays the role of dispatch in the simulated cluster. `SimulatedDispatch` admits groups and places
-their trajectories on simulated rollouts, by the planners (pure functions) of the real service
-(`consumers/dispatch`). `LengthForecast` predicts answer lengths for it, and `WavePlacement` keeps
-which rollouts are to take which prompts of a wave.
-
-The planners see only what the real service knows, such as a rollout's load. The length of an
-unfinished answer is hidden from them.
+"""Plays the role of dispatch in the simulated cluster, by the planners (pure functions) of the real
+service. They see only the inputs of the real service: the length of an unfinished answer is hidden.
 """
 
 from collections import Counter, OrderedDict
@@ -26,10 +21,8 @@ LAYOUTS_MAX = 64  # layouts kept, of the newest waves
 
 @dataclass(slots=True, eq=False)
 class WavePlacement:
-    """Keeps two values by wave: its layout (which rollouts take prompts of which predicted length)
-    and the median predicted length of its prompts. A wave is laid out once, from the predicted
-    lengths of its prompts: by the service's `lay_out_wave`, which gives more rollouts to the long
-    prompts (`SchedulingPolicy.ramp`), or under a policy without `ramp` by `_even_layout`.
+    """Keeps by wave its layout and the median predicted length. A wave is laid out once: by the
+    service's `lay_out_wave` (`SchedulingPolicy.ramp`), else by `_even_layout`.
     """
 
     policy: SchedulingPolicy
@@ -45,10 +38,13 @@ class WavePlacement:
     ) -> None:
         """Lay out the wave over these rollouts; `means` are its prompts' predicted lengths."""
         workers = [
-            placement.RolloutSpeed(one.replica.name, one.speed, kind=one.kind, slots=self.slots)
-            for one in rollouts
+            placement.RolloutSpeed(
+                rollout.replica.name, rollout.speed, kind=rollout.kind, slots=self.slots
+            )
+            for rollout in rollouts
         ]
-        ascending = wave % 2 == 0  # a rollout with short prompts gets long ones in the next wave
+        # A rollout with short prompts gets long ones in the next wave.
+        ascending = wave % 2 == 0
         if self.policy.ramp:
             is_ranked = self.policy.on_update == "keep_version"
             layout = placement.lay_out_wave(
@@ -63,7 +59,7 @@ class WavePlacement:
     def plan(
         self, groups: Sequence[list[SimulatedTrajectory]], rooms: Sequence[placement.RolloutRoom]
     ) -> dict[str, str]:
-        """Returns trajectory → rollout for the trajectories that fit, by `place_samples`."""
+        """Returns trajectory → rollout for the trajectories that fit."""
         return dict(placement.place_samples([self._work(group) for group in groups], rooms))
 
     def _work(self, group: list[SimulatedTrajectory]) -> placement.PlacementWork:
@@ -76,25 +72,18 @@ class WavePlacement:
 def _even_layout(
     means: Sequence[float], workers: Sequence[placement.RolloutSpeed], ascending: bool
 ) -> placement.WaveLayout | None:
-    """Returns a layout that divides the prompts, ranked by predicted length, evenly among the
-    rollouts; None for one rollout or equal predictions. This is the first tier of HistoPipe, the
-    placement of RhymeRL (arXiv 2508.18588).
-    """
     ranked = tuple(sorted(means))
     if len(workers) < 2 or ranked[0] == ranked[-1]:
         return None
     ordered = workers if ascending else workers[::-1]
+    # The first tier of HistoPipe, the placement of RhymeRL (arXiv 2508.18588).
     return placement.WaveLayout(ranked, tuple((worker.rollout,) for worker in ordered))
 
 
 @dataclass(slots=True, eq=False)
 class LengthForecast:
-    """Predicts the length of an answer from earlier answers to the same prompt, which callers name
-    by the number of a group.
-
-    The mean is computed as in the service's `LengthHistory`, but there is no history by task. The
-    answers of one pass before the first are known at the start, as in a run's second epoch; a
-    `RecordedWorkload` has no such pass.
+    """Predicts the length of an answer from earlier answers to the prompt of a group, as the
+    service's `LengthHistory`, without a history by task.
     """
 
     workload: Workload
@@ -104,30 +93,29 @@ class LengthForecast:
 
     def mean(self, number: int) -> float:
         """Returns the predicted tokens of one answer of this group, 0 without history."""
-        found = self.length_of(number)
-        return 0.0 if found is None else found.mean
+        length = self.length_of(number)
+        return 0.0 if length is None else length.mean
 
     def length_of(self, number: int) -> ExpectedLength | None:
         """Returns mean and spread of the answers to this group's prompt, None without history."""
         prompt = self.workload.prompt_of(number)
         if prompt not in self._known:
+            # The answers of a pass before the first are known at the start, as in a run's second
+            # epoch.
             for tokens in self.workload.history(prompt):
                 self._add(prompt, tokens)
         return self._known.get(prompt)
 
     def add(self, number: int, tokens: int) -> None:
-        """Add one finished answer of this group, of `tokens` tokens."""
         self._add(self.workload.prompt_of(number), tokens)
 
     def _add(self, prompt: int, tokens: int) -> None:
-        """Add a sample by the rule of `LengthHistory.note`: beyond `PROMPTS_MAX` prompts the least
-        recently used one is evicted.
-        """
-        known = self._known
-        known[prompt] = with_sample(known.get(prompt), tokens)
-        known.move_to_end(prompt)
-        if len(known) > PROMPTS_MAX:
-            known.popitem(last=False)
+        lengths = self._known
+        lengths[prompt] = with_sample(lengths.get(prompt), tokens)
+        # As `LengthHistory.note`: the least recently used prompt is evicted.
+        lengths.move_to_end(prompt)
+        if len(lengths) > PROMPTS_MAX:
+            lengths.popitem(last=False)
 
 
 UNBOUNDED = 1 << 30  # room of a rollout that takes any number of trajectories
@@ -135,9 +123,9 @@ UNBOUNDED = 1 << 30  # room of a rollout that takes any number of trajectories
 
 @dataclass(slots=True, eq=False)
 class SimulatedDispatch:
-    """Admits groups, places their trajectories on rollouts, and keeps the trajectories that have no
-    rollout. The loop of the simulator asks for `assignments` in each dispatch round, reports
-    finished samples to `finish`, and keeps `closed`, `trained` and `version` up to date.
+    """Admits groups and places their trajectories. The simulator's loop calls `assignments` in each
+    dispatch round and `finish` for each sample, and keeps `closed`, `trained` and `version` up to
+    date.
     """
 
     slots: int  # of each rollout: the most trajectories that it decodes together
@@ -158,11 +146,11 @@ class SimulatedDispatch:
     unplaced: list[list[SimulatedTrajectory]] = field(
         default_factory=list[list[SimulatedTrajectory]]
     )
-    """For each admitted group the trajectories that were never placed on a rollout, if any."""
+    """For each admitted group the trajectories that were never placed on a rollout."""
     parts: dict[str, list[list[SimulatedTrajectory]]] = field(
         default_factory=dict[str, list[list[SimulatedTrajectory]]]
     )
-    """By rollout, the parts of waves that it has not started, oldest first (`wave = "own"`)."""
+    """By rollout, the parts of waves that it has not started (`wave = "own"`)."""
     unassigned: list[SimulatedTrajectory] = field(default_factory=list[SimulatedTrajectory])
     """Trajectories that have lost their rollout, because it died or gave them up."""
     restarts: int = 0  # trajectories that had tokens and restarted from the prompt
@@ -170,9 +158,8 @@ class SimulatedDispatch:
     _ended: Counter[int] = field(default_factory=Counter[int])  # finished samples by wave
 
     def assignments(self) -> Iterator[tuple[SimulatedTrajectory, SimulatedRollout]]:
-        """Run one dispatch round: place the trajectories that have lost their rollout, admit new
-        groups, and place new trajectories. Yields each assignment, which the caller submits to the
-        rollout before it asks for the next one.
+        """Run one dispatch round. Yields each assignment, which the caller submits to the rollout
+        before it takes the next one.
         """
         yield from self._place_unassigned()
         self._admit()
@@ -198,24 +185,20 @@ class SimulatedDispatch:
         return group.finished
 
     def assign(self, trajectory: SimulatedTrajectory, rollout: SimulatedRollout) -> None:
-        """Add the trajectory's predicted tokens to the rollout's load."""
         rollout.tokens += trajectory.predicted
 
     def restart_trajectory(self, trajectory: SimulatedTrajectory) -> None:
-        """Restart the trajectory from its prompt and count its lost tokens."""
         self.restarts += trajectory.done > 0
         self.lost_tokens += trajectory.done
         trajectory.restart()
 
     def gains(self, rollout: SimulatedRollout) -> bool:
-        """Returns whether the rollout, once empty, could take new work that it cannot take now."""
+        """Whether the rollout, once empty, could take new work that it cannot take now."""
         stale = rollout.replica.version < self.version
         return stale or (self.policy.batches and rollout.drawn >= self.quota)
 
     def unfinished(self) -> dict[int, float]:
-        """Returns, by open wave, the share of its samples that have not finished. A wave whose
-        groups are not all admitted yet is left out.
-        """
+        """Returns the unfinished share of each wholly admitted open wave."""
         size = self.pace.groups_per_step * self.workload.samples
         growing = self._wave()
         waves = {group.wave for group in self.groups.values() if group.wave < growing}
@@ -228,12 +211,12 @@ class SimulatedDispatch:
         generated: int,
         unfinished: float,
     ) -> RunningRequest:
-        """Returns a running trajectory in the form that the service's repack planners take.
-        `generated` is its number of tokens so far, `unfinished` the unfinished share of its wave.
+        """Returns a running trajectory for the service's planners, with its `generated` tokens so
+        far and the `unfinished` share of its wave.
         """
-        left = None
+        lag_left = None
         if self.pace.max_lag is not None:
-            left = self.pace.max_lag - (self.version - trajectory.version)
+            lag_left = self.pace.max_lag - (self.version - trajectory.version)
         return RunningRequest(
             trajectory=trajectory.name,
             rollout=rollout.replica.name,
@@ -242,7 +225,7 @@ class SimulatedDispatch:
             kv=trajectory.prompt + generated,
             expected=self.foresight.length_of(trajectory.group),
             unfinished=unfinished,
-            lag_left=left,
+            lag_left=lag_left,
             longest=self.workload.lengths.longest,
             all_members_open=not self.groups[trajectory.group].finished,
         )
@@ -255,7 +238,6 @@ class SimulatedDispatch:
         return self.version * self.pace.groups_per_step
 
     def _admit(self) -> None:
-        """Admit the groups that the bound on lag, the policy's waves and the room allow."""
         allowed = admission.admissible_groups(
             self.pace, self.version, self.admitted, self.closed, self.trained, self._settled()
         )
@@ -271,7 +253,6 @@ class SimulatedDispatch:
             self._admit_one()
 
     def _admit_one(self) -> None:
-        """Admit the next group. With the first group of a wave the wave is laid out."""
         number, wave = self.admitted, self._wave()
         if self.policy.by_length and self.policy.drains and wave not in self.placing.layouts:
             ahead = range(number, number + self.pace.groups_per_step)
@@ -282,19 +263,18 @@ class SimulatedDispatch:
         predicted = self.foresight.mean(number) if self.policy.by_length else 0.0
         lengths, prompt = self.workload.group(number), self.workload.prompt_tokens
         turns = self.workload.turns(number, lengths)
-        known = self.policy.drafts and self.foresight.length_of(number) is not None
+        is_known = self.policy.drafts and self.foresight.length_of(number) is not None
         self.admitted += 1
         self.groups[number] = SimulatedGroup(wave, len(lengths))
         self.unplaced.append([
             SimulatedTrajectory(
                 f"{number}.{i}", number, wave, prompt, length, predicted,
-                turns=turns[i], is_known=known,
+                turns=turns[i], is_known=is_known,
             )
             for i, length in enumerate(lengths)
         ])  # fmt: skip
 
     def _rooms(self, wave: int) -> list[placement.RolloutRoom]:
-        """Returns the rollouts with room for this wave, under a version that the wave allows."""
         needed = admission.version_needed(self.pace, wave)
         return [
             placement.RolloutRoom(name, room, rollout.tokens, rollout.speed, kind=rollout.kind)
@@ -305,19 +285,16 @@ class SimulatedDispatch:
         ]
 
     def _room(self, rollout: SimulatedRollout) -> int:
-        """Returns how many new trajectories the rollout may take now. Its quota is a bound only
-        while a newer version waits for it (`keep_version`), or if the policy works in `batches`.
-        """
         if self.policy.wave == "all":
             return UNBOUNDED - rollout.held()
         parked = len(rollout.replica.parked)
         room = slot_room(self.slots, self.job.queue_per_slot, parked) - rollout.held()
+        # The quota is a bound only while a newer version waits for the rollout, or under `batches`.
         stale = rollout.replica.version < self.version and self.policy.drains
         quota = self.quota - rollout.drawn
         return max(0, min(room, quota)) if stale or self.policy.batches else max(0, room)
 
     def _place_new(self) -> Iterator[tuple[SimulatedTrajectory, SimulatedRollout]]:
-        """Place new trajectories on rollouts with room, the oldest wave first."""
         rest: list[list[SimulatedTrajectory]] = []
         for wave, groups in _by_wave(self.unplaced):
             rooms = self._rooms(wave)
@@ -331,14 +308,11 @@ class SimulatedDispatch:
                         rollout.drawn += 1
                         self.assign(trajectory, rollout)
                         yield trajectory, rollout
-                left = [trajectory for trajectory in group if trajectory.name not in plan]
-                rest += [left] if left else []
+                unplaced = [trajectory for trajectory in group if trajectory.name not in plan]
+                rest += [unplaced] if unplaced else []
         self.unplaced = rest
 
     def _place_parts(self) -> Iterator[tuple[SimulatedTrajectory, SimulatedRollout]]:
-        """Divide each new wave among the living rollouts at once. A rollout starts its part when it
-        has finished all earlier work and holds a version that the wave allows.
-        """
         rest: list[list[SimulatedTrajectory]] = []
         for _, groups in _by_wave(self.unplaced):
             rooms = [
@@ -353,13 +327,14 @@ class SimulatedDispatch:
                 for trajectory in group:
                     if trajectory.name in plan:
                         by_rollout.setdefault(plan[trajectory.name], []).append(trajectory)
-                left = [trajectory for trajectory in group if trajectory.name not in plan]
-                rest += [left] if left else []
+                unplaced = [trajectory for trajectory in group if trajectory.name not in plan]
+                rest += [unplaced] if unplaced else []
             for name, part in by_rollout.items():
                 self.parts.setdefault(name, []).append(part)
         self.unplaced = rest
         for name, parts in self.parts.items():
             rollout = self.rollouts[name]
+            # A rollout starts its part when it has finished all earlier work.
             if not parts or not rollout.is_open() or rollout.held():
                 continue
             if rollout.replica.version >= admission.version_needed(self.pace, parts[0][0].wave):
@@ -368,10 +343,6 @@ class SimulatedDispatch:
                     yield trajectory, rollout
 
     def _place_unassigned(self) -> Iterator[tuple[SimulatedTrajectory, SimulatedRollout]]:
-        """Place each trajectory that has lost its rollout on the one with the fewest trajectories.
-        If rollouts drain, only one with the trajectory's version may resume it; without one it
-        restarts from the prompt in a later round.
-        """
         waiting, self.unassigned, keeps = self.unassigned, [], self.policy.drains
         for trajectory in waiting:
             able = [
@@ -384,6 +355,7 @@ class SimulatedDispatch:
                 self.assign(trajectory, rollout)
                 yield trajectory, rollout
                 continue
+            # Only a rollout with its version may resume it, so it restarts in a later round.
             if keeps and trajectory.version >= 0:
                 self.restart_trajectory(trajectory)
             self.unassigned.append(trajectory)
@@ -400,7 +372,6 @@ def _can_resume(
 def _by_wave(
     groups: Iterable[list[SimulatedTrajectory]],
 ) -> Iterator[tuple[int, list[list[SimulatedTrajectory]]]]:
-    """Yields each wave with its groups, the oldest wave first."""
     waves: dict[int, list[list[SimulatedTrajectory]]] = {}
     for group in groups:
         waves.setdefault(group[0].wave, []).append(group)

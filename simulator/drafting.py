@@ -1,9 +1,5 @@
 """Simulates drafts from history (docs/explanation/drafts.md): how many tokens a decode pass yields,
-and how long it takes.
-
-`DraftModel` states how often a draft is found and how likely each of its tokens is accepted;
-`drafted_roofline` chooses the draft length that generates most, as the service's planner does, and
-returns the times of a step that yields one token of each row. All functions are pure.
+and how long it takes. All functions are pure.
 """
 
 from dataclasses import dataclass, field
@@ -14,10 +10,10 @@ from rollstream.producers.engines.roofline import Roofline
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """States how drafts fare: the share `found` of the look-ups finds one, and each drafted token
-    is accepted with probability `rate` if all before it are. A look-up takes `lookup_s` seconds of
-    every row in every pass; a draft has at most `longest` tokens. `gains[d]` is the expected number
-    of accepted tokens of a draft of d tokens.
+    """The share `found` of the look-ups finds a draft, and each drafted token is accepted with
+    probability `rate` if all before it are. A look-up takes `lookup_s` seconds of every row in
+    every pass; a draft has at most `longest` tokens. `gains[d]` is the expected number of accepted
+    tokens of a draft of d.
     """
 
     found: float
@@ -32,20 +28,19 @@ class DraftModel:
 
 
 def drafted_roofline(
-    roofline: Roofline, rows: int, kv_tokens: float, known: float, model: DraftModel
+    roofline: Roofline, rows: int, kv_tokens: float, known_share: float, model: DraftModel
 ) -> Roofline:
     """Returns the times of a step that yields one token of each of `rows` rows, of which the share
-    `known` has a history: a fraction of a pass with drafts of the best length, or `roofline` itself
-    where no length is faster than no draft, as the gate of the service decides.
-
-    The model computes every drafted token, so a pass has the arithmetic of that many more rows; it
-    reads weights and KV cache once.
+    `known_share` has a history: a fraction of a pass with drafts of the best length, or `roofline`
+    if no draft is faster, as in the service.
     """
-    share = model.found * known
+    share = model.found * known_share
     if share <= 0:
         return roofline
     length = _best_length(roofline, rows, kv_tokens, share, model)
     tokens, verified = 1 + share * model.gains[length], 1 + share * length
+    # The model computes every drafted token, so a pass has the arithmetic of that many more rows;
+    # it reads weights and KV cache once.
     drafted = Roofline(
         roofline.weights_s / tokens,
         roofline.kv_token_s / tokens,
@@ -61,10 +56,6 @@ def drafted_roofline(
 def _best_length(
     roofline: Roofline, rows: int, kv_tokens: float, share: float, model: DraftModel
 ) -> int:
-    """Returns the draft length at which a pass yields most tokens per second, by bisection: gains
-    are concave and times convex in the length, so the speed rises up to its maximum and falls
-    behind it.
-    """
     reading = roofline.weights_s + kv_tokens * roofline.kv_token_s
     fixed = roofline.overhead_s + rows * model.lookup_s
     row_s, gains, overlapping = rows * roofline.row_s, model.gains, roofline.overlapping
@@ -74,6 +65,7 @@ def _best_length(
         longer = max(reading, computing) if overlapping else reading + computing
         return longer + fixed
 
+    # By bisection: gains are concave and times convex in the length, so the speed has one maximum.
     few, many = 1, model.longest
     while few < many:
         middle = (few + many) // 2

@@ -1,10 +1,6 @@
-"""Runs the simulations that settings describe (`settings.py`).
-
-A policy is one way to schedule generation and training: that of a published system, or this
-project's (`policies.py`). `run_policies` simulates every policy on every cluster, each under the
-split of the GPUs between rollouts and trainer that makes it fastest. `predict` predicts the speed
-of a real run of this project on one machine; `benchmarks/simulator/` compares such predictions with
-runs. No constant of the simulator is fitted to a run.
+"""Runs the simulations that settings describe. `run_policies` simulates every policy on every
+cluster, each under the split of the GPUs that makes it fastest. `predict` predicts the speed of a
+real run; `benchmarks/simulator/` compares predictions with runs. No constant is fitted to a run.
 """
 
 from collections.abc import Iterator, Mapping
@@ -39,8 +35,8 @@ from rollstream.simulator.workload import AnswerLengths, EnvironmentWaits, Workl
 
 @dataclass(frozen=True, slots=True)
 class PolicyRun:
-    """Holds the result of one policy on one cluster, and `share`, the share of the GPUs that
-    generated: 1 under a `colocated` policy.
+    """The result of one policy on one cluster, and the share of the GPUs that generated
+    (`colocated`: 1).
     """
 
     cluster: ClusterSettings
@@ -89,20 +85,19 @@ class SimulationSetup:
     def best(
         self, policy: SchedulingPolicy, shares: tuple[float, ...] = ROLLOUT_SHARES
     ) -> tuple[float, SimulationResult]:
-        """Returns the share of `shares` under which the policy is fastest, and its result. Shares
-        that are impossible are skipped; raises `ConfigurationError` if all are. A policy that
-        trains and generates on the same GPUs (`colocated`) runs once, with a share of 1.
+        """Returns the share of `shares` under which the policy is fastest (1 if `colocated`), and
+        its result. Impossible shares are skipped; raises `ConfigurationError` if all are.
         """
-        found: list[tuple[float, SimulationResult]] = []
+        runs: list[tuple[float, SimulationResult]] = []
         refused = ConfigurationError("rollout_share: none was given")
         for share in (1.0,) if policy.colocated else shares:
             try:
-                found.append((share, self.run(policy, share)))
+                runs.append((share, self.run(policy, share)))
             except ConfigurationError as error:
                 refused = error
-        if not found:
+        if not runs:
             raise refused
-        return max(found, key=lambda entry: entry[1].tokens_per_s)
+        return max(runs, key=lambda entry: entry[1].tokens_per_s)
 
     def samples(self) -> int:
         return int(self.constants["samples_per_group"])
@@ -124,8 +119,8 @@ def setup_of(
 ) -> SimulationSetup:
     """Returns the setup of one cluster. Raises `ConfigurationError` for an unknown model."""
     if cluster.model not in MODELS:
-        known = ", ".join(MODELS)
-        raise ConfigurationError(f"clusters: model {cluster.model!r} is unknown; known: {known}")
+        names = ", ".join(MODELS)
+        raise ConfigurationError(f"clusters: model {cluster.model!r} is unknown; known: {names}")
     model = MODELS[cluster.model]
     model = replace(model, tp=cluster.tp or model.tp)
     distribution = distribution_of(settings.lengths, constants)
@@ -135,7 +130,6 @@ def setup_of(
 def distribution_of(
     settings: AnswerLengthSettings, constants: ConstantValues
 ) -> LengthDistribution:
-    """Returns the distribution of answer lengths that the settings name, or the default."""
     if settings.trace is not None:
         return read_lengths(settings.trace, settings.column)
     if settings.parts:
@@ -186,9 +180,7 @@ def run_policies(settings: SimulationSettings) -> Iterator[PolicyRun]:
 
 
 def checked_constants(constants: Mapping[str, float]) -> ConstantValues:
-    """Returns the constants unchanged. Raises `ConfigurationError` if nothing can be simulated with
-    them.
-    """
+    """Returns the constants unchanged. Raises `ConfigurationError` if they cannot be simulated."""
     for name in ("groups_per_step", "samples_per_group", "steps", "slots", "length_max",
                  "prompt_tokens", "waves_outstanding", "length_median"):  # fmt: skip
         if constants[name] < 1:
@@ -219,10 +211,8 @@ PREDICTED = {"keep_version": OURS, "in_flight": IN_FLIGHT, "in_flight_recompute"
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Holds predicted means, from the end of step `Job.skip` (0: from the first assignment) to the
-    end of the last step: trained tokens per second, the used share of the KV caches, the share of
-    their time for which rollouts are idle and that of the trainer, and the mean and largest lag of
-    the trained tokens.
+    """Predicted means from the end of step `Job.skip` (0: from the first assignment) to the end of
+    the last step; the lag is that of the trained tokens.
     """
 
     tokens_per_s: float
@@ -235,11 +225,10 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class RunPolicy:
-    """States how a real run schedules: `on_update` and `repack` are its settings. With `bounded`
-    `Job.max_lag` is the run's setting. Without it the run has `max_lag = null`, and
-    `Job.ready_groups_max` is the run's setting (0: `Job.max_lag` · `groups_per_step`). With
-    `drafts` tokens are drafted as `Cluster.drafts` states; `adapters` states that versions are
-    low-rank adapters, and `prefix` that a rollout caches the prompt of a group once.
+    """How a real run schedules: `on_update` and `repack` are its settings, and `Job.max_lag` if
+    `bounded`, else `Job.ready_groups_max`. `drafts`: tokens are drafted as `Cluster.drafts` states;
+    `adapters`: versions are low-rank adapters; `prefix`: a rollout caches the prompt of a group
+    once.
     """
 
     on_update: str
@@ -250,8 +239,7 @@ class RunPolicy:
     prefix: bool = False
 
     def scheduling(self) -> SchedulingPolicy:
-        """Returns the simulator's switches; trajectories are repacked and moved only under
-        `keep_version` without adapters. Raises `ConfigurationError` if `on_update` is unknown.
+        """Returns the simulator's switches. Raises `ConfigurationError` if `on_update` is unknown.
         """
         if self.on_update not in PREDICTED:
             raise ConfigurationError(
@@ -268,6 +256,7 @@ class RunPolicy:
         )
         if policy.on_update != "keep_version":
             return policy
+        # Trajectories are repacked and moved only under `keep_version` without adapters.
         moves = self.repack and not self.adapters
         return replace(policy, repack=moves, migrate=moves, adapters=self.adapters)
 
@@ -275,13 +264,13 @@ class RunPolicy:
 def predict(
     cluster: Cluster, job: Job, workload: Workload, run: RunPolicy, *, ends: bool = True
 ) -> Prediction:
-    """Predict the speed of a real run of this project by simulating all its steps. With `ends` the
-    run admits only the groups of its steps, without it the load stays constant.
+    """Predict the speed of a real run by simulating all its steps. With `ends` the run admits only
+    the groups of its steps, without it the load stays constant.
 
     The times in `cluster` are measured in the real run's seconds: `arrive_s` from a step's end
-    until rollouts can pull its version (load it), `update_s` from the decision to pull until the
-    rollout generates again. Raises `ConfigurationError` if `run.on_update` is unknown or a longest
-    answer does not fit the KV cache of a rollout.
+    until rollouts can load its version, `update_s` from the decision to load it until the rollout
+    generates again. Raises `ConfigurationError` if `run.on_update` is unknown or a longest answer
+    does not fit the KV cache.
     """
     policy = run.scheduling()
     prompt, longest = workload.prompt_tokens, workload.lengths.longest

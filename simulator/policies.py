@@ -22,30 +22,30 @@ class SchedulingPolicy:
     colocated: bool = False
     """The same accelerators generate, then train."""
     wave: Literal["all", "own"] | None = None
-    """Which rollouts must finish a wave before the next one starts: all together, or each for its
-    own part. None: a new wave does not wait for the one before.
+    """Which rollouts must finish a wave before the next one starts: all together, or each its own
+    part.
     """
     on_update: Literal["keep_version", "in_flight", "in_flight_recompute"] = "keep_version"
-    """What a new version does to running sequences: they keep theirs to their end, or continue
-    under the new one, with their KV cache kept or computed again.
+    """A new version lets running sequences keep theirs, or continue under the new one, with their
+    KV cache kept or computed again.
     """
     relay: bool = False
-    """Weights wait beside every rollout, and each rollout pulls on its own. Otherwise one
-    collective transfer stops rollouts and trainer.
+    """Weights wait beside every rollout, and each pulls on its own. Otherwise one collective
+    transfer stops rollouts and trainer.
     """
     bounded: bool = True
-    """`max_lag` of the job bounds admission. Otherwise only the amount of finished, untrained work
+    """The job's `max_lag` bounds admission. Otherwise only the amount of finished, untrained work
     does.
     """
     lag: int | None = None
     """A lag bound of the policy that replaces the job's."""
     strict: bool = False
-    """Tokens above the bound are not trained (invariant 5). The published systems bound admission,
-    not each sample.
+    """Tokens above the bound are not trained (invariant 5). The published systems bound admission
+    only.
     """
     batches: bool = False
     """A rollout takes `Job.quota` trajectories, finishes them and pulls. Otherwise the quota limits
-    it only once a newer version is visible.
+    it only under a newer version.
     """
     early_start: bool = False
     """A step starts with the first groups that are ready."""
@@ -53,16 +53,16 @@ class SchedulingPolicy:
     """The last trajectories of rollouts that ramp down (`peak`) are packed onto fewer rollouts."""
     peak: bool = False
     """A rollout ramps down once its KV cache use is below its maximum since the last pull, as in
-    the service. Otherwise: once it is below the use at the last check (Laminar).
+    the service. Otherwise: below the use at the last check (Laminar).
     """
     by_length: bool = False
-    """Groups are placed by predicted length: a rollout with the shortest groups of one wave has the
-    longest of the next (the first tier of HistoPipe). Long answers start first.
+    """Groups are placed by predicted length, the longest first, in opposite directions in
+    consecutive waves (the first tier of HistoPipe).
     """
     ramp: bool = False
     """The long groups of a wave get extra rollouts (the second tier of HistoPipe)."""
     by_speed: bool = True
-    """Dispatch knows the speeds of the rollouts; otherwise it treats all as equally fast."""
+    """Dispatch knows the speeds of the rollouts."""
     migrate: bool = False
     """Outliers among the last unfinished trajectories move to other rollouts."""
     drafts: bool = False
@@ -70,13 +70,12 @@ class SchedulingPolicy:
     prefix: bool = True
     """The prompt of a group is prefilled and cached once per rollout, as engines do by default."""
     adapters: bool = False
-    """Versions are low-rank adapters: under `keep_version` a rollout serves several side by side
-    and takes a new one without being empty.
+    """Versions are low-rank adapters: under `keep_version` a rollout serves several side by side.
     """
 
     @property
     def drains(self) -> bool:
-        """Whether a rollout must finish what it runs before it takes new weights."""
+        """Whether a rollout must finish its work before it takes new weights."""
         return self.on_update == "keep_version" and not self.adapters
 
 
@@ -130,11 +129,11 @@ MECHANISMS = {
 
 
 def policy_of(name: str) -> SchedulingPolicy:
-    """The policy of this name. `laminar-repack` is `laminar` without repack."""
+    """Returns the policy of this name. `laminar-repack` is `laminar` without repack."""
     base, *without = name.split("-")
     if base not in POLICIES:
-        known = ", ".join(POLICIES)
-        raise ConfigurationError(f"policies: {name!r} is unknown; known: {known}")
+        names = ", ".join(POLICIES)
+        raise ConfigurationError(f"policies: {name!r} is unknown; known: {names}")
     policy = POLICIES[base]
     for mechanism in without:
         switch = MECHANISMS.get(mechanism)

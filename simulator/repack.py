@@ -1,10 +1,10 @@
 """Simulates repack (moving the last running trajectories together, so that rollouts become empty)
-and the migration of outliers (answers that run far longer than predicted).
-
-1. `SimulatedRepack.check` calls the planners of the real service (`consumers/dispatch/repack.py`)
-every few seconds and after each new version, as in Laminar (arXiv 2510.12633). 2. `send` takes the
-trajectories off their source, between two decode steps. 3. `receive` resumes them at their target
-after `Cluster.move_s` seconds; there they are prefilled again.
+and the migration of outliers.
+1. `SimulatedRepack.check` calls the service's planners every few seconds and after each new
+   version, as in Laminar (arXiv 2510.12633).
+2. `send` takes the trajectories off their source, between two decode steps.
+3. `receive` resumes them at their target after `Cluster.move_s` seconds; there they are prefilled
+   again.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ RESTART = ""  # in place of a target's name: the trajectory restarts from its pr
 
 @dataclass(frozen=True, slots=True)
 class ArrivingMove:
-    """Holds trajectories on their way to the rollout `target`."""
+    """Trajectories on their way to the rollout `target`."""
 
     target: str
     trajectories: tuple[SimulatedTrajectory, ...]
@@ -29,10 +29,9 @@ class ArrivingMove:
 
 @dataclass(slots=True, eq=False)
 class SimulatedRepack:
-    """Plans moves and carries them out in `world`, the state and event queue of the run. `moves`
-    counts moves, each of one or several trajectories from one rollout to another, `moved` their
-    trajectories, and `restarts` the trajectories that restarted instead. `steps` measures the
-    seconds per step.
+    """Plans moves and carries them out in `world`. `moves` counts moves of one or several
+    trajectories from one rollout to another, `moved` their trajectories, and `restarts` those that
+    restarted instead.
     """
 
     world: World
@@ -42,7 +41,6 @@ class SimulatedRepack:
     steps: repack.StepDuration = field(default_factory=repack.StepDuration)
 
     def check(self) -> None:
-        """Plan moves from the rollouts' present loads, and request them from their sources."""
         world = self.world
         self.steps.observe(world.visible_version, world.now)
         loads = [self._load(rollout) for rollout in world.rollouts.values()]
@@ -52,8 +50,8 @@ class SimulatedRepack:
         moves = repack.plan_repack(loads, world.policy.drains) if world.policy.repack else ()
         for move in moves:
             source = world.rollouts[move.source]
-            held = [*source.replica.running, *source.replica.parked]
-            source.moving = dict.fromkeys(held, move.destination)
+            trajectories = [*source.replica.running, *source.replica.parked]
+            source.moving = dict.fromkeys(trajectories, move.destination)
             self._request_moves(source)
         if world.policy.migrate:
             taking = {move.destination for move in moves}
@@ -61,8 +59,7 @@ class SimulatedRepack:
 
     def send(self, rollout: SimulatedRollout) -> None:
         """Take the requested trajectories that still run off `rollout`, their source, and plan
-        their arrival; restart those that are to restart. To be called between two decode steps of
-        `rollout`.
+        their arrival or restart them. To be called between two decode steps of `rollout`.
         """
         world, requested = self.world, rollout.moving or {}
         rollout.moving = None
@@ -93,9 +90,6 @@ class SimulatedRepack:
         )
 
     def receive(self, landing: ArrivingMove) -> None:
-        """Resume the trajectories at their target. Those that it cannot take now, because it takes
-        no assignments or serves another version, are left to dispatch, which places them.
-        """
         world, rollout = self.world, self.world.rollouts[landing.target]
         rollout.expecting -= len(landing.trajectories)
         for trajectory in landing.trajectories:
@@ -116,29 +110,24 @@ class SimulatedRepack:
             rollout.moving = None
 
     def _request_moves(self, source: SimulatedRollout) -> None:
-        """Let `source` stop at the end of its present decode step, when the simulation calls
-        `send`; until then its `moving` names the trajectories to take off and their targets.
-        """
         assert source.moving is not None
         for target in source.moving.values():
             if target != RESTART:
                 self.world.rollouts[target].expecting += 1
+        # At the end of its present decode step the simulation calls `send`.
         source.replica.interrupt(self.world.now)
         self.world.plan_wake(source)
 
-    def _correct_expected(self, requested: dict[str, str], left: dict[str, int]) -> None:
-        """Subtract from each target's `expecting` the requested trajectories that do not come: they
-        finished, or their source died. `left` counts those that did leave, by target.
-        """
+    def _correct_expected(self, requested: dict[str, str], departed: dict[str, int]) -> None:
         for target, count in Counter(requested.values()).items():
             if target == RESTART:
                 continue
             rollout = self.world.rollouts[target]
-            rollout.expecting -= count - left.get(target, 0)
+            # The others finished, or their source died.
+            rollout.expecting -= count - departed.get(target, 0)
             self.world.check_empty(rollout)
 
     def _load(self, rollout: SimulatedRollout) -> repack.RolloutLoad:
-        """Returns the rollout's load in the form that the service's planners take."""
         replica = rollout.replica
         return repack.RolloutLoad(
             rollout=replica.name,
@@ -155,9 +144,6 @@ class SimulatedRepack:
         )
 
     def _move_outliers(self, loads: list[repack.RolloutLoad]) -> None:
-        """Request moves and restarts of outliers in waves that are nearly done. `loads` are the
-        rollouts that no repack fills; sources of a repack are left out here.
-        """
         rollouts = self.world.rollouts
         free = [load for load in loads if rollouts[load.rollout].is_open()]
         running = {request.trajectory: request for request in self._running()}
@@ -170,9 +156,8 @@ class SimulatedRepack:
             self._request_moves(rollouts[source])
 
     def _budget(self) -> repack.LagBudget | None:
-        """Returns the lag bound, seconds per step and seconds per token by which `plan_outliers`
-        decides whether an answer that restarts now ends in time; None while one is unknown. The
-        seconds per token are those of the present batches on rollouts of the newest version.
+        """Returns the budget of `plan_outliers`, with the seconds per token of the present batches
+        on rollouts of the newest version; None while a quantity is unknown.
         """
         world = self.world
         speeds = [
@@ -184,10 +169,10 @@ class SimulatedRepack:
         return repack.lag_budget(world.dispatching.pace.max_lag, self.steps.lasts_s, speeds)
 
     def _running(self) -> list[repack.RunningRequest]:
-        """Returns the running trajectories of waves of which at most the share `UNFINISHED_MAX` is
-        unfinished; no others can be outliers.
+        """Returns the running trajectories of waves that are nearly done; no others can be
+        outliers.
         """
-        world, found = self.world, list[repack.RunningRequest]()
+        world, requests = self.world, list[repack.RunningRequest]()
         late = {
             w: s for w, s in world.dispatching.unfinished().items() if s <= repack.UNFINISHED_MAX
         }
@@ -198,5 +183,5 @@ class SimulatedRepack:
             for trajectory in rollout.replica.running.values():
                 if trajectory.wave in late:
                     tokens, share = steps - trajectory.step_offset, late[trajectory.wave]
-                    found.append(world.dispatching.running(trajectory, rollout, tokens, share))
-        return found
+                    requests.append(world.dispatching.running(trajectory, rollout, tokens, share))
+        return requests

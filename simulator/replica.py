@@ -2,9 +2,8 @@
 of fixed size.
 
 A step yields one token of every running row, in the time of `Roofline`, the paced engine's model of
-a device; with drafts it is a fraction of a decode pass (`drafting.py`). Times are exact up to
-rounding, although the replica jumps from event to event. The cache never holds more than its
-capacity: the newest sequences return to the queue and are prefilled again later, as in vLLM.
+a device. Times are exact up to rounding, although the replica jumps from event to event. When the
+cache is full, the newest sequences return to the queue and are prefilled again, as in vLLM.
 """
 
 from bisect import insort
@@ -20,7 +19,6 @@ from rollstream.simulator.workload import SimulatedTrajectory
 
 
 def scaled_roofline(roofline: Roofline, speed: float) -> Roofline:
-    """Returns the roofline of a rollout that is `speed` times as fast."""
     return replace(
         roofline,
         weights_s=roofline.weights_s / speed,
@@ -34,11 +32,10 @@ def scaled_roofline(roofline: Roofline, speed: float) -> Roofline:
 @dataclass(slots=True, eq=False)
 class Replica:
     """Decodes in jumps of several steps: a jump lasts until the next answer ends or waits, a wait
-    ends, or the cache is full. At `due_s` (None: the replica has nothing to do) `Simulation` calls
-    `finish_jump`, handles what happens only between two steps (a failure, new weights, moves), and
-    calls `start_jump`. `interrupt` ends the jump earlier, with the current step.
+    ends, or the cache is full. At `due_s` (None: no work) `Simulation` calls `finish_jump`, handles
+    failures, new weights and moves, which happen only between two steps, and calls `start_jump`.
 
-    At most `slots` trajectories run. `capacity` and `reserve` are tokens of the KV cache. A
+    At most `slots` trajectories run. `capacity` and `reserve` are tokens of the KV cache; a
     trajectory joins others only if `reserve` tokens stay free.
     """
 
@@ -50,25 +47,21 @@ class Replica:
     longest_first: bool = False
     cache: KvCache = field(default_factory=KvCache)
     drafts: DraftModel | None = None
-    """How drafts from earlier answers fare; None: nothing is drafted."""
+    """How drafts from earlier answers fare; None: no drafts."""
     holds_kv: bool = True
     """A trajectory that waits for its environment keeps its tokens in the cache."""
     adapters: bool = False
     """Versions are served side by side: a trajectory runs under its own to its end."""
     version: int = 0
     running: dict[str, SimulatedTrajectory] = field(default_factory=dict[str, SimulatedTrajectory])
-    """Running trajectories in the order in which they joined the batch."""
+    """In the order in which they joined the batch."""
     waiting: list[SimulatedTrajectory] = field(default_factory=list[SimulatedTrajectory])
     parked: dict[str, SimulatedTrajectory] = field(default_factory=dict[str, SimulatedTrajectory])
     """Trajectories that wait for their environment and do not decode."""
     returns: list[tuple[float, str]] = field(default_factory=list[tuple[float, str]])
-    """Heap of (time, trajectory whose wait ends then). Entries of trajectories that left are
-    skipped.
-    """
+    """Heap of (time, trajectory whose wait ends then), also of trajectories that left."""
     ends: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
-    """Heap of (step, trajectory that ends or waits then). Entries of trajectories that left
-    are skipped.
-    """
+    """Heap of (step, trajectory that ends or waits then), also of trajectories that left."""
     steps: int = 0
     """Decode steps up to the present jump's start."""
     known: int = 0
@@ -93,10 +86,10 @@ class Replica:
         return self.cache.tokens
 
     def submit(self, trajectory: SimulatedTrajectory, now_s: float) -> None:
-        """Queue the trajectory; one whose environment is not ready yet first waits for it. It runs
-        from the end of the present step on if it fits. Resumed trajectories come before new ones;
-        `longest_first` puts the longest predicted of each kind first.
+        """Queue the trajectory; it runs from the end of the present step on if it fits. Resumed
+        trajectories come first; `longest_first` puts the longest predicted of each kind first.
         """
+        # Its environment is not ready yet.
         if trajectory.ready_s > now_s:
             self._park(trajectory)
             self.interrupt(now_s)
@@ -117,9 +110,7 @@ class Replica:
             self.due_s = self.begins_s + seconds_of_steps(self.jump_roofline, rows, self.kv, steps)
 
     def finish_jump(self, now_s: float) -> list[SimulatedTrajectory]:
-        """Complete the jump; returns the trajectories that it finished. Those that reached the end
-        of a turn wait for their environment from now on.
-        """
+        """Complete the jump; returns the trajectories that it finished."""
         rows, kv = len(self.running), self.kv
         self.steps += self.jump
         self.cache.tokens += rows * self.jump
@@ -132,6 +123,7 @@ class Replica:
             if not self._is_current(entry):
                 continue
             trajectory = self.running[entry[1]]
+            # At the end of a turn a trajectory waits for its environment.
             if trajectory.has_turn():
                 self._stop(trajectory)
                 trajectory.ready_s = now_s + trajectory.next_wait_s()
@@ -145,7 +137,7 @@ class Replica:
         return finished
 
     def start_jump(self, now_s: float) -> None:
-        """Make room if the cache is full, take in what fits, and plan the next jump."""
+        """Make room if the cache is full, take in trajectories that fit, and plan the next jump."""
         if self.is_empty():
             self.due_s = None
             return
@@ -174,22 +166,22 @@ class Replica:
         self.version = version
         self.ready_s = max(now_s, self.ready_s) + stall_s
         if recompute and self.kv:
-            held = [t for t in (*self.parked.values(), *self.waiting) if t.is_held]
-            self.cache.compute_again([*self.running.values(), *held], version)
+            cached = [t for t in (*self.parked.values(), *self.waiting) if t.is_held]
+            self.cache.compute_again([*self.running.values(), *cached], version)
             seconds = self.roofline.prefill_s(self.kv)
             self.usage.add_prefill(self.kv, seconds)
             self.ready_s += seconds
 
     def remove_all(self) -> list[SimulatedTrajectory]:
         """Remove and return all trajectories. Call it between two steps."""
-        left = [self.remove(name) for name in [*self.running, *self.parked]] + self.waiting
+        removed = [self.remove(name) for name in [*self.running, *self.parked]] + self.waiting
         for trajectory in self.waiting:
             if trajectory.is_held:
                 self.cache.remove(trajectory)
         self.waiting = []
         self.ends.clear()
         self.returns.clear()
-        return left
+        return removed
 
     def remove(self, name: str) -> SimulatedTrajectory:
         """Remove and return a trajectory that runs or waits for its environment. Call it between
@@ -206,7 +198,6 @@ class Replica:
         return trajectory
 
     def kv_now(self, now_s: float) -> int:
-        """Returns the tokens in the cache now."""
         if not self.jump or now_s <= self.begins_s:
             return self.kv
         return self.kv + len(self.running) * self._made(now_s)
@@ -218,7 +209,7 @@ class Replica:
         return self.steps + (self._made(now_s) if self.jump and now_s > self.begins_s else 0)
 
     def totals(self, now_s: float) -> UsageTotals:
-        """Returns the usage totals now, including the elapsed part of the present jump."""
+        """Returns the usage totals now, with the elapsed part of the present jump."""
         usage, kv = self.usage, self.kv_now(now_s)
         begins_s = min(max(self.begins_s, usage.until_s), now_s) if self.jump else now_s
         kv_s = self.kv * (begins_s - usage.until_s) + (self.kv + kv) / 2 * (now_s - begins_s)
@@ -238,7 +229,6 @@ class Replica:
         return min(self.jump, steps_lasting(self.jump_roofline, rows, self.kv, into_s))
 
     def _served(self, trajectory: SimulatedTrajectory) -> int:
-        """Returns the version under which the trajectory runs here."""
         return trajectory.version if self.adapters and trajectory.version >= 0 else self.version
 
     # ---- the batch and its waits
@@ -252,7 +242,6 @@ class Replica:
             self.waiting.append(trajectory)
 
     def _stop(self, trajectory: SimulatedTrajectory) -> None:
-        """Take the trajectory out of the batch; its tokens stay in the cache."""
         del self.running[trajectory.name]
         self.known -= trajectory.is_known
         trajectory.done = self.steps - trajectory.step_offset
@@ -263,7 +252,6 @@ class Replica:
         heappush(self.returns, (trajectory.ready_s, trajectory.name))
 
     def _unpark(self, now_s: float) -> None:
-        """Queue the trajectories whose wait has ended."""
         while self.returns:
             at_s, name = self.returns[0]
             trajectory = self.parked.get(name)
@@ -275,15 +263,13 @@ class Replica:
                 self._queue(self.parked.pop(name))
 
     def _take_in(self) -> int:
-        """Move fitting trajectories from the queue to the batch; returns the tokens to prefill. A
-        sequence that finds no room takes that of those that wait for their environment, and in an
-        empty batch also that of queued ones.
-        """
         tokens = 0
         while self.waiting:
             trajectory = self.waiting[0]
             if not self._fits(trajectory):
                 is_full = len(self.running) >= self.slots
+                # A sequence takes the room of those that wait for their environment, and in an
+                # empty batch also that of queued ones.
                 if is_full or not (self._drop_parked() or (not self.running and self._drop_held())):
                     break
                 continue
@@ -306,12 +292,10 @@ class Replica:
         return rows < self.slots and (is_alone or missing <= free)
 
     def _make_room(self) -> None:
-        """Returns the newest sequences to the queue if the next step does not fit, until the
-        reserve is free; sequences that wait for their environment lose their cached tokens first.
-        """
         if self.kv + len(self.running) <= self.capacity:
             return
         while self.kv + len(self.running) > self.capacity - self.reserve:
+            # Sequences that wait for their environment lose their cached tokens first.
             if self._drop_held():
                 continue
             if len(self.running) <= 1:
@@ -320,7 +304,6 @@ class Replica:
             self.usage.preempted += 1
 
     def _drop_parked(self) -> bool:
-        """Remove the cached tokens of the sequence that was parked longest and has any."""
         for trajectory in self.parked.values():
             if trajectory.is_held:
                 self.cache.remove(trajectory)
@@ -328,9 +311,6 @@ class Replica:
         return False
 
     def _drop_held(self) -> bool:
-        """Remove the cached tokens of the newest sequence that does not run, if there is one; it
-        will be prefilled again.
-        """
         for trajectory in (*self.waiting, *reversed(self.parked.values())):
             if trajectory.is_held:
                 self.cache.remove(trajectory)

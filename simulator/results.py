@@ -1,9 +1,5 @@
-"""Defines the simulated trainer (`SimulatedTrainer`), the results of a simulated run as plain
-values (`SimulationResult`), and what collects them during the run (`SimulationRecorder`).
-
-The trainer takes complete groups, oldest first, and makes a version of every `groups_per_step` of
-them. It counts the lag of each trained token and, if `max_lag` is given, enforces that bound by the
-rules of invariant 5. All times are virtual seconds.
+"""Defines the simulated trainer, the results of a run, and their collection. All times are virtual
+seconds.
 """
 
 from collections import Counter
@@ -22,8 +18,8 @@ CHUNKS = 16  # with `early_start` a piece of a step has a 16th of its groups, bu
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStep:
-    """One trained step, which makes version `number`: its times, the numbers of its trained samples
-    and tokens, and of its trained tokens by lag.
+    """One trained step, which makes version `number`: its times, trained samples and tokens, and
+    trained tokens by lag.
     """
 
     number: int
@@ -33,19 +29,19 @@ class SimulatedStep:
     tokens: int
     lags: Counter[int]
     dropped: int
-    """Samples that were left out because the lag of all their tokens was above the bound."""
+    """Samples of which all tokens were above the lag bound."""
     masked: int
-    """Tokens of other samples that were left out because their lag was above the bound."""
+    """Tokens of other samples above the lag bound."""
 
 
 @dataclass(slots=True, eq=False)
 class SimulatedTrainer:
-    """Trains one piece of work at a time: a whole step or, with `early_start`, a part of one.
-    `begin` starts a piece and returns its duration; the caller calls `end` after that time.
+    """Trains complete groups, oldest first, one piece of work at a time: a whole step or, with
+    `early_start`, a part of one. `begin` starts a piece and returns its duration, after which the
+    caller calls `end`.
 
-    A piece has a micro-batch or, without that size, a 16th of the groups. It takes `token_s` per
-    token, and the last piece of a step `fixed_s` more. Tokens above `max_lag` are masked; a sample
-    that has no others (under `keep_version` it has one version) is dropped.
+    A piece takes `token_s` per token, and the last piece of a step `fixed_s` more. Tokens above
+    `max_lag` are masked; a sample that has no others is dropped (invariant 5).
     """
 
     groups_per_step: int
@@ -62,39 +58,36 @@ class SimulatedTrainer:
     """Heap of complete groups that no step has taken, in the order of `receive`."""
     steps: list[SimulatedStep] = field(default_factory=list[SimulatedStep])
     expired: int = 0
-    """Groups that ended untrained because the lag of all their samples was above the bound."""
+    """Groups of which all samples were above the lag bound."""
     samples_expired: int = 0
-    """Samples of these groups."""
     taken: int = 0
-    """Groups that the present step has taken so far."""
     begun_s: float | None = None
     _piece_s: float = 0.0
     samples: int = 0
-    """Samples that the present step has taken so far, without `dropped` ones."""
     _tokens: int = 0
     dropped: int = 0
     _masked: int = 0
     _lags: Counter[int] = field(default_factory=Counter[int])
 
     def receive(self, group: int, samples: list[SimulatedTrajectory]) -> None:
-        """Queue a complete group. The queue is ordered by the groups' versions, then by their
-        numbers. A group's version is the newest one with which any of its samples began.
+        """Queue a complete group, by its version (the newest with which any of its samples began),
+        then number.
         """
         newest = max(trajectory.spans[0][0] for trajectory in samples)
         heappush(self.ready, (newest, group, tuple(samples)))
 
     def begin(self, now_s: float) -> float | None:
         """Take the groups of the next piece and return its seconds; None if too few are ready."""
-        wanted = self.groups_per_step - self.taken
+        missing = self.groups_per_step - self.taken
         self._expire()
-        if not self.ready or (len(self.ready) < wanted and not self._may_start()):
+        if not self.ready or (len(self.ready) < missing and not self._may_start()):
             return None
         if self.begun_s is None:
             self.begun_s = now_s
         is_chunked = self.early_start and not self.micro_batch_tokens
-        most = max(1, self.groups_per_step // CHUNKS) if is_chunked else wanted
+        groups_max = max(1, self.groups_per_step // CHUNKS) if is_chunked else missing
         tokens = 0
-        for _ in range(min(most, wanted, len(self.ready))):
+        for _ in range(min(groups_max, missing, len(self.ready))):
             tokens += sum(map(self._take, heappop(self.ready)[2]))
             self.taken += 1
         complete = self.taken == self.groups_per_step
@@ -103,9 +96,7 @@ class SimulatedTrainer:
         return seconds
 
     def end(self, now_s: float) -> SimulatedStep | None:
-        """End the piece that `begin` started; returns the step if this was its last piece, else
-        None.
-        """
+        """End the piece that `begin` started; returns the step if this was its last piece."""
         self.busy_s += self._piece_s
         if self.taken < self.groups_per_step:
             return None
@@ -121,18 +112,16 @@ class SimulatedTrainer:
         return step
 
     def _may_start(self) -> bool:
-        """Returns whether the ready groups are trained although they do not complete the step."""
         tokens = sum(t.prompt + t.done for _, _, group in self.ready for t in group)
         return self.early_start and tokens >= self.micro_batch_tokens
 
     def _expire(self) -> None:
-        """Remove groups without a trainable token from the queue, which is ordered by version."""
+        # The queue is ordered by version.
         while self.ready and all(self._is_late(trajectory) for trajectory in self.ready[0][2]):
             self.samples_expired += len(heappop(self.ready)[2])
             self.expired += 1
 
     def _is_late(self, trajectory: SimulatedTrajectory) -> bool:
-        """Returns whether all its tokens are above the lag bound."""
         return self.max_lag is not None and self.version - trajectory.spans[-1][0] > self.max_lag
 
     def _take(self, trajectory: SimulatedTrajectory) -> int:
@@ -159,14 +148,13 @@ ARROWS_MAX = 4_000  # arrows in the timeline
 
 @dataclass(frozen=True, slots=True)
 class SampleCounts:
-    """Counts over the whole run. Every admitted sample is in exactly one of the six counts
-    `trained`, `dropped` (by lag), `expired` (with its group), `ready` (in a complete group that
-    waits for training), `finished_open` (in an incomplete group) and `unfinished`. `add_up` returns
-    whether they add up (invariant 1).
+    """Counts over the whole run. Every admitted sample is in exactly one of `trained`, `dropped`
+    (by lag), `expired` (with its group), `ready` (in a complete group that waits for training),
+    `finished_open` (in an incomplete group) and `unfinished` (invariant 1).
 
-    `moves` and `moved_samples` are those of repack and migration, `pulls` loads of a version by a
-    rollout, `restarts` samples that began again with the loss of tokens, `preempted` sequences put
-    back into a rollout's queue for want of KV cache, `failures` deaths of rollouts of any kind.
+    `moves` and `moved_samples` are those of repack and migration, `pulls` loads of a version,
+    `restarts` samples that lost tokens, `preempted` sequences put back into a queue for want of KV
+    cache, `failures` deaths of rollouts of any kind.
     """
 
     admitted: int
@@ -194,9 +182,8 @@ class SampleCounts:
 
 @dataclass(frozen=True, slots=True)
 class TimelineArrow:
-    """One event of the timeline, by `kind`: `move`, trajectories move to another rollout; `pull`,
-    the rollout loads a version; `drain`, from now on it only finishes its work. For the last two
-    `target` is `source`.
+    """One event of the timeline, by `kind`: `move` to another rollout; `pull`, the rollout loads a
+    version; `drain`, from now on it only finishes its work (`target` is `source`).
     """
 
     kind: str
@@ -208,8 +195,8 @@ class TimelineArrow:
 
 @dataclass(frozen=True, slots=True)
 class RolloutBars:
-    """The bars of one rollout in the timeline, each a time in which it decoded under one version:
-    start and end in seconds, and the version.
+    """The bars of one rollout in the timeline: start and end of decoding in seconds, and the
+    version.
     """
 
     name: str
@@ -218,8 +205,8 @@ class RolloutBars:
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """The measurements of a run from the end of step `Job.skip` to the end of the last step;
-    `seconds`, `counts`, `steps`, `rows` and `arrows` cover the whole run.
+    """The measurements from the end of step `Job.skip` to the end of the last step; `seconds`,
+    `counts`, `steps`, `rows` and `arrows` cover the whole run.
     """
 
     policy: str
@@ -232,8 +219,8 @@ class SimulationResult:
     kv_utilisation_held: float
     """The same over the time in which the cache of a rollout holds any tokens."""
     idle_share: float
-    """Share of the rollouts' time in which they neither decode nor prefill. Where the same cards
-    train, the time of training is left out.
+    """Share of the rollouts' time in which they neither decode nor prefill; without the time of
+    training where the same cards train.
     """
     trainer_idle_share: float
     lags: dict[int, float]
@@ -275,7 +262,6 @@ class SimulationResult:
 
 
 def lag_shares(steps: Sequence[SimulatedStep]) -> dict[int, float]:
-    """Returns the share of the steps' trained tokens by lag."""
     tokens: Counter[int] = Counter()
     for step in steps:
         tokens.update(step.lags)
@@ -285,10 +271,8 @@ def lag_shares(steps: Sequence[SimulatedStep]) -> dict[int, float]:
 
 @dataclass(slots=True, eq=False)
 class SimulationRecorder:
-    """Collects the results of a run while the simulation calls the `note_…` methods. The measured
-    window starts when step `Job.skip` ends, at `since_s`. `before` holds the rollouts' totals of
-    that time, which `result` subtracts from those at the end. Rollouts, dispatcher and trainer are
-    only read.
+    """Collects the results of a run by its `note_…` methods. The measured window starts when step
+    `Job.skip` ends, at `since_s`; `before` holds the rollouts' totals of that time.
     """
 
     cluster: Cluster
@@ -310,7 +294,6 @@ class SimulationRecorder:
             self.trainer_before_s = trainer_busy_s
 
     def note_pull(self, rollout: SimulatedRollout, now_s: float, lasts_s: float) -> None:
-        """Note that the rollout loads a version in the next `lasts_s` seconds."""
         self.pulls += 1
         name = rollout.replica.name
         self._draw(TimelineArrow("pull", now_s, now_s + lasts_s, name, name))
@@ -318,12 +301,10 @@ class SimulationRecorder:
     def note_move(
         self, source: SimulatedRollout, target: SimulatedRollout, now_s: float, lasts_s: float
     ) -> None:
-        """Note that trajectories move between two rollouts in the next `lasts_s` seconds."""
         names = source.replica.name, target.replica.name
         self._draw(TimelineArrow("move", now_s, now_s + lasts_s, *names))
 
     def note_drain_start(self, rollout: SimulatedRollout, now_s: float) -> None:
-        """Note that from now on the rollout only finishes its work."""
         name = rollout.replica.name
         self._draw(TimelineArrow("drain", now_s, now_s, name, name))
 
@@ -361,7 +342,7 @@ class SimulationRecorder:
         self, after: UsageTotals, moves: int, moved_samples: int, failures: int
     ) -> SampleCounts:
         dispatching, trainer = self.dispatching, self.trainer
-        held = sum(rollout.held() for rollout in self.rollouts.values())
+        placed = sum(rollout.held() for rollout in self.rollouts.values())
         waiting = [part for parts in dispatching.parts.values() for part in parts]
         unplaced = sum(map(len, [*dispatching.unplaced, *waiting])) + len(dispatching.unassigned)
         return SampleCounts(
@@ -373,7 +354,7 @@ class SimulationRecorder:
             expired=trainer.samples_expired,
             ready=sum(len(samples) for _, _, samples in trainer.ready),
             finished_open=sum(len(group.finished) for group in dispatching.groups.values()),
-            unfinished=held + unplaced,
+            unfinished=placed + unplaced,
             moves=moves,
             moved_samples=moved_samples,
             pulls=self.pulls,
@@ -392,8 +373,8 @@ class SimulationRecorder:
         )
 
     def _rows(self) -> tuple[RolloutBars, ...]:
-        shown = [one.replica for one in self.rollouts.values()][:ROWS_MAX]
-        return tuple(RolloutBars(one.name, tuple(one.usage.bars)) for one in shown)
+        shown = [rollout.replica for rollout in self.rollouts.values()][:ROWS_MAX]
+        return tuple(RolloutBars(replica.name, tuple(replica.usage.bars)) for replica in shown)
 
     def _draw(self, arrow: TimelineArrow) -> None:
         if len(self.arrows) < ARROWS_MAX:

@@ -1,6 +1,4 @@
-"""Writes simulated runs to a file (`save_runs`), and reads them again with the same values
-(`load_saved_runs`), so that they can be explored later without simulating them.
-"""
+"""Writes simulated runs to a file, and reads them again with the same values."""
 
 import json
 from collections.abc import Sequence
@@ -20,7 +18,6 @@ _RUNS = TypeAdapter(tuple[PolicyRun, ...])
 
 
 def save_runs(runs: Sequence[PolicyRun], path: Path) -> None:
-    """Write the runs to the file, whose folder is created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     value = {"kind": KIND, "runs": _RUNS.dump_python(tuple(runs), mode="json")}
     with whole_file(path) as partial:

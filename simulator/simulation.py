@@ -1,7 +1,5 @@
-"""Runs the loop of the simulator in virtual time: it takes event after event from the `World` (the
-state and the event queue of a run) and calls the parts that react: replicas, dispatch, repack,
-trainer, faults. A replica is the engine of one rollout; it decodes in jumps of several steps, each
-up to its next event (`replica.py`).
+"""Runs the loop of the simulator in virtual time: it takes event after event from the `World` and
+calls the parts that react.
 
 Equal inputs give equal runs: events at equal times happen in the order in which they were planned,
 and all randomness comes from the workload's seed.
@@ -22,10 +20,8 @@ from rollstream.simulator.world import Kind, World
 
 @dataclass(slots=True, eq=False)
 class FaultInjector:
-    """Kills rollouts of the world at exponential intervals and restarts them. A failure loses the
-    tokens that no partial holds; a preemption publishes them first. Dispatch places the
-    trajectories again, with the tokens of their last partials. `count` counts failures and
-    preemptions.
+    """Kills rollouts at exponential intervals and restarts them. A failure loses the tokens that no
+    partial holds; a preemption publishes them first. `count` counts both.
     """
 
     world: World
@@ -34,7 +30,6 @@ class FaultInjector:
     count: int = 0
 
     def plan_all(self) -> None:
-        """Plan the first event of each rollout."""
         for rollout in self.world.rollouts.values():
             self._plan(rollout)
 
@@ -67,7 +62,6 @@ class FaultInjector:
         world.plan_dispatch()
 
     def restart(self, rollout: SimulatedRollout) -> None:
-        """Restart the repaired rollout: it pulls the newest weights, then takes work."""
         rollout.alive = True
         self.world.pull(rollout)
         self._plan(rollout)
@@ -104,7 +98,6 @@ class Simulation:
         self.faults.plan_all()
 
     def run(self) -> SimulationResult:
-        """Simulate to the end of the last step."""
         while self.advance():
             pass
         world = self.world
@@ -113,8 +106,8 @@ class Simulation:
         )
 
     def advance(self) -> bool:
-        """Handle the next event and return True; once the last step has ended, return False and
-        handle none. Raises `ConfigurationError` if a step cannot complete.
+        """Handle the next event and return True; False once the last step has ended. Raises
+        `ConfigurationError` if a step cannot complete.
         """
         world, steps = self.world, self.world.trainer.steps
         if len(steps) >= world.job.steps:
@@ -152,7 +145,6 @@ class Simulation:
             self.repacking.receive(subject)
 
     def _wake(self, rollout: SimulatedRollout) -> None:
-        """Handle the end of the replica's present jump: completions, failure, update, moves."""
         world, replica = self.world, rollout.replica
         for trajectory in replica.finish_jump(world.now):
             self._finish(trajectory, rollout)
@@ -175,7 +167,6 @@ class Simulation:
         self.world.plan_dispatch()
 
     def _pulled(self, rollout: SimulatedRollout) -> None:
-        """Handle the end of a pull: the rollout has loaded its version."""
         if not rollout.alive or not rollout.pulling:
             return
         rollout.pulling, rollout.draining, rollout.drawn, rollout.kv_previous = False, False, 0, 0
@@ -199,7 +190,6 @@ class Simulation:
             self._note_drain(rollout)
 
     def _train(self) -> None:
-        """Start the trainer's next piece of work if the trainer is free and can start it."""
         if self.trainer_busy:
             return
         world, trainer = self.world, self.world.trainer
@@ -213,7 +203,6 @@ class Simulation:
         world.plan_dispatch()
 
     def _trained(self) -> None:
-        """Handle the end of a piece of a step, or of the time that publishing takes."""
         self.trainer_busy = False
         world, trainer = self.world, self.world.trainer
         step = trainer.end(world.now) if trainer.begun_s is not None else None
@@ -227,7 +216,6 @@ class Simulation:
         self._train()
 
     def _visible(self) -> None:
-        """Handle a version's arrival: from now on rollouts can take it."""
         world = self.world
         world.visible_version += 1
         world.dispatching.version = world.visible_version
@@ -244,9 +232,6 @@ class Simulation:
         world.plan_dispatch()
 
     def _note_drain(self, rollout: SimulatedRollout) -> None:
-        """Mark a rollout as draining if a newer version is visible and the rollout has drawn its
-        quota: the most new trajectories that it takes under one version.
-        """
         world = self.world
         stale = rollout.alive and rollout.replica.version < world.visible_version
         if (

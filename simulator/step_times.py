@@ -1,6 +1,6 @@
 """Computes the time of many decode steps at once, and the steps within a time. While no trajectory
-joins or leaves, the batch is constant and the cache grows by one token per row and step, so step
-times sum in closed form. All functions are pure.
+joins or leaves, the cache grows by one token per row and step, so step times sum in closed form.
+All functions are pure.
 """
 
 from math import ceil, sqrt
@@ -9,8 +9,8 @@ from rollstream.producers.engines.roofline import Roofline
 
 
 def seconds_of_steps(roofline: Roofline, rows: int, kv_tokens: float, steps: int) -> float:
-    """Returns the seconds that the next `steps` steps of the same rows take: up to rounding, the
-    last value of `Roofline.ends_s`.
+    """Returns the seconds of the next `steps` steps of the same rows: up to rounding, the last
+    value of `Roofline.ends_s`.
     """
     free = min(steps, _compute_bound_steps(roofline, rows, kv_tokens))
     reading = steps - free
@@ -34,9 +34,7 @@ def steps_lasting(roofline: Roofline, rows: int, kv_tokens: float, seconds: floa
 
 
 def _compute_bound_steps(roofline: Roofline, rows: int, kv_tokens: float) -> int:
-    """Returns how many of the next steps are bound by arithmetic, before the cache read takes
-    longer.
-    """
+    """Returns how many of the next steps are bound by arithmetic, not by the cache read."""
     over = rows * roofline.row_s - roofline.weights_s - kv_tokens * roofline.kv_token_s
     step = rows * roofline.kv_token_s
     if not roofline.overlapping or over <= 0:
@@ -45,12 +43,10 @@ def _compute_bound_steps(roofline: Roofline, rows: int, kv_tokens: float) -> int
 
 
 def _estimated_steps(roofline: Roofline, rows: int, kv_tokens: float, seconds: float) -> int:
-    """Returns the number of steps, correct up to rounding: linear while compute-bound, then the
-    positive root of a quadratic.
-    """
     free = _compute_bound_steps(roofline, rows, kv_tokens)
     row_s = rows * roofline.row_s
     computing_s = row_s + roofline.overhead_s
+    # Linear while compute-bound, then the positive root of a quadratic; correct up to rounding.
     if free and seconds <= free * computing_s:
         return ceil(seconds / computing_s)
     rest = seconds - free * computing_s

@@ -1,6 +1,4 @@
-"""Sums the work of simulated rollouts and the use of their caches: of one replica since the start
-(`ReplicaUsage`), and of one or several at one time (`UsageTotals`).
-"""
+"""Sums the work of simulated rollouts and the use of their caches."""
 
 from dataclasses import dataclass, field
 
@@ -9,9 +7,9 @@ BARS_MAX = 2_000  # the timeline draws at most this many bars of one rollout
 
 @dataclass(slots=True)
 class ReplicaUsage:
-    """Sums a replica's work since the start. `busy_s` is decoding and prefill, `kv_s` the integral
-    of cached tokens, `held_s` the time in which there were any; `bars` are times of decoding under
-    one version.
+    """A replica's work since the start. `busy_s` is decoding and prefill, `kv_s` the integral of
+    cached tokens, `held_s` the time in which there were any; `bars` are times of decoding under one
+    version.
     """
 
     until_s: float = 0.0
@@ -26,8 +24,7 @@ class ReplicaUsage:
     def add_jump(
         self, begins_s: float, now_s: float, kv: tuple[int, int], tokens: int, version: int
     ) -> None:
-        """Add a finished jump. The cache held `kv[0]` tokens before it and holds `kv[1]`
-        after it.
+        """Add a finished jump. The cache held `kv[0]` tokens before it and holds `kv[1]` after it.
         """
         if kv[0]:
             self.held_s += now_s - self.until_s
@@ -54,7 +51,7 @@ class ReplicaUsage:
 
 @dataclass(frozen=True, slots=True)
 class UsageTotals:
-    """Holds the totals of one or several rollouts at one time."""
+    """The totals of one or several rollouts at one time."""
 
     busy_s: float = 0.0
     kv_s: float = 0.0

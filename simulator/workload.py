@@ -1,10 +1,10 @@
-"""Defines the work that the simulator gives to every scheduling policy: the lengths of the answers
-in each group, drawn (`Workload`) or recorded (`RecordedWorkload`), and `SimulatedTrajectory`.
+"""Defines the work of every scheduling policy: the lengths of the answers in each group, drawn
+(`Workload`) or recorded (`RecordedWorkload`), and `SimulatedTrajectory`.
 
 Drawn lengths are a function of (seed, pass over the prompts, prompt) alone, so all policies get the
 same work. Answers to one prompt correlate as in the paced engine (a Gaussian copula): a length is
 the quantile of a normal deviate, the sum of one part per prompt, equal in all passes, and one part
-per answer. So earlier answers predict part of a length. `read_lengths` loads a `distribution`.
+per answer.
 """
 
 from dataclasses import dataclass, field
@@ -31,9 +31,9 @@ TOPIC = {"trajectories", "topic=trajectories"}  # names of the folder of an arch
 
 @dataclass(frozen=True, slots=True)
 class AnswerLengths:
-    """Maps normal deviates to answer lengths by the quantiles of `distribution`, cut at `longest`
-    as a token limit cuts them. `correlation` is the share of a deviate's variance that all answers
-    to one prompt have in common. `table` holds the quantile at each of `DEVIATES`.
+    """Maps normal deviates to answer lengths by the quantiles of `distribution`, cut at `longest`.
+    `correlation` is the share of a deviate's variance that all answers to one prompt have in
+    common.
     """
 
     distribution: LengthDistribution
@@ -60,10 +60,9 @@ takes until the next one.
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentWaits:
-    """States that answers have several turns, between which the environment (a tool, a sandbox)
-    works: their number is geometric with this mean, their ends are uniform over the answer, and the
-    seconds between two follow `seconds`, an independent draw each. While it waits, a trajectory
-    does not decode; with `holds_kv` its tokens stay in the cache, else they are prefilled again.
+    """Answers have several turns, between which the environment (a tool, a sandbox) works: their
+    number is geometric with this mean, their ends are uniform over the answer. With `holds_kv` a
+    waiting trajectory's tokens stay in the cache.
     """
 
     turns_mean: float
@@ -71,7 +70,6 @@ class EnvironmentWaits:
     holds_kv: bool = True
 
     def draw(self, lengths: list[int], random: np.random.Generator) -> list[Turns]:
-        """Returns the turns of answers of these lengths."""
         return [self._turns(length, random) for length in lengths]
 
     def _turns(self, length: int, random: np.random.Generator) -> Turns:
@@ -86,9 +84,8 @@ class EnvironmentWaits:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Gives the groups of a run, by their numbers in the order of admission: `prompts` prompts of
-    `prompt_tokens` tokens, repeated pass after pass, with `samples` answers each. With an
-    `environment` answers wait for it.
+    """The groups of a run, by their numbers in the order of admission: `prompts` prompts of
+    `prompt_tokens` tokens, repeated pass after pass, with `samples` answers each.
     """
 
     lengths: AnswerLengths
@@ -99,36 +96,35 @@ class Workload:
     environment: EnvironmentWaits | None = field(default=None, kw_only=True)
 
     def group(self, number: int) -> list[int]:
-        """Returns the lengths of the answers of group `number`."""
         return self._drawn(number // self.prompts, number % self.prompts)
 
     def turns(self, number: int, lengths: list[int]) -> list[Turns]:
-        """Returns the turns of the answers of group `number`, which have these lengths."""
         if self.environment is None:
             return [()] * len(lengths)
         return self.environment.draw(lengths, np.random.default_rng([self.seed, 4, number]))
 
     def prompt_of(self, number: int) -> int:
-        """Returns the number of the prompt of group `number`."""
         return number % self.prompts
 
     def history(self, prompt: int) -> list[int]:
-        """Returns the lengths of the prompt's answers in a pass before the first one. Dispatch
-        knows them at the start.
-        """
+        """Returns the lengths of the prompt's answers in a pass before the first one."""
         return self._drawn(-1, prompt)
 
     def _drawn(self, pass_: int, prompt: int) -> list[int]:
         shared = np.random.default_rng([self.seed, 1, prompt]).standard_normal()
-        own = np.random.default_rng([self.seed, 2, pass_ + 1, prompt]).standard_normal(self.samples)
+        answer_parts = np.random.default_rng([self.seed, 2, pass_ + 1, prompt]).standard_normal(
+            self.samples
+        )
         part = self.lengths.correlation
-        return self.lengths.from_deviates(np.sqrt(part) * shared + np.sqrt(1 - part) * own).tolist()
+        return self.lengths.from_deviates(
+            np.sqrt(part) * shared + np.sqrt(1 - part) * answer_parts
+        ).tolist()
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedWorkload(Workload):
-    """Gives the recorded answers of a run, group by group; missing answers are drawn. There is no
-    history at the start.
+    """The recorded answers of a run, group by group; missing answers are drawn. There is no history
+    at the start.
     """
 
     groups: tuple[tuple[int, ...], ...] = ()
@@ -145,8 +141,8 @@ class RecordedWorkload(Workload):
 def read_lengths(path: str, column: str) -> LengthTrace:
     """Returns the recorded lengths in ascending order. `path` is a text file with one length a
     line, a Parquet file, or a folder of Parquet files such as an archive. In Parquet, `column`
-    holds lengths, or lists whose sizes are the lengths, and lengths below 1 are skipped. Raises
-    `ConfigurationError`, which names the file, line or column that cannot be used.
+    holds lengths, or lists whose sizes are the lengths; lengths below 1 are skipped. Raises
+    `ConfigurationError`.
     """
     where = Path(path)
     if where.is_dir() or where.suffix == ".parquet":
@@ -158,15 +154,13 @@ def read_lengths(path: str, column: str) -> LengthTrace:
 
 
 def _of_parquet(where: Path, column: str) -> LengthTrace:
-    """Returns the lengths in the trajectories of an archive. `where` may also be one file, or a
-    folder that is no archive, of which all files are read.
-    """
     files = sorted(where.rglob("*.parquet")) if where.is_dir() else [where]
-    own = [file for file in files if TOPIC & set(file.parts)]
-    found = sorted(n for file in own or files for n in _read(file, column) if n >= 1)
-    if not found:
+    # A folder that is no archive has none: all its files are read.
+    topic_files = [file for file in files if TOPIC & set(file.parts)]
+    lengths = sorted(n for file in topic_files or files for n in _read(file, column) if n >= 1)
+    if not lengths:
         raise ConfigurationError(f"lengths.trace: no lengths in column {column} of {where}")
-    return LengthTrace(tuple(found))
+    return LengthTrace(tuple(lengths))
 
 
 def _read(file: Path, column: str) -> list[float]:
@@ -191,10 +185,10 @@ def _read(file: Path, column: str) -> list[float]:
 
 @dataclass(slots=True, eq=False)
 class SimulatedTrajectory:
-    """Tracks one trajectory in a replica (a simulated rollout) or between two. `prompt` is the
-    number of prompt tokens, `length` the final length of the answer, which no planner sees, `done`
-    the answer's tokens so far, and `predicted` the forecast of `length`. `spans` are (version,
-    tokens generated under it) in order (invariant 3).
+    """One trajectory in a replica or between two. `prompt` is its number of prompt tokens, `length`
+    the final length of the answer, which no planner sees, `done` the answer's tokens so far, and
+    `predicted` the forecast. `spans` are (version, tokens generated under it) in order (invariant
+    3).
     """
 
     name: str
@@ -208,8 +202,8 @@ class SimulatedTrajectory:
     span_tokens: int = 0
     """Number of `done` tokens that are in `spans`."""
     step_offset: int = 0
-    """While it runs, the answer has (decode steps of its replica - `step_offset`) tokens; `done` is
-    set to this number when the trajectory stops or the weights change.
+    """While it runs, the answer has (decode steps of its replica - `step_offset`) tokens; `done`
+    follows when the trajectory stops or the weights change.
     """
     attempt: int = 1
     moves: int = 0
@@ -229,7 +223,6 @@ class SimulatedTrajectory:
     """Version under which it was cached."""
 
     def has_turn(self) -> bool:
-        """Returns whether another wait is ahead."""
         return self.turn < len(self.turns)
 
     def stops_at(self) -> int:
@@ -252,7 +245,7 @@ class SimulatedTrajectory:
             self.span_tokens = self.done
 
     def remove_newest(self, tokens: int) -> None:
-        """Remove the newest `tokens` tokens: their rollout died, and no partial holds them."""
+        """Remove the newest `tokens` tokens, which no partial holds."""
         self.done -= tokens
         self.turn = min(self.turn, sum(at <= self.done for at, _ in self.turns))
         self.span_tokens = min(self.span_tokens, self.done)
@@ -264,7 +257,6 @@ class SimulatedTrajectory:
             over -= count
 
     def restart(self) -> None:
-        """Start again from the prompt, under another version."""
         self.done = self.span_tokens = self.turn = 0
         self.ready_s = 0.0
         self.spans.clear()

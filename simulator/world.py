@@ -1,9 +1,5 @@
-"""Holds the state and the event queue of one simulated run, which its parts share.
-
-An event is a time, a kind and a subject (such as a rollout). Events at equal times happen in the
-order in which they were planned. `simulation.py` has the loop; `repack.py` changes this state and
-plans events too, without importing the loop. A replica (`replica.py`) is the engine of one
-simulated rollout.
+"""Holds the state and the event queue of one simulated run, which its parts share. An event is a
+time, a kind and a subject; events at equal times happen in the order in which they were planned.
 """
 
 from heapq import heappop, heappush
@@ -20,16 +16,16 @@ from rollstream.simulator.results import SimulatedTrainer, SimulationRecorder
 from rollstream.simulator.workload import Workload
 
 Kind = Literal["wake", "trained", "visible", "dispatch", "repack", "land", "pulled", "fail", "back"]
-"""What an event means: `wake`, a rollout's engine reaches its next change; `trained`, the trainer
-ends a part of a step or its publishing; `visible`, rollouts can take the next version; `dispatch`
-and `repack`, a round of each; `land`, moved trajectories arrive; `pulled`, a rollout has loaded its
-version; `fail`, a rollout dies after its present decode step; `back`, it restarts.
+"""`wake`, a rollout's engine reaches its next change; `trained`, the trainer ends a part of a step
+or its publishing; `visible`, rollouts can take the next version; `dispatch` and `repack`, a round
+of each; `land`, moved trajectories arrive; `pulled`, a rollout has loaded its version; `fail`, a
+rollout dies after its present decode step; `back`, it restarts.
 """
 
 
 class World:
-    """Holds the rollouts, the dispatcher, the trainer and the heap of planned events; `now` is
-    virtual time in seconds.
+    """The rollouts, the dispatcher, the trainer and the heap of planned events; `now` is virtual
+    time in seconds.
     """
 
     def __init__(
@@ -39,11 +35,11 @@ class World:
         lag = job.max_lag if policy.lag is None else policy.lag
         bound = lag if policy.bounded else None
         holds = workload.environment is None or workload.environment.holds_kv
-        found = rollouts_of(cluster, policy, holds)
-        self.rollouts = {rollout.replica.name: rollout for rollout in found}
+        rollouts = rollouts_of(cluster, policy, holds)
+        self.rollouts = {rollout.replica.name: rollout for rollout in rollouts}
         self.hosts = {
             rollout.replica.name: index // cluster.rollouts_per_host
-            for index, rollout in enumerate(found)
+            for index, rollout in enumerate(rollouts)
         }
         self.links_free_s: dict[int, float] = {}
         """By host, the time at which the pulls so far leave its link."""
@@ -77,17 +73,15 @@ class World:
         heappush(self.heap, (at_s, self.events, kind, subject))
 
     def next_event_s(self) -> float | None:
-        """Returns the time of the earliest event; None when no event is planned."""
         return self.heap[0][0] if self.heap else None
 
     def pop_event(self) -> tuple[Kind, object]:
-        """Advance `now` to the earliest event and remove it; returns its kind and subject."""
         self.now, _, kind, subject = heappop(self.heap)
         return kind, subject
 
     def plan_dispatch(self, after_s: float | None = None) -> None:
         """Plan a dispatch round after `after_s` (by default the job's interval), unless one is
-        planned already; changes until then share that round.
+        planned already.
         """
         if not self.dispatch_planned:
             self.dispatch_planned = True
@@ -95,13 +89,12 @@ class World:
             self.plan(self.now + wait_s, "dispatch", None)
 
     def plan_wake(self, rollout: SimulatedRollout) -> None:
-        """Plan to wake the rollout at its replica's next change, if the replica has work."""
         if rollout.replica.due_s is not None:
             self.plan(rollout.replica.due_s, "wake", rollout)
 
     def check_empty(self, rollout: SimulatedRollout) -> None:
-        """If the rollout has no work left, plan a dispatch round for it, begin its next batch if
-        the policy works in `batches`, and under `keep_version` let it pull a newer version.
+        """If the rollout has no work left, plan a dispatch round for it, begin its next batch, and
+        under `keep_version` let it pull a newer version.
         """
         if not rollout.replica.is_empty() or rollout.expecting or not rollout.is_open():
             return
@@ -112,19 +105,19 @@ class World:
             self.pull(rollout)
 
     def pull(self, rollout: SimulatedRollout) -> None:
-        """Load the version that is newest now; the rollout takes no work until it is loaded."""
+        """Load the newest version; the rollout takes no work until it is loaded."""
         rollout.pulling, rollout.wanted = True, self.visible_version
         lasts_s = self.pull_s(rollout)
         self.recorder.note_pull(rollout, self.now, lasts_s)
         self.plan(self.now + lasts_s, "pulled", rollout)
 
     def pull_s(self, rollout: SimulatedRollout) -> float:
-        """Returns how long a pull lasts that starts now: as long as the rollout's own link needs,
-        and until the link of its host has carried it behind the earlier pulls.
-        """
+        """Returns how long a pull lasts that starts now."""
         host = self.hosts[rollout.replica.name]
         free_s = max(self.now, self.links_free_s.get(host, 0.0)) + self.cluster.host_pull_s
         self.links_free_s[host] = free_s
+        # As long as the rollout's own link needs, and until its host's link is behind the earlier
+        # pulls.
         return max(self.cluster.update_s, free_s - self.now)
 
 
@@ -137,7 +130,7 @@ def rollouts_of(
     width = len(str(cluster.rollouts - 1))
     speeds = [cluster.speeds[n % len(cluster.speeds)] for n in range(cluster.rollouts)]
     kinds = speed_kinds(speeds)
-    found: list[SimulatedRollout] = []
+    rollouts: list[SimulatedRollout] = []
     for index, speed in enumerate(speeds):
         share = cluster.kv_shares[index % len(cluster.kv_shares)]
         capacity = int(share * cluster.kv_capacity)
@@ -153,6 +146,6 @@ def rollouts_of(
             holds_kv,
             policy.adapters,
         )
-        known = (speed, kinds[index]) if policy.by_speed else (1.0, 0)
-        found.append(SimulatedRollout(replica, *known))
-    return found
+        speed_and_kind = (speed, kinds[index]) if policy.by_speed else (1.0, 0)
+        rollouts.append(SimulatedRollout(replica, *speed_and_kind))
+    return rollouts

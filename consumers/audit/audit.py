@@ -1,7 +1,6 @@
 """Audits a run: checks invariants 1 to 7, and 11 for checkpoints. An `Audit` reads each topic once
-and passes every message to the folds, objects that each check one invariant or a part of it
-(`AuditFolds`); then it checks the store. `continued_audit` continues from the verdict (the stored
-state) of the previous audit, and stores the next one; nothing else is written.
+and passes every message to the folds; then it checks the store. `continued_audit` continues from
+the verdict of the previous audit.
 
 The end offsets are fixed before the first record is read, the ledger's first, so in a live run
 every record that the ledger names is before the fixed ends of the other topics.
@@ -64,12 +63,12 @@ END_ORDER = (
     "ledger", "annotations", "trajectories", "admissions", "applied", "weights", "assignments",
     "partials", "prompts",
 )  # fmt: skip
-"""The order in which the ends of topics are fixed: a topic after those that name its records."""
+"""The order in which ends are fixed: a topic after those that name its records."""
 READ_ORDER = (
     "admissions", "ledger", "annotations", "applied", "prompts", "assignments", "partials",
     "trajectories", "weights",
 )  # fmt: skip
-"""The order in which topics are read: folds compare later topics with what earlier ones state."""
+"""Folds compare later topics with earlier ones."""
 TOPICS_OF: Mapping[type[RecordFold], Sequence[str]] = {
     ExactlyOnceAudit: ("ledger", "trajectories"),
     AnnotationAudit: ("annotations",),
@@ -82,18 +81,18 @@ TOPICS_OF: Mapping[type[RecordFold], Sequence[str]] = {
     SettingsAudit: ("ledger", "prompts"),
     FenceAudit: (),  # its `judged` classifies messages before the folds receive them
 }
-"""The topics whose messages a fold receives; a fold that is not listed receives all."""
+"""The topics of a fold; a fold that is not listed receives all."""
 OF_GROUPS = ("annotations", "partials", "trajectories")
-"""Topics whose records are judged again by the next audit while their group is open."""
+"""Topics whose records the next audit judges again while their group is open."""
 ARCHIVED_TOPICS = ("admissions", "ledger", "trajectories", "annotations")
-"""Topics whose checks need every record from the first on; a missing record counts as unchecked."""
+"""Topics whose checks need every record from the first on."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditFolds:
-    """Holds the folds: `all` of them, and under `by_topic` those that receive the messages of each
-    topic (`TOPICS_OF`). The folds of `rows` also take archived trajectories in batches. The indexes
-    `ledger` and `reads`, which folds share, receive a record of the ledger first.
+    """The folds: `all`, those of each topic (`by_topic`), and those that take archived trajectories
+    in batches (`rows`). The shared indexes `ledger` and `reads` receive a record of the ledger
+    first.
     """
 
     ledger: LedgerIndex
@@ -115,16 +114,16 @@ class AuditFolds:
 
     def with_state(self) -> list[object]:
         """Returns all objects whose state a verdict stores, each once, in a fixed order."""
-        found: list[object] = [self.ledger, self.reads, self.groups.attempts, self.origins.chains]
-        found += self.all
+        owners: list[object] = [self.ledger, self.reads, self.groups.attempts, self.origins.chains]
+        owners += self.all
         results = {id(fold.result): fold.result for fold in self.all}
-        return [*found, *results.values()]
+        return [*owners, *results.values()]
 
 
 @dataclass(slots=True)
 class Audit:
     """Audits one run, by one call of `check`. `bus` or `store` is None if the run has none; `tell`
-    is called with the name of each topic and object that is read, to show progress.
+    is called with the name of each topic and object that is read.
     """
 
     bus: Bus | None
@@ -138,7 +137,7 @@ class Audit:
     topics: dict[str, JudgedTopic] = field(default_factory=dict[str, JudgedTopic])
     """How far each topic was judged, for the next verdict."""
     since_s: float | None = None
-    """When the audit ended from which this one continued; None if it started at the first record.
+    """The end of the audit from which this one continued; None if it started at the first record.
     """
     skipped_copies: bool = False
     """Whether archived copies of records that the log still has were not verified."""
@@ -146,9 +145,7 @@ class Audit:
     _open: set[int] = field(default_factory=set[int])
     """Groups whose end is not final by the ledger."""
     _left: list[tuple[AuditMessage, bool]] = field(default_factory=list[tuple[AuditMessage, bool]])
-    """Messages whose outcome is not final: they are judged for this report, and again by the next
-    audit. With each, whether it was archived.
-    """
+    """Messages whose outcome is not final; with each, whether it was archived."""
 
     def check(
         self,
@@ -157,9 +154,9 @@ class Audit:
         is_whole: bool = False,
     ) -> list[InvariantResult]:
         """Returns one result for the completeness of the data, then one per invariant in their
-        order. With `before` the audit continues from that verdict, and raises `VerdictRefused` if
-        the verdict was made from another log. `keep` is called with the state for the next verdict,
-        None if it cannot be stored. `is_whole` also verifies archived rows that the log still has.
+        order. With `before` the audit continues from that verdict; raises `VerdictRefused` if it is
+        of another log. `keep` is called with the state for the next verdict, None if it cannot be
+        stored. `is_whole` also verifies archived rows that the log still has.
         """
         source = AuditSource(self.bus, self.store, self.run, self.reading)
         for topic in END_ORDER:
@@ -213,8 +210,8 @@ class Audit:
         return [self.reading, *results_by_invariant(folds.all, folds.fences.unknown), *stored]
 
     def _note_skipped_rows(self, store: ObjectStore) -> None:
-        """Name the rows of the data set that the run did not ask; they violate no invariant."""
         try:
+            # Rows of the data set that the run did not ask violate no invariant.
             self.reading.notes += [str(record) for record in read_skipped_rows(store)]
         except CorruptObject as error:
             self.reading.notes.append(str(error))
@@ -241,9 +238,9 @@ class Audit:
             DecisionAudit(groups, ledger, reads, self.policy, once.result, surplus),
         )  # fmt: skip
         notes = AnnotationAudit(ledger, once.result)
-        again = RepetitionAudit(ledger, self.policy, once.result)
+        repetitions = RepetitionAudit(ledger, self.policy, once.result)
         since = SettingsAudit(groups, self.store, groups.result)
-        every = (groups, since, *rows, notes, again, versions, fences)
+        every = (groups, since, *rows, notes, repetitions, versions, fences)
         by_topic = {
             topic: [fold for fold in every if topic in TOPICS_OF.get(type(fold), READ_ORDER)]
             for topic in READ_ORDER
@@ -252,13 +249,9 @@ class Audit:
 
     @property
     def coverage(self) -> Mapping[str, Completeness]:
-        """How much of each topic's records was available."""
         return self._coverage
 
     def _read(self, source: AuditSource, topic: str, folds: AuditFolds) -> None:
-        """Judge the topic's records that the previous verdict does not cover; those whose outcome
-        is not final are put into `_left`.
-        """
         is_compacted = folds.fences.topics[topic].cleanup == "compact"
         cursor = TopicCursor(self.topics.get(topic, JudgedTopic()), is_compacted)
         partitions = folds.reads.partitions.get(topic, 0)
@@ -269,8 +262,8 @@ class Audit:
                 if cursor.is_new(piece):
                     folds.fences.passed_over(topic, piece)
             elif isinstance(piece, TrajectoryRows):
-                again, new = cursor.split(piece)
-                for row in again:
+                due_rows, new = cursor.split(piece)
+                for row in due_rows:
                     self._judge(piece.message(row), True, cursor, folds)
                 if new is not None:
                     self.reading.counts["from the archive"] += len(new)
@@ -287,11 +280,11 @@ class Audit:
             self._coverage[topic] = "archived" if judged.count else "absent"
 
     def _judge_message(
-        self, one: Message, archived: bool, partitions: int, cursor: TopicCursor, folds: AuditFolds
+        self, raw: Message, archived: bool, partitions: int, cursor: TopicCursor, folds: AuditFolds
     ) -> None:
-        if cursor.is_first_time(one):
+        if cursor.is_first_time(raw):
             self.reading.counts["from the archive" if archived else "from the log"] += 1
-        message = folds.fences.judged(one)
+        message = folds.fences.judged(raw)
         if message is None:
             return
         if partitions and _is_misplaced(message, partitions):
@@ -312,7 +305,6 @@ class Audit:
             self.reading.counts["misplaced"] += misplaced
 
     def _final_rows(self, rows: TrajectoryRows, cursor: TopicCursor) -> Iterator[TrajectoryRows]:
-        """Yields the rows of groups whose end is final, and puts the others into `_left`."""
         if self._open.isdisjoint(rows.groups):
             yield rows
             return
@@ -324,7 +316,6 @@ class Audit:
     def _judge(
         self, message: AuditMessage, archived: bool, cursor: TopicCursor, folds: AuditFolds
     ) -> None:
-        """Apply the record to the folds if its outcome is final, else put it into `_left`."""
         damage = folds.fences.damage if folds.fences.is_damage(message) else None
         if damage is None:
             is_final = getattr(message.record, "group", None) not in self._open
@@ -351,18 +342,18 @@ class Audit:
 
 
 def continued_audit(
-    make: Callable[[], Audit], whole: bool, place: str, clock: Callable[[], float] = time.time
+    make: Callable[[], Audit], is_whole: bool, place: str, clock: Callable[[], float] = time.time
 ) -> tuple[Audit, list[InvariantResult]]:
-    """Audit a run from its last verdict on, and store a verdict for the next audit. Returns the
-    audit and its results; `make` opens an audit of the run. With `whole`, or if the verdict cannot
-    be used, the audit starts at the first record; with `whole` it verifies every archived file.
-    Only a verdict that this user's last audit of this `place` wrote on this machine is used.
+    """Audit a run from its last verdict on, and store the next one. Returns the audit and its
+    results; `make` opens an audit of the run. With `is_whole`, or if the verdict cannot be used,
+    the audit starts at the first record; `is_whole` also verifies every archived file. Only a
+    verdict that this user's last audit of this `place` wrote on this machine is used.
 
     Violations that an earlier audit found stay violations; if the audit started at the first record
-    and does not find them again, they become notes. Without a log no verdict is read or stored:
-    then the data is a copy of an archive.
+    and does not find them again, they become notes.
     """
     audit = make()
+    # The data is a copy of an archive.
     if audit.bus is None:
         return audit, audit.check()
     basis, before = basis_of(audit.run, audit.policy), None
@@ -370,17 +361,17 @@ def continued_audit(
         before = read_verdict(audit.run, place)
     except CorruptObject as error:
         audit.reading.notes.append(str(error))
-    used = before if before is not None and before.basis == basis and not whole else None
+    used = before if before is not None and before.basis == basis and not is_whole else None
     states: list[bytes | None] = []
     try:
-        results = audit.check(used, states.append, whole)
+        results = audit.check(used, states.append, is_whole)
     except VerdictRefused:
         audit, used = make(), None
         states.clear()
-        results = audit.check(None, states.append, whole)
+        results = audit.check(None, states.append, is_whole)
     former = [] if before is None else before.former
-    found = [] if before is None else before.found
-    missing = [finding for finding in found if finding not in findings_of(results)]
+    earlier_findings = [] if before is None else before.found
+    missing = [finding for finding in earlier_findings if finding not in findings_of(results)]
     if used is None:
         former = [*former, *missing]
     else:
@@ -409,10 +400,9 @@ def utc_minute(time_s: float) -> str:
     return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def _add_again(results: Sequence[InvariantResult], found: Sequence[tuple[int, Offender]]) -> None:
-    """Add violations that an earlier audit found and that the present data no longer shows."""
+def _add_again(results: Sequence[InvariantResult], missing: Sequence[tuple[int, Offender]]) -> None:
     by_number = {result.number: result for result in results}
-    for number, offender in found:
+    for number, offender in missing:
         if number in by_number:
             by_number[number].add_violation(
                 offender.what, offender.topic, offender.at, key=offender.key
@@ -420,9 +410,7 @@ def _add_again(results: Sequence[InvariantResult], found: Sequence[tuple[int, Of
 
 
 def _is_misplaced(message: AuditMessage, partitions: int) -> bool:
-    """Whether the record is not in the partition of its key; trainer and dispatch skip such
-    records. `partitions` is the number of partitions over which the run spreads the keys.
-    """
+    # Trainer and dispatch skip records outside the partition of their key.
     record, partition = message.record, message.address.partition
     is_keyed = isinstance(record, Trajectory | Annotation)
     return is_keyed and not is_in_key_partition(record.group, partition, partitions)

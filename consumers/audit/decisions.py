@@ -1,10 +1,7 @@
 """Checks the trainer's decisions about groups (invariants 1 and 2): the reason of each closing, and
 which members of a trained group were trained. `DecisionAudit` repeats each decision with the
-trainer's own function, `prepare_group`, on the completions (records of finished trajectories) and
-annotations in the log.
-
-Memory holds only the completions of closed, open and partly trained groups, those of each group
-until it is checked. Of archived rows only those that a check needs are converted to records.
+trainer's own function, `prepare_group`. Memory holds the completions of closed, open and partly
+trained groups until each is checked.
 """
 
 import re
@@ -33,20 +30,18 @@ from rollstream.streams.records import Annotation, Configured, GroupClosed, Supe
 from rollstream.streams.values import Address, Version
 
 _DEADLINE_DETAIL = re.compile(r"deadline of (\S+) s passed, (\d+) of (\d+) finished")
-"""Matches the start of `GroupClosed.detail` of a group that was incomplete at its deadline."""
-
 
 @dataclass(slots=True)
 class GroupClosing:
-    """Holds a `GroupClosed` until it is checked, with what the ledger states before it: the hash of
-    the configuration (`configured`), the trainer's term and the highest believed version.
+    """A `GroupClosed` that waits to be checked, with the ledger's statements before it:
+    configuration hash, the trainer's term and the highest believed version.
     """
 
     record: GroupClosed
     at: Address
     configured: str
     takes: int
-    """Number of earlier takes that begin a group, that is, name it first."""
+    """Number of earlier takes that begin a group."""
     term: int
     believed: Version | None
 
@@ -54,15 +49,13 @@ class GroupClosing:
 @dataclass(slots=True)
 class DecisionAudit:
     """Checks each group against the trainer's rule:
-
-    * A closed group must have the reason that the rule gives.
+    * A closed group must have the rule's reason.
     * Of a trained group, exactly the members that the rule leaves out must be untrained. Trained
       members must have all needed annotations; no completion or annotation that the trainer had
       read may be missing; with `filter_equal_rewards` the rewards must differ.
     * `OpenGroupCheck` checks open groups.
 
-    `apply` must receive the ledger first, then `annotations`, then `trajectories`. A group is
-    checked when its last completion arrives; `finish` checks groups that lack completions.
+    `apply` must receive the ledger first, then `annotations`, then `trajectories`.
     """
 
     groups: GroupAudit
@@ -70,7 +63,7 @@ class DecisionAudit:
     reads: TrainerReads
     policy: AuditPolicy
     once: folds.InvariantResult
-    """The result of invariant 2; `result` is the result of invariant 1."""
+    """The result of invariant 2; `result` is that of invariant 1."""
     surplus: SurplusAudit
     """Is applied to each record before this fold."""
     result: folds.InvariantResult = field(init=False)
@@ -81,9 +74,9 @@ class DecisionAudit:
     _held: dict[int, GroupRecords] = field(default_factory=dict[int, GroupRecords])
     """The records of the groups to check."""
     _equal: dict[int, tuple[int, float]] = field(default_factory=dict[int, tuple[int, float]])
-    """Group → number of its trained completions so far, and the reward that all of them have."""
+    """Group → number of its trained completions so far, and their common reward."""
     _oldest: dict[int, int] = field(default_factory=dict[int, int])
-    """Group that one of the last takes began → the smallest version of its trained samples."""
+    """Group of one of the last takes → the smallest version of its trained samples."""
     _decided: set[int] = field(default_factory=set[int])
     """Groups that were checked and removed from `_held`."""
     _known: BelievedVersions = field(
@@ -91,8 +84,7 @@ class DecisionAudit:
     )
     """The published versions with their terms."""
     _poisoned: set[int] = field(default_factory=set[int])
-    """Groups of takes that the learner could not compute: they end dead, whatever the rule
-    decides.
+    """Groups of takes that the learner could not compute: they end dead, whatever the rule decides.
     """
     _is_begun: bool = field(default=False, metadata={folds.DERIVED: True})
     _other: int = 0
@@ -103,7 +95,7 @@ class DecisionAudit:
 
     @property
     def rule(self) -> TrainingRule | None:
-        """Returns the trainer's rule; None if the run's settings are not available."""
+        """The trainer's rule; None if the run's settings are not available."""
         return self.policy.rule
 
     def apply(self, message: folds.AuditMessage) -> None:
@@ -128,10 +120,6 @@ class DecisionAudit:
                 pass
 
     def _begin(self) -> None:
-        """Select the groups whose completions are needed, once the ledger is read: open and closed
-        ones, and those of which a take left members out. Groups that were restored from a verdict
-        (the stored result of an earlier audit) keep their records.
-        """
         self._is_begun, self._known = True, self.ledger.believed
         if self.rule is None:
             return
@@ -139,6 +127,7 @@ class DecisionAudit:
             if group in self._poisoned or group in self._decided:
                 continue
             if group not in self.groups.ended or group in self._closings:
+                # Groups that were restored from a verdict keep their records.
                 self._held.setdefault(group, GroupRecords(admission.names, needed=admission.needed))
         partly: dict[int, list[str]] = {
             u.group: [] for u in self.ledger.uses.values() if not u.step
@@ -183,9 +172,9 @@ class DecisionAudit:
             what = f"{self._other} closings under an earlier configuration, which is not kept"
             self.result.add_unchecked(what)
         if folds.starts_complete(coverage["trajectories"]):
-            held = {g: h for g, h in self._held.items() if g not in self.groups.ended}
+            open_groups = {g: h for g, h in self._held.items() if g not in self.groups.ended}
             OpenGroupCheck(self.groups, self.reads, self.policy, self._oldest, self.ledger).check(
-                held
+                open_groups
             )
 
     def _close(self, closed: GroupClosed, at: Address) -> None:
@@ -203,9 +192,9 @@ class DecisionAudit:
         if self.rule is None or note.name not in self.rule.names or not is_usable_annotation(note):
             return
         key = (note.trajectory, note.name)
-        held = self._held.get(note.group)
-        if held is not None and note.trajectory in held.names and key not in held.noted:
-            held.noted[key] = (note, message.address)
+        records = self._held.get(note.group)
+        if records is not None and note.trajectory in records.names and key not in records.noted:
+            records.noted[key] = (note, message.address)
         begun = self.reads.of_group(note.group)
         if begun is None or key in self.ledger.notes:
             return
@@ -219,9 +208,9 @@ class DecisionAudit:
     def _wanted_rows(self, rows: TrajectoryRows, rule: TrainingRule) -> list[int]:
         uses, oldest = rows.uses(self.ledger), self._oldest
         groups = set(rows.groups)
-        found: set[int] = set()
+        needed_rows: set[int] = set()
         if not groups.isdisjoint(self._held):
-            found |= {row for row, group in enumerate(rows.groups) if group in self._held}
+            needed_rows |= {row for row, group in enumerate(rows.groups) if group in self._held}
         if not groups.isdisjoint(oldest):
             for row in [row for row, group in enumerate(rows.groups) if group in oldest]:
                 use = uses.found[row]
@@ -231,24 +220,25 @@ class DecisionAudit:
         unscored = np.isnan(rows.rewards)
         if rule.names != (REWARD,) or rule.filter_equal_rewards:
             unscored[:] = True
-        found.update(np.flatnonzero(unscored).tolist())
+        needed_rows.update(np.flatnonzero(unscored).tolist())
         unnamed = np.flatnonzero(~uses.is_named).tolist()
-        found.update(row for row in unnamed if rows.groups[row] in self.reads.begun)
-        return sorted(found)
+        needed_rows.update(row for row in unnamed if rows.groups[row] in self.reads.begun)
+        return sorted(needed_rows)
 
     def _arrive(self, record: Trajectory, message: folds.AuditMessage) -> None:
         group, name, at = record.group, record.trajectory, message.address
         if self.rule is None:
             return
-        held = self._held.get(group)
-        is_new = held is not None and name in held.names and name not in held.arrived
-        if held is not None and is_new and not held.is_full():
-            held.arrived[name] = (
+        records = self._held.get(group)
+        is_new = records is not None and name in records.names and name not in records.arrived
+        if records is not None and is_new and not records.is_full():
+            records.arrived[name] = (
+                # The check of a deadline needs no tokens.
                 _without_tokens(record) if self._is_overdue(group) else record,
                 at,
             )
-            if held.is_full():
-                self._decide(group, held)
+            if records.is_full():
+                self._decide(group, records)
         use = self.ledger.uses.get(name)
         if use is not None:
             if use.at == at and use.step:
@@ -269,17 +259,15 @@ class DecisionAudit:
     def _check_trained(
         self, record: Trajectory, message: folds.AuditMessage, rule: TrainingRule
     ) -> None:
-        """Check that a trained completion has all needed annotations, and that no group with equal
-        rewards was trained although the filter is on. `_check_members` compares the groups of which
-        a take left members out. Groups that were taken under an earlier configuration are left out.
-        """
         group = record.group
+        # Groups that were taken under an earlier configuration are not compared.
         if self.reads.begun.get(group, self._changed_at) < self._changed_at:
             return
         if not is_annotated(record, rule.names, self.ledger.notes):
             what = f"{record.trajectory} was trained without all of {', '.join(rule.names)}"
             self.result.add_violation(what, message.topic, message.address)
         is_plain = rule.names == (REWARD,) and (record.trajectory, REWARD) not in self.ledger.notes
+        # `_check_members` compares the groups of which a take left members out.
         is_compared = group in self._held or group in self._decided
         if not rule.filter_equal_rewards or is_compared or not is_plain:
             return
@@ -292,53 +280,51 @@ class DecisionAudit:
             what = f"group {group} was trained, and all its rewards are {record.reward:g}"
             self.result.add_violation(what, message.topic, message.address)
 
-    def _decide(self, group: int, held: GroupRecords) -> None:
-        """Check a closed or trained group whose completions are all read, and drop its records."""
+    def _decide(self, group: int, records: GroupRecords) -> None:
         closing, end = self._closings.get(group), self.groups.ended.get(group)
         if closing is not None and self._is_overdue(group):
             return
         if closing is not None:
-            self._check_closing(group, closing, held)
+            self._check_closing(group, closing, records)
         elif end is not None and end.step in self.ledger.versions:
-            self._check_members(group, end.step, held)
+            self._check_members(group, end.step, records)
         else:
             return
         del self._held[group]
         self._decided.add(group)
 
-    def _check_closing(self, group: int, closing: GroupClosing, held: GroupRecords) -> None:
-        """Check that the rule gives this reason, by what the trainer may have known."""
+    def _check_closing(self, group: int, closing: GroupClosing, records: GroupRecords) -> None:
         stated, version = closing.record.reason, closing.record.step - 1
-        found = [
-            self._prepared(group, held, notes, version, believed)
-            for notes in held.annotation_variants()
+        decisions = [
+            self._prepared(group, records, notes, version, believed)
+            for notes in records.annotation_variants()
             for believed in self._believed_about(closing)
         ]
-        if any(prepared.ending == stated for prepared in found):
+        if any(prepared.ending == stated for prepared in decisions):
             return
         if closing.configured != self._configured:
             self._other += 1
             return
-        by_rule = found[0].ending or "trained"
-        detail = f" ({found[0].detail})" if found[0].detail else ""
+        by_rule = decisions[0].ending or "trained"
+        detail = f" ({decisions[0].detail})" if decisions[0].detail else ""
         what = f"group {group} is closed as {stated}, the rule gives {by_rule}{detail}"
         self.result.add_violation(what, "ledger", closing.at)
 
-    def _check_members(self, group: int, step: int, held: GroupRecords) -> None:
-        notes = {key: note for key, (note, _) in held.noted.items() if key in self.ledger.notes}
+    def _check_members(self, group: int, step: int, records: GroupRecords) -> None:
+        notes = {key: note for key, (note, _) in records.noted.items() if key in self.ledger.notes}
         begun = self.reads.of_group(group)
         believed = self._known.up_to(None if begun is None else begun.believed)
-        prepared = self._prepared(group, held, notes, step - 1, believed)
-        wanted = {sample.trajectory for sample in prepared.samples}
-        trained = {name for name in held.names if self.ledger.uses[name].step}
+        prepared = self._prepared(group, records, notes, step - 1, believed)
+        trainable = {sample.trajectory for sample in prepared.samples}
+        trained = {name for name in records.names if self.ledger.uses[name].step}
         take = self.groups.ended[group].at
         if not trained:  # `GroupAudit` records this violation
             return
-        for name in sorted(wanted - trained):
+        for name in sorted(trainable - trained):
             what = f"group {group} was trained without {name}, which the rule trains"
             self.once.add_violation(what, "ledger", take)
-        if trained - wanted:
-            few = ", ".join(sorted(trained - wanted)[:4])
+        if trained - trainable:
+            few = ", ".join(sorted(trained - trainable)[:4])
             what = f"group {group} was trained with {few}, which the rule leaves out"
             self.result.add_violation(
                 f"{what}: {prepared.detail or prepared.ending}", "ledger", take
@@ -349,13 +335,12 @@ class DecisionAudit:
         return closing is not None and bool(_DEADLINE_DETAIL.match(closing.record.detail))
 
     def _incomplete(
-        self, group: int, closing: GroupClosing, held: GroupRecords, coverage: folds.Coverage
+        self, group: int, closing: GroupClosing, records: GroupRecords, coverage: folds.Coverage
     ) -> None:
-        """Check a closed group that lacks completions now, or lacked some when it was closed."""
         if not folds.starts_complete(coverage["trajectories"]):
             self.result.add_unchecked("the closings of groups whose completions are missing")
             return
-        wrong = self._wrong_overdue(group, closing, held)
+        wrong = self._wrong_overdue(group, closing, records)
         if not wrong:
             return
         if coverage["trajectories"] == "archived":  # the archive may end before the ledger does
@@ -364,47 +349,45 @@ class DecisionAudit:
         what = f"group {group} is closed as {closing.record.reason}, but {wrong}"
         self.result.add_violation(what, "ledger", closing.at)
 
-    def _wrong_overdue(self, group: int, closing: GroupClosing, held: GroupRecords) -> str:
-        """Returns the reason why a group cannot have been closed for its deadline; "" if it can."""
-        found = _DEADLINE_DETAIL.match(closing.record.detail)
-        if found is None:
-            return f"{len(held.arrived)} of its {len(held.names)} completions are in the log"
-        deadline, finished, members = found.groups()
+    def _wrong_overdue(self, group: int, closing: GroupClosing, records: GroupRecords) -> str:
+        deadline_match = _DEADLINE_DETAIL.match(closing.record.detail)
+        if deadline_match is None:
+            return f"{len(records.arrived)} of its {len(records.names)} completions are in the log"
+        deadline, finished, members = deadline_match.groups()
         admission = self.groups.admitted[group]
         if closing.record.reason != "expired" or deadline != f"{admission.deadline_s:g}":
             return f"a passed deadline of {admission.deadline_s:g} s closes it as expired"
-        if int(members) != len(held.names) or int(finished) > len(held.arrived):
-            few = f"{len(held.arrived)} of its {len(held.names)} completions are in the log"
+        if int(members) != len(records.names) or int(finished) > len(records.arrived):
+            few = f"{len(records.arrived)} of its {len(records.names)} completions are in the log"
             return f"{few}, not {finished} of {members}"
         last = self.reads.takes[closing.takes - 1] if closing.takes else None
         if last is None or last.term != closing.term or self.rule is None:
             return ""
-        known = held.before(last.trajectories, last.annotations)
-        return "all its records had been read by then" if known.is_complete(self.rule.names) else ""
+        seen = records.before(last.trajectories, last.annotations)
+        return "all its records had been read by then" if seen.is_complete(self.rule.names) else ""
 
     def _prepared(
         self,
         group: int,
-        held: GroupRecords,
+        records: GroupRecords,
         notes: Mapping[tuple[str, str], Annotation],
         version: int,
         believed: BelievedVersions | None,
     ) -> PreparedGroup:
         assert self.rule is not None
-        return prepare_group(group, held.records(), notes, self.rule, version, believed)
+        return prepare_group(group, records.records(), notes, self.rule, version, believed)
 
     def _believed_about(self, closing: GroupClosing) -> Iterator[BelievedVersions | None]:
         """Yields the sets of believed versions that the trainer may have known when it closed the
-        group: the set before the closing in the ledger, and the one that the next take states. The
-        closing itself states none.
+        group.
         """
+        # The closing itself states none: the set before it, and that of the next take.
         yield self._known.up_to(closing.believed)
         for take in self.reads.takes[closing.takes : closing.takes + 1]:
             yield self._known.up_to(take.believed)
 
 
 def _without_tokens(record: Trajectory) -> Trajectory:
-    """Returns the record without its tokens; the check of a deadline does not need them."""
     none = record.tokens[:0]
     return replace(
         record, tokens=none, sources=record.sources[:0], logprobs=record.logprobs[:0], spans=()

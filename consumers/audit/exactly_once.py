@@ -1,10 +1,9 @@
 """Checks invariant 2: a trajectory is trained at most once, on its first completion (its first
-`Trajectory` record; `ExactlyOnceAudit`); and an annotation that a take used is the first of its
-(trajectory, name) (`AnnotationAudit`).
+`Trajectory` record), and an annotation that a take used is the first of its (trajectory, name).
 
 A restarted trainer repeats recorded takes without appending them again, and the takes of a fenced
-trainer are void. So a trajectory appears in one valid take, whichever process was killed. Memory
-grows with the run: it holds the name of each completed trajectory.
+trainer are void, so a trajectory appears in one valid take. Memory holds the name of each completed
+trajectory.
 """
 
 from collections import Counter
@@ -21,9 +20,9 @@ from rollstream.streams.values import Address
 
 @dataclass(slots=True)
 class ExactlyOnceAudit:
-    """Checks that each trajectory is trained once, on its first completion, and compares each
-    completion that a take names with the record at that address. The caller applies the whole
-    ledger before `trajectories`, and each of its records first to `ledger`, then here.
+    """Checks each completion that a take names against the record at that address. The caller
+    applies the whole ledger before `trajectories`, and each of its records first to `ledger`, then
+    here.
     """
 
     ledger: folds.LedgerIndex
@@ -38,9 +37,7 @@ class ExactlyOnceAudit:
     _ends: dict[int, int] = field(default_factory=dict[int, int])
     """The offset up to which each partition of `trajectories` was read."""
     _strangers: list[tuple[str, Address]] = field(default_factory=list[tuple[str, Address]])
-    """Trajectories that a take trains although no take lists them as members of a group, and the
-    address of that take.
-    """
+    """Trajectories that a take trains although no take lists them as members of a group."""
 
     def apply(self, message: folds.AuditMessage) -> None:
         if message.void:
@@ -51,12 +48,13 @@ class ExactlyOnceAudit:
             self._complete(message.record, message)
 
     def apply_rows(self, rows: TrajectoryRows) -> None:
-        """Check archived rows together. The first completion of a trajectory needs no further check
-        if no take names the trajectory, or if it is the record that the take names and is not dead.
-        Every other row is checked as a record, by `apply`.
+        """Check archived rows together; every row that may violate the invariant is applied as a
+        record.
         """
         uses, names = rows.uses(self.ledger), set(rows.names)
         is_dead = np.array([finish == "dead" for finish in rows.plain("finish")], np.bool_)
+        # A first completion that no take names, or that is the record that the take names, is
+        # correct.
         is_plain = ~uses.is_named | (uses.is_same & ~is_dead)
         if len(names) < len(rows) or not self._firsts.isdisjoint(names) or not is_plain.all():
             for row, name in enumerate(rows.names):
@@ -68,10 +66,10 @@ class ExactlyOnceAudit:
         self._read_to(rows.partition, rows.first + len(rows))
 
     def finish(self, coverage: folds.Coverage) -> None:
-        """Report what only the end shows: completions that takes name and that were not read. Where
-        `coverage` states that records are missing, this is not a violation, but unchecked.
+        """Report the completions that takes name and that were not read: unchecked where `coverage`
+        states that records are missing.
         """
-        counts, kept = self.result.counts, coverage["trajectories"]
+        counts, completeness = self.result.counts, coverage["trajectories"]
         counts["trained"] = sum(self.ledger.trained.values())
         counts["completed"] = len(self._firsts)
         gone = 0
@@ -79,7 +77,7 @@ class ExactlyOnceAudit:
             if name in self._firsts:
                 continue
             within = use.at.offset < self._ends.get(use.at.partition, 0)
-            if kept == "whole" or (kept == "archived" and within):
+            if completeness == "whole" or (completeness == "archived" and within):
                 what = f"{_describe_use(name, use)}, but there is no completion"
                 self.result.add_violation(what, "trajectories", use.at)
             else:
@@ -98,9 +96,6 @@ class ExactlyOnceAudit:
                 )
 
     def _take(self, take: Take, at: Address) -> None:
-        """Check that the take's members are different, that no other take trains one of them, and
-        that each is the completion that the take which began its group named.
-        """
         if len({member.trajectory for member in take.members}) < len(take.members):
             names = Counter(member.trajectory for member in take.members)
             for name in (name for name, count in names.items() if count > 1):
@@ -118,13 +113,10 @@ class ExactlyOnceAudit:
                 self.result.add_violation(what, "ledger", at)
 
     def _read_to(self, partition: int, end: int) -> None:
-        """Advance the offset up to which a partition was read. It never moves back, although the
-        records of open groups may come again after later records.
-        """
+        # Records of open groups may come again after later records.
         self._ends[partition] = max(end, self._ends.get(partition, 0))
 
     def _complete(self, record: Trajectory, message: folds.AuditMessage) -> None:
-        """Check one completion: the first of its trajectory must be the one that a take names."""
         name = record.trajectory
         self._read_to(message.address.partition, message.address.offset + 1)
         if name in self._firsts:
@@ -160,10 +152,8 @@ AnnotationKey = tuple[str, str]
 
 @dataclass(slots=True)
 class AnnotationAudit:
-    """Checks that each annotation that a take used is the first one of its (trajectory, name), with
-    the address and hash that the ledger states. Annotations that the trainer refuses are ignored.
-    The caller applies the whole ledger before `annotations`. The result is that of
-    `ExactlyOnceAudit`.
+    """Checks each used annotation by address and hash. The caller applies the whole ledger before
+    `annotations`. The result is that of `ExactlyOnceAudit`.
     """
 
     ledger: folds.LedgerIndex
@@ -175,6 +165,7 @@ class AnnotationAudit:
         if message.topic != "annotations" or not isinstance(record, Annotation):
             return
         key = (record.trajectory, record.name)
+        # Annotations that the trainer refuses are ignored.
         used = self.ledger.notes.get(key)
         if used is None or key in self._firsts or not is_usable_annotation(record):
             return
@@ -187,9 +178,6 @@ class AnnotationAudit:
             self.result.add_violation(what, message.topic, message.address)
 
     def finish(self, coverage: folds.Coverage) -> None:
-        """Report the used annotations that were not read: as violations if the whole topic was
-        available, otherwise as unchecked.
-        """
         self.result.counts["annotations used"] = len(self.ledger.notes)
         missing = self.ledger.notes.keys() - self._firsts
         if missing and coverage["annotations"] == "whole":

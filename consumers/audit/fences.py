@@ -1,10 +1,7 @@
 """Checks invariant 7: in topics of single-holder roles only that role writes, terms only grow, and
 no sequence number of a term is missing. Also classifies bytes that are no record, in topics with
-many writers.
-
-Each message is classified by the same function as in every reader, but a gap does not stop the
-audit: it is a violation, and classification resumes after it. Records that the fence drops are void
-and counted; the checks of the other invariants receive them marked as void.
+many writers. A gap is a violation, and classification resumes after it. Records that the fence
+drops are void and counted.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,19 +31,17 @@ class UnreadableRecords:
     """Classifies bytes that are no record: foreign bytes, or a record that was lost. `was_read`
     returns whether a trainer certainly read the record at an address.
 
-    Any program may append to topics with many writers, so bytes that no reader could ever decode
-    are no loss. These rules separate them from lost records, in this order:
-    * the dead-lettered copy has the same bytes: they were no record when they were first read;
+    Any program may append to topics with many writers. By these rules, in this order:
+    * the dead-lettered copy has the same bytes: they were no record when first read;
     * the copy has other bytes: they changed since;
     * the bytes are from the archive, and verified: they were no record when they were archived;
-    * the header decodes and its checksum is right: the bytes are unchanged since they were written,
-      with a schema or fields that this release does not have; but a claim whose object is gone
-      counts as a lost record;
-    * neither `RSR1` at the front nor a checksum that fits: the bytes never were a record of this
-      format;
-    * all others were a record, or were made to look like one: if a trainer read beyond them, and
-      the topic `dead` was read completely and has no copy of them, they were a record then.
-      Otherwise it cannot be decided.
+    * the header decodes and its checksum is right: unchanged since they were written, with a schema
+      or fields that this release does not have; but a claim whose object is gone counts as a lost
+      record;
+    * neither `RSR1` at the front nor a checksum that fits: never a record of this format;
+    * all others were a record, or imitate one: if a trainer read beyond them, and the topic `dead`
+      was read completely and has no copy of them, they were a record. Otherwise it cannot be
+      decided.
     """
 
     bus: Bus | None
@@ -56,15 +51,13 @@ class UnreadableRecords:
     _is_whole: dict[str, bool] = field(default_factory=dict[str, bool])
 
     def is_early(self, message: AuditMessage) -> bool:
-        """Whether trainers read this topic, but none has read these bytes yet: a later audit can
-        decide more.
+        """Whether trainers read this topic, but not these bytes yet: a later audit can decide more.
         """
         return message.topic in READ_BY_TRAINERS and not self.was_read(
             message.topic, message.address
         )
 
     def judge(self, message: AuditMessage, archived: bool) -> None:
-        """Count the bytes, or record a violation."""
         copy = self._dead(message.topic).get(message.address)
         where = f"{message.topic} {message.address.partition}:{message.address.offset}"
         if copy == record_hash(message.data):
@@ -82,9 +75,6 @@ class UnreadableRecords:
             self.result.add_unchecked(f"whether there was a record at {where}: {message.reason}")
 
     def _dead(self, topic: str) -> dict[Address, str]:
-        """Returns the hashes of the dead-lettered copies by the address of the original; read on
-        first use.
-        """
         if topic not in self._copies:
             self._copies[topic] = {}
             self._is_whole[topic] = False
@@ -105,7 +95,6 @@ class UnreadableRecords:
 
 
 def _is_foreign(data: bytes) -> bool:
-    """Whether the bytes never were a record that this program could read."""
     try:
         envelope_of(data)
     except DecodeError:
@@ -113,6 +102,7 @@ def _is_foreign(data: bytes) -> bool:
         fits = body == int.from_bytes(data[_CHECKSUM_AT:_BODY_AT], "little")
         return not data.startswith(MAGIC) and not fits
     try:
+        # A claim whose object is missing was a record.
         return not isinstance(decode(data).record, Claim)
     except DecodeError:
         return True
@@ -123,13 +113,13 @@ PartitionFences = dict[tuple[str, int], Fence]
 
 @dataclass(slots=True)
 class FenceAudit:
-    """Checks invariant 7 message by message, with the fence that the earlier messages of the same
-    partition left. `topics` is the catalogue of topics by name.
+    """Checks invariant 7 by the fence that the earlier messages of a partition left. `topics` is
+    the catalogue by name.
     """
 
     topics: Mapping[str, Topic]
     reading: InvariantResult
-    """The result on the completeness of the data, which counts bytes that are no record."""
+    """The result on the completeness of the data."""
     damage: UnreadableRecords
     unknown: str = ""
     """The first record of a single-holder role that only a newer release understands."""
@@ -142,27 +132,30 @@ class FenceAudit:
     _fences: PartitionFences = field(default_factory=PartitionFences)
 
     def passed_over(self, topic: str, hole: Hole) -> None:
-        """Note that records are missing: the next one is classified by the fence after the hole."""
+        """Note missing records: the next one is classified by the fence after the hole."""
         self._fences[topic, hole.partition] = hole.fence
 
     def judged(self, message: Message) -> AuditMessage | None:
-        """Returns the classified message; None for a tombstone. Bytes in topics of many writers
-        that are no record are left to `damage`.
-        """
+        """Returns the classified message; None for a tombstone."""
         if message.value is None:
             self.reading.counts["tombstones"] += 1
             return None
         topic, at = message.topic, Address(message.partition, message.offset)
-        found = self._judge(topic, at, message.value)
+        classified = self._judge(topic, at, message.value)
         judged = AuditMessage(
-            topic, at, found.record, found.envelope, found.reason, found.void, message.value
+            topic,
+            at,
+            classified.record,
+            classified.envelope,
+            classified.reason,
+            classified.void,
+            message.value,
         )
         if self.topics[topic].writer:
-            self._count(judged, found.newer)
+            self._count(judged, classified.newer)
         return judged
 
     def is_damage(self, message: AuditMessage) -> bool:
-        """Whether these are bytes for `damage` to judge."""
         return message.record is None and not self.topics[message.topic].writer
 
     def apply(self, message: AuditMessage) -> None:
@@ -178,20 +171,22 @@ class FenceAudit:
         fenced, compacted = bool(settings.writer), settings.cleanup == "compact"
         fence = self._fences.get((topic, at.partition), Fence())
         try:
-            after, found = classify_message(
+            after, classified = classify_message(
                 value, fence, topic=topic, fenced=fenced, compacted=compacted
             )
         except SequenceGap as gap:
             self.result.add_violation(str(gap), topic, at)
-            _, found = classify_message(value, Fence(), topic=topic, fenced=False, compacted=False)
-            assert found.envelope is not None
+            _, classified = classify_message(
+                value, Fence(), topic=topic, fenced=False, compacted=False
+            )
+            assert classified.envelope is not None
             # The fence from which classification resumes: as if this record were the first.
-            after, _ = advance_fence(Fence(), found.envelope, opens=True, compacted=True)
+            after, _ = advance_fence(Fence(), classified.envelope, opens=True, compacted=True)
         self._fences[topic, at.partition] = after
         is_first = fenced and at.offset == 0 and not compacted
-        if is_first and found.record is not None and not isinstance(found.record, Opened):
+        if is_first and classified.record is not None and not isinstance(classified.record, Opened):
             self.result.add_violation("the first record is no `Opened`", topic, at)
-        return found
+        return classified
 
     def _count(self, message: AuditMessage, newer: str) -> None:
         counts, writer = self.result.counts, self.topics[message.topic].writer
@@ -223,8 +218,6 @@ class FenceAudit:
                 self.result.add_violation(what, message.topic, message.address)
 
     def _keep_unknown(self, message: AuditMessage, newer: str) -> None:
-        """Keep the place of the first record that only a newer release understands; the newest
-        `Opened` names the release to upgrade to.
-        """
         where = f"{message.topic} {message.address.partition}:{message.address.offset}"
+        # The newest `Opened` names the release to upgrade to.
         self.unknown = self.unknown or f"{where}: {newer}; {upgrade_advice(self._release)}"

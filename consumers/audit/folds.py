@@ -1,10 +1,8 @@
-"""Defines what the audit's checks share. A check is a fold (`RecordFold`): it receives a run's
-messages (`AuditMessage`) in order and records what it finds in an `InvariantResult`. `LedgerIndex`
-indexes takes and steps of the ledger; folds compare the records of other topics with it.
+"""Defines what the audit's checks share: a check is a fold (`RecordFold`) that receives a run's
+messages in order and records violations in an `InvariantResult`; `LedgerIndex` indexes the ledger.
 
-A result counts all violations and keeps the places of the first few, so a log full of violations
-costs no more memory than a correct one. The index grows with the run: an entry per trajectory of a
-trained group (about 0.3 KiB), a few bytes per step.
+A result keeps the places of the first few violations. The index grows with the run: about 0.3 KiB
+per trajectory of a trained group, a few bytes per step.
 """
 
 from collections import Counter
@@ -23,9 +21,7 @@ OFFENDERS_MAX = 10  # violations of one invariant whose places are kept
 UNCHECKED_MAX = 10  # different reasons why a check was not possible
 NOTES_MAX = 10  # of one kind
 DERIVED = "derived"
-"""Metadata key of a field that a fold computes from its other fields. The verdict, which stores the
-state of the folds for the next audit (`verdict.py`), leaves such a field out.
-"""
+"""Metadata key of a field that is computed from other fields; a verdict leaves it out."""
 
 ResultState = Literal["kept", "violated", "unchecked"]
 
@@ -48,9 +44,8 @@ class Offender:
 
 @dataclass(slots=True)
 class InvariantResult:
-    """The result of one invariant: counts, violations, and the checks that were not possible.
-    `number` is the invariant's; 0 stands for the completeness of the data (whether all records
-    could be read).
+    """The counts, violations and impossible checks of one invariant. `number` 0 stands for the
+    completeness of the data.
     """
 
     number: int
@@ -67,7 +62,6 @@ class InvariantResult:
     def add_violation(
         self, what: str, topic: str = "", at: Address | None = None, *, key: str = ""
     ) -> None:
-        """Record one violation."""
         self.violations += 1
         self.stored += bool(key)
         if len(self.offenders) < OFFENDERS_MAX:
@@ -79,14 +73,14 @@ class InvariantResult:
             self.unchecked.append(what)
 
     def add_note(self, what: str, kind: str) -> None:
-        """Count an observation under `kind` and record it, the first `NOTES_MAX` of each kind."""
+        """Count an observation under `kind`, and record the first `NOTES_MAX` of each kind."""
         self.counts[kind] += 1
         if self.counts[kind] <= NOTES_MAX:
             self.notes.append(what)
 
     def withhold(self, why: str) -> None:
         """Mark the invariant as unchecked because the log cannot be judged (`why`): its violations
-        in the log become notes. Violations of objects in the store remain.
+        in the log become notes, those in the store remain.
         """
         self.add_unchecked(why)
         self.notes += [f"not judged: {o.where}: {o.what}" for o in self.offenders if not o.key]
@@ -101,9 +95,9 @@ class InvariantResult:
 
 
 class AuditMessage(msgspec.Struct, frozen=True, gc=False):
-    """One message of a topic. `record` is None for unreadable bytes, and `reason` states why.
-    `envelope` identifies the writer of a single-holder role's record (role, term, sequence number).
-    `void`: the fence of invariant 7 drops the record.
+    """One message of a topic. `record` is None for unreadable bytes, with the `reason`. `envelope`
+    identifies the writer of a single-holder role's record. `void`: the fence of invariant 7 drops
+    it.
     """
 
     topic: str
@@ -116,7 +110,6 @@ class AuditMessage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def hash(self) -> str:
-        """The hash of the record's bytes, as the ledger contains it."""
         return record_hash(self.data)
 
 
@@ -130,20 +123,20 @@ Coverage = Mapping[str, Completeness]
 """The completeness of each topic, by the topic's name."""
 
 
-def starts_complete(kept: Completeness) -> bool:
+def starts_complete(completeness: Completeness) -> bool:
     """Whether the topic is available from its first record on, without a gap."""
-    return kept in ("whole", "archived")
+    return completeness in ("whole", "archived")
 
 
 class RecordFold(Protocol):
-    """A fold over the messages of a run that checks one invariant or a part of it. The audit calls
-    `apply` with every message of the fold's topics, and `finish` once at the end.
+    """A fold that checks one invariant or a part of it. The audit calls `apply` with every message
+    of the fold's topics, and `finish` once at the end.
     """
 
     result: InvariantResult
 
     def apply(self, message: AuditMessage) -> None:
-        """Take in the next message of a topic; those of one partition come in their order."""
+        """Apply the next message of a topic; those of one partition come in their order."""
         ...
 
     def finish(self, coverage: Coverage) -> None:
@@ -152,11 +145,11 @@ class RecordFold(Protocol):
 
 
 class NamedCompletion(msgspec.Struct, gc=False):
-    """One completion that the ledger names, by its address `at` and the hash of its bytes. `step`
-    is the first step that trained it, and `take` the address of that take; 0 and None if no step
-    did. The garbage collector does not track these structs, because a run has one per trajectory.
+    """One completion that the ledger names, by its address and the hash of its bytes, with the
+    first step and the take that trained it; 0 and None without one.
     """
 
+    # Not tracked by the garbage collector (`gc=False`): a run has one of these per trajectory.
     group: int
     at: Address
     hash: str
@@ -166,9 +159,8 @@ class NamedCompletion(msgspec.Struct, gc=False):
 
 @dataclass(slots=True)
 class LedgerIndex:
-    """Indexes takes and steps of the ledger as far as it was read, for the folds of other topics.
-    Void records are left out. A superseded take (the trainer could not compute it, invariant 12)
-    counts as one that trained nothing.
+    """Indexes takes and steps of the ledger as far as it was read. Void records are left out. A
+    superseded take (invariant 12) counts as one that trained nothing.
     """
 
     uses: dict[str, NamedCompletion] = field(default_factory=dict[str, NamedCompletion])
@@ -186,11 +178,11 @@ class LedgerIndex:
     begun: dict[tuple[int, int, int], tuple[Address, tuple[Member, ...]]] = field(
         default_factory=dict[tuple[int, int, int], tuple[Address, tuple[Member, ...]]]
     )
-    """Address and trained members of each take that may still be superseded, because its step is
-    not done; by step, update and micro-batch.
+    """Address and trained members of each take of a step that is not done; by step, update,
+    micro-batch.
     """
     highest: Counter[int] = field(default_factory=Counter[int])
-    """By step, the highest version number that was believed when the step's groups were chosen."""
+    """By step, the highest believed version number when its groups were chosen."""
     first_step: int | None = None
     """The step of the first take that was read; all takes of later steps are available."""
 
@@ -210,25 +202,20 @@ class LedgerIndex:
                 pass
 
     def is_whole(self, step: int, *, ledger_whole: bool) -> bool:
-        """Whether every take of the step is available."""
         return ledger_whole or (self.first_step is not None and step > self.first_step)
 
     @property
     def believed(self) -> BelievedVersions:
-        """The versions that the ledger shows as believed, with their terms."""
         return BelievedVersions(
             max(self.versions, default=-1), believed_terms(self.versions.values())
         )
 
     def is_trained(self, trajectory: str, at: Address) -> bool:
-        """Whether a step trained the completion at this address."""
         use = self.uses.get(trajectory)
         return use is not None and bool(use.step) and use.at == at
 
     def is_believed(self, version: Version) -> bool:
-        """Whether the ledger has no other version of the same number; a number that it does not
-        have counts as believed.
-        """
+        """Whether the ledger has no other version of the same number."""
         return self.versions.get(version.number, version) == version
 
     def _take(self, take: Take, at: Address) -> None:
@@ -253,10 +240,10 @@ class LedgerIndex:
             self.notes.setdefault((used.trajectory, used.name), used)
 
     def _supersede(self, record: Superseded) -> None:
-        """Undo these takes: they trained nothing, and a later take may train their members."""
         for micro_batch in record.micro_batches:
             key = (record.step, record.update, micro_batch)
             at, members = self.begun.pop(key, (None, ()))
+            # These takes trained nothing, and a later take may train their members.
             self.trained[record.step] -= len(members)
             for member in members:
                 use = self.uses.get(member.trajectory)
@@ -266,9 +253,9 @@ class LedgerIndex:
 
 
 def results_by_invariant(folds: Sequence[RecordFold], unknown: str) -> list[InvariantResult]:
-    """Returns one result per invariant; two folds may share one. `unknown` names a record of a
-    single-holder role that only a newer release understands, "" if there is none. Such a record may
-    change the meaning of all others, so no result is judged then.
+    """Returns one result per invariant; folds may share one. `unknown` names a record that only a
+    newer release understands, "" without one: it may change the meaning of all others, so no result
+    is judged then.
     """
     results = {fold.result.number: fold.result for fold in folds}
     for result in results.values() if unknown else ():

@@ -1,9 +1,6 @@
-"""Checks invariant 1 for the audit: every admitted group is still open or ended exactly once, only
-the ledger ends groups, and the counts in each `StepDone` agree with the ledger's other records.
-
-`GroupAudit` receives the records of all topics one by one (a `RecordFold`, see `folds.py`). It
-notes admissions and endings, and checks at the end what needs all records. Memory grows with the
-run: it holds the names of each group's trajectories, and the group's ending.
+"""Checks invariant 1: every admitted group is still open or ended exactly once, only the ledger
+ends groups, and the counts in each `StepDone` agree with the ledger's other records. Memory holds
+the names of each group's trajectories, and the group's ending.
 """
 
 from collections import Counter
@@ -26,8 +23,8 @@ ENDINGS = ("trained", "filtered", "expired", "dead")  # a group has one of these
 
 
 class Admission(msgspec.Struct, frozen=True, gc=False):
-    """Holds the admission of a group: the `names` of its trajectories and the other fields of its
-    `Admitted` record, which is at `offset` of its partition.
+    """The admission of a group, whose record is at `offset` of its partition; `names` are its
+    trajectories.
     """
 
     names: tuple[str, ...]
@@ -40,9 +37,7 @@ class Admission(msgspec.Struct, frozen=True, gc=False):
 
 
 class GroupEnding(msgspec.Struct, frozen=True, gc=False):
-    """States how the ledger ends a group (one of `ENDINGS`), in which step, and by the record at
-    which address.
-    """
+    """One of `ENDINGS`, its step, and the address of its record."""
 
     ending: str
     step: int
@@ -51,16 +46,16 @@ class GroupEnding(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class GroupAudit:
-    """Checks that every admitted group ends at most once. The records of topic `admissions` must be
-    applied before those of the ledger.
+    """Checks that every admitted group ends at most once. `admissions` must be applied before the
+    ledger.
 
-    A group ends as trained with the take that begins it, or by a `GroupClosed`. One record can undo
-    a trained ending: `Superseded` states that the learner cannot compute some takes of a step that
-    is not done. Its `poisoned` groups, those with a trajectory in such a take, then end dead.
+    A group ends as trained with the take that begins it, or by a `GroupClosed`. Only `Superseded`
+    can undo a trained ending: the learner cannot compute some takes of a step that is not done. Its
+    `poisoned` groups, those with a trajectory in such a take, then end dead.
     """
 
     ledger: LedgerIndex
-    """The takes and finished steps read so far; the caller applies each record to it."""
+    """The takes and steps so far; the caller applies each record to it first."""
     result: InvariantResult = field(
         default_factory=lambda: InvariantResult(1, "every admitted group ends once")
     )
@@ -70,19 +65,16 @@ class GroupAudit:
     _unknown: list[tuple[int, str, Address]] = field(default_factory=list[tuple[int, str, Address]])
     """Groups that ended and were not admitted: number, ending and address."""
     _by_step: Counter[tuple[int, str]] = field(default_factory=Counter[tuple[int, str]])
-    """By step and name, what the ledger holds; `StepDone` states the same counts."""
+    """Counts of the ledger's records by step and name, as a `StepDone` states them."""
     _done: list[tuple[StepDone, Address]] = field(default_factory=list[tuple[StepDone, Address]])
     _unfounded: list[tuple[str, Address]] = field(default_factory=list[tuple[str, Address]])
     """Takes that were superseded against the trainer's rule: description and address."""
     attempts: TakeAttempts = field(default_factory=TakeAttempts)
-    """Counts the failures of each take, as the trainer does before it supersedes takes."""
+    """The failures of each take, counted as the trainer does."""
     _sizes: dict[tuple[int, int, int], int] = field(default_factory=dict[tuple[int, int, int], int])
-    """Number of members of each take of a step that is not done; by step, update, micro-batch."""
+    """Members of each take of a step that is not done; by step, update, micro-batch."""
 
     def apply(self, message: AuditMessage) -> None:
-        """Note the record of one message; void records are ignored. Reports an ending outside of
-        the ledger, a second admission and a second ending at once.
-        """
         if message.void:
             return
         record = message.record
@@ -110,8 +102,8 @@ class GroupAudit:
                 pass
 
     def finish(self, coverage: Coverage) -> None:
-        """Run the checks that need all records, after the last one. A check that needs records
-        which `coverage` states to be missing is reported as unchecked or left out.
+        """Run the checks that need all records; where `coverage` states that they are missing, a
+        check is unchecked or left out.
         """
         self._count()
         for group, ending, at in self._unknown:
@@ -125,8 +117,8 @@ class GroupAudit:
         for topic in ("admissions", "ledger"):
             if not starts_complete(coverage[topic]):
                 is_missing = coverage[topic] == "absent"
-                kept = "missing" if is_missing else "not kept from its first record to its last"
-                self.result.add_unchecked(f"{topic} is {kept}")
+                defect = "missing" if is_missing else "not kept from its first record to its last"
+                self.result.add_unchecked(f"{topic} is {defect}")
         if starts_complete(coverage["ledger"]):
             for what, at in self._unfounded:
                 self.result.add_violation(what, "ledger", at)
@@ -136,10 +128,9 @@ class GroupAudit:
                 self._check_counts(done, at)
 
     def is_final(self, group: int) -> bool:
-        """Whether the ledger ends the group in a way that no later record can undo. Only a trained
-        group of a step that is not done is not final: its takes may still be superseded.
-        """
+        """Whether the ledger ends the group in a way that no later record can undo."""
         end = self.ended.get(group)
+        # The takes of a step that is not done may still be superseded.
         return end is not None and (end.ending != "trained" or end.step in self.ledger.versions)
 
     def _admit(self, record: Admitted, at: Address) -> None:
@@ -167,21 +158,19 @@ class GroupAudit:
         for begun in take.groups:
             self._by_step[take.step, "groups"] += 1
             self._end(begun.group, "trained", take.step, at)
-            named = self.admitted.get(begun.group)
-            if named is not None and named.needed:
-                self.result.counts["released"] += len(named.names) - len(begun.members)
+            admission = self.admitted.get(begun.group)
+            if admission is not None and admission.needed:
+                self.result.counts["released"] += len(admission.names) - len(begun.members)
             for member in begun.members:
-                if named is not None and member.trajectory not in named.names:
+                if admission is not None and member.trajectory not in admission.names:
                     what = f"group {begun.group} was not admitted with {member.trajectory}"
                     self.result.add_violation(what, "ledger", at)
 
     def _supersede(self, record: Superseded, at: Address) -> None:
-        """Undo the takes that this record supersedes, and the trained endings of its poisoned
-        groups. Takes may be superseded only after enough failures, by the trainer's own rule
-        (`TakeAttempts`); a breach of the rule is noted in `_unfounded`.
-        """
         step, update, voids = record.step, record.update, record.micro_batches
-        self.attempts.start()  # a trainer supersedes as it starts: a start can show a silent death
+        # A trainer supersedes as it starts: a start can show a silent death.
+        self.attempts.start()
+        # Takes may be superseded only after enough failures, by the trainer's own rule.
         hopeless = self.attempts.takes_to_give_up()
         if not any((step, update) == tried[:2] and {*tried[2]} <= {*voids} for tried in hopeless):
             what = f"take {voids} of step {step} is superseded, but had not failed often enough"
@@ -226,22 +215,19 @@ class GroupAudit:
         self.result.counts["steps"] = len({done.step for done, _ in self._done})
 
     def _check_trained(self) -> None:
-        """Check that of every group that a take began in a finished step, at least one member was
-        trained.
-        """
         finished = {done.step for done, _ in self._done}
         for group, end in self.ended.items():
             is_done = end.ending == "trained" and end.step in finished
+            # Of every group that a take began, a finished step trains at least one member.
             if is_done and not self.ledger.trained_of[group]:
                 what = f"group {group} was begun in step {end.step}, but none of it was trained"
                 self.result.add_violation(what, "ledger", end.at)
 
     def _check_counts(self, done: StepDone, at: Address) -> None:
-        """Check the counts that a `StepDone` states against the ledger's records of that step."""
         stated = {**{name: done.counts.get(name, 0) for name in ENDINGS}, "takes": done.takes}
         stated["groups"] = done.counts.get("groups", 0)
         for name, number in stated.items():
-            found = self._by_step[done.step, name]
-            if number != found:
-                what = f"step {done.step} states {number} {name}, the ledger holds {found}"
+            ledger_count = self._by_step[done.step, name]
+            if number != ledger_count:
+                what = f"step {done.step} states {number} {name}, the ledger holds {ledger_count}"
                 self.result.add_violation(what, "ledger", at)

@@ -1,5 +1,5 @@
-"""Audits invariant 5: no token is trained above `max_lag` (`LagAudit`). As in `spans.py`, only a
-trained completion can violate it.
+"""Audits invariant 5: no token is trained above `max_lag` (`LagAudit`). Only a trained completion
+can violate it.
 """
 
 from collections import Counter
@@ -36,11 +36,9 @@ class LagAudit:
 
     A token's lag is the version that its step trains from (step - 1) minus the version of its span,
     at least 0. Tokens above `max_lag` are masked, and so are tokens of a never believed version
-    (invariant 6). Those of turns that an episode abandoned are neither trained nor masked. The
-    ledger does not name masked tokens, so the audit computes from trajectories, versions and
-    `max_lag` how many tokens of each step were trained and masked, and compares the sums with those
-    that the `StepDone` states. Memory grows with the run by three sums, a bound and one `StepDone`
-    per step.
+    (invariant 6); those of abandoned turns are neither trained nor masked. The ledger does not name
+    masked tokens, so the sums of each step are compared with its `StepDone`. Memory grows by three
+    sums, a bound and one `StepDone` per step.
     """
 
     ledger: LedgerIndex
@@ -54,7 +52,7 @@ class LagAudit:
     _bounds: list[int | None] = field(default_factory=list[int | None])
     """The bounds of the run's first and present term; empty before the first `Configured`."""
     _group_bounds: dict[int, int | None] = field(default_factory=dict[int, int | None])
-    """Group → the bound under which a take began it, if that is not the run's first one."""
+    """Group → the bound under which a take began it, if not the run's first one."""
     _loosest: dict[int, int | None] = field(default_factory=dict[int, int | None])
     """Step → the loosest bound of its groups: two terms may have begun them."""
 
@@ -74,8 +72,8 @@ class LagAudit:
                 self._add_lags(record, use.step, message)
 
     def apply_rows(self, rows: TrajectoryRows) -> None:
-        """Add the tokens of all rows at once. A row that may violate the invariant is applied as a
-        record instead, which decides and words the violation.
+        """Add the tokens of all rows at once; a row that may violate the invariant is applied as a
+        record.
         """
         uses = rows.uses(self.ledger)
         steps: Integers = np.where(uses.is_here, uses.step, 0)
@@ -87,7 +85,8 @@ class LagAudit:
         is_masked |= lags > self._limits(rows.groups)[spans.row]
         tokens = spans.end - spans.start
         masked, trained = spans.sums(tokens * is_masked), spans.sums(tokens * ~is_masked)
-        ahead = spans.number >= steps[spans.row]  # newer than the version that is trained from
+        # Newer than the version that is trained from.
+        ahead = spans.number >= steps[spans.row]
         suspicious = (spans.sums(ahead) > 0) | (trained == 0)
         if self.policy.keep_version:
             suspicious |= masked > 0
@@ -101,10 +100,9 @@ class LagAudit:
             self.result.counts[name] = max(self.result.counts[name], int(counted.max()))
 
     def _configure(self, record: Configured) -> None:
-        """Note the bound of a term: it holds for the groups that the term's takes begin. Takes of
-        earlier terms, which it repeats, keep theirs.
-        """
         bound = self.policy.max_lags.get(record.configuration_hash, self.policy.max_lag)
+        # The bound holds for the groups that the term's takes begin; repeated takes of earlier
+        # terms keep theirs.
         self._bounds = [*self._bounds[:1], bound]
 
     def _first_bound(self) -> int | None:
@@ -123,12 +121,11 @@ class LagAudit:
         return self._group_bounds.get(group, self._first_bound())
 
     def _limits(self, groups: Sequence[int]) -> Integers:
-        """Returns the largest lag of the tokens of each of these groups."""
-        known = {group: _limit(self._bound_of(group)) for group in set(groups)}
-        return np.array([known[group] for group in groups], np.int64)
+        limit_by_group = {group: _limit(self._bound_of(group)) for group in set(groups)}
+        return np.array([limit_by_group[group] for group in groups], np.int64)
 
     def finish(self, coverage: Coverage) -> None:
-        """Compare each step of which all takes and completions were read; count the others as
+        """Compare each step of which all takes and completions were read; others count as
         unchecked.
         """
         if not self.policy.known:
@@ -139,8 +136,8 @@ class LagAudit:
             self.result.notes.append("max_lag = null: ready_groups_max bounds it")
         incomplete, ledger_whole = 0, starts_complete(coverage["ledger"])
         for done, at in self._done:
-            whole = self.ledger.is_whole(done.step, ledger_whole=ledger_whole)
-            if whole and self._sums[done.step, "trajectories"] == self.ledger.trained[done.step]:
+            complete = self.ledger.is_whole(done.step, ledger_whole=ledger_whole)
+            if complete and self._sums[done.step, "trajectories"] == self.ledger.trained[done.step]:
                 self._compare(done, at)
             else:
                 incomplete += 1
@@ -151,37 +148,30 @@ class LagAudit:
                 self.result.add_unchecked(f"{topic} is missing")
 
     def _are_believed(self, rows: TrajectoryRows) -> NDArray[np.bool_]:
-        """Returns for each span whether its version was believed: the ledger has no other version
-        of the same number (as `LedgerIndex.is_believed`).
-        """
         numbers, index = np.unique(rows.spans.number, return_inverse=True)
-        made = [self.ledger.versions.get(number) for number in numbers.tolist()]
-        is_known = np.array([version is not None for version in made], np.bool_)
-        terms = np.array([0 if version is None else version.term for version in made], np.int64)
+        believed = [self.ledger.versions.get(number) for number in numbers.tolist()]
+        is_known = np.array([version is not None for version in believed], np.bool_)
+        terms = np.array([0 if version is None else version.term for version in believed], np.int64)
+        # As `LedgerIndex.is_believed`.
         return ~is_known[index] | (terms[index] == rows.spans.term)
 
     def _add(self, steps: Integers, tokens: Mapping[str, Integers]) -> None:
-        """Add tokens to the sums of each row's step; a row of step 0 was not trained and does not
-        count.
-        """
-        found, index = np.unique(steps, return_inverse=True)
+        distinct_steps, index = np.unique(steps, return_inverse=True)
         sums = {name: np.bincount(index, counts).tolist() for name, counts in tokens.items()}
         sums["trajectories"] = np.bincount(index).tolist()
-        for at, step in enumerate(found.tolist()):
+        for at, step in enumerate(distinct_steps.tolist()):
             for name, values in sums.items():
+                # Step 0: the row was not trained.
                 self._sums[step, name] += int(values[at]) if step else 0
 
     def _add_lags(self, record: Trajectory, step: int, message: AuditMessage) -> None:
-        """Add a trained trajectory's tokens to its step's sums, and report its violations: a span
-        whose version did not exist yet when the step chose its groups; no trained token at all; or
-        masked tokens under `keep_version`, where the trainer drops such a trajectory whole.
-        """
         trained = masked = 0
-        left = abandoned_tokens(record.turns, record.abandoned)
+        is_abandoned = abandoned_tokens(record.turns, record.abandoned)
         bound = self._bound_of(record.group)
         for span in record.spans:
             lag, tokens = lag_of(span, step - 1), span.end - span.start
-            tokens -= int(np.count_nonzero(left[span.start : span.end]))
+            tokens -= int(np.count_nonzero(is_abandoned[span.start : span.end]))
+            # The version did not exist yet when the step chose its groups.
             if span.version.number > max(step - 1, self.ledger.highest[step]):
                 what = f"step {step} trained {record.trajectory} of {span.version}, made later"
                 self.result.add_violation(what, message.topic, message.address)
@@ -196,18 +186,18 @@ class LagAudit:
         self._sums[step, "trajectories"] += 1
         self._sums[step, "trained"] += trained
         self._sums[step, "masked"] += masked
-        if left.any():
-            self.result.counts["of abandoned turns"] += int(np.count_nonzero(left))
+        if is_abandoned.any():
+            self.result.counts["of abandoned turns"] += int(np.count_nonzero(is_abandoned))
+        # Under `keep_version` the trainer drops a trajectory with masked tokens whole.
         if self.policy.known and (not trained or (masked and self.policy.keep_version)):
             oldest = min((span.version.number for span in record.spans), default=0)
             what = f"step {step} trained {record.trajectory} at lag {step - 1 - oldest}"
             self.result.add_violation(f"{what}, max_lag is {bound}", message.topic, message.address)
 
     def _compare(self, done: StepDone, at: Address) -> None:
-        """Compare the computed sums and the lag with those that the step's `StepDone` states."""
-        found = {name: self._sums[done.step, name] for name in ("trained", "masked")}
-        self.result.counts["tokens trained"] += found["trained"]
-        self.result.counts["masked"] += found["masked"]
+        sums = {name: self._sums[done.step, name] for name in ("trained", "masked")}
+        self.result.counts["tokens trained"] += sums["trained"]
+        self.result.counts["masked"] += sums["masked"]
         stated = {
             "trained": done.metrics.get("tokens_trained"),
             "masked": float(done.counts.get("masked_tokens", 0)),
@@ -217,8 +207,8 @@ class LagAudit:
                 self.result.add_unchecked(
                     f"step {done.step} does not state how many tokens it trained"
                 )
-            elif number != found[name]:
-                what = f"step {done.step} states {number:g} tokens {name}, not {found[name]}"
+            elif number != sums[name]:
+                what = f"step {done.step} states {number:g} tokens {name}, not {sums[name]}"
                 self.result.add_violation(what, "ledger", at)
         lag = done.metrics.get("lag_consumed_max", 0.0)
         bound = self._loosest.get(done.step, self._first_bound())

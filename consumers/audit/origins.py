@@ -1,6 +1,4 @@
-"""Checks that each trained completion (`Trajectory` record) has the origin that the log records:
-its rollout served its versions, and prompt, assignment and resumed tokens are those of the log
-(`OriginAudit`, invariant 3).
+"""Checks that each trained completion has the origin that the log records (invariant 3).
 
 `applied`, `prompts`, `assignments` and `partials` are truncated once no reader needs them, so a
 missing record proves a violation only where the whole topic is kept. Memory grows by a tuple per
@@ -23,13 +21,9 @@ from rollstream.streams import records
 from rollstream.streams.values import Address, Tokens, Version
 
 RolloutTerm = tuple[str, int]
-"""A rollout and its term."""
-
 
 class PromptDigest(msgspec.Struct, frozen=True, gc=False):
-    """Holds what a `Prompt` record asks for, without its tokens: `hash` is the hash of its `count`
-    tokens, `at` its address.
-    """
+    """A `Prompt` without its tokens: `hash` is the hash of its `count` tokens, `at` its address."""
 
     count: int
     hash: int
@@ -40,23 +34,22 @@ class PromptDigest(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class OriginAudit:
-    """Reports each trained completion that has another origin than the log records. It checks:
-
-    1. the rollout and term that the completion names applied each version of its spans; of a
-       resumed trajectory it is enough that some rollout did;
+    """Compares each trained completion with the log:
+    1. the rollout and term that it names applied each version of its spans; of a resumed trajectory
+       it is enough that some rollout did;
     2. prompt, task, temperature, index and wave equal those in `prompts` and `admissions`;
     3. dispatch assigned this attempt to this rollout and term;
     4. the resumed part equals the chain of partials in the assignment (`resume_chains.py`).
 
     The caller applies the ledger, `applied`, `prompts`, `assignments` and `partials` before
-    `trajectories`. `result` is also that of `SpanAudit`, which checks the rest of invariant 3.
+    `trajectories`. `result` is also that of `SpanAudit`.
     """
 
     ledger: LedgerIndex
     admitted: Mapping[int, Admission]
     result: InvariantResult
     coverage: Coverage
-    """How much of each topic was available, for the topics read so far."""
+    """The completeness of the topics read so far."""
     chains: ResumeChains = field(init=False)
     _applied: set[tuple[str, int, int, int]] = field(default_factory=set[tuple[str, int, int, int]])
     """(rollout, its term, version number, version term) of each `Applied`."""
@@ -71,22 +64,21 @@ class OriginAudit:
         default_factory=dict[tuple[RolloutTerm, Version], tuple[str, Address]]
     )
     """Versions that completions name and that their rollout did not apply, although it applied none
-    newer; each with the first completion that names it. `finish` decides about them.
+    newer; each with the first such completion. `finish` decides.
     """
     _uncompared: set[Version] = field(default_factory=set[Version])
     """Versions in resumed trajectories that no rollout had applied when they were read."""
     _differing_prompts: list[tuple[str, Address, Address]] = field(
         default_factory=list[tuple[str, Address, Address]]
     )
-    """Prompts that differ from their group's admission: a description, their address and the
-    admitted address.
+    """Prompts that differ from their group's admission: description, address and admitted address.
     """
     _unadmitted_prompts: list[tuple[int, int, Address]] = field(
         default_factory=list[tuple[int, int, Address]]
     )
     """Prompts whose group was not admitted when they were read: group, samples, address."""
     _unverifiable: int = 0
-    """Completions with versions that cannot be checked, because `applied` is truncated."""
+    """Completions whose versions cannot be checked, because `applied` is truncated."""
 
     def __post_init__(self) -> None:
         self.chains = ResumeChains(self.result)
@@ -111,15 +103,14 @@ class OriginAudit:
                 pass
 
     def apply_rows(self, rows: TrajectoryRows) -> None:
-        """Check archived rows together. Where neither assignments nor the prompts of these rows'
-        groups are kept, a row is correct if its rollout applied its versions and its index and wave
-        are those of the admission. Every other trained row is checked as a record, by `apply`.
+        """Check archived rows together; every trained row that may violate is applied as a record.
         """
         is_trained = rows.uses(self.ledger).step > 0
         is_served = rows.spans.sums(~self._are_applied(rows)) == 0
         is_unknown = is_trained & ~is_served & (self.coverage.get("applied") != "whole")
         is_served |= is_unknown
         is_unrecorded = not self._assigned and self._prompts.keys().isdisjoint(rows.groups)
+        # Without assignments and prompts, only versions, index and wave can be compared.
         if is_unrecorded:
             is_served &= self._are_plainly_placed(rows)
         else:
@@ -141,35 +132,28 @@ class OriginAudit:
         return np.fromiter(map(self._applied.__contains__, served), np.bool_, len(row))
 
     def _are_plainly_placed(self, rows: TrajectoryRows) -> NDArray[np.bool_]:
-        """Returns for each row whether its index and wave are those of the admission; True if the
-        admission is not kept.
-        """
         groups = {group: self.admitted.get(group) for group in set(rows.groups)}
         indices: list[int] = rows.plain("index")
         waves: list[int] = rows.plain("wave")
         places = zip(rows.names, rows.groups, indices, waves, strict=True)
-        found = np.ones(len(rows), np.bool_)
+        is_placed = np.ones(len(rows), np.bool_)
         for row, (name, group, index, wave) in enumerate(places):
             admission = groups[group]
             if admission is not None:
                 names = admission.names
                 is_named = 0 <= index < len(names) and names[index] == name
-                found[row] = is_named and wave == admission.wave
-        return found
+                is_placed[row] = is_named and wave == admission.wave
+        return is_placed
 
     def finish(self, coverage: Coverage) -> None:
-        """Report what only the whole log shows. A rollout fetches a version only after it has
-        recorded the previous one as applied. So of several versions that a rollout served by its
-        completions, but never applied, only the newest can be correct: the rollout may have died
-        before it recorded that one.
-        """
+        """Report what only the whole log shows."""
         for group, samples, at in self._unadmitted_prompts:
             if group in self.admitted:
                 self._compare_with_admission(group, self.admitted[group], samples, at)
-        for what, at, named in self._differing_prompts:
+        for what, at, admitted_at in self._differing_prompts:
             # Where `prompts` was truncated, a fenced source may have written the prompt: the
             # `Opened` that makes it void may be among the truncated records.
-            if at == named or coverage.get("prompts") == "whole":
+            if at == admitted_at or coverage.get("prompts") == "whole":
                 self.result.add_violation(what, "prompts", at)
         if self._unverifiable:
             few = f"{self._unverifiable} completions name versions whose `applied` is not kept"
@@ -179,14 +163,17 @@ class OriginAudit:
             self.result.counts["versions taken and not compared"] += uncompared
         last: dict[RolloutTerm, Version] = {}
         unconfirmed = {
-            (who, version): found
-            for (who, version), found in self._unconfirmed.items()
+            (who, version): completion
+            for (who, version), completion in self._unconfirmed.items()
             if (*who, version.number, version.term) not in self._applied  # by a later record
         }
         for who, version in unconfirmed:
             last[who] = max(last.get(who, version), version)
         for (who, version), (trajectory, at) in unconfirmed.items():
             what = f"{trajectory} has tokens of {version}, which {_rollout_name(who)} never applied"
+            # A rollout fetches a version only after it has recorded the previous one as applied. So
+            # of versions that it served and never applied, only the newest can be correct: it may
+            # have died before it recorded that one.
             if version < last[who]:
                 self.result.add_violation(what, "trajectories", at)
             else:
@@ -201,15 +188,14 @@ class OriginAudit:
         self._served.add(version)
 
     def _add_prompt(self, prompt: records.Prompt, at: Address) -> None:
-        """Keep a prompt, and compare it with its group's admission, now or in `finish`."""
         admission = self.admitted.get(prompt.group)
         if admission is not None:
             self._compare_with_admission(prompt.group, admission, prompt.samples, at)
         else:
             self._unadmitted_prompts.append((prompt.group, prompt.samples, at))
-        count, found = len(prompt.tokens), _token_hash(prompt.tokens)
-        asked = PromptDigest(count, found, prompt.task, prompt.sampling.temperature, at)
-        self._prompts.setdefault(prompt.group, asked)
+        count, token_hash = len(prompt.tokens), _token_hash(prompt.tokens)
+        digest = PromptDigest(count, token_hash, prompt.task, prompt.sampling.temperature, at)
+        self._prompts.setdefault(prompt.group, digest)
 
     def _compare_with_admission(
         self, group: int, admission: Admission, samples: int, at: Address
@@ -222,7 +208,6 @@ class OriginAudit:
         self._differing_prompts.append((what, at, admission.prompt))
 
     def _check_assignment(self, assignment: records.Assignment, message: AuditMessage) -> None:
-        """Note a start or resume, and check that its tokens are those of the group's prompt."""
         if assignment.kind == "release":
             return
         key = (
@@ -233,13 +218,12 @@ class OriginAudit:
         )
         self._assigned.add(_assignment_hash(key))
         self.chains.want(assignment)
-        asked = self._prompts.get(assignment.group)
-        if asked is not None and _token_hash(assignment.tokens) != asked.hash:
+        digest = self._prompts.get(assignment.group)
+        if digest is not None and _token_hash(assignment.tokens) != digest.hash:
             what = f"{assignment.trajectory} was assigned with other tokens than its prompt has"
             self.result.add_violation(what, message.topic, message.address)
 
     def _check(self, record: records.Trajectory, message: AuditMessage) -> None:
-        """Report every way in which a trained completion differs from the log."""
         wrong = (
             self._wrong_version(record, message.address),
             self._wrong_prompt(record),
@@ -251,14 +235,14 @@ class OriginAudit:
             self.result.add_violation(f"{record.trajectory} {what}", message.topic, message.address)
 
     def _wrong_version(self, record: records.Trajectory, at: Address) -> str:
-        """Returns the fault of the versions (check 1); "" if there is none, or `finish` decides."""
         who = (record.rollout, record.rollout_term)
         for span in record.spans:
             version = span.version
             if (*who, version.number, version.term) in self._applied:
                 continue
             if record.attempt > 1 and version in self._served:
-                continue  # an earlier attempt, on another rollout, generated these tokens
+                # An earlier attempt, on another rollout, generated these tokens.
+                continue
             if self.coverage.get("applied") != "whole":
                 self._unverifiable += 1
                 return ""
@@ -272,21 +256,21 @@ class OriginAudit:
         return ""
 
     def _wrong_prompt(self, record: records.Trajectory) -> str:
-        asked = self._prompts.get(record.group)
-        if asked is None:
+        digest = self._prompts.get(record.group)
+        if digest is None:
             return ""
         if record.turns:  # the prompt of an episode comes with the first request of its program
-            return self._wrong_task(record, asked)
-        sources, count = record.sources, asked.count
+            return self._wrong_task(record, digest)
+        sources, count = record.sources, digest.count
         is_prompt = not sources[:count].any() and not (sources[count:] == records.PROMPT).any()
-        if not is_prompt or _token_hash(record.tokens[:count]) != asked.hash:
-            return f"has another prompt than prompts {asked.at.partition}:{asked.at.offset}"
-        return self._wrong_task(record, asked)
+        if not is_prompt or _token_hash(record.tokens[:count]) != digest.hash:
+            return f"has another prompt than prompts {digest.at.partition}:{digest.at.offset}"
+        return self._wrong_task(record, digest)
 
-    def _wrong_task(self, record: records.Trajectory, asked: PromptDigest) -> str:
-        if (record.task, record.temperature) != (asked.task, asked.temperature):
-            found = f"{record.task!r} at temperature {record.temperature:g}"
-            return f"is of {found}, its prompt of {asked.task!r} at {asked.temperature:g}"
+    def _wrong_task(self, record: records.Trajectory, digest: PromptDigest) -> str:
+        if (record.task, record.temperature) != (digest.task, digest.temperature):
+            task_text = f"{record.task!r} at temperature {record.temperature:g}"
+            return f"is of {task_text}, its prompt of {digest.task!r} at {digest.temperature:g}"
         return ""
 
     def _wrong_place(self, record: records.Trajectory) -> str:
@@ -296,20 +280,17 @@ class OriginAudit:
         return f"has index {record.index} and wave {record.wave}, but was admitted with others"
 
     def _is_in_place(self, name: str, group: int, place: tuple[int, int]) -> bool:
-        """Returns whether `place` (index, wave) is that of the admission; True if the admission is
-        not kept or does not name the trajectory.
-        """
         admission = self.admitted.get(group)
         if admission is None or name not in admission.names:
+            # The admission is not kept, or does not name the trajectory.
             return True
         index, wave = place
         return wave == admission.wave and admission.names.index(name) == index
 
     def _wrong_assignment(self, record: records.Trajectory) -> str:
-        """Returns the fault of the assignment (check 3); "" if there is none. Assignments are
-        truncated partition by partition, so only the whole topic proves that one is missing.
-        """
         key = (record.trajectory, record.attempt, record.rollout, record.rollout_term)
+        # Truncation goes partition by partition: only the whole topic proves that an assignment is
+        # missing.
         if not self._assigned or self.coverage.get("assignments") != "whole":
             return ""
         if _assignment_hash(key) in self._assigned:
@@ -331,8 +312,6 @@ def _token_hash(tokens: Tokens) -> int:
 
 
 def _is_possible(applied: records.Applied) -> bool:
-    """Returns whether all numbers fit in 63 bits. No trajectory with a larger version is ever
-    trained, and an audit's verdict cannot store such a number.
-    """
+    # No trajectory with a larger version is ever trained, and a verdict cannot store such a number.
     numbers = applied.rollout_term, applied.version.number, applied.version.term
     return all(0 <= number < 1 << 63 for number in numbers)

@@ -1,9 +1,6 @@
-"""Keeps the verdicts of this user's audits in the user's private folder, not in the run: an audit
-writes nothing into the run that it looks at, and a run that comes from another user brings no
-verdict, which would decide what stays unchecked.
-
-A run is known by its name and the place of its store. Without the private folder each audit starts
-at the first record.
+"""Keeps the verdicts of this user's audits in the user's private folder: an audit writes nothing
+into the run, and the verdict of another user would decide what stays unchecked. Without the private
+folder each audit starts at the first record.
 """
 
 from contextlib import suppress
@@ -17,7 +14,7 @@ BYTES_MAX = 1 << 30  # 30 bytes a trajectory
 
 
 def read_own(run: str, place: str) -> bytes | None:
-    """Returns the last verdict of the run at this place; None without one."""
+    """Returns the last verdict of the run at this place (of its store); None without one."""
     return read_private(_name(run, place), BYTES_MAX)
 
 

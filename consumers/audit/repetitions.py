@@ -1,9 +1,7 @@
 """Checks that a step with several epochs (`trainer.epochs`) repeated exactly what it had trained: a
 `TakesRepeated` for each update and each further epoch, before the step's `StepDone`, with the
-numbers of all its takes in their order (`RepetitionAudit`). So the ledger has every training of a
-trajectory, although the trajectory is in one take (invariant 2).
-
-Memory holds the steps that are not done yet.
+numbers of all its takes in order. So the ledger has every training of a trajectory that is in one
+take (invariant 2). Memory holds the steps that are not done.
 """
 
 from collections.abc import Sequence
@@ -20,27 +18,24 @@ UpdateOfStep = tuple[int, int]
 
 @dataclass(slots=True)
 class RepetitionAudit:
-    """Checks the repetitions of takes. The caller applies each record of the ledger first to
-    `ledger`, then here. The result is that of `ExactlyOnceAudit`.
-
-    Where a take was superseded after a repetition was recorded, a restarted trainer must record it
-    again.
+    """The caller applies each record of the ledger first to `ledger`, then here. The result is that
+    of `ExactlyOnceAudit`.
     """
 
     ledger: folds.LedgerIndex
     policy: AuditPolicy
     result: folds.InvariantResult
     _takes: dict[UpdateOfStep, list[int]] = field(default_factory=dict[UpdateOfStep, list[int]])
-    """The numbers of the takes that are trained, by update of a step that is not done."""
+    """The trained takes, by update of a step that is not done."""
     _repeated: set[tuple[int, int, int]] = field(default_factory=set[tuple[int, int, int]])
     """The repetitions of steps that are not done, by step, update and epoch."""
     _done: int = 0
     """The highest step that is done."""
     _configured: str = ""
     _changed: set[UpdateOfStep] = field(default_factory=set[UpdateOfStep])
-    """Updates whose takes were recorded under other settings, by which they may train less."""
+    """Updates whose takes were recorded under other settings, and may train less."""
     _early: list[tuple[str, Address]] = field(default_factory=list[tuple[str, Address]])
-    """Findings in the first step that was read, some of whose takes may be missing."""
+    """Findings in the first step that was read."""
 
     def apply(self, message: folds.AuditMessage) -> None:
         if message.void or message.topic != "ledger":
@@ -54,41 +49,38 @@ class RepetitionAudit:
                 if self._configured not in ("", configured.configuration_hash):
                     self._changed.update(self._takes)
                 self._configured = configured.configuration_hash
-            case TakesRepeated() as again if again.step > self._done:
-                self._repeat(again, message.address)
+            case TakesRepeated() as repetition if repetition.step > self._done:
+                self._repeat(repetition, message.address)
             case StepDone() as done if done.step > self._done:
                 self._end(done.step, message.address)
             case _:
                 pass
 
     def finish(self, coverage: folds.Coverage) -> None:
-        """Report what was found in the first step if all its takes were read."""
         if folds.starts_complete(coverage["ledger"]):
             for what, at in self._early:
                 self.result.add_violation(what, "ledger", at)
 
     def _supersede(self, gone: Superseded) -> None:
-        """Drop takes that are not trained, and repetitions with them: these are recorded again."""
         key = gone.step, gone.update
         numbers = self._takes.get(key, [])
-        numbers[:] = [one for one in numbers if one not in gone.micro_batches]
+        numbers[:] = [number for number in numbers if number not in gone.micro_batches]
+        # A restarted trainer records the repetitions of the remaining takes again.
         self._repeated = {r for r in self._repeated if r[:2] != key}
 
-    def _repeat(self, again: TakesRepeated, at: Address) -> None:
-        """Check one repetition against the takes before it."""
-        key, epochs = (again.step, again.update), self.policy.epochs
-        self._repeated.add((*key, again.epoch))
+    def _repeat(self, repetition: TakesRepeated, at: Address) -> None:
+        key, epochs = (repetition.step, repetition.update), self.policy.epochs
+        self._repeated.add((*key, repetition.epoch))
         self.result.counts["repetitions"] += 1
-        if again.epoch < 1 or (epochs and again.epoch >= epochs):
-            what = f"epoch {again.epoch} of {epochs}, counted from 0"
-            self._add(again.step, f"{_update_of(key)} is repeated as {what}", at)
+        if repetition.epoch < 1 or (epochs and repetition.epoch >= epochs):
+            what = f"epoch {repetition.epoch} of {epochs}, counted from 0"
+            self._add(repetition.step, f"{_update_of(key)} is repeated as {what}", at)
         trained = self._takes.get(key, [])
-        if list(again.micro_batches) != trained and key not in self._changed:
-            what = f"epoch {again.epoch} repeats takes {_listed(again.micro_batches)}"
-            self._add(again.step, f"{_update_of(key)}: {what}, not {_listed(trained)}", at)
+        if list(repetition.micro_batches) != trained and key not in self._changed:
+            what = f"epoch {repetition.epoch} repeats takes {_listed(repetition.micro_batches)}"
+            self._add(repetition.step, f"{_update_of(key)}: {what}, not {_listed(trained)}", at)
 
     def _end(self, step: int, at: Address) -> None:
-        """Check that all repetitions of a finished step are there, and drop it."""
         for key in sorted(key for key in self._takes if key[0] <= step):
             del self._takes[key]
             for epoch in range(1, self.policy.epochs):
@@ -100,6 +92,7 @@ class RepetitionAudit:
 
     def _add(self, step: int, what: str, at: Address) -> None:
         first = self.ledger.first_step
+        # Some takes of the first step that was read may be missing, so `finish` decides.
         if first is None or step <= first:
             self._early.append((what, at))
         else:

@@ -1,10 +1,6 @@
 """Checks, for `origins.py`, that a resumed completion contains the chain of partials that it was
-resumed from, as far as the log keeps them.
-
-Each link (partial) of the chain is compared with its part of the completion: tokens, sources,
-log-probabilities and versions. A chain proves nothing, and is skipped, if a link is missing (for
-instance truncated) or if its links do not fit together, because a rollout refuses such a chain too.
-The state grows with the kept partials of resumed trajectories.
+resumed from. A chain with a missing link, or whose links do not fit together, is skipped: a rollout
+refuses it too. State grows with the kept partials of resumed trajectories.
 """
 
 from dataclasses import dataclass, field
@@ -19,8 +15,8 @@ from rollstream.streams.values import Address, Floats, Sources, Tokens, Version
 
 
 class PartialLink(msgspec.Struct, frozen=True, gc=False):
-    """Describes one partial of a chain: `count` tokens from index `start` of the trajectory on,
-    `generated` of them by the model. `hash` covers its tokens, sources and log-probabilities.
+    """One partial of a chain: `count` tokens from index `start` of the trajectory on, `generated`
+    of them by the model. `hash` covers its tokens, sources and log-probabilities.
     """
 
     previous: Address | None
@@ -38,8 +34,8 @@ class PartialLink(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class ResumeChains:
-    """Compares resumed completions with their partials. It must receive assignments before
-    `partials`, and `partials` before `trajectories`.
+    """Compares resumed completions with their partials. Must receive assignments, then `partials`,
+    of which only those of resumed trajectories are kept, then `trajectories`.
     """
 
     result: InvariantResult
@@ -51,13 +47,11 @@ class ResumeChains:
     )
 
     def want(self, assignment: Assignment) -> None:
-        """Keep the partials that this assignment resumes from, if it is a resume."""
         if assignment.kind == "resume" and assignment.partial is not None:
             self._resumed[assignment.trajectory, assignment.attempt] = assignment.partial
             self._names.add(assignment.trajectory)
 
     def keep(self, partial: Partial, at: Address) -> None:
-        """Index the partial if its trajectory is resumed by any assignment."""
         if partial.trajectory not in self._names:
             return
         self.result.counts["partials"] += 1
@@ -77,23 +71,24 @@ class ResumeChains:
         )
 
     def wrong(self, record: Trajectory) -> str:
-        """Returns where a completion differs from the chain that it was resumed from; "" if it does
-        not differ or the chain is not kept.
+        """Returns where a completion differs from its chain; "" if it does not, or the chain is not
+        kept.
         """
         newest = self._resumed.get((record.trajectory, record.attempt))
         links = [] if newest is None else self._chain(record.trajectory, newest)
         if not links:
             return ""
         if record.turns and len(record.failures) > links[-1].failures:
-            return ""  # the episode has failed since, and was tried again without these turns
+            # The episode has failed since, and was tried again without these turns.
+            return ""
         self.result.counts["chains"] += 1
         prompt = links[0].start
         done = int(np.count_nonzero(record.sources[:prompt] == GENERATED))
         for link in links:
             end, upto = link.start + link.count, done + link.generated
             tokens, sources = record.tokens[link.start : end], record.sources[link.start : end]
-            found = _content_hash(tokens, sources, record.logprobs[done:upto])
-            if found != link.hash or _tokens_by_version(record, done, upto) != _merge_neighbours(
+            digest = _content_hash(tokens, sources, record.logprobs[done:upto])
+            if digest != link.hash or _tokens_by_version(record, done, upto) != _merge_neighbours(
                 link.versions
             ):
                 what = f"was resumed from attempt {link.attempt} by {link.rollout}, but differs"
@@ -102,8 +97,7 @@ class ResumeChains:
         return ""
 
     def _chain(self, trajectory: str, newest: Address) -> list[PartialLink]:
-        """Returns the links of the chain, the oldest first; [] if a link is missing or does not
-        fit.
+        """Returns the links of the chain, the oldest first; [] if one is missing or does not fit.
         """
         links: list[PartialLink] = []
         at: Address | None = newest
@@ -120,15 +114,14 @@ class ResumeChains:
 
 
 def _tokens_by_version(record: Trajectory, start: int, end: int) -> tuple[tuple[int, Version], ...]:
-    """Returns the versions of the generated tokens in `[start, end)` in order, each with its number
-    of tokens.
+    """Returns the versions of the generated tokens in `[start, end)` in order, each with its
+    tokens.
     """
-    found = [(min(s.end, end) - max(s.start, start), s.version) for s in record.spans]
-    return tuple((count, version) for count, version in found if count > 0)
+    overlaps = [(min(s.end, end) - max(s.start, start), s.version) for s in record.spans]
+    return tuple((count, version) for count, version in overlaps if count > 0)
 
 
 def _merge_neighbours(versions: tuple[tuple[int, Version], ...]) -> tuple[tuple[int, Version], ...]:
-    """Merge neighbours of the same version."""
     merged: list[tuple[int, Version]] = []
     for count, version in versions:
         if merged and merged[-1][1] == version:

@@ -1,7 +1,6 @@
-"""Checks that settings which travel in prompts hold from the group on that the run names
-(`SettingsSince`): each later group is of that configuration, no earlier one is, and the ledger's
-takes state it. Where the store holds the configuration, prompts and admissions are compared with
-its values. The result is that of invariant 1.
+"""Checks that settings which travel in prompts hold from the group on that the run names: each
+later group is of that configuration, no earlier one is, and the ledger's takes state it. Prompts
+and admissions are compared with the values in the store. The result is that of invariant 1.
 """
 
 from collections.abc import Callable, Mapping
@@ -50,12 +49,11 @@ class SettingsAudit:
                 pass
 
     def finish(self, coverage: folds.Coverage) -> None:
-        """Compare each admission with the group from which on its configuration holds."""
-        named = {one.settings for one in self.groups.admitted.values() if one.settings is not None}
-        if named:
-            self.result.counts["changes of settings"] = len(named)
-        for group, admission in self.groups.admitted.items() if named else ():
-            due = max((one for one in named if one.group <= group), default=None)
+        changes = {a.settings for a in self.groups.admitted.values() if a.settings is not None}
+        if changes:
+            self.result.counts["changes of settings"] = len(changes)
+        for group, admission in self.groups.admitted.items() if changes else ():
+            due = max((change for change in changes if change.group <= group), default=None)
             if admission.settings != due:
                 what = f"group {group} is of {_text(admission.settings)}, not of {_text(due)}"
                 self.result.add_violation(what, "admissions")
@@ -64,7 +62,7 @@ class SettingsAudit:
 
     def _take(self, take: Take, at: Address) -> None:
         admitted = [self.groups.admitted.get(group.group) for group in take.groups]
-        due = {one.settings for one in admitted if one is not None and one.settings is not None}
+        due = {a.settings for a in admitted if a is not None and a.settings is not None}
         if None not in admitted and due != set(take.settings):
             what = f"a take of step {take.step} states other settings than its groups' admissions"
             self.result.add_violation(what, "ledger", at)
@@ -80,7 +78,6 @@ class SettingsAudit:
                 self._differing.append((what, at))
 
     def _values(self, configuration_hash: str) -> Mapping[str, Any]:
-        """Returns the recorded settings; {} if the store does not hold them."""
         if self.store is None or not is_configuration_hash(configuration_hash):
             return {}
         if configuration_hash not in self._read:

@@ -1,10 +1,10 @@
 """Reads the records of a run for the audit, once and in the order of each partition, from the log
 and the archive (`AuditSource`).
 
-Records of the log and archived rows are returned as messages, with the bytes that they had in the
-log. Most archived trajectories are instead returned as columns of many rows (`TrajectoryRows`),
-which folds (`RowFold`) check faster than single records. All archived rows are verified by their
-hashes. A range that cannot be read is returned as a `Hole`, recorded as a violation, or both.
+Most archived trajectories are returned as columns of many rows (`TrajectoryRows`), which folds
+(`RowFold`) check faster than single records; all other records as messages. All archived rows are
+verified by their hashes. A range that cannot be read is returned as a `Hole`, recorded as a
+violation, or both.
 """
 
 from __future__ import annotations
@@ -41,20 +41,18 @@ Integers = NDArray[np.int64]
 
 
 class RowFold(Protocol):
-    """A fold (an object that takes all records in order and collects violations) that takes
-    archived trajectories in batches. It checks all rows of a batch at once, and counts those that
-    are certainly correct. It turns every other row into a record and applies the check for single
-    records, so each violation is decided and worded in one place.
+    """A fold that takes archived trajectories in batches: it counts the rows that are certainly
+    correct, and applies every other row as a record, so each violation is decided in one place.
     """
 
     def apply_rows(self, rows: TrajectoryRows) -> None:
-        """Take in the next rows of a partition; `apply` takes in single records."""
+        """Apply the next rows of a partition."""
         ...
 
 
 class TrajectoryRows:
-    """Holds `Trajectory` records of one partition, at consecutive offsets and none of them void, as
-    columns of a batch of archived rows. `first` is the first offset.
+    """`Trajectory` records of one partition, at consecutive offsets from `first` on and none of
+    them void, as columns.
     """
 
     def __init__(self, batch: pa.RecordBatch, partition: int) -> None:
@@ -79,13 +77,11 @@ class TrajectoryRows:
         return self.plain("hash")
 
     def plain(self, name: str) -> list[Any]:
-        """Returns the values of a column as Python objects, converted at the first call."""
         if name not in self._plain:
             self._plain[name] = _values(self._batch.column(name))
         return self._plain[name]
 
     def lengths(self, name: str) -> Integers:
-        """Returns the number of items in each row of a list column."""
         return np.diff(self._batch.column(name).offsets.to_numpy()).astype(np.int64)
 
     @cached_property
@@ -97,92 +93,81 @@ class TrajectoryRows:
     def generated(self) -> Integers:
         """The number of generated tokens of each row, counted in its `sources`."""
         column = self._batch.column("sources")
-        here, edges = column.values.to_numpy() == GENERATED, column.offsets.to_numpy().tolist()
-        counts = map(np.count_nonzero, map(here.__getitem__, map(slice, edges[:-1], edges[1:])))  # pyright: ignore[reportUnknownArgumentType]
+        generated, edges = column.values.to_numpy() == GENERATED, column.offsets.to_numpy().tolist()
+        counts = map(np.count_nonzero, map(generated.__getitem__, map(slice, edges[:-1], edges[1:])))  # pyright: ignore[reportUnknownArgumentType]
         return np.fromiter(counts, np.int64, len(edges) - 1)
 
     @cached_property
     def spans(self) -> SpanColumns:
-        """The spans of all rows, as columns."""
         return SpanColumns(self._batch.column("spans"))
 
     def span_values(self) -> list[list[dict[str, Any]]]:
-        """Returns the spans of each row as plain values, as a record's JSON header has them."""
+        """Returns the spans of each row as a record's JSON header has them."""
         return self._batch.column("spans").to_pylist()
 
     def uses(self, index: LedgerIndex) -> RowUses:
-        """Returns what the ledger states about these rows. It is looked up at the first call, for
-        all folds.
-        """
+        """Returns the ledger's statements about these rows, looked up once for all folds."""
         if self._uses is None:
             self._uses = RowUses(self, index)
         return self._uses
 
     def in_place(self, partitions: int) -> Iterator[TrajectoryRows]:
-        """Yields the rows that are in the partition that belongs to their group, as pieces of
-        consecutive rows. `partitions` is the topic's number of partitions; if it is 0 (unknown),
-        all rows are yielded.
+        """Yields the rows in the partition of their group, as pieces of consecutive rows; all rows
+        if the number of `partitions` is unknown (0).
         """
         if not partitions:
             yield self
             return
-        here = {g: is_in_key_partition(g, self.partition, partitions) for g in set(self.groups)}
-        if all(here.values()):
+        placed = {g: is_in_key_partition(g, self.partition, partitions) for g in set(self.groups)}
+        if all(placed.values()):
             yield self
             return
-        yield from self.where([here[group] for group in self.groups])
+        yield from self.where([placed[group] for group in self.groups])
 
-    def where(self, wanted: Sequence[bool]) -> Iterator[TrajectoryRows]:
-        """Yields the rows for which `wanted` is True, as pieces of consecutive rows."""
-        edges = [0, *(np.flatnonzero(np.diff(wanted)) + 1).tolist(), len(wanted)]
+    def where(self, mask: Sequence[bool]) -> Iterator[TrajectoryRows]:
+        """Yields the rows for which `mask` is True, as pieces of consecutive rows."""
+        edges = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(mask)]
         for start, end in pairwise(edges):
-            if wanted[start]:
+            if mask[start]:
                 yield TrajectoryRows(self._batch.slice(start, end - start), self.partition)
 
     def since(self, row: int) -> TrajectoryRows:
-        """Returns the rows from this one on."""
         return self if not row else TrajectoryRows(self._batch.slice(row), self.partition)
 
     def message(self, row: int) -> AuditMessage:
-        """Returns one row as a message with its record, for the check of a single record."""
         from rollstream.storage.archive.originals import OriginalBytes
 
         (data,) = OriginalBytes("trajectories").values(self._batch.slice(row, 1))
         assert data is not None, "a tombstone among records"
-        found, at = decode(data), Address(self.partition, self.first + row)
-        return AuditMessage("trajectories", at, found.record, found.envelope, "", False, data)
+        decoded, at = decode(data), Address(self.partition, self.first + row)
+        return AuditMessage("trajectories", at, decoded.record, decoded.envelope, "", False, data)
 
 
 class RowUses:
-    """Holds, for some rows, what the ledger's takes state about the trajectory of each.
-
-    `found` has its entry in the index, None if no take names the trajectory (`is_named` is then
-    False); `step` is the step that trained it, 0 if none did. `is_here` is True if the take names
-    this very record and not another completion of the trajectory; `is_same` if also group and hash
-    in the take are the row's.
+    """The ledger's statements about the trajectory of each row: `found` is its entry in the index,
+    None if no take names it; `step` the step that trained it, or 0. `is_here`: the take names this
+    very record; `is_same`: also with this group and hash.
     """
 
     def __init__(self, rows: TrajectoryRows, index: LedgerIndex) -> None:
         self.found = list(map(index.uses.get, rows.names))
-        found = self.found
-        self.is_named = np.array([use is not None for use in found], np.bool_)
-        self.step: Integers = np.array([0 if u is None else u.step for u in found], np.int64)
-        here = [
+        uses = self.found
+        self.is_named = np.array([use is not None for use in uses], np.bool_)
+        self.step: Integers = np.array([0 if u is None else u.step for u in uses], np.int64)
+        is_here = [
             u is not None and u.at.offset == at and u.at.partition == rows.partition
-            for at, u in enumerate(found, rows.first)
+            for at, u in enumerate(uses, rows.first)
         ]
-        self.is_here = np.array(here, np.bool_)
+        self.is_here = np.array(is_here, np.bool_)
         same = [
             u is not None and u.hash == hash_ and u.group == group
-            for u, hash_, group in zip(found, rows.hashes, rows.groups, strict=True)
+            for u, hash_, group in zip(uses, rows.hashes, rows.groups, strict=True)
         ]
         self.is_same = self.is_here & np.array(same, np.bool_)
 
 
 class CheckedHeader(msgspec.Struct, gc=False):
-    """The fields of a trajectory's header that folds read as columns; `_agree` compares both. Folds
-    do not read `abandoned`: it decides which tokens are trained, so such a row is read as a record.
-    """
+    """The fields of a trajectory's header that folds read as columns."""
 
     trajectory: str
     group: int
@@ -193,6 +178,7 @@ class CheckedHeader(msgspec.Struct, gc=False):
     finish: str
     reward: float | None = None
     wave: int = 0
+    # Not a column: it decides which tokens are trained, so `_agree` refuses rows that have any.
     abandoned: tuple[int, ...] = ()
 
 
@@ -211,9 +197,7 @@ _span_fields = attrgetter("start", "end", "version.number", "version.term")
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """Returns a column's values as Python objects. A column without nulls is converted through
-    NumPy, ten times as fast.
-    """
+    # A column without nulls is converted through NumPy, ten times as fast.
     return (
         column.to_pylist() if column.null_count else column.to_numpy(zero_copy_only=False).tolist()
     )
@@ -221,34 +205,33 @@ def _values(column: pa.Array) -> list[Any]:
 
 def _agree(rows: TrajectoryRows, headers: pa.Array) -> NDArray[np.bool_]:
     """Returns True for each row whose columns equal its JSON header and which has no abandoned
-    turns. The hash of a row covers the header and not the columns, so only then may folds trust the
-    columns. A row with False is read as a message that is restored from its columns, and there its
-    hash decides.
+    turns.
     """
     try:
+        # The hash of a row covers the header and not the columns, so only equal columns may be
+        # trusted. Other rows are restored as messages, and there their hash decides.
         texts = b"[%b]" % b",".join(_values(headers))
-        found = list(map(_record, _HEADERS.decode(texts)))
+        parsed = list(map(_record, _HEADERS.decode(texts)))
     except (ValueError, RecursionError):
         return np.zeros(len(rows), np.bool_)
-    agree = np.array([not header.abandoned for header in found], np.bool_)
-    for name, stated in zip(_COLUMNS, zip(*map(_fields, found), strict=True), strict=True):
-        held = rows.plain(name)
-        if list(stated) != held:
-            agree &= np.array([a == b for a, b in zip(stated, held, strict=True)], np.bool_)
-    spans, given = rows.spans, list(map(_spans, found))
+    agree = np.array([not header.abandoned for header in parsed], np.bool_)
+    for name, stated in zip(_COLUMNS, zip(*map(_fields, parsed), strict=True), strict=True):
+        column = rows.plain(name)
+        if list(stated) != column:
+            agree &= np.array([a == b for a, b in zip(stated, column, strict=True)], np.bool_)
+    spans, row_spans = rows.spans, list(map(_spans, parsed))
     numbers = np.stack([spans.start, spans.end, spans.number, spans.term], axis=1)
-    flat = chain.from_iterable(map(_span_fields, chain.from_iterable(given)))
-    if spans.count.tolist() != list(map(len, given)) or numbers.ravel().tolist() != list(flat):
-        stated = [msgspec.to_builtins(one.spans) for one in found]
+    flat = chain.from_iterable(map(_span_fields, chain.from_iterable(row_spans)))
+    if spans.count.tolist() != list(map(len, row_spans)) or numbers.ravel().tolist() != list(flat):
+        stated = [msgspec.to_builtins(checked.spans) for checked in parsed]
         pairs = zip(stated, rows.span_values(), strict=True)
-        agree &= np.array([list(one) == other for one, other in pairs], np.bool_)
+        agree &= np.array([list(a) == b for a, b in pairs], np.bool_)
     return agree
 
 
 class SpanColumns:
-    """Holds all spans of some rows, one after another, as columns: `row` is the index of a span's
-    row, `start` and `end` are its token range, `number` and `term` its version. `count` is the
-    number of spans of each row.
+    """All spans of some rows as columns: `row` is the index of a span's row, `start` and `end` its
+    token range, `number` and `term` its version; `count` is the number of spans per row.
     """
 
     def __init__(self, column: pa.Array) -> None:
@@ -267,10 +250,7 @@ class SpanColumns:
 
 
 def _pieces(rows: ArchivedRows, originals: OriginalBytes) -> Iterator[Message | TrajectoryRows]:
-    """Yields the rows in order: as `TrajectoryRows` the trajectories that are not void, whose bytes
-    match their hashes and whose columns match their headers, all others as messages. Raises
-    `CorruptObject` at a row that does not match its hash.
-    """
+    """Yields the rows in order. Raises `CorruptObject` at a row that does not match its hash."""
     import pyarrow as pa
 
     from rollstream.storage.archive.originals import messages_in
@@ -283,10 +263,10 @@ def _pieces(rows: ArchivedRows, originals: OriginalBytes) -> Iterator[Message | 
         is_plain = is_whole.copy()
         if is_whole.any():  # never in files of 0.1.0, which have no headers
             checked = batch if is_whole.all() else batch.filter(pa.array(is_whole))
-            found = TrajectoryRows(checked, rows.partition)
-            is_plain[is_whole] = _agree(found, checked.column("header"))
+            proven_rows = TrajectoryRows(checked, rows.partition)
+            is_plain[is_whole] = _agree(proven_rows, checked.column("header"))
             if is_plain.all():
-                yield found
+                yield proven_rows
                 return
     columns = [name for name in batch.schema.names if name != "header"]
     kinds = is_whole.astype(np.int8) + is_plain
@@ -303,9 +283,8 @@ def _pieces(rows: ArchivedRows, originals: OriginalBytes) -> Iterator[Message | 
 
 @dataclass(slots=True)
 class AuditSource:
-    """Reads a run's log, the archive in its store, or both, for one audit. Call `fix_end` for each
-    topic of the log first, then read its `messages`. Missing and damaged data are recorded in
-    `result`, the result on the completeness of the data.
+    """Reads a run's log, the archive in its store, or both. Call `fix_end` for each topic of the
+    log first. Missing and damaged data are recorded in `result`.
     """
 
     bus: Bus | None
@@ -313,32 +292,30 @@ class AuditSource:
     run: str
     result: InvariantResult
     is_archived: bool = False
-    """Whether the message or the rows that `messages` yielded last are archived."""
+    """Whether the piece that `messages` yielded last is archived."""
     view: LogView = field(init=False)
     _ends: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
     _named: set[str] = field(default_factory=set[str])
-    """Damaged parts: a part of a file may be read below the log's begin, and the rest beside."""
+    """Reported damage: a part may be met below the log's begin, and again beside it."""
 
     def __post_init__(self) -> None:
         self.view = LogView(self.bus, self.store, self.run)
 
     def fix_end(self, topic: str) -> None:
-        """Fix the topic's present end as the end of the audit: records that are appended from now
-        on are not read. No effect for a topic that the log does not have.
-        """
+        """Fix the topic's present end: later records are not read."""
         if self.bus is not None and self.view.has(topic):
             self._ends[topic] = self.view.end(topic)
 
     def has_log(self, topic: str) -> bool:
-        """Returns whether the topic is read from the log, and not from the archive alone."""
+        """Whether the topic is read from the log, and not from the archive alone."""
         return topic in self._ends
 
     def messages(
         self, topic: str, start: Callable[[int], int] = lambda partition: 0
     ) -> Iterator[Message | TrajectoryRows | Hole]:
         """Yields the topic's messages from `start` of each partition up to the fixed end, archived
-        trajectories as rows. A range that cannot be read is yielded as a `Hole`, except for lost
-        records, which are only recorded as a violation.
+        trajectories as rows. A range that cannot be read is yielded as a `Hole`; lost records are
+        only recorded as a violation.
         """
         view = self.view if topic in self._ends else LogView(None, self.store, self.run)
         starts = {partition: start(partition) for partition in range(view.partitions(topic))}
@@ -353,21 +330,18 @@ class AuditSource:
                 yield segment
 
     def check_archived(self, topic: str) -> int:
-        """Verifies the topic's archived rows that the log has too, and returns their number."""
+        """Verify the topic's archived rows that the log has too; returns their number."""
         assert self.bus is not None
         archive, rows = LogView(None, self.store, self.run), 0
         for segment in archive.topic(topic, self.bus.begin(topic), skip_damaged=True).segments():
             if isinstance(segment, ArchivedRows):
-                pieces = [one for one in self._rows(segment) if not isinstance(one, Hole)]
-                rows += sum(1 if isinstance(one, Message) else len(one) for one in pieces)
+                pieces = [piece for piece in self._rows(segment) if not isinstance(piece, Hole)]
+                rows += sum(1 if isinstance(piece, Message) else len(piece) for piece in pieces)
             elif isinstance(segment, Hole) and segment.reason == "damaged":
                 self._judge(segment)
         return rows
 
     def _rows(self, rows: ArchivedRows) -> Iterator[Message | TrajectoryRows | Hole]:
-        """Yields the rows, up to the first damaged one; the rows from there on are yielded as a
-        `Hole` and recorded as a violation.
-        """
         from rollstream.storage.archive.originals import OriginalBytes  # imports pyarrow
 
         at = rows.first
@@ -379,6 +353,7 @@ class AuditSource:
                 at = first + count
                 yield piece
         except CorruptObject as error:
+            # The rows from the first damaged one on.
             end = rows.first + len(rows)
             hole = Hole(
                 rows.topic, rows.partition, at, end, "damaged", detail=str(error), key=rows.key
@@ -387,13 +362,12 @@ class AuditSource:
             yield hole
 
     def _judge(self, hole: Hole) -> None:
-        """Record a violation for lost records, and for a hole that names an archived file (damaged,
-        archived twice). Other holes, for example where the log was truncated, are no violation.
-        """
         if hole.reason == "lost":
             at = Address(hole.partition, hole.start)
             what = f"offsets {hole.start} to {hole.end - 1} are missing"
             self.result.add_violation(what, hole.topic, at)
+        # A file that is damaged or archived twice. Other holes, such as a truncated log, are no
+        # violation.
         elif hole.key and str(hole) not in self._named:
             self._named.add(str(hole))
             self.result.add_violation(str(hole), key=hole.key)

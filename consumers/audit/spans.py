@@ -1,10 +1,8 @@
 """Audits invariants 3 and 4, one fold each: every generated token belongs to one span; under
 `keep_version` a trajectory has one span.
 
-A fold receives log records one by one (`apply`) and archived ones in batches (`apply_rows`), and
-ends with `finish`. A completion is a `Trajectory` record. Only a trained one can violate these
-invariants, because any program may append a malformed one, which the trainer refuses (invariant
-12). Whether the engine named the right version in a span is not in the log and not checked.
+Only a trained completion can violate them: the trainer refuses malformed ones, which any program
+may append (invariant 12). Whether the engine named the right version is not in the log.
 """
 
 from collections.abc import Mapping
@@ -28,20 +26,19 @@ from rollstream.streams.records import GENERATED, Assignment, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class AuditPolicy:
-    """Holds the settings of the run that the audit's checks need."""
+    """The settings of the run that the audit's checks need."""
 
     max_lag: int | None = None
     """Largest lag of a trained token; None: no such bound."""
     keep_version: bool = False
     """Whether `rollouts.on_update` is `keep_version`."""
     known: bool = True
-    """Whether a configuration of the run is available; if False the other fields mean nothing."""
+    """Whether a configuration of the run is available; else the other fields mean nothing."""
     rule: TrainingRule | None = None
-    """The trainer's rule for which samples of a group are trained and which groups are closed; None
-    if its settings are not available.
+    """The trainer's rule for training and closing groups; None if its settings are not available.
     """
     refused: tuple[str, ...] = ()
-    """The import paths of the rule's own code, if the audit may not import it; `rule` is None."""
+    """Import paths of a rule that the audit may not import; `rule` is None then."""
     choose: str = "oldest"
     """The trainer's rule for choosing among complete groups (`trainer.choose`)."""
     checkpoint_every: int = 0
@@ -54,9 +51,7 @@ class AuditPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ForeignCompletions:
-    """Finds foreign completions, those of trajectories that dispatch never admitted, by the groups
-    that the topic `admissions` names.
-    """
+    """Finds foreign completions, those of trajectories that dispatch never admitted."""
 
     admitted: Mapping[int, Admission]
     coverage: Coverage
@@ -67,9 +62,7 @@ class ForeignCompletions:
         return self._lacks(record.group, record.trajectory)
 
     def among(self, rows: TrajectoryRows) -> list[int]:
-        """Returns the rows that are foreign. Members of admitted groups are in the ledger once a
-        take began their group, so only the other rows are looked up.
-        """
+        # Members of admitted groups are in the ledger once a take began their group.
         others = np.flatnonzero(~rows.uses(self.ledger).is_named).tolist()
         return [row for row in others if self._lacks(rows.groups[row], rows.names[row])]
 
@@ -84,9 +77,6 @@ class ForeignCompletions:
 class SpanAudit:
     """Audits invariant 3: the spans of a completion follow each other without gap or overlap, from
     its first generated token to its last. Must receive the ledger before `trajectories`.
-
-    A malformed completion is a violation if a step trained it, else it is counted; foreign ones are
-    counted and not checked.
     """
 
     foreign: ForeignCompletions
@@ -114,9 +104,6 @@ class SpanAudit:
             )
 
     def apply_rows(self, rows: TrajectoryRows) -> None:
-        """Count the well-formed rows of admitted trajectories at once, and apply every other row as
-        a record.
-        """
         right = _well_formed(rows)
         right[self.foreign.among(rows)] = False
         self.result.counts["trajectories"] += int(np.count_nonzero(right))
@@ -131,9 +118,8 @@ class SpanAudit:
 
 @dataclass(slots=True)
 class OneVersionAudit:
-    """Audits invariant 4: under `keep_version` a trained trajectory has one span. The trajectories
-    of one span and of several are also counted. `keep_version` is None if the run's settings are
-    unknown. Must receive the ledger before `trajectories`.
+    """Audits invariant 4. `keep_version` is None if the run's settings are unknown. Must receive
+    the ledger before `trajectories`.
     """
 
     keep_version: bool | None
@@ -158,10 +144,8 @@ class OneVersionAudit:
             self.result.add_violation(what, message.topic, message.address)
 
     def _count_outcome(self, assignment: Assignment) -> None:
-        """Count how trajectories whose version no rollout held were continued: after their version
-        was loaded from the store, or from the prompt. The counts cover the assignments that are
-        kept.
-        """
+        # How trajectories whose version no rollout held were continued; assignments may be
+        # truncated, so these counts cover only the remaining ones.
         if assignment.from_history:
             self.result.counts["loaded from history"] += 1
         elif assignment.kind == "start" and assignment.attempt > 1:
@@ -188,9 +172,7 @@ class OneVersionAudit:
 
 
 def _span_problem(record: Trajectory, generated: int) -> str:
-    """Returns the fault of the spans, sources or log-probabilities of a record with this
-    number of generated tokens; "" if there is none.
-    """
+    """Returns the fault of the spans, sources or log-probabilities; "" if there is none."""
     if len(record.sources) != len(record.tokens):
         return f"{len(record.tokens)} tokens but {len(record.sources)} sources"
     if len(record.logprobs) != generated:
@@ -217,7 +199,6 @@ def _well_formed(rows: TrajectoryRows) -> NDArray[np.bool_]:
 
 
 def _report_missing(result: InvariantResult, coverage: Coverage) -> None:
-    """Record as unchecked the trajectories that are neither in the log nor archived."""
     if coverage["trajectories"] == "part":
         result.add_unchecked("the trajectories before the first kept record")
     elif coverage["trajectories"] == "absent":

@@ -1,9 +1,6 @@
 """Checks invariants 6 and 11 in the store: every version with a manifest is whole and unchanged,
-the pointer is not behind the ledger, and every checkpoint with a manifest is whole.
-
-`StoreAudit` checks versions and pointer, `CheckpointAudit` checkpoints. Both compare the store with
-what `VersionAudit` has read in the log, so they run after it. At most one file is in memory at a
-time. A version or checkpoint that retention removes meanwhile is skipped.
+the pointer is not behind the ledger, and every checkpoint with a manifest is whole. At most one
+file is in memory at a time. Versions and checkpoints that retention removes meanwhile are skipped.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,9 +38,9 @@ class StoreAudit:
     """Checks `weights/`; `check` must be called after `versions` has received the whole log. `tell`
     is called with the name of each version before it is read.
 
-    The chain of parents is followed from `weights/latest.json` as far as retention left it. The
-    manifest of each kept version is compared with the hash in the log, each of its files with the
-    size and hash in its manifest, and the hash of its tensors with that of its step.
+    The chain of parents is followed from `weights/latest.json` as far as retention left it. Each
+    kept version is compared with the log by its manifest's hash, with the manifest by size and hash
+    of each file, and with its step by the hash of its tensors.
     """
 
     store: ObjectStore
@@ -53,11 +50,9 @@ class StoreAudit:
 
     @property
     def result(self) -> InvariantResult:
-        """Returns the result of invariant 6, which is that of `versions`."""
         return self.versions.result
 
     def check(self) -> None:
-        """Check every version under `weights/`."""
         try:
             present = read_pointer(self.store)
         except CorruptObject as error:
@@ -103,15 +98,13 @@ class StoreAudit:
                 self.result.add_violation(str(error), key=manifest_key(version))
 
     def _check_believed(self, pointer: Pointer) -> None:
-        """Check that the believed version has the manifest that the pointer names, and that the
-        chain of its parents is in order.
-        """
         version = pointer.version
         if version is None:
             return
         manifest = self._manifests.get(version)
         key = manifest_key(version)
         if manifest is None:
+            # The run may have published another version, and retention removed this one.
             if self._still_believed(pointer):
                 self.result.add_violation("the believed version has no readable manifest", key=key)
         elif manifest.hash != pointer.manifest_hash:
@@ -126,14 +119,10 @@ class StoreAudit:
             manifest = self._manifests.get(parent)
 
     def _still_believed(self, pointer: Pointer) -> bool:
-        """Whether the pointer still names the version that it named; False if the run has published
-        another one since, so that retention may have removed the earlier one.
-        """
         present = read_pointer(self.store)
         return present is not None and present[0].version == pointer.version
 
     def _check_version(self, manifest: Manifest, pointer: Pointer) -> None:
-        """Check one stored version: its manifest, its base, its tensors' hash and its files."""
         version, key = manifest.version, manifest_key(manifest.version)
         logged = self.versions.hashes.get(version)
         if logged is not None and logged != manifest.hash:
@@ -155,39 +144,36 @@ class StoreAudit:
                 self.result.add_violation(wrong, key=f"{version_folder(version)}/{file.name}")
 
     def _is_believed(self, version: Version, pointer: Pointer) -> bool:
-        """Whether the version was believed, that is, the ledger has no other version of its number.
-        The ledger has no step 0: version 0 was believed if the pointer, the log or a child names
-        it.
-        """
         if version.number or version == pointer.version:
             return self.versions.ledger.is_believed(version)
-        named = version in self.versions.hashes
-        return named or any(version in (m.parent, m.base) for m in self._manifests.values())
+        # The ledger has no step 0: version 0 was believed if the pointer, the log or a child names
+        # it.
+        is_logged = version in self.versions.hashes
+        return is_logged or any(version in (m.parent, m.base) for m in self._manifests.values())
 
     def _check_base(self, manifest: Manifest) -> None:
         if manifest.adapter:
-            named, wanted = manifest.anchor, manifest.adapter.base_hash
+            base_version, base_hash = manifest.anchor, manifest.adapter.base_hash
         elif manifest.delta is not None and manifest.parent is not None:
-            named, wanted = manifest.parent, manifest.delta.parent_hash
+            base_version, base_hash = manifest.parent, manifest.delta.parent_hash
         else:
             return
-        base, key = self._manifests.get(named), manifest_key(manifest.version)
+        base, key = self._manifests.get(base_version), manifest_key(manifest.version)
         if base is None:
-            if manifest.base == named and self._has_manifest(manifest.version):
-                self.result.add_violation(f"its base {named} is missing", key=key)
-        elif wanted != base.hash:
-            what = f"it applies to manifest {wanted}, but {named} has {base.hash}"
+            if manifest.base == base_version and self._has_manifest(manifest.version):
+                self.result.add_violation(f"its base {base_version} is missing", key=key)
+        elif base_hash != base.hash:
+            what = f"it applies to manifest {base_hash}, but {base_version} has {base.hash}"
             self.result.add_violation(what, key=key)
 
     def _check_hash_of_step(self, manifest: Manifest) -> None:
-        """Compare the version's tensors with the hash that the ledger has of them."""
         done = self.versions.states.get(manifest.version.number)
         if done is None or not done.weights_hash or done.version != manifest.version:
             return
         self.result.counts["versions compared with their step"] += 1
-        found = manifest.weights.combined_hash
-        if found != done.weights_hash:
-            what = f"its tensors have the hash {found}, step {done.step} has {done.weights_hash}"
+        combined = manifest.weights.combined_hash
+        if combined != done.weights_hash:
+            what = f"its tensors have the hash {combined}, step {done.step} has {done.weights_hash}"
             self.result.add_violation(what, key=manifest_key(manifest.version))
 
     def _wrong_file(self, version: Version, file: FileEntry) -> str | None:
@@ -201,8 +187,8 @@ class StoreAudit:
         self.result.counts["bytes"] += len(data)
         if len(data) != file.bytes:
             return f"it has {len(data)} bytes, by its manifest {file.bytes}"
-        found = content_hash(data)
-        return "" if found == file.hash else f"its hash is {found}, by its manifest {file.hash}"
+        digest = content_hash(data)
+        return "" if digest == file.hash else f"its hash is {digest}, by its manifest {file.hash}"
 
     def _has_manifest(self, version: Version) -> bool:
         try:
@@ -217,12 +203,9 @@ class StoreAudit:
 @dataclass(slots=True)
 class CheckpointAudit:
     """Checks that every checkpoint with a manifest is whole, that its step is in the ledger, that
-    the log has what it has read, and that the newest is not older than the run's settings imply.
-    `check` must be called after `versions` has received the whole log. A checkpoint without a
-    manifest is only counted (`begun`).
-
-    Whether a checkpoint's tensors have the state hash of the ledger is not checked here: a restart
-    from the checkpoint checks it by repeating the steps after it.
+    the log has the records that it has read, and that the newest is recent enough for the run's
+    settings. `check` must be called after `versions` has received the whole log. A restart checks
+    the state hash of the tensors.
     """
 
     store: ObjectStore
@@ -235,13 +218,12 @@ class CheckpointAudit:
     )
 
     def check(self) -> None:
-        """Check every checkpoint under `checkpoints/`."""
-        whole: list[int] = []
+        whole_steps: list[int] = []
         stored = stored_checkpoints(self.store)
         if not stored and not any(True for _ in self.store.list("weights/")):
             self.result.add_unchecked("the store holds no checkpoints/")
             return
-        last_term = max((found.id.term for found in stored if found.whole), default=0)
+        last_term = max((candidate.id.term for candidate in stored if candidate.whole), default=0)
         for checkpoint in stored:
             checkpoint_id = checkpoint.id
             if not checkpoint.whole:
@@ -257,35 +239,36 @@ class CheckpointAudit:
                     self.result.counts["begun"] += 1
                     continue
                 wrong = str(error)
+            # Unless retention removed it meanwhile.
             if wrong and self._is_kept(checkpoint_id):
                 self.result.add_violation(wrong, key=f"{checkpoint_id.folder}/")
             elif not wrong:
-                whole.append(checkpoint_id.step)
+                whole_steps.append(checkpoint_id.step)
                 self.result.counts["whole"] += 1
-        self._check_newest(max(whole, default=0))
+        self._check_newest(max(whole_steps, default=0))
 
-    def _wrong(self, one: CheckpointId) -> str:
+    def _wrong(self, id_: CheckpointId) -> str:
         """Returns the problem with a checkpoint, "" for none. Raises `ObjectMissing` if a part is
         gone.
         """
         try:
-            manifest = checkpoint_manifest(self.store, one)
-            state = TrainerState.decode(checkpoint_state(self.store, one))
+            manifest = checkpoint_manifest(self.store, id_)
+            state = TrainerState.decode(checkpoint_state(self.store, id_))
             for file in manifest.tensors.files:
-                data = self.store.get(f"{one.folder}/{file.name}")
+                data = self.store.get(f"{id_.folder}/{file.name}")
                 self.result.counts["bytes"] += len(data)
                 if (len(data), content_hash(data)) != (file.bytes, file.hash):
                     return f"{file.name} differs from its manifest's hash"
         except CorruptObject as error:
             return str(error)
-        if {manifest.step, state.step, one.step} != {one.step} or manifest.term != one.term:
+        if {manifest.step, state.step, id_.step} != {id_.step} or manifest.term != id_.term:
             return f"its state is of step {state.step}, its manifest of step {manifest.step}"
         if self.bus is not None and (missing := missing_records(state, self._end)):
             return f"the log is another one, or was lost: {missing}"
         last = self.versions.last
-        made = self.versions.states
-        if last is not None and made and min(made) <= one.step <= last.step:
-            return "" if one.step in made else f"the ledger has no step {one.step}"
+        states = self.versions.states
+        if last is not None and states and min(states) <= id_.step <= last.step:
+            return "" if id_.step in states else f"the ledger has no step {id_.step}"
         return ""
 
     def _end(self, topic: str) -> Mapping[int, int]:
@@ -295,19 +278,14 @@ class CheckpointAudit:
         except TopicMissing:
             return {}
 
-    def _is_kept(self, one: CheckpointId) -> bool:
-        """Whether the checkpoint is still whole in the store; False if retention removed it
-        meanwhile.
-        """
-        return any(stored.id == one and stored.whole for stored in stored_checkpoints(self.store))
+    def _is_kept(self, id_: CheckpointId) -> bool:
+        return any(stored.id == id_ and stored.whole for stored in stored_checkpoints(self.store))
 
     def _check_newest(self, newest: int) -> None:
-        """Check that a due checkpoint exists: it is written before the next `StepDone`. Nothing is
-        checked if the settings changed during the run.
-        """
         last, every = self.versions.last, self.policy.checkpoint_every
         if last is None or not every or len(self.versions.configurations) > 1:
             return
+        # A checkpoint is written before the next `StepDone`.
         due = (last.step - 1) // every * every
         if newest < due:
             what = f"the ledger is at step {last.step}, the newest whole checkpoint at {newest}"

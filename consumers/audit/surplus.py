@@ -1,8 +1,6 @@
 """Checks which completions of a group with redundancy count (invariants 1 and 2): the first that
-end, in the order of their partition (`is_group_full`). `SurplusAudit` also explains to other checks
-why a completion that the trainer had read is not a member of its group.
-
-Memory grows with the run: a name per member of such groups, and a number per group.
+end, in the order of their partition. Memory holds a name per member of such groups, and a number
+per group.
 """
 
 from collections import Counter
@@ -65,10 +63,10 @@ class SurplusAudit:
         """Nothing is left to check."""
 
     def is_surplus(self, group: int, at: Address) -> bool:
-        """Whether the completion at this address is explained: its group was complete before."""
+        # The group was complete before.
         return at.offset > self._full.get(group, at.offset)
 
     def _needed(self, group: int) -> int:
-        """Returns how many living completions of a group that a take began count; 0: all."""
         admission = self.groups.admitted.get(group)
+        # 0: all completions count.
         return 0 if admission is None or group not in self.reads.begun else admission.needed

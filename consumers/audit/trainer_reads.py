@@ -1,10 +1,7 @@
-"""Checks invariant 1 for open groups: the trainer skips none of them silently.
-
-`TrainerReads` derives from the ledger how far the trainer had read `trajectories` and `annotations`
-at each take that begins a group (is the first to name it). `OpenGroupCheck` applies the trainer's
-rule to each open group, on the records that had been read at such a take (`GroupRecords`). An open
-group is a violation if the rule closes it, or if a group that comes after it was taken. Memory
-grows with the run: two small tuples per take, shared if unchanged, and a number per group.
+"""Checks invariant 1 for open groups: the trainer skips none of them silently. `TrainerReads`
+derives from the ledger how far the trainer had read at each take; `OpenGroupCheck` applies its rule
+to each open group. Memory grows by two small tuples per take, shared if unchanged, and a number per
+group.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,11 +23,10 @@ ReadBounds = tuple[int, ...]
 
 
 class TakeRead(msgspec.Struct, frozen=True, gc=False):
-    """States how far the trainer had read at one take. `at` is the take's address. `trajectories`
-    and `annotations` are the bounds in these topics: the trainer's positions if `exact`, otherwise
-    offsets that the trainer had reached at least. `believed` is the highest believed version at
-    that time, if the take states it. `admission` is the highest offset in `admissions` of the
-    groups that this term has begun so far.
+    """How far the trainer had read at one take, at address `at`. `trajectories` and `annotations`
+    are its positions if `exact`, otherwise offsets that it had reached at least. `believed` is the
+    highest believed version, if stated; `admission` the highest offset in `admissions` of the
+    groups that this term has begun.
     """
 
     step: int
@@ -45,13 +41,8 @@ class TakeRead(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class TrainerReads:
-    """Collects the ledger's takes that begin groups, in their order, with the bounds up to which
-    the trainer had read. Void takes are left out.
-
-    A take may state the trainer's positions (`Take.read`), which are then the bounds. Otherwise the
-    records that it names give them: a partition is read in order, so a trainer that names a record
-    at offset n has read beyond n. A new term reads again from its checkpoint, so its bounds begin
-    empty.
+    """Collects the ledger's takes that begin groups (name them first), in their order, with the
+    bounds up to which the trainer had read. Void takes are left out.
     """
 
     admitted: Mapping[int, Admission]
@@ -59,7 +50,7 @@ class TrainerReads:
     begun: dict[int, int] = field(default_factory=dict[int, int])
     """Group → index in `takes` of the take that began it."""
     seconds: dict[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
-    """(term, step) → seconds that the trainer of that term spent on the step."""
+    """(term, step) → seconds of that term's trainer."""
     furthest: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
     """Topic → partition → the offset up to which a trainer of any term had read."""
     partitions: dict[str, int] = field(default_factory=dict[str, int])
@@ -72,7 +63,6 @@ class TrainerReads:
     """The newest of `takes` that is of the present term."""
 
     def apply(self, message: AuditMessage) -> None:
-        """Note a start of the trainer, a take or a finished step; ignores all other messages."""
         if message.void or message.topic != "ledger":
             return
         match message.record:
@@ -87,7 +77,6 @@ class TrainerReads:
                 pass
 
     def of_group(self, group: int) -> TakeRead | None:
-        """Returns the take that began the group; None if no take did."""
         index = self.begun.get(group)
         return None if index is None else self.takes[index]
 
@@ -102,21 +91,19 @@ class TrainerReads:
         return self.takes[start:]
 
     def was_read(self, topic: str, at: Address) -> bool:
-        """Whether a trainer certainly read this record."""
         return at.offset < self.furthest.get(topic, {}).get(at.partition, 0)
 
     def _believe(self, version: Version) -> None:
         self.believed = version if self.believed is None else max(self.believed, version)
 
     def _take(self, take: Take, at: Address) -> None:
-        """Add a take that begins groups; other takes state nothing about what was read."""
         if not take.groups:
             return
         if take.believed is not None:
             self._believe(take.believed)
         self.partitions |= {read.topic: len(read.offsets) for read in take.read}
         before = self._last
-        named = [member.at for group in take.groups for member in group.members]
+        taken = [member.at for group in take.groups for member in group.members]
         used = [note.at for note in take.annotations]
         admissions = [a.offset for g in take.groups if (a := self.admitted.get(g.group))]
         self._last = TakeRead(
@@ -125,7 +112,7 @@ class TrainerReads:
             term=self.term,
             exact=bool(take.read),
             believed=take.believed,
-            trajectories=self._bounds("trajectories", before and before.trajectories, named, take),
+            trajectories=self._bounds("trajectories", before and before.trajectories, taken, take),
             annotations=self._bounds("annotations", before and before.annotations, used, take),
             admission=max([*admissions, -1 if before is None else before.admission]),
         )
@@ -134,31 +121,31 @@ class TrainerReads:
         self.takes.append(self._last)
 
     def _bounds(
-        self, topic: str, before: ReadBounds | None, named: list[Address], take: Take
+        self, topic: str, before: ReadBounds | None, addresses: list[Address], take: Take
     ) -> ReadBounds:
-        """Returns the term's bounds in a topic, advanced from `before` to the positions that the
-        take states, or that follow from the records it names (at `named`). Updates `furthest`.
-        """
-        found = {
+        ends = {
             p: at for read in take.read if read.topic == topic for p, at in enumerate(read.offsets)
         }
-        for at in named:
-            if at.offset >= found.get(at.partition, 0):
-                found[at.partition] = at.offset + 1
-        known = self.furthest.setdefault(topic, {})
-        for partition, offset in found.items():
-            known[partition] = max(known.get(partition, 0), offset)
+        # A partition is read in order, so a trainer that names a record at offset n has read beyond
+        # n.
+        for at in addresses:
+            if at.offset >= ends.get(at.partition, 0):
+                ends[at.partition] = at.offset + 1
+        furthest = self.furthest.setdefault(topic, {})
+        for partition, offset in ends.items():
+            furthest[partition] = max(furthest.get(partition, 0), offset)
+        # A new term reads again from its checkpoint, so its bounds begin empty.
         before = before or ()
-        if all(is_within(before, partition, offset - 1) for partition, offset in found.items()):
+        if all(is_within(before, partition, offset - 1) for partition, offset in ends.items()):
             return before
-        bounds = [*before, *[0] * (max(found) + 1 - len(before))]
-        for partition, offset in found.items():
+        bounds = [*before, *[0] * (max(ends) + 1 - len(before))]
+        for partition, offset in ends.items():
             bounds[partition] = max(bounds[partition], offset)
         return tuple(bounds)
 
 
 def is_within(bounds: ReadBounds, partition: int, offset: int) -> bool:
-    """Whether the record at this offset is below the bounds, so that it had been read."""
+    """Whether the record at this offset is below the bounds."""
     return partition < len(bounds) and offset < bounds[partition]
 
 
@@ -167,8 +154,8 @@ RECENT_STEPS = 3  # a group that is skipped for ever is skipped in the last step
 
 @dataclass(slots=True)
 class GroupRecords:
-    """Holds the first completion of each of a group's trajectories that counts, and the first
-    annotation of each (trajectory, name), as far as the audit has read them, with their addresses.
+    """The first completion that counts of each of a group's trajectories, and the first annotation
+    of each (trajectory, name), with their addresses.
     """
 
     names: tuple[str, ...]
@@ -183,38 +170,35 @@ class GroupRecords:
     """`Admitted.needed`: later completions are surplus, and are not held."""
 
     def is_full(self) -> bool:
-        """Whether all completions that count were read."""
         living = sum(record.finish != "dead" for record, _ in self.arrived.values())
         return is_group_full(len(self.names), self.needed, living, len(self.arrived))
 
     def before(self, trajectories: ReadBounds, annotations: ReadBounds) -> "GroupRecords":
-        """Returns those of the records that are below these bounds."""
-        arrived = {n: one for n, one in self.arrived.items() if _was_read(trajectories, one[1])}
-        noted = {k: one for k, one in self.noted.items() if _was_read(annotations, one[1])}
-        return GroupRecords(self.names, arrived, noted, self.needed)
+        """Returns the records that are below these bounds."""
+        arrived = {n: pair for n, pair in self.arrived.items() if _was_read(trajectories, pair[1])}
+        notes = {k: pair for k, pair in self.noted.items() if _was_read(annotations, pair[1])}
+        return GroupRecords(self.names, arrived, notes, self.needed)
 
     def records(self) -> list[Trajectory]:
         return [record for record, _ in self.arrived.values()]
 
     def notes(self) -> dict[tuple[str, str], Annotation]:
-        """Returns the annotations of the completions that were read, by (trajectory, name)."""
         return {key: note for key, (note, _) in self.noted.items() if key[0] in self.arrived}
 
     def annotation_variants(self) -> Iterator[dict[tuple[str, str], Annotation]]:
-        """Yields the sets of annotations that the trainer may have known: all; then, if there are
-        reward annotations of trajectories with a reward of their own, all without these. The
-        trainer does not wait for them, and the log does not show whether it had read them.
-        """
+        """Yields the sets of annotations that the trainer may have known."""
         every = {key: note for key, (note, _) in self.noted.items()}
         yield every
-        own = {name for name, (record, _) in self.arrived.items() if record.reward is not None}
-        needed = {key: n for key, n in every.items() if key[1] != REWARD or key[0] not in own}
+        # The trainer does not wait for reward annotations of trajectories with a reward of their
+        # own, and the log does not show whether it had read them.
+        rewarded = {name for name, (record, _) in self.arrived.items() if record.reward is not None}
+        needed = {key: n for key, n in every.items() if key[1] != REWARD or key[0] not in rewarded}
         if len(needed) < len(every):
             yield needed
 
     def is_complete(self, names: tuple[str, ...]) -> bool:
-        """Whether all completions that count were read, and for each one that is not dead the
-        annotations under these names, which the rule needs.
+        """Whether all completions that count were read, and for each living one the annotations
+        under these names, which the rule needs.
         """
         return self.is_full() and all(
             is_annotated(record, names, self.noted) for record in self.records()
@@ -226,12 +210,10 @@ class OpenGroupCheck:
     """Checks that the trainer was right to leave each open group open.
 
     Before each take the trainer considers every group of which it has read all completions and
-    annotations, or whose deadline has passed. Its rule (`policy.rule`) decides that such a group is
-    closed, for instance because it is above `max_lag`, or that it may be trained. A group that must
-    be closed is closed before the take. With `choose = "oldest"` a group that may be trained is
-    taken before groups of newer versions; other rules of choice may let it wait. So an open group
-    is a violation if it had to be closed by the last take, or if a recent take preferred a newer
-    group.
+    annotations, or whose deadline has passed, and closes those that its rule closes, for instance
+    above `max_lag`. With `choose = "oldest"` a group is taken before groups of newer versions. So
+    an open group is a violation if it had to be closed by the last take, or if a recent take
+    preferred a newer group.
     """
 
     groups: GroupAudit
@@ -241,12 +223,11 @@ class OpenGroupCheck:
     """Each group that a recent take began → the smallest version in it."""
     ledger: LedgerIndex
 
-    def check(self, held: Mapping[int, GroupRecords]) -> None:
-        """Check these open groups and report the violations."""
+    def check(self, open_groups: Mapping[int, GroupRecords]) -> None:
         takes = self.reads.last_term()
         if not takes or self.policy.rule is None:
             return
-        for group, records in held.items():
+        for group, records in open_groups.items():
             admission = self.groups.admitted.get(group)
             wrong = "" if admission is None else self._wrong(group, admission, records, takes)
             if wrong and admission is not None:
@@ -256,15 +237,15 @@ class OpenGroupCheck:
                 )
 
     def _wrong(
-        self, group: int, admission: Admission, held: GroupRecords, takes: list[TakeRead]
+        self, group: int, admission: Admission, records: GroupRecords, takes: list[TakeRead]
     ) -> str:
-        """Returns why the group should not be open; "" if it may be."""
         last = takes[-1]
-        decision = self._looked_at(admission, held, takes, last)
+        decision = self._looked_at(admission, records, takes, last)
         if decision is None:
             return ""
         if decision.ending:
             return f"step {last.step} was trained after the rule made the group {decision.ending}"
+        # Other rules of choice may let a group wait.
         if self.policy.choose != "oldest":
             return ""
         key = _choice_key(group, decision)
@@ -273,34 +254,33 @@ class OpenGroupCheck:
                 version = self.oldest.get(later)
                 if version is None or (version, later) <= key:
                     continue
-                if self._looked_at(admission, held, takes, taken) is not None:
+                if self._looked_at(admission, records, takes, taken) is not None:
                     return f"step {taken.step} took group {later} of version {version} first"
         return ""
 
     def _looked_at(
-        self, admission: Admission, held: GroupRecords, takes: list[TakeRead], take: TakeRead
+        self, admission: Admission, records: GroupRecords, takes: list[TakeRead], take: TakeRead
     ) -> PreparedGroup | None:
         """Returns the rule's decision on the group at this take; None if the trainer did not have
-        to decide yet: records were missing and the deadline had not surely passed.
+        to decide.
         """
         rule = self.policy.rule
         assert rule is not None
-        known = held.before(take.trajectories, take.annotations)
-        if not known.is_complete(rule.names):
+        seen = records.before(take.trajectories, take.annotations)
+        if not seen.is_complete(rule.names):
             # Bounds that are not exact hide which of the records that arrived had been read.
-            is_known = take.exact or not held.arrived
+            is_known = take.exact or not records.arrived
             if not is_known or not self._is_overdue(admission, takes, take):
                 return None
-        group = admission.prompt.offset  # any number: only the decision is used
+        # Any number: only the decision is used.
+        group = admission.prompt.offset
         believed = self.ledger.believed.up_to(take.believed)
-        return prepare_group(group, known.records(), known.notes(), rule, take.step - 1, believed)
+        return prepare_group(group, seen.records(), seen.notes(), rule, take.step - 1, believed)
 
     def _is_overdue(self, admission: Admission, takes: list[TakeRead], take: TakeRead) -> bool:
-        """Whether the group's deadline had surely passed at this take. When the trainer first took
-        a group that was admitted later, it had read this group's admission, so the deadline ran.
-        The durations of the steps between that take and this one are added up, so no clocks are
-        compared.
-        """
+        # When the trainer first took a group that was admitted later, it had read this group's
+        # admission, so the deadline ran from then on. Durations of steps are added up: no clocks
+        # are compared.
         since = next(
             (candidate for candidate in takes if candidate.admission >= admission.offset), None
         )
@@ -312,7 +292,7 @@ class OpenGroupCheck:
 
 
 def recent_takes(takes: list[TakeRead]) -> Iterator[TakeRead]:
-    """Yields those of the takes that are of the last `RECENT_STEPS` steps, the newest first."""
+    """Yields the takes of the last `RECENT_STEPS` steps, the newest first."""
     for take in reversed(takes):
         if take.step <= takes[-1].step - RECENT_STEPS:
             return
@@ -324,6 +304,5 @@ def _was_read(bounds: ReadBounds, at: Address) -> bool:
 
 
 def _choice_key(group: int, prepared: PreparedGroup) -> tuple[int, int]:
-    """Returns the key by which the rule `oldest` orders the group."""
     versions = [span.version.number for sample in prepared.samples for span in sample.spans]
     return min(versions), group

@@ -1,10 +1,8 @@
-"""Stores the verdict of an audit (`Verdict`) in the user's private folder (`own_verdicts.py`), so
-that the next audit of this user on this machine continues from it: how far each topic was judged,
-the violations found, and the state of the folds. Folds (`folds.py`) are the objects that receive
-every record in order and check the invariants.
+"""Stores the verdict of an audit (`Verdict`) in the user's private folder, so that this user's next
+audit on this machine continues from it. `TopicCursor` selects the records that the earlier audit
+did not judge for good.
 
-`TopicCursor` selects the records that the earlier audit did not judge for good. A verdict is used
-only by the same release, rules and settings, and only on the log that it was made from
+A verdict is used only by the same release, rules and settings, and only on the same log
 (docs/reference/audit.md, Continued audits). It takes about 30 bytes a trajectory, compressed.
 """
 
@@ -36,8 +34,8 @@ from rollstream.streams.release import RELEASE
 from rollstream.streams.values import Address
 
 VERDICT_KEY = "audit/verdict"
-"""The object in which earlier releases kept the verdict. It is not read: it may have come with the
-run, and a verdict decides what stays unchecked.
+"""Where earlier releases kept the verdict. It is not read: it may have come with the run, and a
+verdict decides what stays unchecked.
 """
 RUN_KEYS = (RunKeys(re.compile(re.escape(VERDICT_KEY)), "never"),)
 """No backup has the verdict: a restored run is audited from its begin."""
@@ -46,17 +44,14 @@ _HASH_BYTES = 32
 
 
 class VerdictRefused(Exception):
-    """Raised if a verdict was made from another log: the audit then starts at the first record."""
+    """Raised if a verdict was made from another log."""
 
 
 class JudgedTopic(msgspec.Struct):
-    """States by partition how far one topic was judged: `ends` has the first offset after the
-    judged ones, `last` the offset and hash of the last judged record, by which the next audit
-    recognises the log.
-
-    A record is judged for good once its outcome is final. The others were judged for the report
-    only, and the next audit judges them again: `left` has their offsets. They are records of open
-    groups, and unreadable bytes that may still prove to be a violation.
+    """How far one topic was judged, by partition: `ends` has the first offset after the judged
+    ones, `last` the offset and hash of the last judged record, by which the next audit recognises
+    the log. `left` has the offsets that the next audit judges again: records of open groups, and
+    unreadable bytes that may still prove to be a violation.
     """
 
     ends: dict[int, int] = {}
@@ -72,8 +67,8 @@ class JudgedTopic(msgspec.Struct):
 
 
 class VerdictBasis(msgspec.Struct, frozen=True):
-    """Names what two audits must have in common so that one can continue from the other's verdict.
-    `rules` is a hash of the rules' source files and of the run's settings.
+    """Two audits must have it in common so that one continues from the other's verdict. `rules` is
+    a hash of the rules' source files and of the run's settings.
     """
 
     run: str
@@ -82,10 +77,9 @@ class VerdictBasis(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct):
-    """Holds all that the next audit needs. `state` is the state of the folds (`encode_state`) after
-    the records that were judged for good; the records that `left` names are not in it. `found` are
-    the violations, which every later audit reports. `former` are violations that an earlier audit
-    found and a later one, which started at the first record, did not find again.
+    """`state` is the state of the folds without the records that `left` names. `found` are the
+    violations, which every later audit reports; `former` those that an audit from the first record
+    on did not find again.
     """
 
     basis: VerdictBasis
@@ -99,25 +93,23 @@ class Verdict(msgspec.Struct):
 
 
 def basis_of(run: str, policy: object) -> VerdictBasis:
-    """Returns the basis of an audit by this program; `policy` has the settings that the rules
-    use.
-    """
+    """Returns the basis of an audit by this program; `policy` has the settings of the rules."""
     return VerdictBasis(run, RELEASE, content_hash(f"{_rules_hash()} {policy!r}".encode()))
 
 
 @cache
 def _rules_hash() -> str:
-    """Returns the hash of the sources of the audit and of the trainer's rules that it applies."""
+    # The audit applies the trainer's rules too.
     folders = Path(__file__).parent, Path(__file__).parents[1] / "trainer" / "data"
-    found = xxhash.xxh3_128()
+    digest = xxhash.xxh3_128()
     for path in sorted(path for folder in folders for path in folder.glob("*.py")):
-        found.update(path.read_bytes())
-    return found.hexdigest()
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def read_verdict(run: str, place: str) -> Verdict | None:
-    """Returns the verdict of this user's last audit of the run at this place; None if there is
-    none. Raises `CorruptObject` if it is damaged or has a newer format.
+    """Returns the verdict of this user's last audit of the run at this place; None without one.
+    Raises `CorruptObject` if it is damaged or has a newer format.
     """
     data = read_own(run, place)
     if data is None:
@@ -135,8 +127,8 @@ def read_verdict(run: str, place: str) -> Verdict | None:
 
 
 def write_verdict(verdict: Verdict, place: str) -> str:
-    """Replace the last verdict of the run at this place. Returns "", or the reason why the next
-    audit cannot use it.
+    """Replace the last verdict of the run at this place. Returns "", or why the next audit cannot
+    use it.
     """
     body = zlib.compress(msgspec.msgpack.encode(verdict), 1)
     if keep_own(verdict.basis.run, place, content_hash(body).encode() + body):
@@ -145,35 +137,30 @@ def write_verdict(verdict: Verdict, place: str) -> str:
 
 
 class TopicCursor:
-    """Follows one audit through a topic: selects the messages that it judges, and collects how far
-    the topic is judged afterwards (`judged`). Selected are the messages after the ends in `before`
-    and those that `before` left.
+    """Selects the messages of a topic that one audit judges: those after the ends in `before` and
+    those that `before` left.
 
-    The last judged message of each partition is read again. The verdict was made from another log
-    (`VerdictRefused`) if its hash differs from that in `before`, or if it is missing although it
-    was neither truncated nor, in a compacted topic (`is_compacted`), compacted.
+    The last judged message of each partition is read again. `VerdictRefused` if its hash differs,
+    or if it is missing although it was neither truncated nor compacted (`is_compacted`).
     """
 
     def __init__(self, before: JudgedTopic, is_compacted: bool) -> None:
         self._before, self._ends = before, dict(before.ends)
         self._again = {p: set(offsets) for p, offsets in before.left.items()}
-        self._proven = set[int]()  # partitions whose last judged message was found again
+        # Partitions whose last judged message was found again.
+        self._proven = set[int]()
         self._excused = set(before.last) if is_compacted else set[int]()  # where it may be gone
         self._newest: dict[int, tuple[int, bytes | str | None]] = {}
         self.left: dict[int, list[int]] = {}
         self.count, self.gone = before.count, before.gone
 
     def start(self, partition: int) -> int:
-        """Returns the first offset to read, the lower one of two: that of the last judged message,
-        to compare its hash, and the first one that was left.
-        """
+        # The last judged message is read again to compare its hash.
         last, _ = self._before.last.get(partition, (self._before.end(partition), ""))
         return min([last, *self._before.left.get(partition, ())])
 
     def is_due(self, message: Message) -> bool:
-        """Whether the message is to be judged, now or again. Raises `VerdictRefused` if the earlier
-        audit judged another message at this offset.
-        """
+        """Whether the message is to be judged, now or again. Raises `VerdictRefused`."""
         partition, offset = message.partition, message.offset
         if offset >= self._before.end(partition):
             self._newest[partition] = offset, message.value
@@ -184,48 +171,45 @@ class TopicCursor:
         return offset in self._again.get(partition, ())
 
     def is_first_time(self, message: Message) -> bool:
-        """Whether no earlier audit has judged a message at this offset."""
         return message.offset >= self._before.end(message.partition)
 
     def split(self, rows: TrajectoryRows) -> tuple[list[int], TrajectoryRows | None]:
-        """Returns the indices of the rows to be judged again, and the rows that are new, None if
-        none are. Raises `VerdictRefused` as `is_due` does.
+        """Returns the indices of the rows to be judged again, and the new rows, None if there are
+        none. Raises `VerdictRefused`.
         """
-        end, again = self._before.end(rows.partition), self._again.get(rows.partition, set[int]())
+        end, offsets = self._before.end(rows.partition), self._again.get(rows.partition, set[int]())
         old = max(0, min(len(rows), end - rows.first))
         for index in range(old):
             self._compare(rows.partition, rows.first + index, lambda i=index: rows.hashes[i])
-        found = [index for index in range(old) if rows.first + index in again] if again else []
+        due = [index for index in range(old) if rows.first + index in offsets] if offsets else []
         if old == len(rows):
-            return found, None
+            return due, None
         self._newest[rows.partition] = rows.first + len(rows) - 1, rows.hashes[-1]
         self._ends[rows.partition] = rows.first + len(rows)
         self.count += len(rows) - old
-        return found, rows.since(old)
+        return due, rows.since(old)
 
     def is_new(self, hole: Hole) -> bool:
-        """Count the offsets of a hole (offsets that cannot be read); returns whether the hole is to
-        be judged: it reaches beyond the judged end, or is empty and reports another defect.
+        """Count the offsets of a hole. Returns whether it is to be judged: it reaches beyond the
+        judged end, or is empty and reports another defect.
         """
         end, partition = self._before.end(hole.partition), hole.partition
         last, _ = self._before.last.get(partition, (-1, ""))
         self._ends[partition] = max(hole.end, self._ends.get(partition, 0))
-        again = self._again.get(partition, ())
+        offsets = self._again.get(partition, ())
         self.gone += max(0, hole.end - max(hole.start, end))
-        self.gone += sum(hole.start <= offset < min(hole.end, end) for offset in again)
+        self.gone += sum(hole.start <= offset < min(hole.end, end) for offset in offsets)
         if hole.start <= last < hole.end:
             self._excused.add(partition)
         return hole.end > end or hole.start == hole.end
 
     def leave(self, at: Address) -> None:
-        """Let the next audit judge this record again."""
         self.left.setdefault(at.partition, []).append(at.offset)
 
     def judged(self, *, must_prove: bool) -> JudgedTopic:
-        """Returns how far the topic is judged now. Raises `VerdictRefused` if the last record that
-        was judged in a partition is missing, for instance because the partition became shorter. A
-        record that may have been truncated or compacted since is excused, unless `must_prove` is
-        set (for the ledger).
+        """Returns how far the topic is judged now. Raises `VerdictRefused` if the last judged
+        record of a partition is missing and not excused by truncation or compaction; `must_prove`
+        excuses none.
         """
         if self._before.last.keys() - self._proven - (set() if must_prove else self._excused):
             raise VerdictRefused
@@ -235,10 +219,10 @@ class TopicCursor:
         }
         return JudgedTopic(self._ends, self._before.last | newest, self.left, self.count, self.gone)
 
-    def _compare(self, partition: int, offset: int, found: Callable[[], str]) -> None:
-        at, wanted = self._before.last.get(partition, (-1, ""))
+    def _compare(self, partition: int, offset: int, read_hash: Callable[[], str]) -> None:
+        at, expected_hash = self._before.last.get(partition, (-1, ""))
         if offset == at:
-            if found() != wanted:
+            if read_hash() != expected_hash:
                 raise VerdictRefused
             self._proven.add(partition)
 
@@ -248,7 +232,7 @@ def _hash_of(value: bytes | None) -> str:
 
 
 class _HeldGroup(msgspec.Struct):
-    """Holds a `GroupRecords` (`trainer_reads.py`) with its records as bytes."""
+    """A `GroupRecords` with its records as bytes."""
 
     names: tuple[str, ...]
     arrived: dict[str, tuple[bytes, Address]]
@@ -261,18 +245,16 @@ _HELD = dict[int, GroupRecords]
 
 def encode_state(folds: Sequence[object]) -> bytes | None:
     """Encode the state of the folds, which are dataclasses, as MessagePack typed by their fields'
-    annotations. The state of a fold is in the fields that have a default; a field without one
-    refers to an object that other folds use too. A field that holds one of `folds` is left out,
-    because that fold is encoded on its own. Returns None if a field holds a number beyond 64 bits,
-    which cannot be encoded; a hostile record can contain one.
+    annotations. Returns None if a (hostile) record holds a number beyond 64 bits.
     """
-    known = {id(fold) for fold in folds}
+    fold_ids = {id(fold) for fold in folds}
     try:
         parts = [
             {
                 name: msgspec.msgpack.encode(_packed(value) if hint == _HELD else value)
                 for name, hint, value in _state_fields(fold)
-                if id(value) not in known
+                # That fold is encoded on its own.
+                if id(value) not in fold_ids
             }
             for fold in folds
         ]
@@ -282,7 +264,7 @@ def encode_state(folds: Sequence[object]) -> bytes | None:
 
 
 def restore_state(folds: Sequence[object], state: bytes) -> None:
-    """Fill the same folds, in the same order, in place from `state`; inverse of `encode_state`."""
+    """Fill the same folds, in the same order, from `state`; inverse of `encode_state`."""
     parts = msgspec.msgpack.decode(state, type=list[dict[str, bytes]])
     for fold, part in zip(folds, parts, strict=True):
         for name, hint, present in _state_fields(fold):
@@ -291,11 +273,9 @@ def restore_state(folds: Sequence[object], state: bytes) -> None:
 
 
 def _state_fields(fold: object) -> Iterator[tuple[str, Any, object]]:
-    """Yields name, type and value of each field that is part of the fold's state: it has a default
-    and is not derived from other fields.
-    """
     hints = get_type_hints(type(fold))
     for field in fields(cast(Any, fold)):
+        # A field without a default refers to an object that other folds use too.
         is_state = field.default is not MISSING or field.default_factory is not MISSING
         if is_state and not field.metadata.get(DERIVED):
             yield field.name, hints[field.name], getattr(fold, field.name)
@@ -303,15 +283,15 @@ def _state_fields(fold: object) -> Iterator[tuple[str, Any, object]]:
 
 def _decoded(data: bytes, hint: Any) -> object:
     if hint == _HELD:
-        held = msgspec.msgpack.decode(data, type=dict[int, _HeldGroup])
-        return {group: _unpacked(records) for group, records in held.items()}
+        groups = msgspec.msgpack.decode(data, type=dict[int, _HeldGroup])
+        return {group: _unpacked(records) for group, records in groups.items()}
     if get_origin(hint) is Counter:
         hint = dict[get_args(hint)[0], int]
     return msgspec.msgpack.decode(data, type=hint)
 
 
 def _fill(fold: object, name: str, present: object, value: object) -> None:
-    """Set a field of the fold. A container is filled in place, because folds share some of them."""
+    # Containers are filled in place, because folds share some of them.
     if isinstance(present, MutableMapping | MutableSet):
         container = cast(Any, present)
         container.clear()
@@ -323,10 +303,7 @@ def _fill(fold: object, name: str, present: object, value: object) -> None:
 
 
 def _packed(value: object) -> dict[int, _HeldGroup]:
-    """Convert records to bytes. Groups of which no record was read are left out: the next audit
-    selects these groups again.
-    """
-    held = cast(dict[int, GroupRecords], value)
+    groups = cast(dict[int, GroupRecords], value)
     return {
         group: _HeldGroup(
             records.names,
@@ -334,19 +311,20 @@ def _packed(value: object) -> dict[int, _HeldGroup]:
             {key: (encode(note), at) for key, (note, at) in records.noted.items()},
             records.needed,
         )
-        for group, records in held.items()
+        for group, records in groups.items()
+        # The next audit selects groups without a record again.
         if records.arrived or records.noted
     }
 
 
-def _unpacked(held: _HeldGroup) -> GroupRecords:
-    arrived = {n: (cast(Trajectory, decode(d).record), at) for n, (d, at) in held.arrived.items()}
-    noted = {k: (cast(Annotation, decode(d).record), at) for k, (d, at) in held.noted.items()}
-    return GroupRecords(held.names, arrived, noted, held.needed)
+def _unpacked(packed: _HeldGroup) -> GroupRecords:
+    arrived = {n: (cast(Trajectory, decode(d).record), at) for n, (d, at) in packed.arrived.items()}
+    notes = {k: (cast(Annotation, decode(d).record), at) for k, (d, at) in packed.noted.items()}
+    return GroupRecords(packed.names, arrived, notes, packed.needed)
 
 
 def findings_of(results: Sequence[InvariantResult]) -> list[tuple[int, Offender]]:
-    """Returns the violations of each invariant whose places are known, with the invariant's number.
-    A result names only the first few violations.
+    """Returns the violations whose places are known (the first few of each invariant), with the
+    invariant's number.
     """
     return [(result.number, offender) for result in results for offender in result.offenders]

@@ -1,8 +1,6 @@
 """Checks invariant 6 in the log: steps make versions in order, no version of a fenced term is
-believed after the fence, and all records of a version name the same manifest.
-
-`VersionAudit` reads the records one by one and keeps what later checks need; this grows with the
-run, by two hashes and a few bytes per version.
+believed after the fence, and all records of a version name the same manifest. State grows by two
+hashes and a few bytes per version.
 """
 
 from dataclasses import dataclass, field
@@ -27,8 +25,8 @@ Standing = Literal["known", "retired", "foreign"]
 
 @dataclass(slots=True)
 class KnownRollouts:
-    """Looks up the rollouts that the store knows (`terms.py`), and the highest term of each, once
-    per name. Any process may append to `applied`, so records of other rollouts prove nothing.
+    """Looks up the rollouts that the store knows (`terms.py`) and the highest term of each. Any
+    process may append to `applied`, so records of other rollouts prove nothing.
     """
 
     store: ObjectStore | None
@@ -37,9 +35,9 @@ class KnownRollouts:
     _retired_term_max: int = 0
 
     def standing(self, applied: Applied) -> Standing:
-        """Returns `foreign` if no rollout of the record's name has held its term; `retired` if the
-        name may have been deleted since (`RoleTerms.retire`), which the store cannot prove; else
-        `known`, also if the store knows no rollout.
+        """Returns `foreign` if no rollout of the name has held the term; `retired` if the name may
+        have been deleted since (`RoleTerms.retire`), which the store cannot prove; else `known`,
+        also if the store knows no rollout.
         """
         if self.store is None:
             return "known"
@@ -56,9 +54,8 @@ class KnownRollouts:
 
 @dataclass(slots=True)
 class VersionAudit:
-    """Checks invariant 6 in the topics `ledger`, `weights` and `applied`. Afterwards `StoreAudit`
-    (`store.py`) compares the stored versions with what was read here, and adds its violations to
-    the same `result`.
+    """Checks invariant 6 in the topics `ledger`, `weights` and `applied`; `StoreAudit` adds its
+    violations to the same `result`.
     """
 
     ledger: LedgerIndex
@@ -71,7 +68,7 @@ class VersionAudit:
     states: dict[int, StepDone] = field(default_factory=dict[int, StepDone])
     """The first `StepDone` of each step, without its metrics and counts."""
     last: StepDone | None = None
-    """The last `StepDone` in the ledger that is no repetition of an earlier step."""
+    """The last `StepDone` that repeats no earlier step."""
     term: int = 0
     """The highest term of a trainer that opened the ledger."""
     configurations: set[str] = field(default_factory=set[str])
@@ -97,18 +94,16 @@ class VersionAudit:
 
     def finish(self, coverage: Coverage) -> None:
         if not starts_complete(coverage["ledger"]):
-            kept = "missing" if coverage["ledger"] == "absent" else "not whole"
-            self.result.add_unchecked(f"the ledger is {kept}")
+            defect = "missing" if coverage["ledger"] == "absent" else "not whole"
+            self.result.add_unchecked(f"the ledger is {defect}")
 
     def _done(self, done: StepDone, message: AuditMessage) -> None:
-        """Check the version of a new step. A repeated step is only counted; if its state hash
-        differs (a fork), it becomes a note of the result, not a violation.
-        """
         state = self.states.get(done.step)
         if state is not None:
             self.result.counts["repeated"] += 1
             if not done.has_same_state(state):
                 at = f"ledger {message.address.partition}:{message.address.offset}"
+                # A fork; no violation.
                 what = f"{at}: step {done.step} was repeated with another state hash"
                 self.result.notes.append(what)
             return
@@ -122,17 +117,15 @@ class VersionAudit:
         self.last, self._is_first = done, False
 
     def _problem(self, done: StepDone, message: AuditMessage) -> str:
-        """Returns why a new step's version is out of order; "" if it is in order.
-
-        A trainer may die after the pointer was moved to its version and before it writes the
-        `StepDone`. Its successor then finds this version and writes the record. So the version of
-        the first new step of a term may have a lower term; versions of later steps may not.
-        """
+        """Returns why a new step's version is out of order; "" if it is in order."""
         if done.version.number != done.step:
             return "the numbers differ"
         term = self.term if message.envelope is None else message.envelope.term
         if done.version.term > term:
             return f"its trainer's term is {term}, which is lower"
+        # A trainer may die after the pointer was moved to its version and before it writes the
+        # `StepDone`, which its successor then writes. So the first new step of a term may have a
+        # version of a lower term.
         if done.version.term < term and not self._is_first:
             return f"term {term} had fenced that term and made a step before"
         last = self.last
@@ -143,9 +136,6 @@ class VersionAudit:
         return "" if done.version.term >= last.version.term else f"it follows {last.version}"
 
     def _check_applied(self, applied: Applied, message: AuditMessage) -> None:
-        """Compare the hash of a version that a rollout served. Of a rollout that the store no
-        longer knows, a difference is only noted: any process may have written the record.
-        """
         standing = self.rollouts.standing(applied)
         if standing == "foreign":
             self.result.counts["foreign applied"] += 1
@@ -153,16 +143,17 @@ class VersionAudit:
             self.result.counts["applied"] += 1
             self._check_hash(applied.version, applied.hash, message)
         else:
+            # Any process may have written the record, so a difference is only noted.
             self.result.counts["applied by retired rollouts"] += 1
-            known = self.hashes.get(applied.version, applied.hash)
-            if known != applied.hash:
+            logged = self.hashes.get(applied.version, applied.hash)
+            if logged != applied.hash:
                 what = f"applied {message.address.partition}:{message.address.offset}: "
                 what += f"{applied.rollout}, which the store no longer knows, served "
-                what += f"{applied.version} with manifest {applied.hash}, which is {known}"
+                what += f"{applied.version} with manifest {applied.hash}, which is {logged}"
                 self.result.add_note(what, "other hashes by retired rollouts")
 
     def _check_hash(self, version: Version, manifest_hash: str, message: AuditMessage) -> None:
-        known = self.hashes.setdefault(version, manifest_hash)
-        if known != manifest_hash:
-            what = f"{version} has manifest {manifest_hash} here, but {known} in an earlier record"
+        logged = self.hashes.setdefault(version, manifest_hash)
+        if logged != manifest_hash:
+            what = f"{version} has manifest {manifest_hash} here, but {logged} in an earlier record"
             self.result.add_violation(what, message.topic, message.address)

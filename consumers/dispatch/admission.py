@@ -1,9 +1,8 @@
-"""Computes how many groups may be admitted now (`admissible_groups`), which bounds the lag
-(invariant 5), and plans which rollouts suit which groups (`WaveLayouts`).
+"""Computes how many groups may be admitted now, which bounds the lag (invariant 5), and plans which
+rollouts suit which groups (`WaveLayouts`). The functions are pure (invariant 9).
 
 A wave is as many groups as one step trains. Its layout ranks its prompts by expected length and
-gives each part of the ranking some rollouts. A layout never changes how many groups start, only
-where they run. The functions are pure (invariant 9); `WaveLayouts` caches layouts.
+gives each part of the ranking some rollouts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,8 +17,8 @@ from rollstream.streams.records import Prompt, RolloutStatus
 
 @dataclass(frozen=True, slots=True)
 class AdmissionPace:
-    """Holds the settings that bound admission. `ready_groups_max` is the bound where there is no
-    `max_lag`; `waves_max` is the number of steps of the run.
+    """The settings that bound admission: `ready_groups_max` where there is no `max_lag`;
+    `waves_max` is the number of steps of the run.
     """
 
     groups_per_step: int
@@ -31,80 +30,73 @@ class AdmissionPace:
 def admissible_groups(
     pace: AdmissionPace, version: int, admitted: int, closed: int, trained: int, settled: int
 ) -> int:
-    """Returns the number of groups that may be admitted now. The bound is that of AReaL
-    (arXiv 2505.24298, section on staleness control). It counts steps by the number of the newest
-    version, `version`, so a version that is seen late or twice changes nothing.
+    """Returns the number of groups that may be admitted now: AReaL's bound (arXiv 2505.24298,
+    section on staleness control). Steps are counted by the newest `version`, so one that is seen
+    late or twice changes nothing.
 
-    `admitted` counts all groups ever admitted, `closed` those of them that ended untrained
-    (filtered, expired, dead), `trained` those that were trained, and `settled` those that were
-    trained in the steps up to `version`. Closed groups are subtracted, so they never stall
-    admission. A group of wave w is trained in step w + 1, which starts from version w, so it may be
-    admitted from version w − `max_lag` on. Without `max_lag` at most `ready_groups_max` groups may
-    be admitted and neither closed nor trained. In both cases no more groups are admitted than the
-    waves of the steps that are left need.
-
-    The past is counted as it was, by `settled`, and the present `groups_per_step` measures only
-    what is still to come: a resumed run may have another size of its steps.
+    `admitted` counts all groups, `closed` those that ended untrained (filtered, expired, dead),
+    `trained` those that were trained, and `settled` those trained in the steps up to `version`.
     """
+    # Closed groups are subtracted, so they never stall admission.
     outstanding = admitted - closed
+    # A group of wave w is trained in step w + 1, which starts from version w, so it may be admitted
+    # from version w − `max_lag` on. `settled` counts the past as it was, and `groups_per_step` only
+    # the future: a resumed run may have another size of its steps.
     if pace.max_lag is None:
         allowed = pace.ready_groups_max + trained
     else:
         allowed = settled + (pace.max_lag + 1) * pace.groups_per_step
+    # No more groups than the waves of the remaining steps need.
     needed = settled + max(0, pace.waves_max - version) * pace.groups_per_step
     return max(0, min(allowed, needed) - outstanding)
 
 
 def wave_of(pace: AdmissionPace, version: int, admitted: int, closed: int, settled: int) -> int:
-    """Returns the wave of the next admitted group: the one that is not full yet. Closed groups do
-    not count, so a later group takes the place of each. The waves before `version` are trained,
-    with the `settled` groups.
-    """
+    """Returns the wave of the next admitted group: the one that is not full yet."""
+    # A later group takes the place of a closed one. The waves before `version` are trained.
     return version + max(0, admitted - closed - settled) // pace.groups_per_step
 
 
 def admissible_now(pace: AdmissionPace, state: DispatchState) -> int:
-    """Returns `admissible_groups` in this state."""
     counts = (state.admitted, state.closed, state.trained, state.settled)
     return admissible_groups(pace, state.version.number, *counts)
 
 
 def next_wave(pace: AdmissionPace, state: DispatchState) -> int:
-    """Returns `wave_of` in this state."""
     return wave_of(pace, state.version.number, state.admitted, state.closed, state.settled)
 
 
 def version_needed(pace: AdmissionPace, wave: int) -> int:
-    """Returns the smallest version number from which a group of this wave may be generated without
-    exceeding `max_lag`.
+    """Returns the smallest version number from which a group of this wave may be generated within
+    `max_lag`.
     """
     return 0 if pace.max_lag is None else max(0, wave - pace.max_lag)
 
 
 def start_version(pace: AdmissionPace, state: DispatchState, group: UnfinishedGroup) -> int:
     """Returns the smallest version number from which this group may be generated. It is above the
-    newest version only in a run that was resumed with a smaller `max_lag`, whose waves reach
-    further ahead than it allows: then the group waits for that version.
-
-    Groups that ended untrained may have left an earlier wave without enough groups, and its step
-    would wait for ever for groups that wait for its version. So here a group counts as of the wave
-    that its place among the open groups gives it, which falls when earlier ones end.
+    newest version only in a run that was resumed with a smaller `max_lag`: then the group waits for
+    it.
     """
     needed = version_needed(pace, group.admitted.wave)
     if needed <= state.version.number:
         return needed
+    # Groups that ended untrained may have left an earlier wave without enough groups, and its step
+    # would wait for ever for groups that wait for its version. So the group counts as of the wave
+    # that its place among the open groups gives it.
     place = (group.admitted.wave, group.admitted.group)
-    later = sum((one.admitted.wave, one.admitted.group) > place for one in state.groups.values())
+    later = sum((g.admitted.wave, g.admitted.group) > place for g in state.groups.values())
     before = state.admitted - 1 - later
     wave = wave_of(pace, state.version.number, before, state.closed, state.settled)
     return min(needed, version_needed(pace, wave))
 
 
 def room_to_admit(free: int, unassigned: int, held_max: int) -> int:
-    """Returns how many samples may be admitted beside the `unassigned` ones, where rollouts have
-    room for `free` new samples. Over unlike machines up to `held_max` samples wait for fast ones
-    (`WaveLayout`), so as many more are admitted, among which are some for the slow ones.
+    """Returns how many samples may be admitted beside the `unassigned` ones, with room for `free`
+    new samples.
     """
+    # Over unlike machines these wait for fast rollouts; among as many more are some for the slow
+    # ones.
     return free - unassigned + (held_max if free > 0 else 0)
 
 
@@ -115,15 +107,13 @@ _Key = tuple[int, tuple[tuple[str, int], ...]]
 
 @dataclass(slots=True)
 class WaveLayouts:
-    """Computes and caches the layout of each wave (`placement.lay_out_wave`). A wave is laid out
-    when its first sample is assigned, so that all its samples are ranked together, and again when a
-    rollout comes or goes, or is found to be of another kind.
+    """Computes and caches the layout of each wave. A wave is laid out when its first sample is
+    assigned, so that all its samples are ranked together, and again when the rollouts or their
+    kinds change.
 
-    With `is_ranked` a layout gives each rollout answers of similar length. That helps only where a
-    rollout finishes its work before it continues with a new version (`keep_version`); under the
-    other update policies a mix of long and short answers fills a batch best. Then only rollouts of
-    unlike kinds are laid out: fast ones get the long answers. With `by_speed` False all rollouts
-    count as equally fast.
+    With `is_ranked` a layout gives each rollout answers of similar length, which helps only where a
+    rollout finishes its work before it takes a new version (`keep_version`). Otherwise only
+    rollouts of unlike kinds are laid out. With `by_speed` False all rollouts count as equally fast.
     """
 
     is_ranked: bool
@@ -143,7 +133,7 @@ class WaveLayouts:
         ahead: Sequence[Prompt],
     ) -> Mapping[int, WaveLayout]:
         """Returns the layouts by wave, without the waves that cannot be ranked. `ahead` are the
-        next prompts to be admitted.
+        prompts to be admitted next.
         """
         workers = rollout_speeds(state, self.by_speed)
         names = tuple((worker.rollout, worker.kind) for worker in workers)
@@ -161,30 +151,29 @@ class WaveLayouts:
                 )
         while len(self._layouts) > LAYOUTS_MAX:
             del self._layouts[next(iter(self._layouts))]
-        found = {wave: self._layouts.get((wave, names)) for wave in waves}
-        known = {wave: layout for wave, layout in found.items() if layout is not None}
-        self.held_max = max((layout.held_max for layout in known.values()), default=0)
-        return known
+        layout_by_wave = {wave: self._layouts.get((wave, names)) for wave in waves}
+        layouts = {wave: layout for wave, layout in layout_by_wave.items() if layout is not None}
+        self.held_max = max((layout.held_max for layout in layouts.values()), default=0)
+        return layouts
 
 
 def rollout_speeds(state: DispatchState, by_speed: bool = True) -> list[RolloutSpeed]:
-    """Returns the measured speed and the kind of each living rollout, ordered by name; a rollout
-    that has not generated yet gets the median speed. Without `by_speed` all are equal.
-
-    If rollouts are of unlike kinds, their speeds are those in equal batches. Preemptible rollouts
-    and those that take no work now are then a kind of their own, the lowest: the former get the
-    shortest answers, and no sample waits for the latter.
+    """Returns the measured speed and the kind of each living rollout, ordered by name; without
+    `by_speed` all are equal. Speeds of unlike kinds are those in equal batches.
     """
     rollouts = sorted(state.rollouts.items())
     if not by_speed:
         return [RolloutSpeed(n, 1.0, r.status.preemptible) for n, r in rollouts]
     speeds = sorted(rollout.speed for _, rollout in rollouts if rollout.speed)
+    # The speed of a rollout that has not generated yet.
     usual = speeds[len(speeds) // 2] if speeds else 1.0
     relative = relative_speeds({name: rollout.reports for name, rollout in rollouts})
     steady = [name for name, rollout in rollouts if _is_steady(rollout.status)]
     kinds = dict(zip(steady, speed_kinds([relative[name] for name in steady]), strict=True))
     if not any(kinds.values()):
         return [RolloutSpeed(n, r.speed or usual, r.status.preemptible) for n, r in rollouts]
+    # Preemptible rollouts and those that take no work now are a kind of their own, the lowest: the
+    # former get the shortest answers, and no sample waits for the latter.
     above = len(steady) < len(rollouts)
     return [
         RolloutSpeed(
@@ -203,14 +192,11 @@ def _is_steady(status: RolloutStatus) -> bool:
 
 
 def _prompts_of(
-    state: DispatchState, wave: int, ahead: Sequence[Prompt], most: int
+    state: DispatchState, wave: int, ahead: Sequence[Prompt], groups_per_wave: int
 ) -> list[Prompt]:
-    """Returns the known prompts of a wave of `most` groups: those of its open groups, and the next
-    ones to be admitted.
-    """
     groups = [g for g in state.groups.values() if g.admitted.wave == wave]
     prompts = [g.prompt for g in groups if g.prompt is not None]
-    return [*prompts, *ahead[: max(0, most - len(prompts))]]
+    return [*prompts, *ahead[: max(0, groups_per_wave - len(prompts))]]
 
 
 def _lay_out_if_known(
@@ -221,12 +207,10 @@ def _lay_out_if_known(
     slots: int,
     layouts: WaveLayouts,
 ) -> WaveLayout | None:
-    """Returns the layout; None if less than half of the prompts have an expected length, or if a
-    ranking is useless (`lay_out_wave`).
-    """
-    known = [found for prompt in prompts if (found := lengths.expected(prompt)) is not None]
-    if not prompts or 2 * len(known) < len(prompts):
+    expected = [e for prompt in prompts if (e := lengths.expected(prompt)) is not None]
+    # Too few lengths are known for a ranking.
+    if not prompts or 2 * len(expected) < len(prompts):
         return None
-    means = [length.mean for length in known]
+    means = [length.mean for length in expected]
     samples, is_ranked = prompts[0].samples, layouts.is_ranked
     return lay_out_wave(means, workers, wave % 2 == 0, samples, slots, is_ranked, layouts.per_group)

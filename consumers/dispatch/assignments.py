@@ -1,10 +1,8 @@
 """Finds the open trajectories that no rollout generates, decides how each continues, orders them,
-and counts the room of rollouts. `planner.py` places them by this, and makes the records to append
-with the functions here. All functions are pure (invariant 9).
+and counts the room of rollouts. All functions are pure (invariant 9).
 
-Recovery is level-triggered: what to assign follows from the present state, not from events. So one
-rule (`unassigned_trajectories`) serves newly admitted groups, dead rollouts, moves and a new holder
-of dispatch's lease. Under `keep_version` a trajectory keeps one version until its end.
+Recovery is level-triggered: one rule (`unassigned_trajectories`), by the present state, serves new
+groups, dead rollouts, moves and a new holder of dispatch's lease.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,10 +24,10 @@ from rollstream.streams.values import Address, Version
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """States how a trajectory continues: its next `attempt` starts from the prompt, or resumes from
+    """How a trajectory continues: its next `attempt` starts from the prompt, or resumes from
     `partial`, the address of its newest partial. `version` is the only version that may resume it,
-    None if any may. `moves` counts the assignments before this one. `discards_tokens` is True if it
-    restarts and tokens that were generated may be lost.
+    None if any may. `moves` counts earlier assignments. `discards_tokens`: a restart may lose
+    generated tokens.
     """
 
     kind: Literal["start", "resume"]
@@ -42,40 +40,34 @@ class Continuation:
 
 def unassigned_trajectories(state: DispatchState) -> list[list[str]]:
     """Returns the open trajectories that no rollout generates, one list per group, oldest wave
-    first. A rollout generates a trajectory if it is alive under the term that the assignment names
-    and has not released the trajectory.
-
-    The cause does not matter: the trajectory was never assigned (dispatch died after admitting it),
-    or its rollout died, restarted under a new term, or released it for a move or before leaving.
+    first.
     """
-    held = {t for t, o in state.assignments.items() if not o.given_up and state.is_held(o)}
-    found = [
+    live = {t for t, o in state.assignments.items() if not o.given_up and state.is_held(o)}
+    groups = [
         (group.admitted.wave, number, unheld)
         for number, group in state.groups.items()
-        if (unheld := [t for t in group.admitted.trajectories if t in group.open and t not in held])
+        if (unheld := [t for t in group.admitted.trajectories if t in group.open and t not in live])
     ]
-    return [unheld for _, _, unheld in sorted(found)]
+    return [unheld for _, _, unheld in sorted(groups)]
 
 
 def continuation(
     assignment: CurrentAssignment | None,
     chain: PartialChain | None,
     keep_version: bool,
-    held: Collection[Version],
+    resumable: Collection[Version],
 ) -> Continuation:
-    """Returns how the trajectory continues after `assignment`, its newest one. It resumes from the
-    newest partial (`chain`), under `keep_version` only if that partial's version is among the
-    `held` ones (invariant 4). Otherwise it starts again from the prompt.
-
-    The planner may decide afterwards that an idle rollout loads the old version from the store and
-    resumes the trajectory, if that costs less than its restart (`version_reload.py`).
+    """Returns how the trajectory continues after `assignment`, its newest one: from the newest
+    partial (`chain`), under `keep_version` only if its version is `resumable` (invariant 4), else
+    again from the prompt.
     """
     attempt = 1 if assignment is None else assignment.attempt + 1
     moves = 0 if assignment is None else assignment.moves + 1
+    # Without a partial, a trajectory that its rollout released has generated no tokens.
     if chain is None:  # no partial: a trajectory that its rollout released has generated nothing
         discards_tokens = assignment is not None and not assignment.given_up
         return Continuation("start", attempt, None, None, moves, discards_tokens)
-    if keep_version and chain.version not in held:
+    if keep_version and chain.version not in resumable:
         return Continuation("start", attempt, None, None, moves, discards_tokens=True)
     exact = chain.version if keep_version else None
     return Continuation("resume", attempt, chain.at, exact, moves, discards_tokens=False)
@@ -84,8 +76,8 @@ def continuation(
 def admission_record(
     state: DispatchState, pace: AdmissionPace, prompt: Prompt, at: Address, deadline_s: float
 ) -> Admitted:
-    """Returns the record that admits a prompt's group, in the wave that is not full yet; `at` is
-    the prompt's address.
+    """Returns the record that admits the group of a prompt (at address `at`), in the first wave
+    that is not full.
     """
     return Admitted(
         group=prompt.group,
@@ -108,27 +100,26 @@ def continuations(
     state: DispatchState,
     trajectories: Iterable[str],
     keep_version: bool,
-    held: Collection[Version] | None = None,
+    resumable: Collection[Version] | None = None,
 ) -> dict[str, Continuation]:
-    """Returns how each of these trajectories continues (`continuation`). Without `held` the
-    versions that may resume are the `held_versions`.
+    """Returns how each of these trajectories continues; `resumable` is by default `held_versions`.
     """
-    held = held_versions(state) if held is None else held
+    resumable = held_versions(state) if resumable is None else resumable
     return {
-        t: continuation(state.assignments.get(t), state.chains.get(t), keep_version, held)
+        t: continuation(state.assignments.get(t), state.chains.get(t), keep_version, resumable)
         for t in trajectories
     }
 
 
 def eligible_rollouts(state: DispatchState, version: Version | None) -> set[str]:
-    """Returns the names of the rollouts that may resume a trajectory of exactly this version: they
-    serve it as their newest, or are loading it. With None all that serve or load any version.
+    """Returns the rollouts that may resume a trajectory of exactly this version: they serve it as
+    their newest, or are loading it. None: of any version.
     """
     serving = {
         n: rollout.status.version for n, rollout in state.rollouts.items() if is_serving(rollout)
     }
-    held = serving | state.loading()
-    return {name for name, serves in held.items() if version is None or serves == version}
+    versions = serving | state.loading()
+    return {name for name, serves in versions.items() if version is None or serves == version}
 
 
 def is_serving(seen: TrackedRollout) -> bool:
@@ -145,9 +136,8 @@ def assignment_record(
     rollout: str,
     predicted: int = 0,
 ) -> Assignment:
-    """Returns the record that assigns one trajectory to a rollout, under the term that the
-    rollout's newest status names. `predicted` is the expected number of generated tokens, 0 if
-    unknown.
+    """Returns the record that assigns one trajectory to a rollout, under the term of its newest
+    status. `predicted` is the expected number of generated tokens, 0 if unknown.
     """
     assert group.prompt is not None, "an assignment is planned only once its prompt was read"
     prompt, wave = group.prompt, group.admitted.wave
@@ -179,9 +169,8 @@ def assignment_record(
 def release_record(
     prompt: Prompt, trajectory: str, assignment: CurrentAssignment, onward: str = ""
 ) -> Assignment:
-    """Returns the record that asks a rollout to stop generating a trajectory. With `onward`, the
-    name of the rollout that will resume it, the tokens are kept as a last partial; without, the
-    trajectory is no longer needed.
+    """Returns the record that asks a rollout to stop generating a trajectory; with `onward`, the
+    name of the rollout that will resume it, the tokens are kept as a last partial.
     """
     return Assignment(
         kind="release",
@@ -202,50 +191,42 @@ def release_record(
 
 @dataclass(slots=True)
 class FreeRoom:
-    """Counts how many more trajectories each rollout takes, `new` ones and `resumes`; a plan uses
-    this up. A draining rollout, which finishes its work before it takes a newer version, takes only
-    resumes.
+    """How many more trajectories each rollout takes, `new` ones and `resumes`; a plan uses this up.
+    A draining rollout takes only resumes.
     """
 
     new: dict[str, int]
     resumes: dict[str, int]
 
     def take(self, rollout: str) -> None:
-        """Use up the room for one trajectory, new or resumed."""
         for room in (self.new, self.resumes):
             if rollout in room:
                 room[rollout] -= 1
 
 
 def slot_room(slots: int, queue_per_slot: float, parked: int) -> int:
-    """Returns how many trajectories a rollout takes in all: one for each slot, a queue of
-    `queue_per_slot` for each, and one more for each of the `parked` trajectories, which wait for
-    their environment without a slot. So slots stay busy while dialogues wait.
+    """Returns how many trajectories a rollout takes in all: its slots, a queue of `queue_per_slot`
+    for each, and the `parked` ones, which wait for their environment without a slot.
     """
     return slots + int(queue_per_slot * slots) + parked
 
 
 def free_room(state: DispatchState, queue_per_slot: float) -> FreeRoom:
-    """Returns the room of every rollout that takes work (`slot_room`), less the assignments in
-    force.
-
-    Once a version newer than its own exists, a rollout takes only as many new trajectories as the
-    `quota_left` in its status, less the assignments that it has not started: under `keep_version`
-    it must finish all of them before it takes the newer version. A rollout that loads an old
-    version from the store takes only resumes under that version.
-    """
+    """Returns the room of every rollout that takes work (`slot_room`), less its assignments."""
     free = FreeRoom({}, {})
-    given, loading = state.assigned_counts(), state.loading()
+    assigned, loading = state.assigned_counts(), state.loading()
     for name, rollout in sorted(state.rollouts.items()):
         status = rollout.status
         if not rollout.fresh or not status.verified:
             continue
         parked = min(status.parked, status.parked_max)
-        room = max(0, slot_room(status.slots, queue_per_slot, parked) - given[name])
+        room = max(0, slot_room(status.slots, queue_per_slot, parked) - assigned[name])
         if name in loading or status.health in ("generating", "draining"):
             free.resumes[name] = room
         if name not in loading and status.health == "generating":
-            drawn = max(0, given[name] - status.running - status.parked)
+            # Under `keep_version` a rollout must finish all its assignments before it takes a newer
+            # version, so those that it has not started count against its quota.
+            drawn = max(0, assigned[name] - status.running - status.parked)
             stale = status.version.number < state.version.number
             free.new[name] = max(0, min(room, status.quota_left - drawn)) if stale else room
     return free
@@ -253,9 +234,8 @@ def free_room(state: DispatchState, queue_per_slot: float) -> FreeRoom:
 
 @dataclass(frozen=True, slots=True)
 class UnassignedSamples:
-    """Holds unassigned trajectories of one group that continue in the same way: all start, or all
-    resume under the same version. `how` has the continuation of each of the group's unassigned
-    trajectories; `mean` is the expected length of one in tokens, 0 when unknown.
+    """Unassigned trajectories of one group that all start, or all resume under the same version.
+    `mean` is the expected length of one in tokens, 0 if unknown.
     """
 
     group: UnfinishedGroup
@@ -273,13 +253,12 @@ class UnassignedSamples:
         return self.how[self.trajectories[0]].version
 
     def is_probe(self) -> bool:
-        """Whether this is only the first sample of a group of unknown length. Such a probe is
-        started before the group's other samples, and its length then predicts theirs.
+        """Whether this is only the first sample of a group of unknown length, whose length predicts
+        the others'.
         """
         return not self.mean and self.trajectories == self.group.admitted.trajectories[:1]
 
     def without(self, settled: set[str]) -> "UnassignedSamples":
-        """Returns the samples without the trajectories in `settled`."""
         return replace(self, trajectories=tuple(t for t in self.trajectories if t not in settled))
 
 
@@ -289,22 +268,23 @@ def find_unassigned(
     keep_version: bool,
     is_loadable: Callable[[Version], bool] | None = None,
 ) -> Iterator[UnassignedSamples]:
-    """Yields all unassigned trajectories, oldest wave first; those of a group whose prompt was not
-    read yet are left out. `is_loadable` is for runs whose rollouts serve several versions side by
-    side (adapters), else None: a version for which it returns True counts as held, because any
-    rollout can load it.
+    """Yields all unassigned trajectories whose prompt was read, oldest wave first. `is_loadable` is
+    for runs whose rollouts serve several versions side by side (adapters), else None: any rollout
+    can load a version for which it returns True.
     """
-    found = unassigned_trajectories(state)
-    held = held_versions(state) if found and keep_version else set[Version]()
+    unassigned = unassigned_trajectories(state)
+    resumable = held_versions(state) if unassigned and keep_version else set[Version]()
     if is_loadable is not None:
-        held |= {
-            version for version in _chain_versions(state, found) - held if is_loadable(version)
+        resumable |= {
+            version
+            for version in _chain_versions(state, unassigned) - resumable
+            if is_loadable(version)
         }
-    for trajectories in found:
+    for trajectories in unassigned:
         group = state.group_of(trajectories[0])
         if group.prompt is None:
             continue
-        how = continuations(state, trajectories, keep_version, held)
+        how = continuations(state, trajectories, keep_version, resumable)
         mean = lengths.mean(group.prompt, group.finished)
         for kind, version in sorted({(h.kind, h.version) for h in how.values()}, key=str):
             alike = [t for t in trajectories if (how[t].kind, how[t].version) == (kind, version)]
@@ -312,38 +292,34 @@ def find_unassigned(
 
 
 def _chain_versions(state: DispatchState, unassigned: Sequence[Sequence[str]]) -> set[Version]:
-    """Returns the versions of the newest partials of these trajectories. A trajectory whose last
-    assignment already loaded its version from the store is left out, so it restarts
-    unless its version is held for another reason.
-    """
     chains = (
         state.chains.get(trajectory)
         for trajectories in unassigned
         for trajectory in trajectories
-        if (known := state.assignments.get(trajectory)) is None or not known.from_history
+        # A trajectory whose last assignment already loaded its version from the store restarts.
+        if (assignment := state.assignments.get(trajectory)) is None or not assignment.from_history
     )
     return {chain.version for chain in chains if chain is not None and chain.version is not None}
 
 
 def in_start_order(starts: Sequence[UnassignedSamples], room: int) -> list[UnassignedSamples]:
-    """Sort by wave, oldest first, and within a wave by expected length, longest first, so that the
-    longest answers start early. An unknown length counts as the most tokens allowed. If `room` is
-    too small for all, one probe of each group of unknown length comes first in its wave, as in Seer
-    (`lengths.py`).
+    """Sort by wave, oldest first, and within a wave by expected length, longest first; an unknown
+    length counts as the most tokens allowed. If `room` is too small for all, one probe of each
+    group of unknown length comes first in its wave, as in Seer.
     """
     parts = list(starts)
     if room < sum(len(samples.trajectories) for samples in starts):
         parts = [part for samples in starts for part in _split_off_probe(samples)]
 
-    def start_key(one: UnassignedSamples) -> tuple[int, bool, float, int]:
-        length = one.mean or one.prompt.sampling.tokens_max
-        return one.group.admitted.wave, not one.is_probe(), -length, one.prompt.group
+    def start_key(part: UnassignedSamples) -> tuple[int, bool, float, int]:
+        length = part.mean or part.prompt.sampling.tokens_max
+        return part.group.admitted.wave, not part.is_probe(), -length, part.prompt.group
 
     return sorted(parts, key=start_key)
 
 
-def _split_off_probe(one: UnassignedSamples) -> list[UnassignedSamples]:
-    probe = replace(one, trajectories=one.trajectories[:1])
-    if not probe.is_probe() or len(one.trajectories) == 1:
-        return [one]
-    return [probe, replace(one, trajectories=one.trajectories[1:])]
+def _split_off_probe(samples: UnassignedSamples) -> list[UnassignedSamples]:
+    probe = replace(samples, trajectories=samples.trajectories[:1])
+    if not probe.is_probe() or len(samples.trajectories) == 1:
+        return [samples]
+    return [probe, replace(samples, trajectories=samples.trajectories[1:])]

@@ -1,10 +1,8 @@
 """Reads all topics that dispatch follows, and applies their records to its `DispatchState`.
 
-`DispatchInbox.rebuild` folds the log when a new holder starts; after that, `read` applies the new
-records once per round. A rebuild reads `admissions` and `assignments` first, so the admission of a
-group is applied before its completions and its end; afterwards only this holder writes these two. A
-partial is refused if dispatch never assigned its attempt, a status if its writer never took the
-term in it, and both if values are implausible (invariant 12). `SilenceClock` measures silence.
+A rebuild reads `admissions` and `assignments` first, so a group's admission is applied before its
+completions and its end. Records of attempts that were never assigned, of terms that were never
+taken, or with implausible values are refused (invariant 12).
 """
 
 import logging
@@ -28,9 +26,9 @@ from rollstream.streams.values import Address
 log = logging.getLogger(__name__)
 
 FOLDED_TOPICS = ("trajectories", "ledger", "partials", "applied")
-"""Topics of other roles that a rebuild reads from stored positions. (The compacted topics `weights`
-and `status` are read from their beginning.) Records of `applied` do not change the state: dispatch
-only moves unreadable ones to `dead` and counts implausible ones.
+"""Topics of other roles that a rebuild reads from stored positions; the compacted `weights` and
+`status` are read from their beginning. Records of `applied` change no state: unreadable ones are
+moved to `dead`, implausible ones counted.
 """
 DEAD_LETTERED_TOPICS = (
     "prompts",
@@ -51,7 +49,7 @@ SPEED_MAX = 1e9  # plausible tokens per second of one rollout
 
 
 def refused_status(status: records.RolloutStatus) -> str:
-    """The reason why the status is not plausible; "" if plans may use it."""
+    """Returns why the status is not plausible; "" if plans may use it."""
     counts = (status.slots, status.running, status.waiting, status.queued, status.decode_batch_max)
     if not all(0 <= count <= SLOTS_MAX for count in counts):
         return "slots or requests out of bounds"
@@ -62,16 +60,16 @@ def refused_status(status: records.RolloutStatus) -> str:
 
 
 def refused_applied(applied: records.Applied) -> str:
-    """The reason why the record is not plausible; "" if it is."""
+    """Returns why the record is not plausible; "" if it is."""
     numbers = (applied.rollout_term, applied.tensors, applied.compared)
     is_sound = all(map(is_count, numbers)) and is_version(applied.version)
     return "" if is_sound else "a count, a term or a version out of bounds"
 
 
 def refused_partial(partial: records.Partial, assignment: CurrentAssignment | None) -> str:
-    """The reason why no resume may start from the partial; "" if one may. `assignment` is the
-    newest one of its trajectory. The partial's attempt must have been assigned; if it is the newest
-    attempt, it must have been assigned to the partial's rollout and term.
+    """Returns why no resume may start from the partial; "" if one may. `assignment` is the newest
+    one of its trajectory: the partial's attempt must have been assigned, the newest one to its
+    rollout.
     """
     if assignment is None or not 0 < partial.attempt <= assignment.attempt:
         return f"attempt {partial.attempt} was never assigned"
@@ -84,16 +82,12 @@ def refused_partial(partial: records.Partial, assignment: CurrentAssignment | No
 @dataclass(slots=True)
 class SilenceClock:
     """Measures the silence of rollouts in listening time (`now_s`): the seconds in which dispatch
-    was able to read statuses.
-
-    A rollout is silent when the heartbeat time-out has passed in listening time since its last
-    status. The clock advances only in a read that returned a record of `status`: by the time since
-    the previous such read, at most by `step_s_max`, a quarter of the time-out. So two failures make
-    no living rollout silent:
-
+    was able to read statuses. It advances only in a read that returned a record of `status`: by the
+    time since the previous such read, at most by `step_s_max`, a quarter of the heartbeat time-out.
+    So two failures make no living rollout silent:
     - Dispatch itself (SIGSTOP, a store or broker that hung), or the machine with all its rollouts,
-      stood still for longer than the time-out: the first read afterwards advances the clock by only
-      a quarter of it, and living rollouts send again before the rest has passed.
+      stood still for longer than the time-out: living rollouts send again before the rest has
+      passed.
     - The broker was unreachable for a minute: no status was read, so the clock did not advance.
 
     If a rollout dies while no other one sends, it does not become silent; but then no other rollout
@@ -105,29 +99,26 @@ class SilenceClock:
     now_s: float = 0.0
 
     def advance(self, at_s: float) -> None:
-        """Advance for a read that returned a status and began at `at_s` (monotonic seconds);
-        `heard_s` is when the previous such read began.
-        """
+        """Advance for a read that returned a status and began at `at_s` (monotonic seconds)."""
         self.now_s += max(0.0, min(at_s - self.heard_s, self.step_s_max))
         self.heard_s = at_s
 
 
 STATUS_KEY_S = 600.0
-"""Seconds of listening time without a record after which dispatch removes a key from `status`; ten
-heartbeat time-outs if these are longer.
+"""Seconds of listening time without a record after which dispatch removes a key from `status`; at
+least ten heartbeat time-outs.
 """
 
 
 @dataclass(slots=True)
 class StatusKeys:
-    """Holds for each key of `status` (a name and term) the listening time at which its last record
-    was read, the longest silent key first. It has one entry per key that the compacted topic keeps.
+    """The listening time of the last record of each key of `status` (a name and term), the longest
+    silent key first; one entry per key that the compacted topic keeps.
 
-    Dispatch alone removes keys, and only those of rollouts and relays that were silent for
-    `STATUS_KEY_S`. The writer of such a key may only have been suspended. If it appends a status
-    after dispatch's last read and before the tombstone, that status is removed with the key; its
-    next status, a heartbeat later, adds the key again. Only a reader that starts in between does
-    not see this writer, for one heartbeat.
+    Dispatch alone removes keys. Their writer may only have been suspended: if it appends a status
+    between dispatch's last read and the tombstone, that status is removed with the key, and its
+    next one, a heartbeat later, adds the key again. A reader that starts in between does not see
+    this writer for one heartbeat.
     """
 
     read_s: dict[str, float] = field(default_factory=dict[str, float])
@@ -140,14 +131,13 @@ class StatusKeys:
         self.read_s[key] = now_s
 
     def silent(self, before_s: float) -> list[str]:
-        """The keys without a record since `before_s`."""
         return list(takewhile(lambda key: self.read_s[key] < before_s, self.read_s))
 
     def dead_rollouts(self, silent: Collection[str]) -> dict[str, int]:
-        """Each rollout of which all keys are `silent`, with the newest of its terms."""
+        """Returns each rollout of which all keys are `silent`, with the newest of its terms."""
         alive = {name for key, (name, _) in self.rollouts.items() if key not in silent}
-        found = sorted(self.rollouts[key] for key in silent if key in self.rollouts)
-        return {name: term for name, term in found if name not in alive}
+        silent_terms = sorted(self.rollouts[key] for key in silent if key in self.rollouts)
+        return {name: term for name, term in silent_terms if name not in alive}
 
     def remove(self, keys: Iterable[str]) -> None:
         for key in keys:
@@ -161,9 +151,9 @@ def _status_key(status: records.RolloutStatus | records.RelayStatus) -> str:
 
 
 class DispatchInbox:
-    """Holds the readers of all topics that dispatch follows, and the prompts that are not admitted
-    yet. `rebuild` must be called first. `timeout_s` is the heartbeat time-out of rollouts. Without
-    `terms` no name's term is checked.
+    """The readers of all topics that dispatch follows, and the prompts that are not admitted yet.
+    `rebuild` must be called first. `timeout_s` is the heartbeat time-out of rollouts. Without
+    `terms` no term is checked.
     """
 
     def __init__(
@@ -182,16 +172,16 @@ class DispatchInbox:
         self.refused: Counter[str] = Counter()
         """The number of refused records by topic."""
         self.foreign: Counter[str] = Counter()
-        """The number of those among them that no process of this run writes: with values out of
-        bounds, or of a name that never took the term. Other refused records are normal, such as
-        partials of a trajectory that has ended.
+        """Those that no process of this run writes: with values out of bounds, or of a name that
+        never took the term. Others are normal, such as late partials.
         """
         self._monotonic = monotonic
         self._listening = SilenceClock(monotonic(), timeout_s / 4)
         self._status_keys = StatusKeys()
         self._status_key_s = max(STATUS_KEY_S, 10 * timeout_s)
         self.lengths = lengths or LengthHistory()
-        self._ahead = max(PROMPTS_AHEAD, 2 * groups_per_wave)  # a wave is ranked as a whole
+        # A wave is ranked as a whole.
+        self._ahead = max(PROMPTS_AHEAD, 2 * groups_per_wave)
         self._readers: dict[str, TopicReader] = {}
         self._prompts: dict[int, tuple[records.Prompt, Address]] = {}
         self._newest_prompt: tuple[int, Address] | None = None
@@ -199,29 +189,32 @@ class DispatchInbox:
 
     def rebuild(
         self,
-        own: Mapping[str, Mapping[int, int]],
-        kept: Mapping[str, Mapping[int, records.Position]],
+        opened: Mapping[str, Mapping[int, int]],
+        stored: Mapping[str, Mapping[int, records.Position]],
     ) -> None:
-        """Apply the log up to now, from the positions in `kept`. `own` holds the offsets of this
-        term's `Opened` records in dispatch's own topics, which are read up to there.
+        """Apply the log up to now, from the `stored` positions. `opened` has the offsets of this
+        term's `Opened` records, up to which dispatch's own topics are read.
         """
         for topic in ("admissions", "assignments"):
-            upto = {partition: offset + 1 for partition, offset in own[topic].items()}
-            reader = self._open(topic, kept)
+            upto = {partition: offset + 1 for partition, offset in opened[topic].items()}
+            reader = self._open(topic, stored)
             for received in reader.read_to(upto):
                 self._apply(received, fresh=False)
-            del self._readers[topic]  # from now on only this holder writes them
+            # From now on only this holder writes them.
+            del self._readers[topic]
         for topic in (*FOLDED_TOPICS, "weights", "status"):
-            reader = self._open(topic, kept)
+            reader = self._open(topic, stored)
             for batch in reader.batches_to(self._bus.end(topic)):
                 for received in batch:
                     self._apply(received, fresh=False)
-        self._listening.heard_s = self._monotonic()  # silence is measured from the rebuild on
-        self._open("prompts", kept)
-        self._released.clear()  # an earlier holder released these, or their rollouts restarted
+        # Silence is measured from the rebuild on.
+        self._listening.heard_s = self._monotonic()
+        self._open("prompts", stored)
+        # An earlier holder released these, or their rollouts restarted.
+        self._released.clear()
 
     def read(self) -> tuple[int, list[VoidAssignment]]:
-        """Apply the new records; returns their number and the assignments that became void because
+        """Apply the new records. Returns their number, and the assignments that became void because
         their groups ended.
         """
         count, began_s = 0, self._monotonic()
@@ -231,8 +224,8 @@ class DispatchInbox:
             received = reader.follow()
             if received and topic == "status":
                 self._listening.advance(began_s)
-            for one in received:
-                self._apply(one, fresh=True)
+            for message in received:
+                self._apply(message, fresh=True)
             count += len(received)
         if self._terms is not None:
             self.foreign += self._terms.confirmed()
@@ -240,10 +233,11 @@ class DispatchInbox:
         return count, released
 
     def read_to_end(self) -> None:
-        """Apply all records that rollouts have appended by now. `status` is read last, so of a
-        rollout that is silent afterwards every record before its last status was read. Listening
-        time does not advance meanwhile.
+        """Apply all records that rollouts have appended by now. Listening time does not advance
+        meanwhile.
         """
+        # `status` last: of a rollout that is silent afterwards every record before its last status
+        # was read.
         for topic in ("trajectories", "partials", "status"):
             for batch in self._readers[topic].batches_to(self._bus.end(topic)):
                 for received in batch:
@@ -251,15 +245,15 @@ class DispatchInbox:
 
     def remove_silent_keys(self) -> None:
         """Remove the keys that were silent for too long, so that neither store nor topic grows with
-        every rollout that ever ran: 1. retire their rollouts' names, which deletes the names' terms
-        in the store (`RoleTerms.retire`); 2. append a tombstone for each key to `status`. After a
-        kill between 1 and 2 a later dispatch refuses the statuses of these keys, because the names
-        have no term any more, and removes the keys after the same silence.
+        every rollout that ever ran: 1. retire their rollouts' names and terms; 2. append a
+        tombstone for each key to `status`. After a kill in between a later dispatch refuses the
+        statuses of these keys, and removes the keys after the same silence.
         """
         keys, before_s = self._status_keys, self.listening_s - self._status_key_s
         if not keys.silent(before_s):
             return
-        self.read_to_end()  # an unread record is not silence
+        # An unread record is not silence.
+        self.read_to_end()
         if silent := keys.silent(before_s):
             if self._terms is not None:
                 self._terms.retire(ROLLOUTS, keys.dead_rollouts(silent))  # 1
@@ -268,32 +262,27 @@ class DispatchInbox:
 
     @property
     def listening_s(self) -> float:
-        """Listening time in seconds, see `SilenceClock`; statuses are stamped with it."""
+        """Listening time in seconds (`SilenceClock`), with which statuses are stamped."""
         return self._listening.now_s
 
     def next_prompt(self) -> tuple[records.Prompt, Address] | None:
-        """Remove and return the next prompt in the seeded order, None if none was read. In a fork
-        the topic omits the prompts that the parent finished.
-        """
+        """Remove and return the next prompt in the seeded order, None if none was read."""
         return self._prompts.pop(min(self._prompts)) if self._prompts else None
 
     def ahead(self) -> Sequence[records.Prompt]:
-        """Prompts that were read and not admitted yet, in their order."""
+        """Returns the prompts that were read and not admitted yet, in their order."""
         return [self._prompts[group][0] for group in sorted(self._prompts)]
 
     @property
     def prompts_waiting(self) -> int:
-        """Number of prompts that were read and not admitted yet."""
         return len(self._prompts)
 
     def readers(self) -> list[TopicReader]:
         return list(self._readers.values())
 
     def positions(self) -> dict[str, dict[int, records.Position]]:
-        """Positions from which a later holder's rebuild reads, for `FOLDED_TOPICS` and `prompts`.
-        Those in `prompts` are not after any prompt of an open group or any that waits for
-        admission, because the later holder reads these again, and not after the newest prompt, from
-        which a restarted prompt source continues its numbers.
+        """Returns the positions from which a later holder's rebuild reads `FOLDED_TOPICS` and
+        `prompts`.
         """
         folded = {topic: dict(self._readers[topic].positions) for topic in FOLDED_TOPICS}
         return {**folded, "prompts": self._prompts_position()}
@@ -301,12 +290,15 @@ class DispatchInbox:
     def _prompts_position(self) -> dict[int, records.Position]:
         needed = [group.admitted.prompt for group in self._state.groups.values()]
         needed += [at for _, at in self._prompts.values()]
+        # A restarted prompt source continues its numbers from the newest prompt.
         needed += [] if self._newest_prompt is None else [self._newest_prompt[1]]
         return move_back_to_oldest(self._bus, "prompts", self._readers["prompts"].positions, needed)
 
-    def _open(self, topic: str, kept: Mapping[str, Mapping[int, records.Position]]) -> TopicReader:
+    def _open(
+        self, topic: str, stored: Mapping[str, Mapping[int, records.Position]]
+    ) -> TopicReader:
         begin = from_begin(self._bus, topic)
-        positions = kept.get(topic) or begin
+        positions = stored.get(topic) or begin
         if topic == "applied":  # it changes no state: records that were truncated are no loss
             at = dict(positions)
             positions = {p: max(first, at.get(p, first)) for p, first in begin.items()}
@@ -316,7 +308,6 @@ class DispatchInbox:
         return reader
 
     def _refusal(self, topic: str, record: records.Record) -> str:
-        """The reason why dispatch does not apply a record of `CHECKED_TOPICS`; "" if it does."""
         match record:
             case records.Partial():
                 return refused_partial(record, self._state.assignments.get(record.trajectory))
@@ -335,7 +326,6 @@ class DispatchInbox:
         return UNTAKEN
 
     def _apply(self, received: Received, fresh: bool) -> None:
-        """Apply a record unless it is refused; `fresh` is False in a rebuild."""
         state, record = self._state, received.record
         if isinstance(record, records.RolloutStatus | records.RelayStatus):
             self._status_keys.note(_status_key(record), self._listening.now_s)
@@ -373,11 +363,9 @@ class DispatchInbox:
                 pass  # relays' statuses, and records of other roles in the ledger
 
     def _complete(self, record: records.Trajectory, partition: int) -> None:
-        """Apply a completion, and record its length for predictions unless it is dead. A completion
-        outside its group's partition counts as late: the trainer does not use it either.
-        """
         group = self._state.groups.get(record.group)
         partitions = self._bus.partitions("trajectories")
+        # The trainer does not use such a completion either.
         if not is_in_key_partition(record.group, partition, partitions):
             self._state.late += 1
             return
@@ -388,11 +376,11 @@ class DispatchInbox:
         self._released += self._state.end_if_full(record.group)
 
     def _prompt(self, prompt: records.Prompt, at: Address) -> None:
-        """Keep the prompt for admission, or attach it to an open group that a rebuild found."""
         if self._newest_prompt is None or prompt.group > self._newest_prompt[0]:
             self._newest_prompt = prompt.group, at
         group = self._state.groups.get(prompt.group)
         if group is not None:
+            # A rebuild restored the group without its prompt.
             group.prompt = prompt
         elif prompt.group >= self._state.next_group:
             self._prompts[prompt.group] = (prompt, at)

@@ -1,10 +1,6 @@
-"""Finds the kinds of machines among the rollouts from their reports, for runs on unlike cards: how
-fast each rollout is compared with the others (`relative_speeds`), and which of them are of one kind
-(`speed_kinds`). The functions are pure (invariant 9).
-
-A request is faster in a small batch than in a large one, on any machine. So only reports of about
-equal batches are compared, and small differences make no kind: the rollouts of a run on equal
-machines are of one kind, and dispatch treats them as if nothing was measured here.
+"""Finds the kinds of machines among the rollouts, from their reported speeds. The functions are
+pure (invariant 9). A request is faster in a small batch than in a large one, on any machine, so
+only reports of about equal batches are compared.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,17 +14,17 @@ REPORTS_SMOOTHED = 32  # reports of one batch class over which the speed there i
 REPORTS_MIN = 4  # reports of a batch class before it counts
 CLASSES_PER_DOUBLING = 2  # batches of one class differ by at most a factor of √2
 KIND_RATIO = 1.5
-"""Two rollouts are of unlike kinds if one is faster by more than this factor, and no third rollout
-is in between. A choice: within a batch class the speeds of equal machines differ by up to 1.3 in
-the paced engine (by the KV cache that a step reads); cards that are rented side by side differ by
-1.6 and more (bandwidth of an H100, A100, L40S and L4: 3.35, 2.04, 0.86 and 0.3 TB/s).
+"""Two rollouts are of unlike kinds if one is faster by more than this factor, with no third in
+between. A choice: within a batch class equal machines differ by up to 1.3 in the paced engine (by
+the KV cache that a step reads), cards that are rented side by side by 1.6 and more (bandwidth of an
+H100, A100, L40S and L4: 3.35, 2.04, 0.86 and 0.3 TB/s).
 """
 ROUNDS = 16  # of the alternating fit, which ends in a few where batches overlap
 
 
 @dataclass(frozen=True, slots=True)
 class ClassSpeed:
-    """Holds the tokens per second of one request in one batch class, smoothed over `reports`."""
+    """Tokens per second of one request in one batch class, smoothed over `reports`."""
 
     speed: float
     reports: int
@@ -36,47 +32,44 @@ class ClassSpeed:
 
 @dataclass(frozen=True, slots=True)
 class SpeedReports:
-    """Holds what one rollout has reported about its speed, by batch class."""
+    """The reported speeds of one rollout, by batch class."""
 
     by_class: Mapping[int, ClassSpeed] = field(default_factory=dict[int, ClassSpeed])
 
     def with_report(self, running: int, tokens_per_s: float) -> "SpeedReports":
-        """Returns the reports with one more, of `running` requests that generate together."""
         at, new = batch_class(running), tokens_per_s / running
-        known = self.by_class.get(at, ClassSpeed(new, 0))
-        reports = min(known.reports + 1, REPORTS_SMOOTHED)
-        speed = known.speed + (new - known.speed) / reports
+        previous = self.by_class.get(at, ClassSpeed(new, 0))
+        reports = min(previous.reports + 1, REPORTS_SMOOTHED)
+        speed = previous.speed + (new - previous.speed) / reports
         return SpeedReports({**self.by_class, at: ClassSpeed(speed, reports)})
 
 
 def batch_class(running: int) -> int:
-    """Returns the class of a batch: batches of one class are about equal."""
     return int(CLASSES_PER_DOUBLING * log2(running))
 
 
 def relative_speeds(reports: Mapping[str, SpeedReports]) -> dict[str, float]:
-    """Returns the speed of each rollout relative to the others; their geometric mean is 1.
-
-    Fits log(speed) = rollout + batch class by least squares, alternately for both. A rollout whose
-    batches overlap with those of no other counts as 1: it cannot be compared.
+    """Returns the speed of each rollout relative to the others; their geometric mean is 1. A
+    rollout whose batches overlap with those of no other counts as 1.
     """
     names = sorted(reports)
     points = [
-        (number, at, log(known.speed))
+        (number, at, log(class_speed.speed))
         for number, name in enumerate(names)
-        for at, known in reports[name].by_class.items()
-        if known.reports >= REPORTS_MIN and known.speed > 0
+        for at, class_speed in reports[name].by_class.items()
+        if class_speed.reports >= REPORTS_MIN and class_speed.speed > 0
     ]
     if not points:
         return dict.fromkeys(names, 1.0)
     rows: NDArray[np.float64] = np.array(points, np.float64)
     rollout, at, value = rows[:, 0].astype(np.int64), rows[:, 1].astype(np.int64), rows[:, 2]
+    # Fits log(speed) = rollout + batch class by least squares, alternately for both.
     of_rollout = np.zeros(len(names))
     for _ in range(ROUNDS):
         of_class = _means(at, value - of_rollout[rollout], int(at.max()) + 1)
         of_rollout = _means(rollout, value - of_class[at], len(names))
-    found = np.exp(of_rollout - of_rollout.mean())
-    return {name: float(speed) for name, speed in zip(names, found, strict=True)}
+    relative = np.exp(of_rollout - of_rollout.mean())
+    return {name: float(speed) for name, speed in zip(names, relative, strict=True)}
 
 
 def _means(at: NDArray[np.int64], values: NDArray[np.float64], count: int) -> NDArray[np.float64]:

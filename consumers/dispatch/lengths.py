@@ -1,10 +1,8 @@
 """Predicts the length of an answer from earlier passes over the prompt, else from the finished
-samples of its group, else from its task. Predictions affect speed only, never results.
+samples of its group (as Seer), else from its task. Predictions affect speed only, never results.
 
 The history by prompt is RhymeRL's (arXiv 2508.18588: ranked by length, only 2 to 4 % of answers
-move far between two passes). The use of the group's own finished samples is Seer's: the estimate is
-the longest of them. Means follow about the newest `SAMPLES_SMOOTHED` samples, because the lengths
-of a policy's answers change during training.
+move far between two passes).
 """
 
 import math
@@ -17,13 +15,14 @@ from rollstream.streams.records import Prompt
 
 PROMPTS_MAX = 1 << 16  # beyond it the least recently used prompt is evicted
 TASKS_MAX = 1024
+# The lengths of a policy's answers change during training.
 SAMPLES_SMOOTHED = 32  # mean and spread are moving averages over about this many samples
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedLength:
-    """States the expected length of an answer in generated tokens, `mean`, with its standard
-    deviation. Both come from `count` samples, of which a history counts at most `SAMPLES_SMOOTHED`.
+    """The expected length of an answer in generated tokens, `mean`, with its standard deviation,
+    from `count` samples, at most `SAMPLES_SMOOTHED`.
     """
 
     mean: float
@@ -33,9 +32,7 @@ class ExpectedLength:
 
 @dataclass(frozen=True, slots=True)
 class PersistedLengths:
-    """Holds a length history as plain values: (key, mean, spread, count), least recently used
-    first.
-    """
+    """A length history as plain values: (key, mean, spread, count), least recently used first."""
 
     prompts: tuple[tuple[str, float, float, int], ...] = ()
     tasks: tuple[tuple[str, float, float, int], ...] = ()
@@ -46,54 +43,49 @@ def prompt_key(prompt: Prompt) -> str:
     return record_hash(prompt.task.encode() + b"\0" + prompt.tokens.tobytes())
 
 
-def with_sample(known: ExpectedLength | None, tokens: int) -> ExpectedLength:
-    """Returns the expected length after one more sample, whose weight is at least 1 /
+def with_sample(expected: ExpectedLength | None, tokens: int) -> ExpectedLength:
+    """Returns the expected length after one more sample, of a weight of at least 1 /
     `SAMPLES_SMOOTHED`.
     """
-    if known is None:
+    if expected is None:
         return ExpectedLength(float(tokens), 0.0, 1)
-    count = min(known.count + 1, SAMPLES_SMOOTHED)
-    off = tokens - known.mean
-    mean = known.mean + off / count
-    variance = known.spread**2 + (off * (tokens - mean) - known.spread**2) / count
+    count = min(expected.count + 1, SAMPLES_SMOOTHED)
+    off = tokens - expected.mean
+    mean = expected.mean + off / count
+    variance = expected.spread**2 + (off * (tokens - mean) - expected.spread**2) / count
     return ExpectedLength(mean, math.sqrt(max(0.0, variance)), count)
 
 
 class LengthHistory:
-    """Keeps the lengths of a run's answers by prompt and by task; the number of both is bounded."""
+    """The lengths of a run's answers by prompt and by task, both bounded in number."""
 
-    def __init__(self, known: PersistedLengths | None = None) -> None:
-        known = known or PersistedLengths()
+    def __init__(self, stored: PersistedLengths | None = None) -> None:
+        stored = stored or PersistedLengths()
         self._prompts = OrderedDict(
-            (key, ExpectedLength(m, s, n)) for key, m, s, n in known.prompts
+            (key, ExpectedLength(m, s, n)) for key, m, s, n in stored.prompts
         )
-        self._tasks = OrderedDict((key, ExpectedLength(m, s, n)) for key, m, s, n in known.tasks)
+        self._tasks = OrderedDict((key, ExpectedLength(m, s, n)) for key, m, s, n in stored.tasks)
         self.changed = False  # since the last call of `known`
 
     def note(self, prompt: Prompt, tokens: int) -> None:
-        """Add one finished sample of this prompt."""
         _add_sample(self._prompts, prompt_key(prompt), tokens, PROMPTS_MAX)
         _add_sample(self._tasks, prompt.task, tokens, TASKS_MAX)
         self.changed = True
 
     def of_prompt(self, prompt: Prompt) -> ExpectedLength | None:
-        """Returns the expected length from all finished answers to this prompt, those of the
-        present pass included.
-        """
+        """Returns the expected length from all finished answers to this prompt."""
         return self._prompts.get(prompt_key(prompt))
 
     def expected(self, prompt: Prompt, finished: Sequence[int] = ()) -> ExpectedLength | None:
         """Returns the estimate for one more sample of the prompt, None without any history;
         `finished` are the lengths of its group's finished samples.
-
-        The prompt's history decides if it has samples of an earlier pass, that is more than
-        `finished`, or as many as it counts; then the longest of `finished`, with a spread of 0;
-        then the task's history.
         """
-        own = self.of_prompt(prompt)
-        if own is not None and own.count > min(len(finished), SAMPLES_SMOOTHED - 1):
-            return own
+        by_prompt = self.of_prompt(prompt)
+        # It has samples of an earlier pass: more than `finished`, or as many as it counts.
+        if by_prompt is not None and by_prompt.count > min(len(finished), SAMPLES_SMOOTHED - 1):
+            return by_prompt
         if finished:
+            # Seer's estimate is the longest of them.
             return ExpectedLength(float(max(finished)), 0.0, len(finished))
         return self._tasks.get(prompt.task)
 
@@ -108,10 +100,10 @@ class LengthHistory:
         return PersistedLengths(_as_tuples(self._prompts), _as_tuples(self._tasks))
 
 
-def _add_sample(by: "OrderedDict[str, ExpectedLength]", key: str, tokens: int, most: int) -> None:
+def _add_sample(by: "OrderedDict[str, ExpectedLength]", key: str, tokens: int, limit: int) -> None:
     by[key] = with_sample(by.get(key), tokens)
     by.move_to_end(key)
-    if len(by) > most:
+    if len(by) > limit:
         by.popitem(last=False)
 
 

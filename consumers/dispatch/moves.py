@@ -1,10 +1,9 @@
-"""Repacks running trajectories (requests): `RepackPlanner` decides when, describes the rollouts and
-requests to the planning functions of `repack.py`, and turns their plan into release records.
+"""Repacks running trajectories (requests): `RepackPlanner` decides when, calls the planning
+functions of `repack.py`, and turns their plan into release records.
 
-A move is three records. Dispatch's release names the destination (`onward`); the source publishes a
-last partial, which gives the trajectory up; dispatch assigns the next attempt to the destination,
-which resumes from that partial. All three are in the log, so the death of any process in between is
-recovered (docs/explanation/scheduling.md, A move).
+A move is three records: dispatch's release names the destination (`onward`); the source's last
+partial gives the trajectory up; dispatch assigns the next attempt to the destination. So a death in
+between is recovered (docs/explanation/scheduling.md, A move).
 """
 
 from collections import Counter
@@ -26,8 +25,8 @@ MOVE_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class RepackPlan:
-    """Holds the releases to append, the trajectories (`restarts`) to restart on the newest version,
-    and in `moves` the rollouts of which all requests move; `releases` includes theirs.
+    """The releases to append, the trajectories to restart on the newest version, and the rollouts
+    of which all requests move (in `releases` too).
     """
 
     releases: tuple[Assignment, ...] = ()
@@ -35,9 +34,6 @@ class RepackPlan:
     moves: tuple[repack.RepackMove, ...] = ()
 
     def summaries(self) -> tuple[MoveSummary, ...]:
-        """Counts the releases by source and destination, whether all requests of the source move or
-        only its long ones.
-        """
         counts = Counter((release.rollout, release.onward) for release in self.releases)
         return tuple(MoveSummary(*both, count) for both, count in sorted(counts.items()))
 
@@ -45,11 +41,8 @@ class RepackPlan:
 @dataclass(slots=True)
 class RepackPlanner:
     """Plans moves every `every_s` seconds, and at once after a new version that rollouts do not
-    hold yet. Purpose: rollouts that become empty load that version and take new prompts.
-
-    `repack.plan_repack` moves all requests off rollouts that are nearly empty. From the remaining
-    rollouts `repack.plan_outliers` moves single requests that are much longer than expected
-    (outliers), or restarts them.
+    hold yet: all requests of nearly empty rollouts, then single outliers of the others, so that
+    rollouts become empty and load that version.
     """
 
     every_s: float
@@ -59,23 +52,24 @@ class RepackPlanner:
     _due_s: float = 0.0
     _version: Version | None = None
     _asked_s: dict[str, float] = field(default_factory=dict[str, float])
-    """When each trajectory that is moving was released, by trajectory."""
+    """When each trajectory that is moving was released."""
     _steps: repack.StepDuration = field(default_factory=repack.StepDuration)
 
     def plan(self, state: DispatchState, lengths: LengthHistory, now_s: float) -> RepackPlan | None:
-        """Returns the plan that is due now, empty if nothing must move; None while none is due."""
+        """Returns the plan that is due now, maybe empty; None while none is due."""
         self._steps.observe(state.version.number, now_s)
         if now_s < self._due_s and state.version == self._version:
             return None
         self._due_s, self._version = now_s + self.every_s, state.version
         if all(s.status.version.number >= state.version.number for s in state.rollouts.values()):
-            return RepackPlan()  # every rollout holds the newest version
+            # Every rollout holds the newest version.
+            return RepackPlan()
         loads = self._loads(state, now_s)
         moves = repack.plan_repack(loads)
         giving = {move.source: move.destination for move in moves}
         # Rollouts that neither give nor take requests in `moves`.
-        apart = [load for load in loads if load.rollout not in {*giving, *giving.values()}]
-        gathered = self._gather(state, lengths, apart)
+        other_loads = [load for load in loads if load.rollout not in {*giving, *giving.values()}]
+        gathered = self._gather(state, lengths, other_loads)
         onward = dict(gathered.moves)
         for trajectory, assignment in state.assignments.items():
             if assignment.rollout in giving and is_generating(state, trajectory, assignment):
@@ -84,10 +78,6 @@ class RepackPlanner:
         return RepackPlan(tuple(_move_releases(state, onward)), gathered.restarts, moves)
 
     def _loads(self, state: DispatchState, now_s: float) -> list[repack.RolloutLoad]:
-        """Returns the load of every rollout. Source and destination of a move are not ready until
-        the move is done or `MOVE_TIMEOUT_S` is over. If the trajectory completes at the source
-        instead, it is finished, and its move is dropped (invariant 2).
-        """
         for trajectory, assignment in state.assignments.items():
             if assignment.onward:
                 # Released by an earlier holder of dispatch's lease, at an unknown time.
@@ -98,10 +88,12 @@ class RepackPlanner:
         for trajectory, assignment in state.assignments.items():
             if not state.is_held(assignment):
                 continue
+            # If the trajectory completes at the source instead, its move is dropped (invariant 2).
             if assignment.onward and now_s - self._asked_s[trajectory] < MOVE_TIMEOUT_S:
                 moving |= {assignment.rollout, assignment.onward}
             if not assignment.onward and not is_generating(state, trajectory, assignment):
                 silent[assignment.rollout] = silent.get(assignment.rollout, 0) + 1
+                # It resumes there, under the rollout's version, without a partial from there yet.
                 if _is_resume_pending(state, trajectory, assignment):
                     moving.add(assignment.rollout)
         kinds = {worker.rollout: worker.kind for worker in rollout_speeds(state, self.by_speed)}
@@ -116,23 +108,20 @@ class RepackPlanner:
     def _gather(
         self, state: DispatchState, lengths: LengthHistory, loads: Iterable[repack.RolloutLoad]
     ) -> repack.OutlierPlan:
-        """Plans the moves and restarts of outliers among the rollouts in `loads`. Only requests of
-        wholly admitted waves take part: the unfinished share of a wave (`shares`) means nothing
-        while groups are still admitted to it.
-        """
         shares: dict[int, float] = {}
         for group in state.groups.values():
             samples = self.groups_per_wave * len(group.admitted.trajectories)
             wave = group.admitted.wave
             shares[wave] = shares.get(wave, 0.0) + len(group.open) / samples
         # The first wave that is not wholly admitted.
+        # The unfinished share of a wave means nothing while groups are still admitted to it.
         growing = (state.admitted - state.closed) // self.groups_per_wave
         running = [
-            found
+            r
             for trajectory, assignment in state.assignments.items()
             if is_generating(state, trajectory, assignment)
             and state.group_of(trajectory).admitted.wave < growing
-            and (found := self._running(state, lengths, trajectory, assignment, shares)) is not None
+            and (r := self._running(state, lengths, trajectory, assignment, shares)) is not None
         ]
         newest = [s for s in state.rollouts.values() if s.status.version == state.version]
         budget = repack.lag_budget(
@@ -148,13 +137,12 @@ class RepackPlanner:
         assignment: CurrentAssignment,
         shares: Mapping[int, float],
     ) -> repack.RunningRequest | None:
-        """Describes a request for `plan_outliers`; None while its prompt or version is unknown."""
         chain, group = state.chains[trajectory], state.group_of(trajectory)
         if group.prompt is None or chain.version is None:
             return None
-        left = None
+        lag_left = None
         if self.max_lag is not None:
-            left = chain.version.number + self.max_lag - state.version.number
+            lag_left = chain.version.number + self.max_lag - state.version.number
         return repack.RunningRequest(
             trajectory=trajectory,
             rollout=assignment.rollout,
@@ -163,15 +151,15 @@ class RepackPlanner:
             kv=len(group.prompt.tokens) + chain.generated,
             expected=lengths.of_prompt(group.prompt),
             unfinished=shares[group.admitted.wave],
-            lag_left=left,
+            lag_left=lag_left,
             longest=group.prompt.sampling.tokens_max,
             all_members_open=len(group.open) == len(group.admitted.trajectories),
         )
 
 
 def is_generating(state: DispatchState, trajectory: str, assignment: CurrentAssignment) -> bool:
-    """Returns whether the assigned rollout generates the trajectory: it lives, it has published a
-    partial under this assignment, and it was not asked to release the trajectory.
+    """Whether the assigned rollout generates the trajectory: it lives, it has published a partial
+    under this assignment, and it was not asked to release the trajectory.
     """
     chain = state.chains.get(trajectory)
     is_here = not assignment.onward and not assignment.given_up and state.is_held(assignment)
@@ -181,25 +169,16 @@ def is_generating(state: DispatchState, trajectory: str, assignment: CurrentAssi
 def _is_resume_pending(
     state: DispatchState, trajectory: str, assignment: CurrentAssignment
 ) -> bool:
-    """Returns whether the trajectory resumes at its rollout without a partial from there yet: its
-    newest partial is of an earlier attempt, under the version that the rollout holds.
-    """
     chain = state.chains.get(trajectory)
-    held = state.rollouts[assignment.rollout].status.version
-    return chain is not None and chain.attempt < assignment.attempt and chain.version == held
+    served = state.rollouts[assignment.rollout].status.version
+    return chain is not None and chain.attempt < assignment.attempt and chain.version == served
 
 
 def rollout_load(
     seen: TrackedRollout, silent: int, is_still: bool, newest: Version
 ) -> repack.RolloutLoad:
-    """Returns one rollout's load for the planners.
-
-    `kv_previous` is its highest KV use under this version, not that of the previous plan: the KV
-    of a rollout's last long answers grows between two plans, and yet the rollout is nearly empty.
-    `silent` is the number of its assignments without a partial. If that is more than wait in its
-    queue, some of them run already, and dispatch cannot move them without a partial, so the
-    rollout is not ready. `is_still` is False while a move or a resume at this rollout is under way.
-    Being emptied is a gain (`gains`) only for a rollout that then loads a newer version.
+    """Returns one rollout's load for the planners. `silent` is the number of its assignments
+    without a partial; `is_still` is False while a move or a resume is under way there.
     """
     status = seen.status
     slots = status.slots
@@ -211,16 +190,20 @@ def rollout_load(
         running=status.running + status.parked,  # these will need slots again
         waiting=status.waiting - status.queued,
         kv_used=status.kv_used,
+        # The highest under this version, not that of the previous plan: the KV of a rollout's last
+        # long answers grows between two plans, although it is nearly empty.
         kv_previous=seen.kv_peak,
         kv_capacity=status.kv_capacity,
         batch_max=min(status.decode_batch_max or slots, slots),
+        # More silent ones than wait in the queue: some run already, and cannot be moved without a
+        # partial.
         ready=seen.fresh and status.verified and is_able and is_still and silent <= status.queued,
+        # Only a rollout that then loads a newer version gains.
         gains=pulls and (status.health == "draining" or not status.queued),
     )
 
 
 def _move_releases(state: DispatchState, onward: Mapping[str, str]) -> Iterator[Assignment]:
-    """Yields a release for each trajectory; `onward` has their destinations by trajectory."""
     for trajectory, destination in onward.items():
         prompt = state.group_of(trajectory).prompt
         if prompt is not None:

@@ -1,10 +1,6 @@
-"""Persists the state of dispatch in the store (`dispatch/state.json`): the state at one moment, and
-the positions from which a new holder continues to fold (apply) records into it. Truncates the
-records that no such rebuild needs any more (invariant 11).
-
-Every write of the state is a compare-and-swap, so a replaced holder cannot overwrite the state of
-its successor (`StateFile`). `DispatchPersistence` writes every few seconds, and from time to time
-also the history of answer lengths (`dispatch/lengths.json`), which serves predictions only.
+"""Persists the state of dispatch (`dispatch/state.json`) with the positions from which a new holder
+continues, truncates the records that no such rebuild needs (invariant 11), and persists the history
+of answer lengths (`dispatch/lengths.json`).
 """
 
 import logging
@@ -48,7 +44,7 @@ TopicPositions = Mapping[str, Mapping[int, Position]]
 
 @dataclass(frozen=True, slots=True)
 class PersistedGroup:
-    """Holds an open group; its prompt is read again from the log."""
+    """An open group; its prompt is read again from the log."""
 
     admitted: Admitted
     open: tuple[str, ...]
@@ -59,12 +55,12 @@ class PersistedGroup:
 
 @dataclass(frozen=True, slots=True)
 class PersistedState:
-    """Holds a `DispatchState` without its rollouts and version, which a new holder reads again from
-    the compacted topics. Counts and fields are those of `DispatchState`.
+    """A `DispatchState` without its rollouts and version, which a new holder reads again from the
+    compacted topics.
     """
 
     term: int
-    """The term of the holder that wrote this state, or has taken it over."""
+    """The term of the last holder that wrote or took over this state."""
     positions: dict[str, dict[str, Position]]
     admitted: int = 0
     closed: int = 0
@@ -78,20 +74,20 @@ class PersistedState:
     """The newest assignment of each open trajectory."""
     chains: tuple[tuple[str, PartialChain], ...] = ()
     heard_s: tuple[tuple[str, float], ...] = ()
-    """When each rollout sent its last status, by the rollout's own clock. This release does not
-    read it; trainers of earlier releases keep the versions of rollouts by it.
+    """When each rollout sent its last status, by the rollout's own clock. Not read by this release;
+    trainers of earlier releases keep the versions of rollouts by it.
     """
     format: int = FORMAT
     taken: tuple[tuple[int, int], ...] = ()
     """(step, groups) of the trained groups after the newest version."""
 
     def where(self) -> dict[str, dict[int, Position]]:
-        """Returns the positions by topic and partition, a number here (JSON keys are strings)."""
+        # JSON keys are strings.
         return {t: {int(p): at for p, at in by.items()} for t, by in self.positions.items()}
 
 
 def state_to_persist(state: DispatchState, term: int, positions: TopicPositions) -> PersistedState:
-    """Returns the state in the form that is persisted; `positions` must be of the same moment."""
+    """Returns the state in its persisted form; `positions` must be of the same moment."""
     return PersistedState(
         term=term,
         positions={t: {str(p): at for p, at in by.items()} for t, by in positions.items()},
@@ -114,32 +110,32 @@ def state_to_persist(state: DispatchState, term: int, positions: TopicPositions)
 
 
 def read_persisted_state(store: ObjectStore) -> PersistedState | None:
-    """Returns the persisted state to a role that only reads it; None before the first write."""
+    """Returns the persisted state, for roles that only read it; None before the first write."""
     try:
         return decode_json(store.get(STATE_KEY), PersistedState, STATE_KEY)
     except ObjectMissing:
         return None
 
 
-def restore_state(kept: PersistedState | None) -> DispatchState:
-    """Returns the state into which a new holder folds further records; empty if none was kept."""
-    if kept is None:
+def restore_state(persisted: PersistedState | None) -> DispatchState:
+    """Returns the state into which a new holder folds further records."""
+    if persisted is None:
         return DispatchState()
     return DispatchState(
-        admitted=kept.admitted,
-        closed=kept.closed,
-        trained=kept.trained,
-        next_group=kept.next_group,
-        completed=kept.completed,
-        late=kept.late,
-        released=kept.released,
+        admitted=persisted.admitted,
+        closed=persisted.closed,
+        trained=persisted.trained,
+        next_group=persisted.next_group,
+        completed=persisted.completed,
+        late=persisted.late,
+        released=persisted.released,
         groups={
             g.admitted.group: UnfinishedGroup(g.admitted, set(g.open), living=g.living)
-            for g in kept.groups
+            for g in persisted.groups
         },
-        assignments=dict(kept.orders),
-        chains=dict(kept.chains),
-        taken=dict(kept.taken),
+        assignments=dict(persisted.orders),
+        chains=dict(persisted.chains),
+        taken=dict(persisted.taken),
     )
 
 
@@ -148,18 +144,17 @@ class StateFile:
     a holder of a higher term has taken the object over.
 
     Every write is a compare-and-swap, and a new holder swaps its own term in *before* it appends
-    `Opened`. From then on the earlier holder's next swap fails and it exits, so its last successful
-    write covers only records before that `Opened`. Without the swaps a dispatch of term 3 that was
-    suspended could wake after term 4 has opened, fold its own admissions, which are void, and
-    persist them; term 5 would start from them.
+    `Opened`, so the earlier holder's last write covers only records before that `Opened`. Otherwise
+    a suspended dispatch of term 3 could wake after term 4 has opened, fold its own void admissions,
+    and persist them; term 5 would start from them.
     """
 
     def __init__(self, store: ObjectStore, term: int) -> None:
         self._store, self._term, self._etag = store, term, ""
 
     def take_over(self) -> PersistedState | None:
-        """Write this term into the object and return the earlier holder's state; None if there is
-        none. Raises `Fenced` if the object has a higher term.
+        """Write this term into the object and return the earlier holder's state, or None. Raises
+        `Fenced` if the object has a higher term.
         """
         while True:
             try:
@@ -171,21 +166,22 @@ class StateFile:
                     return None
                 except ObjectExists:
                     continue
-            kept = decode_json(data, PersistedState, STATE_KEY)
-            if kept.term > self._term:
+            persisted = decode_json(data, PersistedState, STATE_KEY)
+            if persisted.term > self._term:
                 raise Fenced(
-                    f"{STATE_KEY} is of term {kept.term}; this dispatch has term {self._term}"
+                    f"{STATE_KEY} is of term {persisted.term}; this dispatch has term {self._term}"
                 )
             try:
-                mine = encode_json(replace(kept, term=self._term))
+                mine = encode_json(replace(persisted, term=self._term))
                 self._etag = self._store.swap(STATE_KEY, mine, etag)
             except SwapLost:
-                continue  # the object changed meanwhile; a higher term is refused above
-            return kept if kept.positions else None
+                # The object changed meanwhile; a higher term is refused above.
+                continue
+            return persisted if persisted.positions else None
 
-    def keep(self, kept: PersistedState) -> None:
+    def keep(self, persisted: PersistedState) -> None:
         """Replace the state. Raises `Fenced` if another holder has written the object since."""
-        data = encode_json(kept)
+        data = encode_json(persisted)
         try:
             self._etag = self._store.swap(STATE_KEY, data, self._etag)
         except SwapLost as lost:
@@ -203,8 +199,8 @@ RENEW_S = 3600.0  # between two commits of positions that do not move; brokers d
 
 @dataclass(slots=True)
 class DispatchPersistence:
-    """Persists the state for one term every `keep_s` seconds, and then truncates, unless `truncate`
-    is False. Dispatch calls `recall` and `load_lengths` once, `keep` and `save_lengths` each round.
+    """Persists the state for one term every `keep_s` seconds, and then truncates if `truncate` is
+    set. Dispatch calls `recall` and `load_lengths` once, `keep` and `save_lengths` each round.
     """
 
     bus: Bus
@@ -225,7 +221,6 @@ class DispatchPersistence:
         self._renew_due_s = self.monotonic()
 
     def recall(self) -> PersistedState | None:
-        """Take the persisted state over for this term and return it."""
         return self._state_file.take_over()
 
     def keep(
@@ -235,15 +230,13 @@ class DispatchPersistence:
         admissions: FencedWriter,
         assignments: FencedWriter,
     ) -> None:
-        """Persist the state if it is due. It is called between two rounds of dispatch, where state
-        and positions are of the same moment.
-
+        """Persist the state if it is due; called between two rounds, where state and positions are
+        of the same moment.
         1. Persist the state.
-        2. Commit the positions from which a rebuild continues: of the topics that trainer and
-           dispatch both read, the trainer truncates only the records before them.
-        3. Truncate the topics that only dispatch needs: `prompts` up to the oldest prompt that is
-           still needed (`DispatchInbox.positions`), `assignments` and `partials` up to the oldest
-           assignment and the oldest partial of an open trajectory.
+        2. Commit the positions from which a rebuild continues: the trainer truncates shared topics
+           only before them.
+        3. Truncate the topics that only dispatch needs: `prompts` up to the oldest needed prompt,
+           `assignments` and `partials` up to the oldest ones of an open trajectory.
         """
         if self.monotonic() < self._due_s:
             return
@@ -260,8 +253,7 @@ class DispatchPersistence:
         self._due_s = self.monotonic() + self.keep_s
 
     def load_lengths(self) -> LengthHistory:
-        """Returns the length history of an earlier holder. It is empty if there is none or if it is
-        damaged, because it only serves predictions.
+        """Returns the length history of an earlier holder; empty if there is none or it is damaged.
         """
         try:
             return LengthHistory(
@@ -282,7 +274,6 @@ class DispatchPersistence:
     def _truncate(
         self, state: DispatchState, positions: Mapping[str, Mapping[int, Position]]
     ) -> None:
-        """Truncate the topics that only dispatch needs (step 3 of `keep`)."""
         assignments = (a.at for a in state.assignments.values() if a.at is not None)
         partials = (chain.first for chain in state.chains.values())
         needed: dict[str, Iterable[Address]] = {

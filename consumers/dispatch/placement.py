@@ -1,10 +1,9 @@
 """Decides which rollout gets which samples. The functions are pure (invariant 9).
 
 `lay_out_wave` ranks a wave's prompts by expected length, cuts the ranking into ranges (ranking
-groups), and gives each of them some of the rollouts (`WaveLayout`). `place_samples` then places the
-samples; without a layout every rollout takes samples of any length. Between equal machines no
-sample waits for a better place: room on any rollout is used. Where machines are unlike, some long
-samples wait for the fast ones (docs/explanation/scheduling.md, Placement, Unlike machines).
+groups), and gives each some of the rollouts. Between equal machines no sample waits for a better
+place; where machines are unlike, some long samples wait for the fast ones
+(docs/explanation/scheduling.md, Placement, Unlike machines).
 """
 
 from bisect import bisect_left, bisect_right
@@ -21,8 +20,8 @@ ROUNDING = 1 + 1e-9  # an end time that is later by rounding still meets its dea
 def end_times(
     longest: Sequence[float], samples: int, workers: int, step: Callable[[float], float]
 ) -> NDArray[np.float64]:
-    """Returns an array whose element [g, n − 1] is the time after which ranking group g ends if n
-    rollouts generate it, for n from 1 to `workers`. The group has `samples` answers, the longest of
+    """Returns an array whose element [g, n − 1] is the time after which ranking group g ends on n
+    rollouts, for n from 1 to `workers`. The group has `samples` answers, the longest of
     `longest[g]` tokens; `step(batch)` is the time of one decode step.
     """
     steps = [step(samples / n) for n in range(1, workers + 1)]
@@ -30,19 +29,15 @@ def end_times(
 
 
 def share_out(times: NDArray[np.float64]) -> tuple[int, ...]:
-    """Returns the number of rollouts for each ranking group, shortest answers first; every group
-    gets at least one, and all rollouts are used.
-
-    Groups of longer answers get more rollouts. With equal numbers the end times would grow like the
-    lengths, steeply at the end. The numbers are chosen so that the end times stay below a linear
-    ramp: group g of G (g from 0) ends at (g + 1) / G of the last group's time. Of all such ramps
-    the one is taken under which the last group ends first.
-
-    `times[g, n − 1]` is the end time of group g on n rollouts (`end_times`) and must not grow with
-    n. There must be no more groups than rollouts.
+    """Returns the number of rollouts for each ranking group, shortest answers first, at least one;
+    all rollouts are used. `times[g, n − 1]` (`end_times`) must not grow with n, and there must be
+    no more groups than rollouts.
     """
     groups, workers = times.shape
     assert 0 < groups <= workers, f"{groups} ranking groups for {workers} rollouts"
+    # With equal numbers the end times would grow like the lengths, steeply at the end. The end
+    # times stay below a linear ramp: group g of G (g from 0) ends at (g + 1) / G of the last
+    # group's time. Of all such ramps the one is taken under which the last group ends first.
     ramp: NDArray[np.float64] = np.arange(1, groups + 1, dtype=np.float64) / float(groups)
     targets: NDArray[np.float64] = np.unique(times / ramp[:, None])
     low, high = 0, len(targets) - 1
@@ -52,18 +47,18 @@ def share_out(times: NDArray[np.float64]) -> tuple[int, ...]:
             high = middle
         else:
             low = middle + 1
-    found = _rollouts_needed(times, ramp * targets[low])
-    if found.sum() > workers:  # no ramp is possible: one each, the others to the longest group
-        found = np.ones(groups, np.int64)
-    found[-1] += workers - found.sum()
-    return tuple(int(n) for n in found)
+    counts = _rollouts_needed(times, ramp * targets[low])
+    if counts.sum() > workers:  # no ramp is possible: one each, the others to the longest group
+        counts = np.ones(groups, np.int64)
+    counts[-1] += workers - counts.sum()
+    return tuple(int(n) for n in counts)
 
 
 def _rollouts_needed(
     times: NDArray[np.float64], deadlines: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """Returns, for each group, the smallest number of rollouts that end it by its deadline; one
-    more than exist if even all of them are too late.
+    """Returns for each group the smallest number of rollouts that end it by its deadline; one more
+    than exist if all of them are too late.
     """
     late: NDArray[np.int64] = (times > deadlines[:, None] * ROUNDING).sum(axis=1)
     return late + 1
@@ -71,9 +66,8 @@ def _rollouts_needed(
 
 @dataclass(frozen=True, slots=True)
 class RolloutSpeed:
-    """Names a rollout and its measured speed, in any unit. `preemptible`: its machine may be taken
-    away at any moment. `kind` orders the kinds of machines by speed, from 0, the slowest
-    (`kinds.py`); it has `slots` slots.
+    """A rollout and its measured speed, in any unit. `preemptible`: its machine may be taken away
+    at any moment. `kind` orders the kinds of machines by speed, 0 is the slowest.
     """
 
     rollout: str
@@ -85,13 +79,12 @@ class RolloutSpeed:
 
 @dataclass(frozen=True, slots=True)
 class WaveLayout:
-    """Names the rollouts of each ranking group of one wave, shortest answers first. `means` are the
-    expected lengths of the wave's prompts, sorted; a length's place among them selects its group:
-    groups have equal numbers of prompts.
+    """The rollouts of each ranking group of one wave, shortest answers first. `means` are the
+    sorted expected lengths of the wave's prompts, among which a length's place selects its group.
 
-    Where rollouts are of unlike kinds, group g has the prompts up to place `ends[g]`, and its
-    rollouts are of the kind `kinds[g]`; both are empty otherwise. At most `held_max` samples wait
-    for rollouts of their own kind or a faster one; more may run on slower ones.
+    Where rollouts are of unlike kinds, group g has the prompts up to place `ends[g]`, and rollouts
+    of kind `kinds[g]`; else groups have equal numbers of prompts. At most `held_max` samples wait
+    for rollouts of their own kind or a faster one.
     """
 
     means: tuple[float, ...]
@@ -101,19 +94,19 @@ class WaveLayout:
     held_max: int = 0
 
     def near(self, mean: float) -> Iterator[tuple[str, ...]]:
-        """Yields the rollouts of the ranking group to which this length belongs, then those of the
-        other groups, the nearest first: those of the same kind, then of faster ones.
+        """Yields the rollouts of the length's ranking group, then those of the other groups of the
+        same kind, then of faster ones, the nearest first.
         """
-        own = self._group_of(mean)
-        order = sorted(range(len(self.groups)), key=lambda g: (abs(g - own), -g))
-        yield from (self.groups[g] for g in order if self._kind(g) == self._kind(own))
-        yield from (self.groups[g] for g in order if self._kind(g) > self._kind(own))
+        own_group = self._group_of(mean)
+        order = sorted(range(len(self.groups)), key=lambda g: (abs(g - own_group), -g))
+        yield from (self.groups[g] for g in order if self._kind(g) == self._kind(own_group))
+        yield from (self.groups[g] for g in order if self._kind(g) > self._kind(own_group))
 
     def slower(self, mean: float) -> Iterator[tuple[str, ...]]:
         """Yields the rollouts of slower kinds than the length's own, the fastest first."""
-        own = self._kind(self._group_of(mean))
+        own_kind = self._kind(self._group_of(mean))
         for kind, group in reversed(list(zip(self.kinds, self.groups, strict=True))):
-            if kind < own:
+            if kind < own_kind:
                 yield group
 
     def _group_of(self, mean: float) -> int:
@@ -136,15 +129,13 @@ def lay_out_wave(
     per_group: int = 2,
 ) -> WaveLayout | None:
     """Returns the layout of a wave with one ranking group for every `per_group` rollouts; None
-    where a ranking is useless: only one group or prompt, or all lengths equal. `means` are
-    the expected lengths of its prompts, each with `samples` samples; a rollout has `slots` slots.
-    Rollouts of unlike kinds are first divided by kind (`_lay_out_kinds`); with `is_ranked` False
-    that is all.
+    where a ranking is useless: only one group or prompt, or all lengths equal. `means` are the
+    expected lengths of its prompts, each with `samples` samples; a rollout has `slots` slots.
+    Rollouts of unlike kinds are first divided by kind; with `is_ranked` False that is all.
 
-    The ranking is HistoPipe (RhymeRL, arXiv 2508.18588). Consecutive waves give the groups to the
+    The ranking is HistoPipe (RhymeRL, arXiv 2508.18588): consecutive waves give the groups to the
     rollouts in opposite directions (`ascending`), so a rollout with the shortest answers of one
-    wave has the longest of the next, without a barrier in between. Preemptible rollouts get the
-    shortest answers of every wave, so that little is lost when one is taken away.
+    wave has the longest of the next, without a barrier in between.
     """
     ranked = tuple(sorted(means))
     if len({worker.kind for worker in workers}) > 1:
@@ -168,12 +159,6 @@ def _lay_out_kinds(
     is_ranked: bool,
     per_group: int,
 ) -> WaveLayout | None:
-    """Returns the layout over rollouts of unlike kinds; None if all lengths are equal. The slowest
-    kind gets the shortest answers, in every wave: a long answer on a slow rollout delays its group
-    and the step, and is dropped where it exceeds the lag bound. Each kind gets the share of the
-    wave's tokens that it generates (slots × speed), so all kinds end together. Inside a kind its
-    own part of the wave is laid out as over equal machines.
-    """
     if len(ranked) < 2 or ranked[0] == ranked[-1]:
         return None
     tokens = list(accumulate(ranked))
@@ -181,28 +166,31 @@ def _lay_out_kinds(
     groups: list[tuple[str, ...]] = []
     ends: list[int] = []
     kinds: list[int] = []
-    begin, given = 0, 0.0
+    begin, capacity_used = 0, 0.0
     order = sorted({worker.kind for worker in workers})
+    # The slowest kind gets the shortest answers of every wave: a long answer on a slow rollout
+    # delays its group and the step, and is dropped where it exceeds the lag bound. Each kind gets
+    # the share of the wave's tokens that it generates (slots × speed), so all kinds end together.
     for kind in order:
-        own = [worker for worker in workers if worker.kind == kind]
-        given += sum(worker.speed * worker.slots for worker in own)
+        members = [worker for worker in workers if worker.kind == kind]
+        capacity_used += sum(worker.speed * worker.slots for worker in members)
         is_last = kind == order[-1]
-        end = len(ranked) if is_last else bisect_left(tokens, given / capacity * tokens[-1])
+        end = len(ranked) if is_last else bisect_left(tokens, capacity_used / capacity * tokens[-1])
         part = ranked[begin:end]
         inner = None
         if is_ranked:
-            inner = lay_out_wave(part, own, ascending, samples, slots, per_group=per_group)
-        found = (tuple(worker.rollout for worker in own),) if inner is None else inner.groups
-        ends += [begin + (g + 1) * len(part) // len(found) for g in range(len(found))]
-        kinds += [kind] * len(found)
-        groups += found
+            inner = lay_out_wave(part, members, ascending, samples, slots, per_group=per_group)
+        parts = (tuple(worker.rollout for worker in members),) if inner is None else inner.groups
+        ends += [begin + (g + 1) * len(part) // len(parts) for g in range(len(parts))]
+        kinds += [kind] * len(parts)
+        groups += parts
         begin = end
     return WaveLayout(ranked, tuple(groups), tuple(ends), tuple(kinds), held_max(workers))
 
 
 def held_max(workers: Sequence[RolloutSpeed]) -> int:
-    """Returns how many samples may wait for fast rollouts while slower ones have room: as many as
-    the faster kinds run together. 0 where all rollouts are of one kind.
+    """Returns how many samples may wait for fast rollouts: as many as the faster kinds run
+    together.
     """
     slowest = min((worker.kind for worker in workers), default=0)
     return sum(worker.slots for worker in workers if worker.kind > slowest)
@@ -211,24 +199,22 @@ def held_max(workers: Sequence[RolloutSpeed]) -> int:
 def _rollouts_in_order(workers: Sequence[RolloutSpeed], ascending: bool) -> list[RolloutSpeed]:
     steady = sorted((w for w in workers if not w.preemptible), key=lambda w: w.rollout)
     preemptible = sorted((w for w in workers if w.preemptible), key=lambda w: w.rollout)
+    # Preemptible rollouts get the shortest answers of every wave, so a preemption loses little.
     return preemptible + (steady if ascending else steady[::-1])
 
 
 def _split_by_shares(
     shares: Sequence[int], workers: Sequence[RolloutSpeed]
 ) -> tuple[tuple[str, ...], ...]:
-    """Cut the ordered rollouts into one range per share. A share is a number of rollouts of mean
-    speed, so a range has fewer rollouts if they are fast and more if they are slow. Every range has
-    at least one.
-    """
+    # A share is a number of rollouts of mean speed: a range has fewer rollouts if they are fast.
     mean = sum(w.speed for w in workers) / len(workers)
     groups: list[tuple[str, ...]] = []
-    at, wanted, given = 0, 0.0, 0.0
+    at, speed_due, speed_used = 0, 0.0, 0.0
     for index, share in enumerate(shares):
-        begin, wanted = at, wanted + share * mean
-        most = len(workers) - (len(shares) - index - 1)
-        while at < most and (at == begin or given + workers[at].speed / 2 <= wanted):
-            given += workers[at].speed
+        begin, speed_due = at, speed_due + share * mean
+        end_max = len(workers) - (len(shares) - index - 1)
+        while at < end_max and (at == begin or speed_used + workers[at].speed / 2 <= speed_due):
+            speed_used += workers[at].speed
             at += 1
         groups.append(tuple(w.rollout for w in workers[begin:at]))
     rest = tuple(w.rollout for w in workers[at:])
@@ -237,10 +223,10 @@ def _split_by_shares(
 
 @dataclass(frozen=True, slots=True)
 class PlacementWork:
-    """Holds samples of one prompt that may run together. `mean` is the expected length of each
-    answer in tokens, 0 when unknown; `is_short` is True if this length is in the shorter half of
-    the known ones. `layout` is the layout of the prompt's wave; None: no ranking. `is_urgent`:
-    the samples resume after a move or a death, so others of their group are ahead of them.
+    """Samples of one prompt that may run together. `mean` is the expected length of each answer in
+    tokens, 0 if unknown; `is_short`: it is in the shorter half of the known ones. `layout` is that
+    of the wave, or None. `is_urgent`: the samples resume, so others of their group are ahead of
+    them.
     """
 
     trajectories: tuple[str, ...]
@@ -252,9 +238,8 @@ class PlacementWork:
 
 @dataclass(frozen=True, slots=True)
 class RolloutRoom:
-    """States the room of one live rollout. `free` is the number of samples that it can still take:
-    its slots and the places of its queue, less its unfinished assignments. `tokens` is the expected
-    number of tokens that these assignments have still to generate. `kind` as in `RolloutSpeed`.
+    """The room of one live rollout: `free` more samples, in its slots and queue. `tokens` is the
+    expected number of tokens that its assignments have still to generate.
     """
 
     rollout: str
@@ -270,14 +255,14 @@ class _RolloutFill:
     room: RolloutRoom
     free: int
     busy: float
-    """Expected tokens divided by speed: the time at which the rollout would finish its work."""
+    """The time to finish its work: expected tokens divided by speed."""
 
 
 def place_samples(
     works: Sequence[PlacementWork], rooms: Sequence[RolloutRoom]
 ) -> Mapping[str, str]:
-    """Returns the rollout of each trajectory, for as many trajectories as fit, in the order of
-    `works`. Never gives a rollout more than its `free`; equal inputs give equal plans.
+    """Returns the rollout of each trajectory, for as many as fit, in the order of `works`. Never
+    gives a rollout more than its `free`; equal inputs give equal plans.
 
     Candidates are the rollouts of the samples' ranking group, or of the nearest one with room;
     without a layout, all rollouts. Preferred is, by these rules in turn, a rollout that
@@ -288,21 +273,21 @@ def place_samples(
     5. has the most room;
     6. has the smaller name.
 
-    Where rollouts are of unlike kinds, samples are held back rather than placed on a slower kind
-    than their own, up to `WaveLayout.held_max` of them; of more, the shortest are placed there.
+    Up to `WaveLayout.held_max` samples are held back rather than placed on a slower kind than their
+    own; of more, the shortest are placed there.
     """
     open_ = {r.rollout: _RolloutFill(r, r.free, r.tokens / r.speed) for r in rooms if r.free > 0}
     plan: dict[str, str] = {}
-    held: list[PlacementWork] = []
+    held_back: list[PlacementWork] = []
     for work in works:
         if not open_:
             return plan
         tiers = None if work.layout is None else work.layout.near(work.mean)
         rest = _place(work, work.trajectories, tiers, open_, plan)
         if rest:
-            held.append(replace(work, trajectories=rest))
-    waiting = sum(len(work.trajectories) for work in held)
-    for work in sorted(held, key=lambda work: work.mean):
+            held_back.append(replace(work, trajectories=rest))
+    waiting = sum(len(work.trajectories) for work in held_back)
+    for work in sorted(held_back, key=lambda work: work.mean):
         if work.layout is None or not open_ or waiting <= work.layout.held_max:
             break
         some = work.trajectories[: waiting - work.layout.held_max]
@@ -318,8 +303,8 @@ def _place(
     open_: dict[str, _RolloutFill],
     plan: dict[str, str],
 ) -> tuple[str, ...]:
-    """Add these trajectories of the work to the plan, as far as the rollouts of `tiers` have room,
-    the first tier with room first; None: all rollouts. Returns the trajectories that are left.
+    """Add these trajectories to the plan, in the first of `tiers` with room first; None: all
+    rollouts. Returns the remaining trajectories.
     """
     order = None if tiers is None else list(tiers)
     rest = trajectories
@@ -337,23 +322,18 @@ def _place(
 def _with_room(
     tiers: Sequence[tuple[str, ...]] | None, open_: Mapping[str, _RolloutFill]
 ) -> list[_RolloutFill]:
-    """Returns the rollouts with room of the first tier that has such; of all without tiers."""
     if tiers is None:
         return list(open_.values())
     for tier in tiers:
-        if found := [open_[name] for name in tier if name in open_]:
-            return found
+        if fills := [open_[name] for name in tier if name in open_]:
+            return fills
     return []
 
 
 def _best(work: PlacementWork, count: int, candidates: Iterable[_RolloutFill]) -> _RolloutFill:
-    """Returns the preferred one of the candidates, by the rules of `place_samples`. The work has
-    `count` samples left.
-    """
-
-    def cost(one: _RolloutFill) -> tuple[bool, int, bool, float, int, str]:
-        is_risk = one.room.preemptible and not work.is_short
-        slowness = -one.room.kind if work.is_urgent else 0
-        return is_risk, slowness, one.free < count, one.busy, -one.free, one.room.rollout
+    def cost(fill: _RolloutFill) -> tuple[bool, int, bool, float, int, str]:
+        is_risk = fill.room.preemptible and not work.is_short
+        slowness = -fill.room.kind if work.is_urgent else 0
+        return is_risk, slowness, fill.free < count, fill.busy, -fill.free, fill.room.rollout
 
     return min(candidates, key=cost)

@@ -1,6 +1,4 @@
-"""The policies of `dispatch.placement` (`PlannedPolicy`): steps of a planner, chosen by the run's
-settings, and repack.
-"""
+"""The policies of `dispatch.placement` (`PlannedPolicy`): steps of a planner, and repack."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +24,7 @@ from rollstream.streams.values import Version
 
 @dataclass(slots=True)
 class PlannedPolicy:
-    """The `AssignmentPolicy` of a planner and of what moves trajectories, if anything does."""
+    """The `AssignmentPolicy` of a planner and, optionally, a `RepackPlanner`."""
 
     planner: AssignmentPlanner
     repack: RepackPlanner | None = None
@@ -48,9 +46,8 @@ class PlannedPolicy:
 
 
 def open_by_ranks(scope: PolicyScope) -> PlannedPolicy:
-    """Expected lengths, and under `keep_version` ranking groups of rollouts. Under the other update
-    modes a mix of long and short answers fills a batch best.
-    """
+    """Expected lengths, and under `keep_version` ranking groups of rollouts."""
+    # Under the other update modes a mix of long and short answers fills a batch best.
     return _policy(scope, is_ranked=scope.needs_empty, by_length=True)
 
 
@@ -60,14 +57,11 @@ def open_by_lengths(scope: PolicyScope) -> PlannedPolicy:
 
 
 def open_by_room(scope: PolicyScope) -> PlannedPolicy:
-    """No lengths: where most is free."""
+    """No lengths: where most slots are free."""
     return _policy(scope, is_ranked=False, by_length=False)
 
 
 def _policy(scope: PolicyScope, is_ranked: bool, by_length: bool) -> PlannedPolicy:
-    """Returns the policy. Repack, tails and `VersionReload` are used only where a rollout must be
-    empty before it takes new weights.
-    """
     settings, pace, needs_empty = scope.settings, scope.pace, scope.needs_empty
     waves = WaveLayouts(
         is_ranked, pace.groups_per_step, settings.by_speed, settings.rollouts_per_rank
@@ -95,13 +89,10 @@ def _policy(scope: PolicyScope, is_ranked: bool, by_length: bool) -> PlannedPoli
 
 
 def _loadable_adapters(scope: PolicyScope) -> IsLoadable:
-    """Returns what tells whether a rollout may load a version of an adapter: it is stored, and its
-    lag is within `max_lag`.
-    """
-    most = scope.pace.max_lag
+    max_lag = scope.pace.max_lag
 
     def is_loadable(state: DispatchState, version: Version) -> bool:
         lag = state.version.number - version.number
-        return (most is None or lag <= most) and scope.bytes_of(version) is not None
+        return (max_lag is None or lag <= max_lag) and scope.bytes_of(version) is not None
 
     return is_loadable

@@ -1,13 +1,8 @@
 """Plans the assignments to give now: one for each open trajectory that no rollout generates, as far
-as rollouts have room (free slots, and places in their queues). Planning changes no argument
-(invariant 9); the service appends the returned records.
+as rollouts have room. Planning changes no argument (invariant 9).
 
-A plan is made by steps (`PlanStep`), each of which assigns some of what the earlier ones left
-(`PlanDraft`). The steps of every policy are, in this order:
-
-1. resumes of trajectories that were released for a move, on the planned destination (`Moved`);
-2. other resumes (`Resumed`);
-3. starts from the prompt, of new samples and as restarts, oldest wave first (`Started`).
+A plan is made by steps (`PlanStep`), each of which assigns some of the rest of earlier ones, in
+this order: `Moved`, `Resumed`, `Started`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,8 +36,8 @@ IsLoadable = Callable[[DispatchState, Version], bool]
 
 @dataclass(slots=True)
 class PlanDraft:
-    """A plan that is being made. `unassigned` are the samples that can be assigned, `free` is the
-    room that is left, `planned` has the assignments so far.
+    """A plan in progress: the samples that can be assigned, the remaining room, and the assignments
+    so far.
     """
 
     pace: AdmissionPace
@@ -63,11 +58,10 @@ class PlanDraft:
     def rest(self, kind: str) -> list[UnassignedSamples]:
         """Returns the samples of this kind that no step has assigned or put off."""
         settled = {assigned.record.trajectory for assigned in self.planned} | self.put_off
-        parts = [one.without(settled) for one in self.unassigned if one.kind == kind]
+        parts = [samples.without(settled) for samples in self.unassigned if samples.kind == kind]
         return [part for part in parts if part.trajectories]
 
     def assign(self, samples: UnassignedSamples, trajectory: str, rollout: str) -> None:
-        """Add one assignment; the room is the step's to count."""
         how, predicted = samples.how[trajectory], round(samples.mean)
         record = assignments.assignment_record(
             self.state, self.pace, samples.group, trajectory, how, rollout, predicted
@@ -80,20 +74,20 @@ class PlanDraft:
         rooms: Mapping[str, int],
         layouts: Mapping[int, WaveLayout] | None = None,
     ) -> None:
-        """Assign these samples to the rollouts of `rooms`, as far as they fit, and use up `free`.
-        `layouts` has by wave which rollouts take its long and its short samples.
+        """Assign these samples to the rollouts of `rooms`, as far as they fit, and use up `free`;
+        `layouts` by wave.
         """
         if not unassigned:
             return
         tokens = _expected_tokens(self.state)
         workers = rollout_speeds(self.state, self.by_speed)
-        most = max(worker.slots for worker in workers) if workers else 1
+        slots_max = max(worker.slots for worker in workers) if workers else 1
         open_rooms = [
             RolloutRoom(
                 w.rollout,
                 rooms[w.rollout],
                 tokens[w.rollout],
-                w.speed * (w.slots / most),
+                w.speed * (w.slots / slots_max),
                 w.preemptible,
                 w.kind,
             )
@@ -148,9 +142,7 @@ class StepWithoutRoom:
 
 @dataclass(frozen=True, slots=True)
 class Moved(StepWithoutRoom):
-    """Resumes on the planned destinations of moves; room was reserved there when the moves were
-    requested.
-    """
+    """Resumes of released trajectories on the destinations of their moves."""
 
     def plan(self, draft: PlanDraft) -> None:
         state = draft.state
@@ -160,14 +152,15 @@ class Moved(StepWithoutRoom):
                 assignments.eligible_rollouts(state, samples.version) if is_resume else set[str]()
             )
             for trajectory in samples.trajectories:
-                known = state.assignments.get(trajectory)
-                if known is not None and known.given_up and known.onward in eligible:
-                    draft.assign(samples, trajectory, known.onward)
+                assignment = state.assignments.get(trajectory)
+                if assignment is not None and assignment.given_up and assignment.onward in eligible:
+                    # Room was reserved there when the move was requested.
+                    draft.assign(samples, trajectory, assignment.onward)
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed(StepWithoutRoom):
-    """Resumes, each on a rollout that serves its version or can load it beside its own."""
+    """Other resumes, each on a rollout that serves its version or can load it beside its own."""
 
     def plan(self, draft: PlanDraft) -> None:
         resumes = draft.rest("resume")
@@ -181,10 +174,12 @@ class Resumed(StepWithoutRoom):
 
 @dataclass(frozen=True, slots=True)
 class Started(StepWithoutRoom):
-    """Starts, the longest of a wave first; without `by_length` in the order of their prompts."""
+    """Starts from the prompt, new samples and restarts, oldest wave first, the longest of a wave
+    first; without `by_length` in the order of their prompts.
+    """
 
     waves: WaveLayouts
-    """States which rollouts take the long and the short samples of a wave."""
+    """The layouts of waves."""
     by_length: bool = True
 
     def plan(self, draft: PlanDraft) -> None:
@@ -204,10 +199,8 @@ class Started(StepWithoutRoom):
 @dataclass(frozen=True, slots=True)
 class AssignmentPlanner:
     """Plans assignments under one run's settings. `queue_per_slot` assignments may wait for each
-    slot of a rollout.
-
-    Under `keep_version` a resume needs the version of its trajectory. If versions are adapters,
-    `is_loadable` states which ones any rollout can load beside those that it holds.
+    slot. For adapters, `is_loadable` returns whether any rollout can load a version beside those
+    that it holds.
     """
 
     pace: AdmissionPace
@@ -225,7 +218,7 @@ class AssignmentPlanner:
         now_s: float = 0.0,
     ) -> list[PlannedAssignment]:
         """Returns all assignments that can be given now. `ahead` are the prompts to be admitted
-        next: they are ranked with their wave, and count as work that will need slots.
+        next, which are ranked with their wave, and count as work that will need slots.
         """
         loadable = None if self.is_loadable is None else partial(self.is_loadable, state)
         unassigned = [
@@ -242,9 +235,6 @@ class AssignmentPlanner:
         return draft.planned
 
     def room(self, state: DispatchState) -> int:
-        """Returns how many new samples may be admitted now: as many as rollouts and steps have room
-        for, besides the trajectories that are unassigned already.
-        """
         free = sum(assignments.free_room(state, self.queue_per_slot).new.values())
         free += sum(step.room(state) for step in self.steps)
         unassigned = sum(map(len, assignments.unassigned_trajectories(state)))
@@ -254,7 +244,7 @@ class AssignmentPlanner:
         self, state: DispatchState, trajectories: Iterable[str], lengths: LengthHistory
     ) -> list[PlannedAssignment]:
         """Returns assignments that restart these trajectories from their prompts on the newest
-        version, as far as the rollouts that hold this version have room.
+        version, as far as the rollouts that hold it have room.
         """
         restarts = [
             UnassignedSamples(
@@ -295,21 +285,20 @@ class AssignmentPlanner:
 
 
 def _start_on_newest(state: DispatchState, trajectory: str) -> assignments.Continuation:
-    known = state.assignments[trajectory]
-    attempt, moves = known.attempt + 1, known.moves + 1
+    assignment = state.assignments[trajectory]
+    attempt, moves = assignment.attempt + 1, assignment.moves + 1
     return assignments.Continuation(
         "start", attempt, None, state.version, moves, discards_tokens=True
     )
 
 
 def _expected_tokens(state: DispatchState) -> dict[str, float]:
-    """Returns the expected tokens that each rollout still has to generate; trajectories without a
-    prediction count 0.
+    """Returns the expected tokens that each rollout still has to generate; 0 without a prediction.
     """
     tokens = dict.fromkeys(state.rollouts, 0.0)
-    for trajectory, known in state.assignments.items():
-        if not known.given_up and state.is_held(known):
+    for trajectory, assignment in state.assignments.items():
+        if not assignment.given_up and state.is_held(assignment):
             chain = state.chains.get(trajectory)
             done = 0 if chain is None else chain.generated
-            tokens[known.rollout] += max(0, known.predicted - done)
+            tokens[assignment.rollout] += max(0, assignment.predicted - done)
     return tokens

@@ -1,5 +1,5 @@
-"""Which rollout gets which trajectory (`AssignmentPolicy`). `ASSIGNMENT_POLICIES` names policies
-by strings (`dispatch.placement`), so that dispatch imports the one that its run needs.
+"""Defines which rollout gets which trajectory (`AssignmentPolicy`). `ASSIGNMENT_POLICIES` names
+policies by strings (`dispatch.placement`), so that dispatch imports only its run's.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ ASSIGNMENT_POLICIES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class PolicyScope:
-    """What a run says to its policy."""
+    """The settings and functions of a run that its policy needs."""
 
     settings: DispatchSettings
     pace: AdmissionPace
@@ -33,7 +33,7 @@ class PolicyScope:
     has_adapters: bool
     """Whether versions are adapters, of which a rollout serves several side by side."""
     bytes_of: Callable[[Version], int | None]
-    """Returns the bytes that a rollout reads to load a version; None if it is no longer stored."""
+    """Returns the bytes to load a version; None if it is no longer stored."""
 
     @property
     def needs_empty(self) -> bool:
@@ -43,16 +43,16 @@ class PolicyScope:
 
 @dataclass(frozen=True, slots=True)
 class PlannedAssignment:
-    """Holds an assignment that is not appended yet."""
+    """An assignment that is not appended yet."""
 
     record: Assignment
     discards_tokens: bool
-    """Whether the trajectory restarts from its prompt and loses the tokens generated so far."""
+    """Whether the trajectory restarts and loses generated tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class MoveSummary:
-    """Counts the requests that `source` is asked to release so that `destination` resumes them."""
+    """The number of requests that move between two rollouts."""
 
     source: str
     destination: str
@@ -61,8 +61,8 @@ class MoveSummary:
 
 @dataclass(frozen=True, slots=True)
 class MovePlan:
-    """Holds the releases by which rollouts give trajectories up for others, and the restarts of
-    trajectories on the newest version, whose present attempts dispatch releases.
+    """The releases by which rollouts give trajectories up, and the restarts of trajectories on the
+    newest version, whose present attempts dispatch releases.
     """
 
     releases: tuple[Assignment, ...] = ()
@@ -72,17 +72,17 @@ class MovePlan:
 
 class AssignmentPolicy(Protocol):
     """Plans from dispatch's state; planning changes no argument (invariant 9), and dispatch appends
-    the records. Each method may keep what it measured for its next call, but a policy that begins
-    anew after a crash must need nothing of that.
+    the records. A method may keep measurements for its next call, but the policy must work without
+    them after a crash.
     """
 
     def plan(
         self, state: DispatchState, lengths: LengthHistory, ahead: Sequence[Prompt], now_s: float
     ) -> list[PlannedAssignment]:
-        """Returns all assignments that can be given now: at most one for each open trajectory that
-        no living rollout generates (`assignments.find_unassigned`), to rollouts that have room.
-        Under `keep_version` a resume goes to a rollout that serves its version or loads it
-        (invariant 4). `ahead` are the prompts that are admitted next.
+        """Returns the assignments that can be given now: at most one for each open trajectory that
+        no living rollout generates, to rollouts that have room. Under `keep_version` a resume goes
+        to a rollout that serves its version or loads it (invariant 4). `ahead` are the prompts that
+        are admitted next.
         """
         ...
 
@@ -99,6 +99,5 @@ OpenPolicy = Callable[[PolicyScope], AssignmentPolicy]
 
 
 def open_policy(scope: PolicyScope) -> AssignmentPolicy:
-    """Returns the policy that `dispatch.placement` names."""
     opener: OpenPolicy = load_option(ASSIGNMENT_POLICIES[scope.settings.placement])
     return opener(scope)

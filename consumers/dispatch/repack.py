@@ -1,10 +1,6 @@
-"""Plans repacks: decides which rollouts (sources) move their last requests to which others
-(destinations), so that the sources become empty, pull the newest weights and take new prompts
-(docs/explanation/scheduling.md, Repack). A request is a trajectory that a rollout runs.
-
-`plan_repack` moves all requests of a rollout. `plan_outliers` moves single long ones, or restarts
-those that are too old to be trained, if there is time for that (`LagBudget`). No request moves
-twice in a plan. The functions are pure (invariant 9); `StepDuration` is a fold over observations.
+"""Plans repacks: which rollouts (sources) move their last requests to others (destinations), so
+that the sources become empty, pull the newest weights and take new prompts
+(docs/explanation/scheduling.md, Repack). The functions are pure (invariant 9).
 """
 
 from bisect import bisect_left, insort
@@ -22,12 +18,10 @@ DESTINATIONS_TRIED_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class RolloutLoad:
-    """Describes the load of one rollout. `kv_…` are tokens of its KV cache; `kv_previous` is its
-    earlier use: a higher value means that its requests end and no others arrive. `batch_max` is the
-    largest decode batch that one more request hardly slows down. `gains` is True if the rollout,
-    once empty, would take work that it cannot take now. `ready` is False while it pulls, is not
-    verified, or is in the middle of another move. `kind` orders the kinds of machines by speed
-    (`kinds.py`); requests never move to a slower kind.
+    """The load of one rollout. `kv_…` are tokens of its KV cache; `kv_previous` above `kv_used`
+    means that its requests end and no others arrive. `batch_max` is the largest decode batch that
+    one more request hardly slows down. `gains`: once empty, it would take work that it cannot take
+    now. `ready` is False while it pulls, is not verified, or is in a move.
     """
 
     rollout: str
@@ -45,7 +39,7 @@ class RolloutLoad:
 
 @dataclass(frozen=True, slots=True)
 class RepackMove:
-    """States that all requests of `source` continue at `destination`."""
+    """All requests of `source` continue at `destination`."""
 
     source: str
     destination: str
@@ -54,8 +48,8 @@ class RepackMove:
 
 
 def is_candidate(load: RolloutLoad) -> bool:
-    """Whether the rollout is at the end of its KV life cycle: KV use below capacity and falling,
-    nothing waiting, and a decode batch that more requests would hardly slow down.
+    """Whether the rollout is at the end of its KV life cycle: KV use below capacity and falling, no
+    request waiting, and room in its decode batch.
     """
     return (
         load.ready
@@ -66,16 +60,10 @@ def is_candidate(load: RolloutLoad) -> bool:
 
 
 def plan_repack(loads: Iterable[RolloutLoad], keep_version: bool = True) -> tuple[RepackMove, ...]:
-    """Returns the moves; empty when no rollout would gain. With `keep_version` requests move only
-    between rollouts of one version (invariant 4). Ties go by name, so equal inputs give equal
-    plans.
-
-    The plan is Laminar's (arXiv 2510.12633, section 5, Algorithm 1), per version, as best-fit
-    decreasing: the largest candidates stay and become destinations, and each smaller one goes whole
-    into the fullest destination that still takes it. So a destination never becomes a source, no
-    request moves twice, and as little as possible is moved. No destination is filled above its KV
-    capacity or its decode batch bound. Of unlike machines the fastest stay first. The cost is n log
-    n in a version's candidates: ten thousand rollouts are planned between two decode steps.
+    """Returns the moves; no request moves twice. With `keep_version` requests move only between
+    rollouts of one version (invariant 4). No destination is filled above its KV capacity or decode
+    batch bound; equal inputs give equal plans. The plan is Laminar's (arXiv 2510.12633, section 5,
+    Algorithm 1), as best-fit decreasing.
     """
     alike: dict[Version | None, list[RolloutLoad]] = {}
     for load in loads:
@@ -85,9 +73,6 @@ def plan_repack(loads: Iterable[RolloutLoad], keep_version: bool = True) -> tupl
 
 
 def _pack(candidates: Sequence[RolloutLoad]) -> Iterator[RepackMove]:
-    """Yields the moves by best-fit decreasing in the scarcer of KV and requests; the other bound is
-    checked.
-    """
     if len(candidates) < 2 or not any(load.gains for load in candidates):
         return
     kv = sum(c.kv_used for c in candidates) / sum(c.kv_capacity for c in candidates)
@@ -95,6 +80,9 @@ def _pack(candidates: Sequence[RolloutLoad]) -> Iterator[RepackMove]:
     by_kv = kv >= requests
     # slack in the scarcer dimension, name, slack in the other, kind
     bins: list[tuple[int, str, int, int]] = []
+    # The largest candidates stay, and each smaller one goes whole into the fullest destination that
+    # still takes it. So no destination becomes a source, and as little as possible is moved, in n
+    # log n.
     for load in sorted(candidates, key=lambda c: _packing_key(c, by_kv)):
         first, second = _scarcer_first(load.kv_used, load.running, by_kv)
         at = _fullest_destination(bins, first, second, load.kind) if load.gains else None
@@ -109,10 +97,8 @@ def _pack(candidates: Sequence[RolloutLoad]) -> Iterator[RepackMove]:
 
 
 def _packing_key(load: RolloutLoad, by_kv: bool) -> tuple[bool, int, int, int, str]:
-    """Returns the sort key that puts the largest load of the fastest kind first. Rollouts that
-    would not gain come first: they can only be destinations.
-    """
     first, second = _scarcer_first(load.kv_used, load.running, by_kv)
+    # Rollouts that would not gain can only be destinations. Of unlike machines the fastest stay.
     return load.gains, -load.kind, -first, -second, load.rollout
 
 
@@ -123,8 +109,8 @@ def _scarcer_first(kv: int, requests: int, by_kv: bool) -> tuple[int, int]:
 def _fullest_destination(
     bins: Sequence[tuple[int, str, int, int]], first: int, second: int, kind: int
 ) -> int | None:
-    """Returns the index of the fullest bin of this kind or a faster one that takes both sizes; None
-    if none does.
+    """Returns the index of the fullest bin of this kind or a faster one that takes both sizes, or
+    None.
     """
     begin = bisect_left(bins, (first, "", 0, 0))
     for at in range(begin, min(begin + DESTINATIONS_TRIED_MAX, len(bins))):
@@ -139,18 +125,14 @@ WAITING_STEPS = 1  # steps that a finished answer waits to be trained
 
 @dataclass(slots=True)
 class StepDuration:
-    """Measures the seconds per step, smoothed: `lasts_s` is None until two new versions were
-    observed. The time before the first observation is not counted.
-    """
+    """The seconds per step, smoothed; `lasts_s` is None until two new versions were observed."""
 
     lasts_s: float | None = None
     _number: int | None = None
     _since_s: float | None = None
 
     def observe(self, number: int, now_s: float) -> None:
-        """Record the newest version number at this moment. Must be called often, so that the time
-        of each new version is known.
-        """
+        """Record the newest version number at this moment; to be called often."""
         if self._number is not None and number > self._number:
             if self._since_s is not None:
                 new_s = (now_s - self._since_s) / (number - self._number)
@@ -162,8 +144,8 @@ class StepDuration:
 
 @dataclass(frozen=True, slots=True)
 class LagBudget:
-    """Bounds an answer that starts on the newest version: it is trained if it ends within `max_lag`
-    − `WAITING_STEPS` steps of `step_s` seconds; a token takes `token_s` seconds.
+    """An answer that starts on the newest version is trained if it ends within `max_lag` −
+    `WAITING_STEPS` steps of `step_s` seconds; a token takes `token_s` seconds.
     """
 
     max_lag: int
@@ -171,9 +153,7 @@ class LagBudget:
     token_s: float
 
     def covers(self, tokens: float) -> bool:
-        """Whether an answer of this many tokens ends in time for the last step that may train
-        it.
-        """
+        """Whether an answer of this many tokens ends in time."""
         return tokens * self.token_s <= (self.max_lag - WAITING_STEPS) * self.step_s
 
 
@@ -181,12 +161,12 @@ def lag_budget(
     max_lag: int | None, step_s: float | None, tokens_per_s: Sequence[float]
 ) -> LagBudget | None:
     """Returns the budget; None while a quantity is not measured, or without a lag bound.
-    `tokens_per_s` is the speed of one request by rollout, 0 where it is unknown.
+    `tokens_per_s` is the speed of one request by rollout, 0 if unknown.
     """
-    known = [speed for speed in tokens_per_s if speed > 0]
-    if max_lag is None or not step_s or not known:
+    speeds = [speed for speed in tokens_per_s if speed > 0]
+    if max_lag is None or not step_s or not speeds:
         return None
-    return LagBudget(max_lag, step_s, 1 / median(known))
+    return LagBudget(max_lag, step_s, 1 / median(speeds))
 
 
 UNFINISHED_MAX = 0.1  # largest unfinished share of an outlier's wave: RhymeRL's figure
@@ -197,10 +177,9 @@ TAIL_FACTOR = 2.0  # a long answer is expected to generate as many tokens again
 
 @dataclass(frozen=True, slots=True)
 class RunningRequest:
-    """Describes a request in progress. `unfinished` is the unfinished share of its wave; `lag_left`
-    the number of further versions before its tokens are too old to train, None without a bound;
-    `longest` the limit of its answer in tokens; `all_members_open`: no trajectory of its group has
-    ended.
+    """A request in progress. `unfinished` is the unfinished share of its wave; `lag_left` the
+    further versions before its tokens are too old to train, None without a bound; `longest` the
+    limit of its answer in tokens; `all_members_open`: no trajectory of its group has ended.
     """
 
     trajectory: str
@@ -217,17 +196,15 @@ class RunningRequest:
 
 @dataclass(frozen=True, slots=True)
 class OutlierPlan:
-    """Holds the destination of each moved trajectory, and the trajectories to restart."""
+    """The destination of each moved trajectory, and the trajectories to restart."""
 
     moves: dict[str, str]
     restarts: tuple[str, ...]
 
 
 def is_outlier(running: RunningRequest) -> bool:
-    """Whether the request is much longer than expected in an almost finished wave: one of the last
-    10 % unfinished, and longer than a threshold from history. An outlier delays its rollout,
-    which must finish it before it takes newer weights. Without length history nothing is an
-    outlier.
+    """Whether the request is one of the last 10 % of its wave and longer than a threshold from
+    history, so that it delays newer weights on its rollout.
     """
     expected = running.expected
     if expected is None or running.unfinished > UNFINISHED_MAX:
@@ -236,27 +213,24 @@ def is_outlier(running: RunningRequest) -> bool:
 
 
 def is_too_old(running: RunningRequest) -> bool:
-    """Whether invariant 5 drops the answer in any case."""
+    # Invariant 5 drops the answer in any case.
     return running.lag_left is not None and running.lag_left < 0
 
 
 def is_worth_restarting(running: RunningRequest, budget: LagBudget | None) -> bool:
     """Whether the answer is dropped as it is but would be trained if restarted on the newest
-    version: its whole expected length must fit the lag budget there, by the measured seconds per
-    step and per token. Otherwise it would be too late again, and everything generated twice.
-
-    Its length is taken to be the longer of the usual maximum and twice its present length. If
-    others of its group ended before it, they are as old and would be dropped while they wait, so a
-    restart is useless. Without length history nothing is restarted.
+    version: its whole expected length must fit the lag budget.
     """
     expected = running.expected
     if (
         budget is None
         or expected is None
+        # Ended members of its group are as old, and would be dropped while they wait.
         or not running.all_members_open
         or not is_too_old(running)
     ):
         return False
+    # If it were too late again, its tokens would be generated twice for no gain.
     tokens = max(_usual_length_max(expected), TAIL_FACTOR * running.generated)
     return budget.covers(tokens if running.longest is None else min(tokens, running.longest))
 
@@ -264,20 +238,17 @@ def is_worth_restarting(running: RunningRequest, budget: LagBudget | None) -> bo
 def plan_outliers(
     running: Sequence[RunningRequest], loads: Sequence[RolloutLoad], budget: LagBudget | None = None
 ) -> OutlierPlan:
-    """Gather outliers on as few rollouts of their version as can take them, so that the other
-    rollouts become empty; a rollout that gives requests takes none, none is filled above its KV
-    capacity or decode batch bound, and no request moves to a slower kind of machine. `loads` are
-    the rollouts that may take part. This is RhymeRL's tail migration (arXiv 2508.18588).
-
-    An outlier that invariant 5 drops in any case is restarted where that pays
-    (`is_worth_restarting`); without a `budget` nothing is restarted. Otherwise it is left to
-    finish, and dropped.
+    """Gather outliers on as few rollouts of their version as can take them, so that the others
+    become empty (RhymeRL's tail migration, arXiv 2508.18588). A rollout that gives requests takes
+    none, none is filled above its KV capacity or decode batch bound, and no request moves to a
+    slower kind. `loads` are the rollouts that may take part. Outliers above the lag bound
+    (invariant 5) are restarted where `is_worth_restarting`.
     """
     bins = {load.rollout: load for load in loads if load.ready and not load.waiting}
-    found = [r for r in running if r.rollout in bins and is_outlier(r)]
-    restarts = tuple(sorted(r.trajectory for r in found if is_worth_restarting(r, budget)))
+    outliers = [r for r in running if r.rollout in bins and is_outlier(r)]
+    restarts = tuple(sorted(r.trajectory for r in outliers if is_worth_restarting(r, budget)))
     by_rollout: dict[str, list[RunningRequest]] = {}
-    for request in found:
+    for request in outliers:
         if not is_too_old(request) and request.version == bins[request.rollout].version:
             by_rollout.setdefault(request.rollout, []).append(request)
     slack = {
@@ -304,17 +275,17 @@ def _usual_length_max(expected: ExpectedLength) -> float:
 
 
 def _reserve_destination(
-    one: RunningRequest,
+    outlier: RunningRequest,
     destinations: Sequence[str],
     bins: dict[str, RolloutLoad],
     slack: dict[str, list[int]],
 ) -> str | None:
-    """Returns the first destination of its version with room; the room is reserved."""
+    """Returns the first destination of its version with room, which is reserved."""
     for name in destinations:
-        if bins[name].version != one.version:
+        if bins[name].version != outlier.version:
             continue
-        if slack[name][0] >= one.kv and slack[name][1] >= 1:
-            slack[name][0] -= one.kv
+        if slack[name][0] >= outlier.kv and slack[name][1] >= 1:
+            slack[name][0] -= outlier.kv
             slack[name][1] -= 1
             return name
     return None

@@ -1,10 +1,10 @@
 """Runs dispatch (`Dispatch`): the role with a single holder that admits groups and assigns every
-open trajectory to a living rollout. It reads the log, plans by pure functions and appends records.
+open trajectory to a living rollout.
 
-Its state is a fold over topics. A new holder loads the persisted state and reads what came after:
-first the topics that dispatch itself writes, up to its own `Opened` (invariant 7), then those of
-trainer and rollouts. Each plan covers all open trajectories that no living rollout generates. So if
-dispatch is killed between an admission and its assignments, the next holder appends them.
+Its state is a fold over topics: a new holder loads the persisted state and reads the later records,
+first of the topics that dispatch itself writes, up to its own `Opened` (invariant 7). Each plan
+covers all open trajectories that no living rollout generates, so if dispatch is killed between an
+admission and its assignments, the next holder appends them.
 """
 
 import logging
@@ -47,11 +47,8 @@ ROUND_S = 0.05  # pause between two rounds of the loop; rollouts have queued ass
 
 @dataclass(slots=True)
 class Dispatch:
-    """Runs one term of dispatch (`run`). Its parts: `inbox` reads topics into `state`, `policy`
-    plans assignments and moves between rollouts, and `DispatchPersistence` keeps the state in the
-    store. `pace` bounds admission. `keep_version` is
-    true if that is the value of `rollouts.on_update`. With `truncate` records that no rebuild needs
-    are removed from the log.
+    """Runs one term of dispatch. `keep_version` is True if that is the value of
+    `rollouts.on_update`. With `truncate` records that no rebuild needs are removed from the log.
     """
 
     bus: Bus
@@ -63,13 +60,12 @@ class Dispatch:
     truncate: bool = True
     monotonic: Callable[[], float] = time.monotonic
     on_move: Callable[[MoveSummary, float], None] = lambda move, plan_s: None
-    """Called, for each pair of rollouts between which trajectories are to move, with the number of
-    these and the seconds that planning took; for observers such as a log.
+    """Called for each pair of rollouts between which trajectories are to move, with their number
+    and the seconds that planning took; for observers.
     """
     on_foreign: Callable[[Mapping[str, int]], None] = lambda counts: None
     """Called with the number of foreign records by topic since the last call, at most every
-    `FOREIGN_S`; for observers. Foreign are records that no program of this run writes, e.g. of a
-    term that was never taken (`DispatchInbox.foreign`); they are not acted on.
+    `FOREIGN_S`; for observers. No program of this run writes such records.
     """
     has_adapters: bool = False
     """Whether the run's versions are adapters, which rollouts serve side by side."""
@@ -77,13 +73,12 @@ class Dispatch:
     inbox: DispatchInbox | None = None
     counts: Counter[str] = field(default_factory=Counter[str])
     """Counts of this term: assignments by kind (`start`, `resume`, `release`); `again`: restarts
-    that discard tokens; `recalled`: resumes for which a rollout loads an old version from the
-    store; `moved`: trajectories that a rollout was asked to release for a move; `lost`: rollouts
-    dropped because they were silent or stuck.
+    that discard tokens; `recalled`: resumes for which a rollout loads an old version; `moved`:
+    trajectories to be released for a move; `lost`: silent or stuck rollouts.
     """
     policy: AssignmentPolicy = field(init=False)
     _newest_values: MetricValues = field(init=False)
-    """The metrics at the end of the newest round; within a round, related counts may differ."""
+    """The metrics at the end of the newest round: within a round, related counts may differ."""
 
     def __post_init__(self) -> None:
         self.policy = open_policy(
@@ -94,9 +89,8 @@ class Dispatch:
         self._newest_values = self._values()
 
     def run(self, stop: threading.Event) -> None:
-        """Rebuild the state, then repeat rounds until `stop` is set. A round reads new records,
-        drops rollouts that are silent or have left, admits groups, assigns trajectories, repacks,
-        and persists the state. Raises `Fenced` when a higher term takes over.
+        """Rebuild the state, then repeat rounds until `stop` is set. Raises `Fenced` when a higher
+        term takes over.
         """
         persistence = DispatchPersistence(
             self.bus, self.store, self.term, self.truncate, self.settings.keep_s, self.monotonic
@@ -106,7 +100,7 @@ class Dispatch:
         saved = persistence.recall()
         admissions = FencedWriter(self.bus, "admissions", "dispatch", self.term)
         assignments = FencedWriter(self.bus, "assignments", "dispatch", self.term)
-        own = {"admissions": admissions.open(), "assignments": assignments.open()}
+        opened = {"admissions": admissions.open(), "assignments": assignments.open()}
         state = restore_state(saved)
         wave = self.pace.groups_per_step
         timeout_s = self.settings.heartbeat_timeout_s
@@ -114,7 +108,7 @@ class Dispatch:
         lengths = persistence.load_lengths()
         inbox = DispatchInbox(self.bus, state, self.monotonic, lengths, wave, timeout_s, terms)
         state.stuck_timeout_s = self.settings.stuck_timeout_s
-        inbox.rebuild(own, saved.where() if saved else {})
+        inbox.rebuild(opened, saved.where() if saved else {})
         self.state, self.inbox = state, inbox
         log.info(
             "dispatch term %d: %d admitted, %d open", self.term, state.admitted, len(state.groups)
@@ -122,11 +116,14 @@ class Dispatch:
         reported, reported_s = Counter[str](), -FOREIGN_S
         self._newest_values = self._values()
         while not stop.is_set():
-            left = state.departed()  # before `read`, which reads the last records of these rollouts
+            # Before `read`, which reads the last records of these rollouts.
+            departed = state.departed()
             news, released = inbox.read()
             self._append_and_apply(state, assignments, releases=_release_records(released))
             inbox.remove_silent_keys()
-            dropped = drop_silent_rollouts(state, inbox, self.settings.heartbeat_timeout_s, left)
+            dropped = drop_silent_rollouts(
+                state, inbox, self.settings.heartbeat_timeout_s, departed
+            )
             self.counts["lost"] += len(dropped)
             for rollout in dropped:
                 log.warning(
@@ -147,7 +144,6 @@ class Dispatch:
             stop.wait(ROUND_S)
 
     def _admit(self, state: DispatchState, inbox: DispatchInbox, writer: FencedWriter) -> None:
-        """Admit as many groups as the pace allows and the policy has room for."""
         allowed, room = admissible_now(self.pace, state), self.policy.room(state)
         records: list[Admitted] = []
         while allowed > len(records) and room > 0 and (next_prompt := inbox.next_prompt()):
@@ -161,8 +157,8 @@ class Dispatch:
             writer.append([(str(record.group), record) for record in records])
 
     def _bytes_of(self, version: Version) -> int | None:
-        """Returns the bytes that a rollout must read to load this version in full; None if the
-        version was deleted or its manifest is damaged.
+        """Returns the bytes to load this version in full; None if it was deleted or its manifest is
+        damaged.
         """
         try:
             return read_manifest(self.store, version).full_bytes
@@ -171,10 +167,6 @@ class Dispatch:
             return None
 
     def _move(self, state: DispatchState, inbox: DispatchInbox, writer: FencedWriter) -> None:
-        """If moves are due, append their releases, by which rollouts give up the trajectories that
-        are to move. Trajectories that the plan restarts get an assignment on the newest version,
-        and their old attempts are released.
-        """
         began_s = self.monotonic()
         plan = self.policy.move(state, inbox.lengths, began_s)
         if plan is None:
@@ -184,12 +176,16 @@ class Dispatch:
             VoidAssignment(state.group_of(t), t, state.assignments[t])
             for t in (restart.record.trajectory for restart in plan.restarts)
         ]
+        # By a release its rollout gives a trajectory up: to move, or because a restart replaces its
+        # attempt.
         releases = [*plan.releases, *_release_records(void)]
         self._append_and_apply(state, writer, plan.restarts, releases)
         self.counts["moved"] += len(plan.releases)
-        for one in plan.summaries:
-            log.info("moving %d requests from %s to %s", one.requests, one.source, one.destination)
-            self.on_move(one, plan_s)
+        for move in plan.summaries:
+            log.info(
+                "moving %d requests from %s to %s", move.requests, move.source, move.destination
+            )
+            self.on_move(move, plan_s)
 
     def _append_and_apply(
         self,
@@ -198,28 +194,26 @@ class Dispatch:
         planned: Sequence[PlannedAssignment] = (),
         releases: Sequence[Assignment] = (),
     ) -> None:
-        """Append these assignments and releases as one batch, then apply them to the state."""
-        for one in planned:
-            record = one.record
+        for assignment in planned:
+            record = assignment.record
             if record.from_history:
                 self.counts["recalled"] += 1
                 log.info(
                     "%s resumes: %s loads %s", record.trajectory, record.rollout, record.version
                 )
-            if one.discards_tokens:
+            if assignment.discards_tokens:
                 self.counts["again"] += 1
                 log.warning("%s restarts (attempt %d)", record.trajectory, record.attempt)
-        records = [*(one.record for one in planned), *releases]
+        records = [*(assignment.record for assignment in planned), *releases]
         for record, at in zip(records, self._append(writer, records), strict=True):
             state.apply_assignment(record, at)
 
     def _append(self, writer: FencedWriter, records: list[Assignment]) -> list[Address]:
-        """Append each record to the one partition that its rollout reads, which follows from the
-        rollout's name. Returns the addresses. A rollout skips the records of others there.
-        """
         if not records:
             return []
         self.counts.update(record.kind for record in records)
+        # A rollout reads the one partition that follows from its name, and skips the records of
+        # others there.
         partitions = self.bus.partitions("assignments")
         return writer.append(
             [
@@ -266,26 +260,22 @@ class Dispatch:
 
 
 def drop_silent_rollouts(
-    state: DispatchState, inbox: DispatchInbox, timeout_s: float, left: Collection[str] = ()
+    state: DispatchState, inbox: DispatchInbox, timeout_s: float, departed: Collection[str] = ()
 ) -> list[str]:
     """Drop rollouts that are silent (without a heartbeat for `timeout_s`), stuck (their loop makes
-    no progress) or have `left`. Their trajectories are assigned again. Returns the names of the
-    silent and stuck ones.
-
-    Before any is dropped, all statuses published so far are read. Otherwise a stall of dispatch
-    would drop living rollouts: a thousand of them leave 24 000 statuses in the log in 12 s, one
-    read returns 512, and the other rollouts look silent.
+    no progress) or in `departed`. Returns the silent and stuck ones.
     """
     before_s = inbox.listening_s - timeout_s
-    if left or state.silent(before_s):
+    if departed or state.silent(before_s):
+        # Otherwise a stall of dispatch would drop living rollouts: a thousand of them leave 24 000
+        # statuses in 12 s, one read returns 512, and the other rollouts look silent.
         inbox.read_to_end()
-    return state.drop_rollouts(before_s, left)
+    return state.drop_rollouts(before_s, departed)
 
 
 def _release_records(released: Sequence[VoidAssignment]) -> list[Assignment]:
-    """Returns the releases of these void assignments, by which their rollouts stop generating."""
     return [
-        release_record(one.group.prompt, one.trajectory, one.assignment)
-        for one in released
-        if one.group.prompt is not None
+        release_record(void.group.prompt, void.trajectory, void.assignment)
+        for void in released
+        if void.group.prompt is not None
     ]

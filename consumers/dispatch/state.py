@@ -1,10 +1,9 @@
-"""Folds records of the log into the state of dispatch (`DispatchState`): each `apply_…` method
-applies one record. A new holder of the lease that folds the same records reaches the same state.
+"""Folds records of the log into the state of dispatch: each `apply_…` method applies one record,
+and equal records give an equal state.
 
-Repeats do no harm: in topics with a single writer they are void and never applied, the highest
-attempt of an assignment wins, and a second completion only counts as late. Within an open group the
-order between topics does not matter either; but `admissions` is read before `trajectories`, so a
-completion of an unknown group is late, not early (invariant 2).
+Repeats do no harm: in topics with a single writer they are void, the highest attempt of an
+assignment wins, and a second completion only counts as late. `admissions` is read before
+`trajectories`, so a completion of an unknown group is late, not early (invariant 2).
 """
 
 from collections.abc import Collection
@@ -21,7 +20,7 @@ SPEED_REPORTS_SMOOTHED = 8  # reports over which a rollout's measured speed is s
 
 @dataclass(frozen=True, slots=True)
 class CurrentAssignment:
-    """Holds the newest assignment of a trajectory: the rollout and attempt that generate it."""
+    """The newest assignment of a trajectory."""
 
     attempt: int
     rollout: str
@@ -33,20 +32,17 @@ class CurrentAssignment:
     predicted: int = 0
     """Expected number of generated tokens in all; 0 if unknown."""
     onward: str = ""
-    """The rollout that will resume the trajectory; set once dispatch asked the present one to
-    release it.
-    """
+    """The rollout that will resume the trajectory, once the present one is asked to release it."""
     given_up: bool = False
-    """True once the rollout has released the trajectory, so no rollout generates it."""
+    """The rollout has released the trajectory, so no rollout generates it."""
     from_history: bool = False
-    """True if no rollout held `version`, so the assigned one first loads it from the store."""
+    """No rollout held `version`: the assigned one first loads it from the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartialChain:
-    """Locates the partials from which a trajectory can be resumed. `at` is the newest partial of
-    its newest attempt; `version` is that of the last token there, and `generated` the number of
-    tokens generated up to there. `first` is the trajectory's oldest partial, of whatever attempt.
+    """Locates the partials of a trajectory: `at` is the newest one of its newest attempt, with the
+    version and the number of generated tokens there; `first` is the oldest one, of any attempt.
     """
 
     attempt: int
@@ -58,7 +54,7 @@ class PartialChain:
 
 @dataclass(slots=True)
 class UnfinishedGroup:
-    """Holds an admitted group that is not trained, not closed and not complete."""
+    """An admitted group that is not trained, not closed and not complete."""
 
     admitted: Admitted
     open: set[str]
@@ -70,7 +66,6 @@ class UnfinishedGroup:
     """Number of completions that are not dead."""
 
     def is_full(self) -> bool:
-        """Whether no further completion of the group counts."""
         samples = len(self.admitted.trajectories)
         arrived = samples - len(self.open)
         return is_group_full(samples, self.admitted.needed, self.living, arrived)
@@ -78,7 +73,7 @@ class UnfinishedGroup:
 
 @dataclass(frozen=True, slots=True)
 class VoidAssignment:
-    """Holds an assignment whose group has ended, so its rollout must release the trajectory."""
+    """An assignment whose group has ended, so its rollout must release the trajectory."""
 
     group: UnfinishedGroup
     trajectory: str
@@ -87,11 +82,9 @@ class VoidAssignment:
 
 @dataclass(slots=True)
 class TrackedRollout:
-    """Holds a rollout's newest status and the time `at_s` at which dispatch read it, in listening
-    time: the seconds in which dispatch was able to read statuses (`SilenceClock` in `inbox.py`).
-
-    If the status was written before this dispatch started, the rollout is not `fresh`: it keeps its
-    assignments until it has been silent for too long, and gets no new ones.
+    """A rollout's newest status and the listening time `at_s` (`SilenceClock`) at which dispatch
+    read it. A rollout that is not `fresh`, with a status from before this dispatch started, keeps
+    its assignments until it is silent, and gets no new ones.
     """
 
     status: RolloutStatus
@@ -107,10 +100,8 @@ class TrackedRollout:
 
 @dataclass(slots=True)
 class DispatchState:
-    """Holds counts and open work; memory is bounded by the work that admission allows to run.
-
-    `admitted`, `closed` and `trained` count groups, `completed` and `late` completions. `groups`
-    has the open groups by number; `assignments` and `chains` have their trajectories by name.
+    """Counts and open work, bounded by admission. `admitted`, `closed` and `trained` count groups,
+    `completed` and `late` completions.
     """
 
     admitted: int = 0
@@ -134,20 +125,18 @@ class DispatchState:
     """A rollout whose loop has not turned for longer is stuck, even if it sends heartbeats."""
 
     def apply_admitted(self, record: Admitted) -> None:
-        """Open the group of an admission."""
         self.admitted += 1
         self.next_group = max(self.next_group, record.group + 1)
         self.groups[record.group] = UnfinishedGroup(record, set(record.trajectories))
 
     def apply_assignment(self, record: Assignment, at: Address | None = None) -> None:
-        """Record an assignment of an open trajectory. The one with the highest attempt is in force;
-        a release of an earlier attempt changes nothing.
+        """Record an assignment of an open trajectory; the one with the highest attempt is in force.
         """
-        known = self.assignments.get(record.trajectory)
+        current = self.assignments.get(record.trajectory)
         group = self.groups.get(record.group)
         if group is None or record.trajectory not in group.open:
             return
-        if known is not None and record.attempt < known.attempt:
+        if current is not None and record.attempt < current.attempt:
             return
         if record.kind == "release":
             self._release(record.trajectory, record.onward)
@@ -164,46 +153,43 @@ class DispatchState:
         )
 
     def _release(self, trajectory: str, onward: str) -> None:
-        """Drop the assignment of a trajectory that its rollout is to release. If the trajectory
-        moves (`onward`), keep the assignment until the rollout has released it.
-        """
-        known = self.assignments.pop(trajectory, None)
-        if known is not None and onward:
-            self.assignments[trajectory] = replace(known, onward=onward)
+        current = self.assignments.pop(trajectory, None)
+        # Its assignment stays until the rollout has released it.
+        if current is not None and onward:
+            self.assignments[trajectory] = replace(current, onward=onward)
 
     def apply_partial(self, record: Partial, at: Address) -> None:
-        """Keep the chain of the newest attempt only. Chains never mix writers, because each partial
-        names its predecessor. If the partial is the `last` one of the attempt in force, the rollout
-        has given the trajectory up.
-        """
-        trajectory, known = record.trajectory, self.chains.get(record.trajectory)
+        """Keep the chain of the newest attempt only."""
+        trajectory, chain = record.trajectory, self.chains.get(record.trajectory)
         opened = self.groups.get(record.group)
         if opened is None or trajectory not in opened.open:
             return
         assignment = self.assignments.get(trajectory)
         if record.last and assignment is not None and assignment.attempt == record.attempt:
+            # By its last partial of the attempt in force, the rollout gives the trajectory up.
             self.assignments[trajectory] = replace(assignment, given_up=True)
         newest = record.spans[-1] if record.spans else None
-        has_state = bool(record.environment or record.failures)  # of an episode without a turn
-        if known is None and newest is not None:
+        # The state of an episode without a turn.
+        has_state = bool(record.environment or record.failures)
+        if chain is None and newest is not None:
             self.chains[trajectory] = PartialChain(
                 record.attempt, at, newest.version, at, newest.end
             )
-        elif known is None and has_state and assignment is not None:
+        elif chain is None and has_state and assignment is not None:
             self.chains[trajectory] = PartialChain(record.attempt, at, assignment.version, at, 0)
-        elif known is not None and record.attempt >= known.attempt:
+        # Chains never mix writers: each partial names its predecessor.
+        elif chain is not None and record.attempt >= chain.attempt:
             self.chains[trajectory] = PartialChain(
                 record.attempt,
                 at,
-                known.version if newest is None else newest.version,
-                known.first,
-                known.generated if newest is None else newest.end,
+                chain.version if newest is None else newest.version,
+                chain.first,
+                chain.generated if newest is None else newest.end,
             )
 
     def apply_completion(self, group: int, trajectory: str, generated: int | None = None) -> bool:
-        """End the trajectory at its first completion; a later one, or one of a group that is not
-        open, counts as late. `generated` is the number of tokens, None for a dead trajectory.
-        Returns whether the completion counts.
+        """End the trajectory at its first completion; all others count as late. `generated` is the
+        number of tokens, None for a dead trajectory. Returns whether the completion counts.
         """
         opened = self.groups.get(group)
         if opened is None or trajectory not in opened.open:
@@ -221,8 +207,8 @@ class DispatchState:
         return True
 
     def end_if_full(self, group: int) -> list[VoidAssignment]:
-        """End a group of which enough trajectories have ended; returns the assignments of the
-        others, which are void now. Their completions, if they come nevertheless, count as late.
+        """End a group of which enough trajectories have ended; returns the void assignments of the
+        others.
         """
         opened = self.groups.get(group)
         if opened is None or not opened.is_full():
@@ -232,25 +218,23 @@ class DispatchState:
 
     @property
     def settled(self) -> int:
-        """The number of groups that were trained in the steps up to the newest version."""
+        """Groups that were trained in the steps up to the newest version."""
         return self.trained - sum(groups for _, groups in self.unsettled)
 
     @property
     def unsettled(self) -> tuple[tuple[int, int], ...]:
-        """The steps beyond the newest version, each with the number of groups that it took."""
+        """The steps beyond the newest version, each with its number of groups."""
         newest = self.version.number
         return tuple(sorted((step, n) for step, n in self.taken.items() if step > newest))
 
     def apply_taken(self, group: int, step: int) -> list[VoidAssignment]:
-        """Record that the trainer took the group for this step; returns the assignments that are
-        void now.
-        """
+        """Record that the trainer took the group for this step; returns the void assignments."""
         self._count_taken(step, 1)
         return self._end(group)
 
     def apply_superseded(self, groups: int, step: int) -> None:
-        """Record that this many groups that the step took are not trained after all, because the
-        trainer could not compute their takes. A later record closes each of them (`apply_closed`).
+        """Record that this many groups of the step are not trained after all, because the trainer
+        could not compute their takes. A later record closes each of them.
         """
         self._count_taken(step, -groups)
 
@@ -262,14 +246,11 @@ class DispatchState:
             self.taken[step] = self.taken.get(step, 0) + groups
 
     def apply_closed(self, group: int) -> list[VoidAssignment]:
-        """Record that the trainer closed the group untrained; returns the assignments that are void
-        now.
-        """
+        """Record that the trainer closed the group untrained; returns the void assignments."""
         self.closed += 1
         return self._end(group)
 
     def _end(self, group: int) -> list[VoidAssignment]:
-        """Forget an ended group and the assignments and chains of its open trajectories."""
         opened = self.groups.pop(group, None)
         if opened is None:
             return []
@@ -283,22 +264,21 @@ class DispatchState:
         ]
 
     def apply_status(self, record: RolloutStatus, now_s: float, fresh: bool = True) -> None:
-        """Record a rollout's status, read at `now_s` of listening time. A status of a lower term is
-        a zombie's and is ignored. The status of a stuck rollout is not recorded, and the rollout
-        counts as silent until its loop turns again.
-        """
-        known = self.rollouts.get(record.rollout)
-        if known is not None and record.term < known.status.term:
+        """Record a rollout's status, read at `now_s` of listening time."""
+        tracked = self.rollouts.get(record.rollout)
+        # A zombie's status.
+        if tracked is not None and record.term < tracked.status.term:
             return
         if record.stalled_s > self.stuck_timeout_s:
-            if known is not None:
-                self.rollouts[record.rollout] = replace(known, at_s=-inf)
+            if tracked is not None:
+                # A stuck rollout counts as silent until its loop turns again.
+                self.rollouts[record.rollout] = replace(tracked, at_s=-inf)
             return
-        peak, speed = record.kv_used, known.speed if known is not None else 0.0
-        reports = known.reports if known is not None else SpeedReports()
+        peak, speed = record.kv_used, tracked.speed if tracked is not None else 0.0
+        reports = tracked.reports if tracked is not None else SpeedReports()
         now = (record.term, record.version)
-        if known is not None and (known.status.term, known.status.version) == now:
-            peak = max(peak, known.kv_peak)
+        if tracked is not None and (tracked.status.term, tracked.status.version) == now:
+            peak = max(peak, tracked.kv_peak)
         if record.running and record.tokens_per_s > 0 and not record.stalled_s:
             new = record.tokens_per_s / record.running
             speed = new if not speed else speed + (new - speed) / SPEED_REPORTS_SMOOTHED
@@ -315,19 +295,19 @@ class DispatchState:
         """Returns the rollouts that announced that they leave and have no work left."""
         return [name for name, rollout in self.rollouts.items() if has_left(rollout.status)]
 
-    def drop_rollouts(self, silent_before_s: float, left: Collection[str] = ()) -> list[str]:
-        """Drop the rollouts without a status since `silent_before_s`, and those of `left` that are
-        still departed. Their trajectories become unassigned. Returns the silent ones.
+    def drop_rollouts(self, silent_before_s: float, departed: Collection[str] = ()) -> list[str]:
+        """Drop the rollouts without a status since `silent_before_s`, and those of `departed` that
+        still are. Returns the silent ones.
         """
-        left = set(left).intersection(self.departed())
+        departed = set(departed).intersection(self.departed())
         silent = self.silent(silent_before_s)
-        for name in {*silent, *left}:
+        for name in {*silent, *departed}:
             del self.rollouts[name]
-        return [name for name in silent if name not in left]
+        return [name for name in silent if name not in departed]
 
     def assigned_counts(self) -> dict[str, int]:
-        """Returns for each living rollout the number of its trajectories, including those that it
-        will resume once another rollout has released them.
+        """Returns the number of trajectories of each living rollout, with those that are to move to
+        it.
         """
         counts: dict[str, int] = dict.fromkeys(self.rollouts, 0)
         for assignment in self.assignments.values():
@@ -339,8 +319,7 @@ class DispatchState:
 
     def loading(self) -> dict[str, Version]:
         """Returns the rollouts that first load an older version from the store (`from_history`),
-        with that version. A rollout that serves versions side by side loads it beside its work and
-        is left out.
+        with that version.
         """
         return {
             assignment.rollout: assignment.version
@@ -348,16 +327,16 @@ class DispatchState:
             if assignment.from_history
             and not assignment.given_up
             and self.is_held(assignment)
+            # A rollout that serves versions side by side loads it beside its work.
             and not (status := self.rollouts[assignment.rollout].status).versions
             and status.version != assignment.version
         }
 
     def group_of(self, trajectory: str) -> UnfinishedGroup:
-        """Returns the open group of a trajectory; the trajectory's name is `group.index`."""
         return self.groups[int(trajectory.rsplit(".", 1)[0])]
 
     def is_held(self, assignment: CurrentAssignment) -> bool:
-        """Whether the assigned rollout lives, in the term for which the assignment is."""
+        """Whether the assigned rollout lives, in the term of the assignment."""
         rollout = self.rollouts.get(assignment.rollout)
         return rollout is not None and rollout.status.term == assignment.rollout_term
 

@@ -1,6 +1,6 @@
-"""Finds rollouts whose last long answers leave slots empty (`tail_rooms`), so that the planner can
-fill these with short answers under the same version (docs/explanation/scheduling.md, "Filling
-tails"). A rollout takes a newer version no later for it: what fits ends before the tail does.
+"""Finds rollouts whose last long answers leave slots empty, which the planner fills with short
+answers under the same version (docs/explanation/scheduling.md, "Filling tails"). An answer that
+fits ends before the tail does, so it delays no newer version.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ from rollstream.streams.tails import FILL_LAG_MAX, fits_tail, tokens_left
 
 @dataclass(slots=True)
 class TailRoom:
-    """States that a rollout has `slots` empty slots while an answer there has `tokens` left."""
+    """A rollout with `slots` empty slots while an answer there has `tokens` left."""
 
     rollout: str
     slots: int
@@ -23,8 +23,8 @@ class TailRoom:
 
 @dataclass(frozen=True, slots=True)
 class TailsFilled:
-    """The step of a plan that starts short samples beside the tails of draining rollouts, of those
-    that nothing else starts. What needs a newer version than the rollout's is left out.
+    """Starts short samples beside the tails of draining rollouts, of those that no other step
+    starts.
     """
 
     held_max: int = 0
@@ -40,27 +40,27 @@ class TailsFilled:
 
 
 def tail_rooms(state: DispatchState) -> list[TailRoom]:
-    """Returns the room beside the tail of every rollout that starts nothing else: it has used up
-    its quota, and the newest version is at most `FILL_LAG_MAX` after its own. The longest tail is
+    """Returns the room beside the tail of every rollout that starts no other work, the longest tail
     first.
     """
-    given, loading = state.assigned_counts(), state.loading()
+    assigned, loading = state.assigned_counts(), state.loading()
     rooms: dict[str, TailRoom] = {}
     for name, rollout in state.rollouts.items():
         status = rollout.status
         is_able = rollout.fresh and status.verified and name not in loading
-        behind = state.version.number - status.version.number
-        drains = status.health == "draining" and 0 < behind <= FILL_LAG_MAX
-        if is_able and drains and status.slots > given[name]:
-            rooms[name] = TailRoom(name, status.slots - given[name], 0)
-    for trajectory, known in state.assignments.items():
-        room, chain = rooms.get(known.rollout), state.chains.get(trajectory)
-        if room is None or chain is None or known.onward or chain.attempt != known.attempt:
+        lag = state.version.number - status.version.number
+        # It has used up its quota; a sample that needs a newer version than its own is left out.
+        drains = status.health == "draining" and 0 < lag <= FILL_LAG_MAX
+        if is_able and drains and status.slots > assigned[name]:
+            rooms[name] = TailRoom(name, status.slots - assigned[name], 0)
+    for trajectory, current in state.assignments.items():
+        room, chain = rooms.get(current.rollout), state.chains.get(trajectory)
+        if room is None or chain is None or current.onward or chain.attempt != current.attempt:
             continue
         prompt = state.group_of(trajectory).prompt
         if prompt is not None:
-            most = prompt.sampling.tokens_max
-            room.tokens = max(room.tokens, tokens_left(known.predicted, chain.generated, most))
+            limit = prompt.sampling.tokens_max
+            room.tokens = max(room.tokens, tokens_left(current.predicted, chain.generated, limit))
     return sorted((r for r in rooms.values() if r.tokens), key=lambda r: (-r.tokens, r.rollout))
 
 
@@ -68,7 +68,7 @@ def fill_tails(
     starts: Iterable[UnassignedSamples], rooms: Sequence[TailRoom]
 ) -> Iterator[tuple[UnassignedSamples, str, str]]:
     """Yields the samples, the trajectory and the rollout of each start that fits a tail, the
-    longest of them first; uses up the room.
+    longest first; uses up the room.
     """
     for samples in sorted(starts, key=lambda samples: -samples.mean):
         for trajectory in samples.trajectories:

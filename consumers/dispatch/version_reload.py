@@ -1,9 +1,6 @@
-"""Decides which unfinished trajectories continue under an old version that no rollout holds any
-more: an idle rollout loads that version from the store if this costs less than restarts on the
-newest version (invariant 4; docs/explanation/scheduling.md, A version that no rollout holds).
-
-The assignment names the load (`from_history`), so the rollout's death is recovered like any other.
-A trajectory whose last assignment was such a load restarts when it is unassigned again.
+"""Decides which unfinished trajectories continue under an old version that no rollout holds: an
+idle rollout loads it from the store if this costs less than restarts on the newest version
+(invariant 4; docs/explanation/scheduling.md, A version that no rollout holds).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,8 +17,8 @@ from rollstream.streams.values import Version
 
 @dataclass(frozen=True, slots=True)
 class UnheldTrajectory:
-    """Describes a trajectory whose version no rollout holds: `gained` tokens are generated, `left`
-    more are expected.
+    """A trajectory whose version no rollout holds: `gained` tokens are generated, `left` more
+    expected.
     """
 
     trajectory: str
@@ -31,9 +28,9 @@ class UnheldTrajectory:
 
 @dataclass(frozen=True, slots=True)
 class IdleRollout:
-    """Describes a rollout that could load a version in `load_s` seconds; one slot generates `speed`
-    tokens per second. `is_wanted` is True if other work needs the slots. Without `refills` the
-    rollout gets no new trajectories under that version.
+    """A rollout that could load a version in `load_s` seconds; one slot generates `speed` tokens
+    per second. `is_wanted`: other work needs the slots. `refills`: it gets new trajectories under
+    that version.
     """
 
     slots: int
@@ -47,42 +44,42 @@ def trajectories_to_reload(
     unheld: Sequence[UnheldTrajectory], emptied: IdleRollout
 ) -> tuple[str, ...]:
     """Returns the trajectories that continue on `emptied`, at most one per slot; all others
-    restart. Empty if it is cheaper that all restart.
-
-    One plan is compared for each n: it loads the n trajectories with the fewest expected tokens,
-    because slots stay empty until the longest loaded one ends. With `refills` no slot stays empty,
-    so each plan loads the n trajectories with the most generated tokens.
+    restart.
     """
 
-    def cheapest_first(one: UnheldTrajectory) -> tuple[float, int, str]:
-        return 0.0 if emptied.refills else one.left, -one.gained, one.trajectory
+    # One plan is compared for each n. Slots stay empty until the longest loaded trajectory ends, so
+    # it loads the n with the fewest expected tokens; with `refills` no slot stays empty, so it
+    # loads those with the most generated ones.
+    def cheapest_first(candidate: UnheldTrajectory) -> tuple[float, int, str]:
+        return 0.0 if emptied.refills else candidate.left, -candidate.gained, candidate.trajectory
 
     ordered = sorted(unheld, key=cheapest_first)
     choices = range(min(len(ordered), emptied.slots) + 1)
     best = min(choices, key=lambda n: (reload_cost(ordered[:n], ordered[n:], emptied), -n))
-    return tuple(sorted(one.trajectory for one in ordered[:best]))
+    return tuple(sorted(reloaded.trajectory for reloaded in ordered[:best]))
 
 
 def reload_cost(
-    loaded: Sequence[UnheldTrajectory], again: Sequence[UnheldTrajectory], emptied: IdleRollout
+    loaded: Sequence[UnheldTrajectory], restarted: Sequence[UnheldTrajectory], emptied: IdleRollout
 ) -> float:
-    """Returns the cost of loading the version for `loaded` and restarting `again`, in tokens that
-    one slot could have generated: lost work plus delay.
-
-    Lost work: a restart generates tokens again; a load leaves slots empty while the version is
-    loaded and, on a rollout that gets no new work under it, until the last loaded trajectory ends.
-    Lost work is free where no other work needs the slots. Delay: the load, or the tokens generated
-    again, postpone the last trajectory of a wave, for which all slots of one rollout wait.
+    """Returns the cost of loading the version for `loaded` and restarting `restarted`, in tokens
+    that one slot could have generated: lost work plus delay.
     """
-    lost_work = float(sum(one.gained for one in again))
-    delay = float(max((one.gained for one in again), default=0))
+    # A restart generates tokens again; a load leaves slots empty meanwhile and, on a rollout that
+    # gets no new work under it, until the last loaded trajectory ends.
+    lost_work = float(sum(trajectory.gained for trajectory in restarted))
+    # The load, or the tokens generated again, postpone the last trajectory of a wave, for which all
+    # slots of one rollout wait.
+    delay = float(max((trajectory.gained for trajectory in restarted), default=0))
     if loaded:
         load_tokens = emptied.load_s * emptied.speed
-        lost_work += emptied.slots * 2 * load_tokens  # to the old version, and back to the newest
+        # To the old version, and back to the newest.
+        lost_work += emptied.slots * 2 * load_tokens
         if not emptied.refills:
-            lost_work += emptied.slots * max(one.left for one in loaded)
-            lost_work -= sum(one.left for one in loaded)
+            lost_work += emptied.slots * max(trajectory.left for trajectory in loaded)
+            lost_work -= sum(trajectory.left for trajectory in loaded)
         delay = max(delay, load_tokens)
+    # Lost work is free where no other work needs the slots.
     return lost_work * emptied.is_wanted + emptied.slots * delay
 
 
@@ -91,8 +88,8 @@ IDLE_WAIT_S = 15.0  # longest wait for an idle rollout: a killed one is back by 
 
 @dataclass(frozen=True, slots=True)
 class ReloadPlan:
-    """Maps trajectories to the rollouts that load their versions (`loads`); `waiting` trajectories
-    stay unassigned until a rollout is idle, at most `IDLE_WAIT_S`.
+    """Trajectories by the rollouts that load their versions (`loads`); `waiting` ones stay
+    unassigned until a rollout is idle, at most `IDLE_WAIT_S`.
     """
 
     loads: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -101,8 +98,8 @@ class ReloadPlan:
 
 @dataclass(slots=True)
 class VersionReload:
-    """Plans the loads of each round of dispatch. `bytes_of` returns the bytes to read for a
-    version, None if the store deleted it (`versions_max`).
+    """Plans the loads of each round. `bytes_of` returns the bytes to read for a version, None if
+    the store deleted it (`versions_max`).
     """
 
     bytes_of: Callable[[Version], int | None]
@@ -119,11 +116,11 @@ class VersionReload:
         is_wanted: bool,
         now_s: float,
     ) -> ReloadPlan:
-        """Returns a plan for the unassigned trajectories under versions that no rollout holds, the
-        oldest version first.
+        """Returns a plan for the unassigned trajectories under versions that no rollout holds,
+        oldest first.
         """
         unheld = self._unheld(state, lengths, unassigned)
-        trajectories = [one.trajectory for ones in unheld.values() for one in ones]
+        trajectories = [u.trajectory for batch in unheld.values() for u in batch]
         self._since_s = {t: self._since_s.get(t, now_s) for t in trajectories}
         if not state.rollouts:
             return ReloadPlan()
@@ -131,13 +128,13 @@ class VersionReload:
         empty = idle_rollouts(state)
         loads: dict[str, str] = {}
         waiting: set[str] = set()
-        for version, ones in sorted(unheld.items()):
+        for version, batch in sorted(unheld.items()):
             size = self._bytes[version]
             if size is None:
                 continue
             name = empty[0] if empty else ""
             chosen = trajectories_to_reload(
-                ones, self._loading_rollout(state, name, version, size, is_wanted)
+                batch, self._loading_rollout(state, name, version, size, is_wanted)
             )
             if name and chosen:
                 loads |= dict.fromkeys(chosen, empty.pop(0))
@@ -148,32 +145,33 @@ class VersionReload:
     def _unheld(
         self, state: DispatchState, lengths: LengthHistory, unassigned: Iterable[UnassignedSamples]
     ) -> dict[Version, list[UnheldTrajectory]]:
-        """Returns, by version, the trajectories that would restart from their prompts (the kind
-        `start`) although they have partials under that version, which a load could resume.
+        """Returns, by version, the trajectories that would restart although a load could resume
+        them.
         """
-        found: dict[Version, list[UnheldTrajectory]] = {}
-        for one in unassigned:
-            for trajectory in one.trajectories if one.kind == "start" else ():
+        by_version: dict[Version, list[UnheldTrajectory]] = {}
+        for samples in unassigned:
+            for trajectory in samples.trajectories if samples.kind == "start" else ():
                 chain, assignment = state.chains.get(trajectory), state.assignments.get(trajectory)
                 if chain is None or chain.version is None or self._is_too_old(state, chain):
                     continue
+                # A trajectory whose last assignment was such a load restarts.
                 if assignment is None or not assignment.from_history:
-                    left = _tokens_left(one, lengths, chain)
-                    unheld = UnheldTrajectory(trajectory, chain.generated, left)
-                    found.setdefault(chain.version, []).append(unheld)
-        return found
+                    tokens_left = _tokens_left(samples, lengths, chain)
+                    unheld = UnheldTrajectory(trajectory, chain.generated, tokens_left)
+                    by_version.setdefault(chain.version, []).append(unheld)
+        return by_version
 
     def _is_too_old(self, state: DispatchState, chain: PartialChain) -> bool:
-        """Whether the trajectory is above `max_lag`, so that invariant 5 drops it in any case."""
         assert chain.version is not None, "checked by the caller"
         lag = state.version.number - chain.version.number
+        # Above it, invariant 5 drops the trajectory in any case.
         return self.max_lag is not None and lag > self.max_lag
 
     def _loading_rollout(
         self, state: DispatchState, name: str, version: Version, size: int, is_wanted: bool
     ) -> IdleRollout:
-        """Returns the named rollout; without a name, a typical one (medians of all)."""
         workers = [w for w in rollout_speeds(state) if name in ("", w.rollout)]
+        # Without a name, a typical rollout.
         slots = median(state.rollouts[worker.rollout].status.slots for worker in workers)
         speed = median(worker.speed for worker in workers)
         refills = state.version.number <= version.number + 1
@@ -182,16 +180,16 @@ class VersionReload:
 
 @dataclass(frozen=True, slots=True)
 class Reloaded(StepWithoutRoom):
-    """The step of a plan that resumes trajectories on rollouts which first load their old version;
-    these rollouts get no other work in this plan.
+    """Resumes trajectories on rollouts that first load their old version; these get no other work
+    in this plan.
     """
 
     reload: VersionReload
 
     def plan(self, draft: PlanDraft) -> None:
         state, free = draft.state, draft.free
-        starts = [one for one in draft.unassigned if one.kind == "start"]
-        lacking = sum(len(one.trajectories) for one in starts) > sum(free.new.values())
+        starts = [start for start in draft.unassigned if start.kind == "start"]
+        lacking = sum(len(start.trajectories) for start in starts) > sum(free.new.values())
         # A load takes slots from other work only if there is some.
         is_wanted = lacking or (bool(draft.ahead) and admissible_now(draft.pace, state) > 0)
         chosen = self.reload.plan(state, draft.lengths, draft.unassigned, is_wanted, draft.now_s)
@@ -203,28 +201,27 @@ class Reloaded(StepWithoutRoom):
                     continue
                 for room in (free.new, free.resumes):
                     room.pop(rollout, None)
-                known, chain = state.assignments.get(trajectory), state.chains[trajectory]
+                assignment, chain = state.assignments.get(trajectory), state.chains[trajectory]
                 assert chain.version is not None, "its version is loaded"
-                how = {trajectory: continuation(known, chain, True, (chain.version,))}
+                how = {trajectory: continuation(assignment, chain, True, (chain.version,))}
                 draft.assign(replace(samples, how=how), trajectory, rollout)
 
 
 def idle_rollouts(state: DispatchState) -> list[str]:
     """Returns the serving rollouts without any work, preemptible ones last."""
-    given = state.assigned_counts()
-    found = [
+    assigned = state.assigned_counts()
+    idle = [
         (seen.status.preemptible, name)
         for name, seen in state.rollouts.items()
-        if seen.fresh and is_serving(seen) and not given[name] and not seen.status.running
+        if seen.fresh and is_serving(seen) and not assigned[name] and not seen.status.running
     ]
-    return [name for _, name in sorted(found)]
+    return [name for _, name in sorted(idle)]
 
 
-def _tokens_left(one: UnassignedSamples, lengths: LengthHistory, chain: PartialChain) -> float:
-    """Returns the tokens that the trajectory is still expected to generate. If it is longer than
-    its prompt's history predicts, or has no history, it is expected to double (a long tail).
-    """
-    expected = lengths.expected(one.prompt, one.group.finished)
-    left = 0.0 if expected is None else expected.mean - chain.generated
-    most = one.prompt.sampling.tokens_max - chain.generated
-    return max(1.0, min(left if left > 0 else float(chain.generated), float(most)))
+def _tokens_left(samples: UnassignedSamples, lengths: LengthHistory, chain: PartialChain) -> float:
+    expected = lengths.expected(samples.prompt, samples.group.finished)
+    remaining = 0.0 if expected is None else expected.mean - chain.generated
+    limit = samples.prompt.sampling.tokens_max - chain.generated
+    # Longer than its prompt's history predicts, or without one, it is expected to double (a long
+    # tail).
+    return max(1.0, min(remaining if remaining > 0 else float(chain.generated), float(limit)))
