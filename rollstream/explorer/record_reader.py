@@ -101,7 +101,11 @@ class RecordReader:
                     rows += _token_rows(batch)
         for message in self.records("trajectories", partition, [o for o in offsets if o >= begin]):
             if isinstance(message.record, Trajectory):
-                rows.append(TokenRow(message.address.offset, message.record.tokens, message.record.sources))
+                rows.append(
+                    TokenRow(
+                        message.address.offset, message.record.tokens, message.record.sources
+                    )
+                )
         return rows
 
     def scan(
@@ -135,7 +139,11 @@ class RecordReader:
                 return {}
             begin = view.bus.begin(topic)
             reader = view.topic(topic, begin, skip_damaged=True)
-            return {message.key: message for message in reader.messages() if message.record is not None}
+            return {
+                message.key: message
+                for message in reader.messages()
+                if message.record is not None
+            }
 
     def partitions(self, topic: str) -> int:
         """Returns over how many partitions the run spreads the topic; 0 if unknown."""

@@ -304,7 +304,9 @@ class RunFeed:
             before = state.dead_letters.get(dead.source, DeadLetters(0, ""))
             state.dead_letters[dead.source] = DeadLetters(before.count + 1, dead.reason)
         backlogs = {topic: unarchived(bus, topic) for topic in ARCHIVED_TOPICS}
-        state.unarchived = {topic: backlog for topic, backlog in backlogs.items() if backlog is not None}
+        state.unarchived = {
+            topic: backlog for topic, backlog in backlogs.items() if backlog is not None
+        }
 
     def _read_roles(self, state: RunState, store: ObjectStore) -> None:
         self.store_trouble = ""

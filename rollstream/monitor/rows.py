@@ -182,8 +182,15 @@ def _moves(at: RunSnapshot) -> Iterator[str]:
 
 def _waiting(at: RunSnapshot) -> tuple[str, ...]:
     scheduling = at.scheduling
-    words = (f"{count(scheduling.queued)} assignments", f"{count(scheduling.waiting)} requests in engines")
-    parked = (f"{count(scheduling.parked)} dialogues for their environment",) if scheduling.parked else ()
+    words = (
+        f"{count(scheduling.queued)} assignments",
+        f"{count(scheduling.waiting)} requests in engines",
+    )
+    parked = (
+        (f"{count(scheduling.parked)} dialogues for their environment",)
+        if scheduling.parked
+        else ()
+    )
     return words + parked
 
 

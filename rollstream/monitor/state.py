@@ -238,7 +238,10 @@ class RunState:
         step is ignored.
         """
         if isinstance(line.get("step"), int):
-            lines = [*(earlier for earlier in self.evaluations if earlier["step"] != line["step"]), line]
+            lines = [
+                *(earlier for earlier in self.evaluations if earlier["step"] != line["step"]),
+                line,
+            ]
             self.evaluations.clear()
             self.evaluations.extend(sorted(lines, key=lambda earlier: earlier["step"]))
 

@@ -152,7 +152,10 @@ def _shares(histogram: Mapping[int, int], highest: int) -> list[tuple[str, str]]
         return [(" ", "–")] * len(counts)
     largest = max(counts)
     return [
-        (SPARKS[round((len(SPARKS) - 1) * n / largest)] if n else " ", share(n / total) if n else "·")
+        (
+            SPARKS[round((len(SPARKS) - 1) * n / largest)] if n else " ",
+            share(n / total) if n else "·",
+        )
         for n in counts
     ]
 
@@ -162,7 +165,9 @@ def _table_variants(lines: Sequence[RolloutSnapshot]) -> list[list[RolloutColumn
     filled = RolloutColumn("slots", [meter(line.running, line.slots, 6) for line in lines], False)
     slots = RolloutColumn("", [f"{line.running}/{line.slots}" for line in lines])
     waiting = RolloutColumn("wait", [str(line.waiting) for line in lines])
-    kv_meter = RolloutColumn("KV", [meter(line.kv_used, line.kv_capacity, 4) for line in lines], False)
+    kv_meter = RolloutColumn(
+        "KV", [meter(line.kv_used, line.kv_capacity, 4) for line in lines], False
+    )
     kv = RolloutColumn(
         "", [f"{short_number(line.kv_used)}/{short_number(line.kv_capacity)}" for line in lines]
     )

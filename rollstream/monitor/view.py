@@ -156,7 +156,11 @@ def _body(
     below = [Text(f"! {words}", "yellow") for words in at.notes[-table.NOTES_MAX :]]
     below += table.warning_lines(at.concerns, inside, level.warnings, level.advice)
     return FrameBody(
-        figures, table.rollout_lines(at.rollouts, right_columns, rows), below, is_wide, level.is_spaced
+        figures,
+        table.rollout_lines(at.rollouts, right_columns, rows),
+        below,
+        is_wide,
+        level.is_spaced,
     )
 
 

@@ -91,7 +91,7 @@ def rollouts_starved(at: RunSnapshot) -> Iterator[RunWarning]:
         do += "dispatch.max_lag"
         if balance is not None and (needed := rollouts_needed(balance)) < balance.rollouts:
             what += f": {needed} of {balance.rollouts} would train as fast"
-    elif 2 * sum(rollout.state in ("pulling", "draining") for rollout in _alive(at)) > len(_alive(at)):
+    elif 2 * sum(line.state in ("pulling", "draining") for line in _alive(at)) > len(_alive(at)):
         do = "they wait for new weights: see whether store or relay are slow (logs/rollout-*.log), "
         do += 'or set rollouts.on_update = "in_flight"'
     elif not at.queue.unread_prompts:
@@ -110,7 +110,7 @@ def _idle_share(at: RunSnapshot) -> float:
 
 
 def _alive(at: RunSnapshot) -> list[RolloutSnapshot]:
-    return [rollout for rollout in at.rollouts if rollout.is_alive() and rollout.state != "starting"]
+    return [line for line in at.rollouts if line.is_alive() and line.state != "starting"]
 
 
 def _needs_no_groups(at: RunSnapshot) -> bool:
@@ -309,9 +309,9 @@ def archive_behind(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def unverified_versions(at: RunSnapshot) -> Iterator[RunWarning]:
-    wrong = [rollout for rollout in at.rollouts if rollout.is_alive() and not rollout.verified]
+    wrong = [line for line in at.rollouts if line.is_alive() and not line.verified]
     if wrong:
-        names = ", ".join(f"{shortened(rollout.name, 24)} (v{rollout.version})" for rollout in wrong[:3])
+        names = ", ".join(f"{shortened(line.name, 24)} (v{line.version})" for line in wrong[:3])
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         yield RunWarning(
             "unverified_versions",

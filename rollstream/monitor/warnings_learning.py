@@ -52,7 +52,9 @@ def constant_reward(at: RunSnapshot) -> Iterator[RunWarning]:
     rewards = at.rewards
     if not rewards or rewards[-1] not in (0.0, 1.0):
         return
-    steps = next((n for n, reward in enumerate(reversed(rewards)) if reward != rewards[-1]), len(rewards))
+    steps = next(
+        (n for n, reward in enumerate(reversed(rewards)) if reward != rewards[-1]), len(rewards)
+    )
     if steps >= CONSTANT_STEPS:
         solved = rewards[-1] == 1.0
         yield RunWarning(

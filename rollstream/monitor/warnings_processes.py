@@ -73,7 +73,9 @@ def roles_dying(at: RunSnapshot) -> Iterator[RunWarning]:
         roles = sorted({death.role for death in at.deaths if death.ago_s < DEATHS_S})
         what = f"{deaths} deaths within {age(DEATHS_S)}: {', '.join(roles)}"
     else:
-        what = ", ".join(f"{n} restarts of {plain_text(r, 24)}" for r, n in sorted(restart_counts.items()))
+        what = ", ".join(
+            f"{n} restarts of {plain_text(r, 24)}" for r, n in sorted(restart_counts.items())
+        )
         what += f" within {age(DEATHS_S)}"
     if (deaths or restart_counts) and not at.is_over:
         yield RunWarning("roles_dying", what, "see the end of their logs (logs/)")

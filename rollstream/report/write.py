@@ -203,8 +203,12 @@ def _mechanics(history: RunHistory) -> list[Chart]:
         Chart("Seconds per step", seconds, "the trainer's clock", ".2f"),
         line_chart("Loss", "loss", "of the policy gradient"),
         line_chart("Entropy", "entropy", "nats per generated token", low=0.0),
-        line_chart("KL estimate", "kl", "of the policy from the one that generated the tokens", ".4f"),
-        line_chart("Effective sample size", "ess", "share that the importance weights leave", ".2f", 0.0),
+        line_chart(
+            "KL estimate", "kl", "of the policy from the one that generated the tokens", ".4f"
+        ),
+        line_chart(
+            "Effective sample size", "ess", "share that the importance weights leave", ".2f", 0.0
+        ),
         *(critic if history.metric("value_loss") else ()),
     ]
 
@@ -225,7 +229,8 @@ def draft_charts(drafted: DraftHistory) -> list[Chart]:
                 [
                     (float(drafts.number or 0), value)
                     for drafts in passes
-                    if drafts.task == task and (value := getattr(drafts.guesses, figure)) is not None
+                    if drafts.task == task
+                    and (value := getattr(drafts.guesses, figure)) is not None
                 ],
                 colour,
             )
@@ -262,7 +267,7 @@ def _shares(history: RunHistory) -> tuple[Series, ...]:
     names = sorted(
         {name for line in lines for name in line["shares"]}, key=lambda n: -last.get(n, 0.0)
     )
-    # The largest share in the last line is first; of more than four styles all but three are
+    # The largest share in the last evaluation is first; of more than four styles all but three are
     # "others".
     shown = names if len(names) <= 4 else names[:3]
     series = [
@@ -275,7 +280,8 @@ def _shares(history: RunHistory) -> tuple[Series, ...]:
     ]
     if len(names) > 4:
         rest = [
-            (float(line["step"]), sum(line["shares"].get(n, 0.0) for n in names[3:])) for line in lines
+            (float(line["step"]), sum(line["shares"].get(n, 0.0) for n in names[3:]))
+            for line in lines
         ]
         series.append(Series("others", rest, 4))
     return tuple(series)

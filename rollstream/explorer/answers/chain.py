@@ -67,8 +67,10 @@ def read_chain(
     place = partition_of(name.encode(), spread) if spread else None
     partials, has_partials = run.records.scan("partials", since_s, until_s, place)
     assigned, has_assignments = run.records.scan("assignments", since_s, until_s)
-    mine = [message for message in partials if isinstance(message.record, Partial) and message.key == name]
-    orders = [message for message in assigned if isinstance(message.record, Assignment) and message.key == name]
+    mine = [part for part in partials if isinstance(part.record, Partial) and part.key == name]
+    orders = [
+        order for order in assigned if isinstance(order.record, Assignment) and order.key == name
+    ]
     entries = [_assignment(message) for message in orders] + [_partial(message) for message in mine]
     chain = Chain(_partials=sorted(map(_partial, mine), key=lambda part: part["time_s"]))
     entries += _completion(row) + _takes(run, row)
@@ -172,7 +174,11 @@ def _tokens(partials: list[LogRecord], orders: list[LogRecord]) -> TokenSequence
             # The partial is of another attempt, or its predecessor was truncated.
             continue
         tokens.append(piece.tokens)
-        piece_sources = piece.sources if len(piece.sources) else np.full(len(piece.tokens), GENERATED, np.uint8)
+        piece_sources = (
+            piece.sources
+            if len(piece.sources)
+            else np.full(len(piece.tokens), GENERATED, np.uint8)
+        )
         sources.append(piece_sources)
         logprobs.append(piece.logprobs)
         spans += piece.spans

@@ -149,7 +149,9 @@ def annotations_of(run: ExploredRun, group: int) -> AnnotationsByKey:
     return annotations
 
 
-def _why_not(record: Trajectory, annotations: AnnotationsByKey, rule: TrainingRule, detail: str) -> str:
+def _why_not(
+    record: Trajectory, annotations: AnnotationsByKey, rule: TrainingRule, detail: str
+) -> str:
     if record.finish == "dead":
         return f"dead: {record.reason}"
     refused = refusal(record, rule.bounds)

@@ -165,7 +165,10 @@ def _now(run: ExploredRun) -> dict[str, Any]:
     version = run.index.value("SELECT max(version) FROM done")
     if isinstance(run.location, SimulatedLocation):
         simulation = run.location.known
-        pace = {"tokens_per_s": simulation.generated_per_s, "trained_per_s": simulation.tokens_per_s}
+        pace = {
+            "tokens_per_s": simulation.generated_per_s,
+            "trained_per_s": simulation.tokens_per_s,
+        }
         return {"step": step, "version": version, "seconds": simulation.seconds, **pace}
     if shown is None:
         return {"step": step, "version": version}

@@ -152,9 +152,9 @@ class RunQuestions:
         prompts: dict[tuple[int, int], str] = {}
         for partition in sorted({row["p"] for row in rows}):
             offsets = [row["o"] for row in rows if row["p"] == partition]
-            for completion in self._run.records.tokens_at(partition, offsets):
-                tokens = completion.tokens[completion.sources == PROMPT][:PROMPT_CHARACTERS].tolist()
-                prompts[partition, completion.offset] = self._run.text.text(tokens)[:PROMPT_CHARACTERS]
+            for answer in self._run.records.tokens_at(partition, offsets):
+                tokens = answer.tokens[answer.sources == PROMPT][:PROMPT_CHARACTERS].tolist()
+                prompts[partition, answer.offset] = self._run.text.text(tokens)[:PROMPT_CHARACTERS]
         shown = ("group", "answers", "tokens", "cut")
         return [
             {**{name: row[name] for name in shown}, "prompt": prompts.get((row["p"], row["o"]))}

@@ -129,7 +129,9 @@ def _by_text(
     if not run.text.is_known:
         raise WrongRequest("this run has no tokenizer.json, so its texts are unknown")
     match = _matcher(run, pattern, mode)
-    text_search = TextSearch(limited(query, LIMIT_MAX, 50), time.monotonic() + TEXT_S, match, source)
+    text_search = TextSearch(
+        limited(query, LIMIT_MAX, 50), time.monotonic() + TEXT_S, match, source
+    )
     start, skipped = _cursor(query)
     for number, window in enumerate(_windows(run)):
         if number < start:
@@ -171,7 +173,11 @@ def _windows(run: ExploredRun) -> Iterator[tuple[int, int]]:
 
 
 def _search_window(
-    run: ExploredRun, chosen: RowFilter, text_search: TextSearch, window: tuple[int, int], skipped: int
+    run: ExploredRun,
+    chosen: RowFilter,
+    text_search: TextSearch,
+    window: tuple[int, int],
+    skipped: int,
 ) -> int:
     """Returns how many rows of the window were searched if some are left, else 0."""
     partition, first = window
@@ -183,7 +189,7 @@ def _search_window(
     if not rows[skipped:]:
         return 0
     low, high = rows[-1]["at"]["offset"], rows[0]["at"]["offset"]
-    tokens = {completion.offset: completion for completion in run.records.tokens(partition, low, high + 1)}
+    tokens = {row.offset: row for row in run.records.tokens(partition, low, high + 1)}
     for at in range(skipped, len(rows), 128):
         if text_search.is_over():
             return at
@@ -220,7 +226,7 @@ def _matcher(
         needle = re.compile(re.escape(pattern), re.IGNORECASE)
 
         def plain(texts: Sequence[str]) -> list[tuple[int, int] | None]:
-            return [None if (m := needle.search(content)) is None else m.span() for content in texts]
+            return [None if (m := needle.search(each)) is None else m.span() for each in texts]
 
         return plain
     # The time of DuckDB's expressions (RE2) is linear in the text.

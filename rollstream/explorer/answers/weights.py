@@ -121,7 +121,7 @@ def _line(version: Version, manifest: Manifest | None) -> dict[str, Any]:
         "anchor": str(manifest.anchor),
         "bytes": manifest.bytes,
         "full_bytes": manifest.full_bytes,
-        "changed": None if delta is None else sum(tensor.changed for tensor in delta.tensors.values()),
+        "changed": None if delta is None else sum(t.changed for t in delta.tensors.values()),
         "files": len(manifest.weights.files) + (0 if delta is None else len(delta.files)),
         "tensors": len(manifest.weights.tensors),
         "created_s": manifest.created_s,
