@@ -118,8 +118,7 @@ class ExploredRun:
 
     @property
     def state_number(self) -> int:
-        """Changes with all that answers about the index depend on: the index and the token scores.
-        """
+        """Changes with the index and the token scores, on which answers about the index depend."""
         try:
             scores = 0 if self.token_scores is None else self.token_scores.stat().st_mtime_ns
         except OSError:

@@ -251,12 +251,17 @@ def _rows_with_texts(run: ExploredRun) -> Iterator[list[dict[str, Any]]]:
             rows = select_rows(
                 run, "FROM t WHERE p = ? AND o >= ? AND o < ? ORDER BY o", [end["p"], start, stop]
             )
-            tokens = {row.offset: row for row in run.records.tokens(end["p"], start, stop)}
+            tokens = {
+                completion.offset: completion
+                for completion in run.records.tokens(end["p"], start, stop)
+            }
             for row in rows:
                 completion = tokens.get(row.pop("at")["offset"])
                 for name, source in (("answer", GENERATED), ("prompt", PROMPT)):
                     tokens_of = (
-                        None if completion is None else completion.tokens[completion.sources == source]
+                        None
+                        if completion is None
+                        else completion.tokens[completion.sources == source]
                     )
                     row[name] = "" if tokens_of is None else run.text.text(tokens_of.tolist())
             yield rows

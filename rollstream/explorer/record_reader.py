@@ -102,9 +102,7 @@ class RecordReader:
         for message in self.records("trajectories", partition, [o for o in offsets if o >= begin]):
             if isinstance(message.record, Trajectory):
                 rows.append(
-                    TokenRow(
-                        message.address.offset, message.record.tokens, message.record.sources
-                    )
+                    TokenRow(message.address.offset, message.record.tokens, message.record.sources)
                 )
         return rows
 
@@ -140,9 +138,7 @@ class RecordReader:
             begin = view.bus.begin(topic)
             reader = view.topic(topic, begin, skip_damaged=True)
             return {
-                message.key: message
-                for message in reader.messages()
-                if message.record is not None
+                message.key: message for message in reader.messages() if message.record is not None
             }
 
     def partitions(self, topic: str) -> int:

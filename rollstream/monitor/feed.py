@@ -24,16 +24,14 @@ from rollstream.streams.topics import ARCHIVED_TOPICS
 
 
 def tail_positions(bus: Bus, topic: str, records_max: int) -> dict[int, int]:
-    """Returns the positions of the last `records_max` records, in equal shares of the partitions.
-    """
+    """Returns the positions of the last `records_max` records, in equal shares by partition."""
     begin, end = bus.begin(topic), bus.end(topic)
     share = max(1, records_max // max(1, len(end)))
     return {p: max(begin[p], last - share) for p, last in end.items()}
 
 
 def positions_since(bus: Bus, topic: str, time_s: float) -> dict[int, int]:
-    """Returns, for each partition, the position of the first record appended at or after `time_s`.
-    """
+    """Returns, by partition, the position of the first record appended at or after `time_s`."""
     begin, end = bus.begin(topic), bus.end(topic)
     # Clocks of writers differ, so append times may be slightly out of order, and a position is as
     # inexact as the clocks.

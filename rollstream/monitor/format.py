@@ -97,8 +97,7 @@ def plain_text(text: str, columns: int = 200) -> str:
 
 
 def wrap_parts(parts: Sequence[str], columns: int) -> list[str]:
-    """Joins parts by ` · ` into lines of at most `columns` characters, if no single part is longer.
-    """
+    """Joins parts by ` · ` into lines of at most `columns` characters, if no part is longer."""
     lines: list[str] = []
     for part in parts:
         if lines and len(lines[-1]) + 3 + len(part) <= columns:

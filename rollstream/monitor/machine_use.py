@@ -12,8 +12,7 @@ SAMPLE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class MachineUse:
-    """The cores that the processes of a run may use, and how many of them are busy with any work.
-    """
+    """The cores that the processes of a run may use, and how many are busy with any work."""
 
     cores: float
     busy_cores: float

@@ -177,8 +177,7 @@ class RunStanding:
 def standing_of(
     state: RunState, steps: int, now_s: float, is_evaluated: bool = True
 ) -> RunStanding:
-    """Returns where the run stands at `now_s`; `is_evaluated`: an evaluation follows the last step.
-    """
+    """Returns where the run stands at `now_s`; `is_evaluated`: an evaluation ends the run."""
     step = state.steps[-1].step if state.steps else 0
     newest_s = max(state.newest_s.values(), default=None)
     # No clock counts but the observer's.

@@ -198,8 +198,7 @@ class RecentSamples:
         return Counter(sample.finish for sample in self._newest(last))
 
     def reasons(self, last: int) -> list[tuple[str, int]]:
-        """Returns the reasons of the dead ones of the `last` trajectories, the most frequent first.
-        """
+        """Returns the reasons of dead ones of the `last` trajectories, the most frequent first."""
         dead = (sample.reason for sample in self._newest(last) if sample.finish == "dead")
         return Counter(dead).most_common()
 

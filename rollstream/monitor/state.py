@@ -118,8 +118,7 @@ class DeadLetters:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveBacklog:
-    """The records of one topic that are not archived yet; `oldest_s` is in seconds since the epoch.
-    """
+    """The records of one topic that are not archived; `oldest_s` is in seconds since the epoch."""
 
     records: int
     oldest_s: float
@@ -264,8 +263,7 @@ class RunState:
             self.moves.append(move)
 
     def apply_prompts(self, line: dict[str, Any]) -> None:
-        """Apply a line of `prompts.jsonl`, which replaces the one before; other lines are ignored.
-        """
+        """Apply a line of `prompts.jsonl`, which replaces the one before; others are ignored."""
         try:
             records = msgspec.convert(line.get("skipped_rows"), tuple[SkippedRecord, ...])
         except msgspec.ValidationError:

@@ -175,9 +175,7 @@ def _tokens(partials: list[LogRecord], orders: list[LogRecord]) -> TokenSequence
             continue
         tokens.append(piece.tokens)
         piece_sources = (
-            piece.sources
-            if len(piece.sources)
-            else np.full(len(piece.tokens), GENERATED, np.uint8)
+            piece.sources if len(piece.sources) else np.full(len(piece.tokens), GENERATED, np.uint8)
         )
         sources.append(piece_sources)
         logprobs.append(piece.logprobs)

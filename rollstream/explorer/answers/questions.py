@@ -196,8 +196,7 @@ def round_seconds(seconds_min: float) -> float:
 
 
 def round_width(length: int, bins: int) -> int:
-    """Returns the smallest of 1, 2, 5, 10, 20, … that divides `length` into at most `bins` parts.
-    """
+    """Returns the smallest of 1, 2, 5, 10, … that divides `length` into at most `bins` parts."""
     scale = 1
     while True:
         for step in (1, 2, 5):

@@ -189,7 +189,9 @@ def _search_window(
     if not rows[skipped:]:
         return 0
     low, high = rows[-1]["at"]["offset"], rows[0]["at"]["offset"]
-    tokens = {row.offset: row for row in run.records.tokens(partition, low, high + 1)}
+    tokens = {
+        token_row.offset: token_row for token_row in run.records.tokens(partition, low, high + 1)
+    }
     for at in range(skipped, len(rows), 128):
         if text_search.is_over():
             return at
@@ -226,7 +228,9 @@ def _matcher(
         needle = re.compile(re.escape(pattern), re.IGNORECASE)
 
         def plain(texts: Sequence[str]) -> list[tuple[int, int] | None]:
-            return [None if (m := needle.search(each)) is None else m.span() for each in texts]
+            return [
+                None if (m := needle.search(content)) is None else m.span() for content in texts
+            ]
 
         return plain
     # The time of DuckDB's expressions (RE2) is linear in the text.
