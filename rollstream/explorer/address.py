@@ -14,14 +14,15 @@ def bind(host: str, port: int | None) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for candidate in (port,) if port is not None else (PORT, 0):
-        found = socket.socket(family, socket.SOCK_STREAM)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        # The port of an explorer that just ended may be bound again at once.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            found.bind((host, candidate))
+            listener.bind((host, candidate))
         except OSError as error:
-            found.close()
+            listener.close()
             if candidate == PORT and port is None:
                 continue
             raise ConfigurationError(f"{host}:{candidate}: {explain_os_error(error)}") from None
-        return found
+        return listener
     raise AssertionError("port 0 is always free")

@@ -1,5 +1,5 @@
-"""Holds the files of the page (`page/`) in memory, each also compressed by gzip, with the types and
-tags under which they are sent. No file outside of that folder can be requested.
+"""Holds the files of the page (`page/`) in memory, each also compressed by gzip. No file outside of
+that folder can be requested.
 """
 
 import gzip
@@ -11,6 +11,7 @@ from pathlib import Path
 PAGE = Path(__file__).parent / "page"
 INDEX = "index.html"
 SOURCE_META = '<meta name="rollstream-source" content="server">'
+# Files with other endings are not part of the page.
 TYPES: Mapping[str, str] = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -22,13 +23,10 @@ TYPES: Mapping[str, str] = {
     ".json": "application/json",
     ".woff2": "font/woff2",
 }
-"""Types by ending; files with other endings are not part of the page."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageAsset:
-    """Holds one file: its type, its bytes, the same compressed, and its tag."""
-
     kind: str
     data: bytes
     compressed: bytes
@@ -37,19 +35,20 @@ class PageAsset:
 
 def load_assets(folder: Path = PAGE) -> dict[str, PageAsset]:
     """Returns the page's files by their paths in the folder, with `/` between the parts."""
-    found: dict[str, PageAsset] = {}
+    assets: dict[str, PageAsset] = {}
     for path in sorted(folder.rglob("*")):
         kind = TYPES.get(path.suffix)
         if kind is None or not path.is_file():
             continue
         data = path.read_bytes()
+        # Without a time in the header the same file always has the same bytes.
         packed = gzip.compress(data, 9, mtime=0)
         tag = f'"{sha256(data).hexdigest()[:32]}"'
-        found[path.relative_to(folder).as_posix()] = PageAsset(kind, data, packed, tag)
-    return found
+        assets[path.relative_to(folder).as_posix()] = PageAsset(kind, data, packed, tag)
+    return assets
 
 
 def sent_bytes(assets: Mapping[str, PageAsset]) -> int:
     """Returns the size of all scripts, styles and the page itself as a browser receives them."""
-    wanted = (".html", ".js", ".mjs", ".css", ".svg")
-    return sum(len(one.compressed) for name, one in assets.items() if name.endswith(wanted))
+    endings = (".html", ".js", ".mjs", ".css", ".svg")
+    return sum(len(asset.compressed) for name, asset in assets.items() if name.endswith(endings))

@@ -1,5 +1,5 @@
-"""Sends the explorer's events to browsers (`EventHub`): a stream of server-sent events per page. A
-run's threads publish; a slow page misses older events, and then reads the present state anyway.
+"""Sends the explorer's events to browsers (`EventHub`): one stream of server-sent events per page.
+A slow page misses older events, and then reads the present state anyway.
 """
 
 import asyncio
@@ -10,7 +10,8 @@ import msgspec
 
 CLIENTS_MAX = 8
 QUEUE_MAX = 64  # events that wait for one page
-COMMENT_S = 15.0  # without an event a comment shows that the stream lives
+# Without an event a comment shows that the stream lives.
+COMMENT_S = 15.0
 RETRY_MS = 2000
 
 
@@ -30,18 +31,17 @@ class EventHub:
         self._loop = loop
 
     def publish(self, event: str, data: Mapping[str, Any]) -> None:
-        """Pass an event to all streams, from any thread; without a page it is dropped."""
+        """Pass an event to all streams; without a page it is dropped."""
         loop = self._loop
         if loop is not None and self._queues and not self._is_closed:
             text = encode_event(event, data)
             loop.call_soon_threadsafe(self._put, text)
 
     def close(self) -> None:
-        """End all streams."""
         self._is_closed = True
 
     async def stream(self, first: list[bytes], watch: Callable[[], None]) -> AsyncIterator[bytes]:
-        """Yields the events of one page, after those in `first`. `watch` is called again and again
+        """Yields the events of one page, after those in `first`. `watch` is called every second
         while the page is connected.
         """
         queue: asyncio.Queue[bytes] = asyncio.Queue(QUEUE_MAX)
@@ -66,11 +66,12 @@ class EventHub:
 
     def _put(self, text: bytes) -> None:
         for queue in self._queues:
+            # The oldest event goes: the page then reads the present state.
             if queue.full():
                 queue.get_nowait()
             queue.put_nowait(text)
 
 
 def encode_event(event: str, data: Mapping[str, Any]) -> bytes:
-    """Returns the bytes of one event; JSON has no line break, so its data is one line."""
+    # JSON has no line break, so the data is one line.
     return f"event: {event}\ndata: {msgspec.json.encode(data).decode()}\n\n".encode()

@@ -1,8 +1,5 @@
 """Opens one run for the explorer (`ExploredRun`): its index, single records, texts, and the state
-that `rollstream top` shows. A thread reads the run once, and follows it while a page watches.
-
-Nothing is written to the run. No error ends the thread: it is in `trouble`, and the next look tries
-again.
+that `rollstream top` shows. A thread follows the run while a page watches; it writes nothing to it.
 """
 
 import json
@@ -38,24 +35,25 @@ from rollstream.storage.log_view import LogView
 
 log = logging.getLogger(__name__)
 
-EVERY_S, PAUSE_MAX_S = 1.0, 10.0  # least and longest pause between two reads of a living run
+# Shortest and longest pause between two reads of a living run.
+EVERY_S, PAUSE_MAX_S = 1.0, 10.0
+# Of one core, for reading and showing a living run, within the longest pause: the machine may be
+# the one that trains.
 CORE_SHARE = 0.015
-"""A living run is read and shown with at most so much of one core, within the longest pause: the
-machine may be the one that trains.
-"""
-LISTED_S = 5.0  # between two listings of an archive without a log; each costs requests of the store
+# Between two listings of an archive without a log; each costs requests of the store.
+LISTED_S = 5.0
 WATCHED_S = 15.0  # a run is followed so long after the last request
 TAIL_RECORDS = 2000  # of the ledger for the state; the index has all of it
 CATCH_UP_S = 2.0
 AGAIN_S = 5.0  # after an error, before the next attempt
 
+# Receives an event's name and its data, in the run's thread.
 Notify = Callable[[str, dict[str, Any]], None]
-"""Receives an event's name and its data; called in the run's thread."""
 
 
 class ExploredRun:
-    """Holds what the explorer reads of one run; `number` is its place in the command line. `clock`
-    returns seconds since the epoch. Use it as a context manager.
+    """Holds what the explorer reads of one run; `number` is its place in the command line, `clock`
+    returns seconds since the epoch. A context manager.
     """
 
     def __init__(
@@ -81,13 +79,12 @@ class ExploredRun:
 
     @property
     def folder_name(self) -> str:
-        """The name of the run's folder, or the URL of its archive."""
         folder = self.location.folder
         return self.location.name if folder is None else folder.name
 
     @cached_property
     def configuration(self) -> Configuration | None:
-        """The run's settings; None if only an archive is known, or if they cannot be read."""
+        """The run's settings; None if only an archive is known or they cannot be read."""
         folder = self.location.folder
         if folder is None or not self.location.has_file(CONFIGURATION):
             return None
@@ -102,28 +99,26 @@ class ExploredRun:
         """Every setting as text by its dotted key, without secrets."""
         if isinstance(self.location, SimulatedLocation):
             return self.location.settings()
-        found = {} if self.configuration is None else flat_settings(self.configuration)
-        return {key: printable_value(key, value, _setting_text) for key, value in found.items()}
+        flat = {} if self.configuration is None else flat_settings(self.configuration)
+        return {key: printable_value(key, value, _setting_text) for key, value in flat.items()}
 
     @property
     def token_scores(self) -> Path | None:
         """The path of the file with the trainer's scores of tokens, which need not exist; None if
-        only the URL of a store is known.
+        only a store is known.
         """
         folder = self.location.folder
         return None if folder is None else self.location.files.path(TOKEN_SCORES_FILE)
 
     @property
     def has_weights(self) -> bool:
-        """Whether the run may have stored weights: False if its store is a folder without any."""
+        """False if the run's store is a folder without weights."""
         scheme, _, rest = self.location.store.partition(":")
         return scheme != "file" or (Path(rest.removeprefix("//")) / "weights").is_dir()
 
     @property
     def state_number(self) -> int:
-        """A number that changes with everything that answers about the index depend on: the index,
-        and the file of token scores.
-        """
+        """Changes with the index and the token scores, on which answers about the index depend."""
         try:
             scores = 0 if self.token_scores is None else self.token_scores.stat().st_mtime_ns
         except OSError:
@@ -132,17 +127,18 @@ class ExploredRun:
 
     @cached_property
     def rule(self) -> TrainingRule | None:
-        """The trainer's rule for which samples are trained; None if settings are missing, or if a
-        part of the rule is code of the user.
+        """The trainer's rule for which samples are trained; None if settings are missing or a part
+        of the rule is code of the user.
         """
         return audit_policy(self.location).rule
 
     @property
     def replayed(self) -> str | None:
-        """The name of the run that this one repeats, if its folder is that of a replay."""
+        """The name of the run that this one repeats, None if it is no replay."""
         try:
             return self.location.run if self.location.is_replay else None
-        except ConfigurationError:  # a link in its place leaves the run: it tells nothing
+        except ConfigurationError:
+            # A link in its place leaves the run and is not followed.
             return None
 
     def watch(self) -> None:
@@ -150,7 +146,7 @@ class ExploredRun:
         self._watched_s = self._clock()
 
     def wait_ready(self, seconds: float) -> bool:
-        """Wait until the state was read once; returns whether it was."""
+        """Returns whether the state was read within `seconds`."""
         return self._ready.wait(seconds)
 
     def close(self) -> None:
@@ -172,12 +168,13 @@ class ExploredRun:
                     self._read(opened.enter_context(open_run_view(self.location)))
             except RollstreamError as error:
                 self._report_trouble(str(error))
-            except Exception as error:  # a record of a kind that no reader expects
+            except Exception as error:
+                # A record may be of a kind that no reader expects.
                 log.warning("%s cannot be read", self.location.name, exc_info=True)
                 self._report_trouble(f"{type(error).__name__}: {error}")
 
     def _report_trouble(self, trouble: str) -> None:
-        """Show why the run was not read to its end; it is read again after `AGAIN_S`."""
+        # No error ends the thread: the next attempt begins after `AGAIN_S`.
         self.trouble = trouble
         log.warning("%s cannot be read: %s", self.location.name, trouble)
         self._ready.set()
@@ -187,10 +184,12 @@ class ExploredRun:
     def _read(self, view: LogView) -> None:
         reader = IndexReader(view, self.index, self._progressed, self._stop.is_set)
         feed, plan, state = self._feed(view)
-        is_first, used_s = True, time.process_time()  # of all threads: of requests, of DuckDB too
+        # Of all threads: requests and DuckDB count too.
+        is_first, used_s = True, time.process_time()
         while not self._stop.is_set():
             if is_first or self._clock() - self._watched_s < WATCHED_S:
-                if view.bus is not None:  # an archive has no heartbeats
+                # An archive has no heartbeats.
+                if view.bus is not None:
                     self._observe(feed, plan, state)
                 self._ready.set()
                 changed = reader.refresh()
@@ -252,8 +251,8 @@ class ExploredRun:
 
 
 def pause_s(used_s: float, least_s: float = EVERY_S) -> float:
-    """Returns the seconds to wait before the next read, at least `least_s`, if the process has used
-    `used_s` seconds of processor time since it began the last pause.
+    """Returns the seconds to wait before the next read, if the process used `used_s` seconds of
+    processor time since the last pause began.
     """
     return min(PAUSE_MAX_S, max(least_s, used_s / CORE_SHARE))
 

@@ -1,8 +1,8 @@
-"""Writes a run, or several, as static files that any file host serves (`export`): the page, every
-answer that its views ask for, and one row per trajectory for searches in the browser.
+"""Writes runs as static files that any file host serves (`export`): the page, every answer that its
+views ask for, and one row per trajectory for searches in the browser.
 
-An answer is a row of `responses.parquet`, found by its canonical URL: rows are sorted, and small
-row groups state their first and last key, so a browser reads one of them by a range request.
+An answer is a row of `responses.parquet`, found by its canonical URL: rows are sorted and row
+groups small, so a browser reads one of them by a range request.
 """
 
 import json
@@ -35,15 +35,17 @@ FORMAT = 1
 ROW_GROUP, TABLE_GROUP = 128, 2048
 READY_S = 3600.0  # to read the whole run
 AUDIT_S = 3600.0
+# An export has one answer of some kilobytes per trajectory.
 TRAJECTORIES_MAX = 200_000
-"""More than this are refused: an export has one answer of some kilobytes per trajectory."""
-TEXT_ROWS = 1024  # offsets whose tokens are read together
+# Offsets whose tokens are read together.
+TEXT_ROWS = 1024
 
 SAFE = "-_.!~*'()"  # as in JavaScript's encodeURIComponent
 
 Tell = Callable[[str], None]
 _NUMBERS = ("index", "rollout_term", "tokens", "version", "version_last", "trainer_version", "lag",
             "lag_consumed", "step", "wave", "moves", "guessed", "accepted", "attempt")  # fmt: skip
+# The table of trajectories: the fields of a ROW, and the texts of prompt and answer.
 ROW_SCHEMA = pa.schema(
     [("trajectory", pa.string()), ("group", pa.int64())]
     + [(name, pa.string()) for name in ("task", "rollout", "finish", "reason")]
@@ -51,13 +53,10 @@ ROW_SCHEMA = pa.schema(
     + [(name, pa.int32()) for name in _NUMBERS]
     + [("answer", pa.string()), ("prompt", pa.string())]
 )
-"""The columns of the table of trajectories."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportKey:
-    """Names one answer: its route and its parameters."""
-
     path: str
     given: tuple[tuple[str, str], ...] = ()
 
@@ -91,7 +90,6 @@ def export(locations: Sequence[RunLocation], folder: Path, tell: Tell) -> Path:
 
 
 def _prepare(folder: Path) -> Path:
-    """Copy the page into the folder; returns the folder for data in it."""
     data = folder / "data"
     if folder.exists() and any(folder.iterdir()) and not (data / "static.json").is_file():
         raise ConfigurationError(f"{folder} is not empty and holds no export: choose a new folder")
@@ -113,7 +111,6 @@ def _prepare(folder: Path) -> Path:
 
 
 def _wait(run: ExploredRun) -> None:
-    """Wait until the index has the whole run."""
     until_s = time.monotonic() + READY_S
     while not run.index.progress.complete:
         if run.trouble:
@@ -131,9 +128,7 @@ def _wait(run: ExploredRun) -> None:
 
 
 def _write_answers(explorer: Explorer, path: Path) -> int:
-    """Write all answers, sorted by key; returns their number. Keys are sorted first, and answers
-    are computed one row group at a time, so memory holds one row group.
-    """
+    # Answers are computed one row group at a time, so memory holds one row group.
     keys = sorted(set(_keys(explorer)), key=lambda key: key.name.encode())
     schema = pa.schema([("key", pa.string()), ("body", pa.string())])
     count = 0
@@ -153,28 +148,25 @@ def _write_answers(explorer: Explorer, path: Path) -> int:
 
 
 def _body(explorer: Explorer, key: ExportKey) -> str:
-    """Returns the JSON of an answer; "" for one that the run does not have, or that an odd record
-    makes impossible.
-    """
     try:
         return explorer.answer(key.path, dict(key.given)).decode()
     except (ObjectMissing, WrongRequest, AnswerFailed):
+        # The run lacks it, or an odd record makes it impossible.
         return ""
 
 
 def _keys(explorer: Explorer) -> Iterator[ExportKey]:
-    """Yields all routes that the page asks for."""
     yield ExportKey("runs")
     for run in explorer.runs:
         explorer.wait_for_verdict(run, AUDIT_S)
         yield from _keys_of(explorer, run)
     if len(explorer.runs) > 1:
-        named = ",".join(run.number for run in explorer.runs)
+        numbers = ",".join(run.number for run in explorer.runs)
         first = explorer.runs[0].index
         steps = first.columns("SELECT DISTINCT step FROM done ORDER BY step")["step"]
-        for given in ((), (("runs", named),)):
-            yield ExportKey("compare", given)
-            yield from (ExportKey(f"compare/steps/{step}", given) for step in steps)
+        for parameters in ((), (("runs", numbers),)):
+            yield ExportKey("compare", parameters)
+            yield from (ExportKey(f"compare/steps/{step}", parameters) for step in steps)
 
 
 def _keys_of(explorer: Explorer, run: ExploredRun) -> Iterator[ExportKey]:
@@ -202,45 +194,42 @@ def _keys_of(explorer: Explorer, run: ExploredRun) -> Iterator[ExportKey]:
 
 
 def _pages(explorer: Explorer, path: str) -> Iterator[ExportKey]:
-    """Yields the pages of a list, each with the cursor that the page before names."""
-    given: tuple[tuple[str, str], ...] = ()
+    parameters: tuple[tuple[str, str], ...] = ()
     while True:
-        key = ExportKey(path, given)
+        key = ExportKey(path, parameters)
         yield key
-        after = msgspec.json.decode(explorer.answer(path, dict(given)))["next"]
+        after = msgspec.json.decode(explorer.answer(path, dict(parameters)))["next"]
         if after is None:
             return
-        given = (("cursor", str(after)),)
+        parameters = (("cursor", str(after)),)
 
 
 def _offenders(explorer: Explorer, base: str) -> Iterator[ExportKey]:
-    found = msgspec.json.decode(explorer.answer(f"{base}/audit", {}))
-    for invariant in found.get("invariants", ()):
-        for one in invariant["offenders"]:
-            if "offset" in one:
-                place = f"{one['topic']}/{one['partition']}/{one['offset']}"
+    verdict = msgspec.json.decode(explorer.answer(f"{base}/audit", {}))
+    for invariant in verdict.get("invariants", ()):
+        for offender in invariant["offenders"]:
+            if "offset" in offender:
+                place = f"{offender['topic']}/{offender['partition']}/{offender['offset']}"
                 yield ExportKey(f"{base}/records/{place}")
 
 
 def _tiles(run: ExploredRun, base: str) -> Iterator[ExportKey]:
-    """Yields the tiles of time from the level that shows the whole span in two down to the first at
-    which every tile has its trajectories one by one.
-    """
     span = span_of(run)
     if span is None:
         return
+    # From the level that shows the whole span in two tiles down to the first at which every tile
+    # has its trajectories one by one.
     z = max(lanes.LEVEL_MIN, math.ceil(math.log2(max(span[1] - span[0], 0.1))))
-    wanted: set[int] = {math.floor(span[0] / 2.0**z), math.floor(span[1] / 2.0**z)}
-    while wanted and z >= lanes.LEVEL_MIN:
-        for tile in sorted(wanted):
+    tiles: set[int] = {math.floor(span[0] / 2.0**z), math.floor(span[1] / 2.0**z)}
+    while tiles and z >= lanes.LEVEL_MIN:
+        for tile in sorted(tiles):
             yield ExportKey(f"{base}/lanes", (("i", str(tile)), ("z", str(z))))
-        crowded = [tile for tile in wanted if lanes.is_crowded(run, z, tile)]
+        crowded = [tile for tile in tiles if lanes.is_crowded(run, z, tile)]
         z -= 1
-        wanted = {child for tile in crowded for child in (2 * tile, 2 * tile + 1)}
+        tiles = {child for tile in crowded for child in (2 * tile, 2 * tile + 1)}
 
 
 def _write_trajectories(run: ExploredRun, path: Path) -> None:
-    """Write one row per trajectory: the fields of a ROW, and the texts of prompt and answer."""
     writer: pq.ParquetWriter | None = None
     try:
         for rows in _rows_with_texts(run):
@@ -262,10 +251,17 @@ def _rows_with_texts(run: ExploredRun) -> Iterator[list[dict[str, Any]]]:
             rows = select_rows(
                 run, "FROM t WHERE p = ? AND o >= ? AND o < ? ORDER BY o", [end["p"], start, stop]
             )
-            tokens = {one.offset: one for one in run.records.tokens(end["p"], start, stop)}
+            tokens = {
+                completion.offset: completion
+                for completion in run.records.tokens(end["p"], start, stop)
+            }
             for row in rows:
-                one = tokens.get(row.pop("at")["offset"])
+                completion = tokens.get(row.pop("at")["offset"])
                 for name, source in (("answer", GENERATED), ("prompt", PROMPT)):
-                    tokens_of = None if one is None else one.tokens[one.sources == source]
+                    tokens_of = (
+                        None
+                        if completion is None
+                        else completion.tokens[completion.sources == source]
+                    )
                     row[name] = "" if tokens_of is None else run.text.text(tokens_of.tolist())
             yield rows

@@ -1,8 +1,5 @@
-"""Holds the light columns of a run's trajectories, groups, takes and steps in a DuckDB file of its
-own (`RunIndex`), so that no view reads the run again. `ingest.py` fills it from the run's reader.
-
-The file is temporary; DuckDB's memory is bounded by `MEMORY`, whatever the size of the run. One
-thread writes (`insert` and `execute`), any thread reads (`rows`); a reader sees whole batches only.
+"""Holds the light columns of a run in a temporary DuckDB file (`RunIndex`), so that no view reads
+the run again; `ingest.py` fills it. DuckDB's memory is bounded by `MEMORY` for a run of any size.
 """
 
 import threading
@@ -16,7 +13,8 @@ import pyarrow as pa
 from rollstream.analysis.output import json_value
 from rollstream.temporary_folder import TemporaryFolder
 
-MEMORY = "96MB"  # of DuckDB, in which it keeps pages and hash tables; the rest is on disk
+# DuckDB's pages and hash tables; the rest is on disk.
+MEMORY = "96MB"
 THREADS = 2
 Kept = TypeVar("Kept")
 SPILL = "8GB"
@@ -57,23 +55,23 @@ CREATE TABLE served (
 );
 CREATE TABLE opened (time_s DOUBLE, role VARCHAR, term INTEGER, topic VARCHAR, p INTEGER);
 """
+# The newest record of each step: a crash repeats a step.
 STEPS = """
 CREATE VIEW steps AS SELECT * FROM done
 QUALIFY row_number() OVER (PARTITION BY step ORDER BY term DESC, o DESC) = 1
 """
-"""The newest record of each step: a crash repeats a step."""
+# As in the view `groups` of `rollstream query`.
 ENDED = """
 CREATE VIEW ended AS SELECT * FROM ends
 QUALIFY row_number() OVER (
     PARTITION BY "group" ORDER BY starts_with(detail, 'poisoned: ') DESC, o) = 1
 """
-"""The end of each group, as in the view `groups` of `rollstream query`."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexProgress:
-    """States how many of a run's `total` completions were read, and whether the index has once had
-    all that the run held when the reading began.
+    """How many of a run's `total` completions were read, and whether the index has once been
+    complete.
     """
 
     trajectories: int = 0
@@ -81,15 +79,14 @@ class IndexProgress:
     complete: bool = False
 
     def line(self) -> dict[str, Any]:
-        """Returns the progress as a JSON object."""
         total = max(self.total, self.trajectories)
         return {"trajectories": self.trajectories, "total": total, "complete": self.complete}
 
 
 class RunIndex:
-    """Holds the index of one run; close it to delete its file. Rows of `t` are first completions in
-    the partition of their group (invariant 2), without void and unreadable ones; `p` and `o` are a
-    record's partition and offset.
+    """One thread writes (`insert`, `execute`), any thread reads; a reader sees whole batches only.
+    Rows of `t` are first completions in the partition of their group (invariant 2), without void
+    and unreadable ones; `p` and `o` are a record's partition and offset.
     """
 
     def __init__(self) -> None:
@@ -120,41 +117,36 @@ class RunIndex:
             self._connection.execute(statement)
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        """Returns the rows of a query as JSON objects by column; NaN is None."""
+        """Returns the rows of a query by column name; NaN is None."""
         cursor = self.cursor().execute(sql, list(parameters))
         names = [column[0] for column in cursor.description or ()]
         return [dict(zip(names, map(json_value, row), strict=True)) for row in cursor.fetchall()]
 
     def columns(self, sql: str, parameters: Sequence[Any] = ()) -> dict[str, list[Any]]:
-        """Returns the rows of a query as one list per column."""
         cursor = self.cursor().execute(sql, list(parameters))
         names = [column[0] for column in cursor.description or ()]
         rows = cursor.fetchall()
         return {name: [json_value(row[at]) for row in rows] for at, name in enumerate(names)}
 
     def row(self, sql: str, parameters: Sequence[Any] = ()) -> dict[str, Any] | None:
-        """Returns the first row of a query; None if it has none."""
         return next(iter(self.rows(sql, parameters)), None)
 
     def value(self, sql: str, parameters: Sequence[Any] = ()) -> Any:
-        """Returns the first value of the first row; None if there is none."""
-        found = self.cursor().execute(sql, list(parameters)).fetchall()
-        return found[0][0] if found else None
+        rows = self.cursor().execute(sql, list(parameters)).fetchall()
+        return rows[0][0] if rows else None
 
     def unchanged(self, name: str, compute: Callable[[], Kept]) -> Kept:
         """Returns `compute()`, or its last result under this name if the index has not changed."""
         changes = self.changes
-        found = self._memo.get(name)
-        if found is None or found[0] != changes:
-            found = self._memo[name] = (changes, compute())
-        return found[1]
+        memo = self._memo.get(name)
+        if memo is None or memo[0] != changes:
+            memo = self._memo[name] = (changes, compute())
+        return memo[1]
 
     def insert(
         self, sql: str, table: pa.Table, parameters: Mapping[str, Any] | None = None
     ) -> None:
-        """Run a statement that reads the Arrow table under the name `batch`. Only the thread that
-        ingests calls it.
-        """
+        """Run a statement that reads the Arrow table under the name `batch`."""
         cursor = self.cursor()
         cursor.register("batch", table)
         try:
@@ -164,12 +156,12 @@ class RunIndex:
         self.changes += 1
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> None:
-        """Run a statement that changes the index. Only the thread that ingests calls it."""
+        """Run a statement that changes the index."""
         self.cursor().execute(sql, list(parameters)).fetchall()
         self.changes += 1
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
-        """Returns this thread's own cursor."""
+        # A DuckDB connection serves one thread at a time.
         if not hasattr(self._cursors, "own"):
             self._cursors.own = self._connection.cursor()
         return self._cursors.own

@@ -1,9 +1,5 @@
-"""Fills a `RunIndex` from the run's reader (`IndexReader`): once from the first record on, archive
-and log as one, and then, at each call of `refresh`, from where the last call ended.
-
-The ledger is read up to an end that was fixed before those of the other topics, so a member of a
-take is either in the index or arrives in the same call. A step is written to its members' rows in
-both orders of arrival. Only light columns of archived files are read, never tokens.
+"""Fills a `RunIndex` from the run's reader (`IndexReader`), archive and log as one, and continues
+at each call of `refresh`. Only light columns of archived files are read, never tokens.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +27,7 @@ ENVELOPE = (
     "void",
     "reason",
 )
+# In the order in which topics are read.
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "admissions": ("group", "wave", "trajectories", "deadline_s", "prompt", "role"),
     "ledger": (
@@ -48,9 +45,8 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
         "rollout", "rollout_term", "version", "checked", "tensors", "seconds", "time_s",
     ),
 }  # fmt: skip
-"""The columns of each topic that the index needs, in the order in which topics are read."""
+# Rows are collected for one statement until there are so many, or until they take so much.
 ROWS_MIN, BYTES_MIN = 32_768, 8 << 20
-"""Rows are collected for one statement until there are so many, or until they take so much."""
 
 _VALID = "NOT void AND reason IS NULL AND schema = "
 _SECONDS = "epoch_ms(timestamp) / 1000"
@@ -132,6 +128,7 @@ INSERT INTO done BY NAME SELECT step, term, time_s, version.number AS version,
 FROM batch WHERE {_VALID}'step_done/1'
 """,
 )
+# A superseded take trained nothing (invariant 12): its members and groups are open again.
 _SUPERSEDED = (
     """
 UPDATE t SET step = NULL FROM members m JOIN superseded s USING (step, update, micro_batch)
@@ -148,7 +145,6 @@ DELETE FROM ends WHERE ended = 'trained' AND NOT EXISTS (
         AND s.micro_batch = k.micro_batch))
 """,
 )
-"""A superseded take trained nothing (invariant 12): its members and groups are open again."""
 _SERVED = f"""
 INSERT INTO served BY NAME SELECT time_s, rollout, rollout_term, version.number AS version,
     version.term AS version_term, seconds, checked, tensors
@@ -162,9 +158,9 @@ FROM batch WHERE {_VALID}'opened/1'
 
 
 class IndexReader:
-    """Reads a run into its index, from one thread; `view` is that thread's own reader. Damaged
-    archived files are left out, and their rows are in `holes`. `report` is called with the
-    progress after each batch, `stopped` before each, so that a long read can be ended.
+    """For one thread; `view` is that thread's own reader. Damaged archived files are left out, and
+    their rows are in `holes`. `report` receives the progress after each batch; `stopped` is asked
+    before each, so that a long read can be ended.
     """
 
     def __init__(
@@ -180,12 +176,14 @@ class IndexReader:
         self.holes: list[str] = []
 
     def refresh(self) -> bool:
-        """Read new records; returns whether the index changed. Without a log the archive is listed
-        again, and what was archived since the last listing is new.
+        """Read new records; returns whether the index changed. Without a log, what was archived
+        since the last listing is new.
         """
         before = self._index.changes
         if self._view.bus is None:
             self._list_archive()
+        # The ledger's end is fixed before those of the other topics, so a member of a take is
+        # either in the index or arrives in this call.
         ends = {topic: self._end(topic) for topic in ("ledger", *COLUMNS)}
         total = sum((ends["trajectories"] or self._archived()).values())
         self._progress(total=total)
@@ -194,7 +192,8 @@ class IndexReader:
                 if self._stopped():
                     return False
                 self._insert(topic, batch)
-                if batch.nbytes >= BYTES_MIN // 2:  # else freed memory adds up over the first read
+                # Else freed memory adds up over the first read.
+                if batch.nbytes >= BYTES_MIN // 2:
                     release_memory()
         self._progress(total=total, complete=True)
         changed = self._index.changes != before
@@ -203,9 +202,7 @@ class IndexReader:
         return changed
 
     def _list_archive(self) -> None:
-        """List the archive, and continue each topic whose files changed behind what was read. The
-        ledger is listed first: the members of its takes are then in the later listings.
-        """
+        # The ledger is listed first: the members of its takes are then in the later listings.
         for topic in ("ledger", *COLUMNS):
             before = self._listed.get(topic)
             files = self._view.archived(topic, again=before is not None)
@@ -216,13 +213,12 @@ class IndexReader:
                 self._topics[topic] = self._opened(topic, start)
 
     def _opened(self, topic: str, start: Mapping[int, int | Position] | None = None) -> TopicView:
-        wanted = (*ENVELOPE, *COLUMNS[topic])
-        found = self._view.topic(topic, start, columns=wanted, skip_damaged=True)
-        found.on_hole = lambda hole: self.holes.append(str(hole))
-        return found
+        names = (*ENVELOPE, *COLUMNS[topic])
+        reader = self._view.topic(topic, start, columns=names, skip_damaged=True)
+        reader.on_hole = lambda hole: self.holes.append(str(hole))
+        return reader
 
     def _end(self, topic: str) -> Mapping[int, int] | None:
-        """Returns the topic's present end in the log; None without a log or topic."""
         if self._view.bus is None or not self._view.has(topic):
             return None
         return self._view.end(topic)
@@ -231,7 +227,6 @@ class IndexReader:
         return self._view.end("trajectories") if self._view.has("trajectories") else {}
 
     def _batches(self, topic: str, ends: Mapping[int, int] | None) -> Iterator[pa.Table]:
-        """Yields the topic's new rows in tables of about `ROWS_MIN` rows or `BYTES_MIN`."""
         if topic not in self._topics:
             if not self._view.has(topic):
                 return
@@ -247,8 +242,8 @@ class IndexReader:
             yield _joined(collected)
 
     def _insert(self, topic: str, batch: pa.Table) -> None:
-        """Insert one batch. Ranges of groups and offsets let DuckDB skip what it cannot concern."""
         index = self._index
+        # Ranges of groups and offsets let DuckDB skip what cannot concern the batch.
         groups = _range(batch, "group", "g") if topic != "applied" else None
         if topic == "ledger":
             self._insert_ledger(batch)
@@ -273,6 +268,7 @@ class IndexReader:
 
     def _insert_ledger(self, batch: pa.Table) -> None:
         index = self._index
+        # A step is written to its members' rows in both orders of arrival.
         for statement in _LEDGER:
             if "$o_min" in statement:
                 if index.value("SELECT count(*) FROM t"):
@@ -284,9 +280,7 @@ class IndexReader:
                 index.execute(statement)
 
     def _well_placed(self, batch: pa.Table) -> pa.Table:
-        """Returns the rows that are in the partition of their group: trainer, dispatch and audit
-        ignore others.
-        """
+        # Trainer, dispatch and audit ignore rows outside the partition of their group.
         partitions = self._view.key_partitions("trajectories")
         if not partitions:
             return batch
@@ -299,9 +293,9 @@ class IndexReader:
         }
         if not wrong:
             return batch
-        kept = [pair not in wrong for pair in zip(groups, places, strict=True)]
+        mask = [pair not in wrong for pair in zip(groups, places, strict=True)]
         rows: Any = batch
-        return rows.filter(pa.array(kept))
+        return rows.filter(pa.array(mask))
 
     def _progress(self, **changed: Any) -> None:
         progress = self._index.progress
@@ -312,21 +306,19 @@ class IndexReader:
 
 
 def _light(table: pa.Table, topic: str) -> pa.Table:
-    """Returns the columns that the index needs, with nulls for those that files of an older release
-    lack.
-    """
-    wanted: list[Any] = [
+    fields: list[Any] = [
         field.with_nullable(True)
         for field in cast("Any", arrow_schema(topic))
         if field.name in (*ENVELOPE, *COLUMNS[topic])
     ]
+    # Files of an older release lack some columns.
     columns = [
         table.column(field.name)
         if field.name in table.schema.names
         else cast("Any", pa).nulls(len(table), field.type)
-        for field in wanted
+        for field in fields
     ]
-    return with_known_times(pa.Table.from_arrays(columns, schema=pa.schema(wanted)))
+    return with_known_times(pa.Table.from_arrays(columns, schema=pa.schema(fields)))
 
 
 def _joined(tables: list[pa.Table]) -> pa.Table:
@@ -334,9 +326,6 @@ def _joined(tables: list[pa.Table]) -> pa.Table:
 
 
 def _range(batch: pa.Table, column: str, letter: str) -> dict[str, int] | None:
-    """Returns the least and the largest value of a column as `LETTER_min` and `LETTER_max`, in this
-    order; None if it has none.
-    """
     import pyarrow.compute as pc
 
     ends: Mapping[str, Any] = pc.min_max(batch.column(column)).as_py()
@@ -346,12 +335,12 @@ def _range(batch: pa.Table, column: str, letter: str) -> dict[str, int] | None:
 
 
 def _member_bounds(batch: pa.Table) -> dict[str, Any]:
-    """Returns the range of offsets of all members of takes in the batch."""
     import pyarrow.compute as pc
 
     members = batch.column("members").combine_chunks()
     offsets = members.flatten().field("at").field("offset") if len(members) else members
     ends = pc.min_max(offsets).as_py() if len(offsets) else {"min": None}
     if ends["min"] is None:
+        # No offset is in this range.
         return {"o_min": 0, "o_max": -1}
     return {"o_min": ends["min"], "o_max": ends["max"]}

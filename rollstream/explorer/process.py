@@ -1,6 +1,4 @@
-"""Runs `rollstream explore` beside a run (`ExplorerProcess`), for `rollstream run --explore`.
-
-The explorer only watches: its end, and a failure to start it, change nothing of the run. Its
+"""Runs `rollstream explore` beside a run (`ExplorerProcess`), for `rollstream run --explore`. Its
 default priority is below that of all roles, so it takes only time that they leave.
 """
 
@@ -25,6 +23,7 @@ class ExplorerProcess:
         self._child: ChildProcess | None = None
 
     def __enter__(self) -> "ExplorerProcess":
+        # The explorer only watches: a failure to start it changes nothing of the run.
         with suppress(ConfigurationError, OSError):
             bound = bind("127.0.0.1", None)
             port = bound.getsockname()[1]

@@ -1,6 +1,5 @@
-"""Reads single records of a run by their places, from log or archive, from any thread
-(`RecordReader`). A place in the archive is found by DuckDB, which reads only the row group that
-holds it; a place in the log is read by the run's `LogView`.
+"""Reads single records of a run by their places, from any thread (`RecordReader`): from the archive
+by DuckDB, which reads only the row group that holds the place, or from the log.
 """
 
 import threading
@@ -30,16 +29,14 @@ SCANNED_MAX = 200_000  # messages of one scan by time
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
-    """Holds the tokens of one completion at an offset."""
-
     offset: int
     tokens: NDArray[np.uint32]
     sources: NDArray[np.uint8]
 
 
 class RecordReader:
-    """Reads records of one run; one thread at a time, others wait. `warn` receives messages for the
-    user, for instance that archived files are fetched.
+    """Serves one thread at a time, others wait. `notes` are messages for the user, for instance
+    that archived files are fetched.
     """
 
     def __init__(self, location: RunLocation, index: RunIndex) -> None:
@@ -61,17 +58,16 @@ class RecordReader:
         with self._lock:
             view = self._reader()
             begin = self._begin(view, topic, partition)
-            found: list[LogRecord] = []
+            messages: list[LogRecord] = []
             old = sorted(o for o in offsets if o < begin)
             if old:
-                found += self._archived(topic, partition, old)
+                messages += self._archived(topic, partition, old)
             for offset in sorted(o for o in offsets if o >= begin):
                 reader = view.topic(topic, {partition: offset}, skip_damaged=True)
-                found += reader.messages({partition: offset + 1})
-            return found
+                messages += reader.messages({partition: offset + 1})
+            return messages
 
     def tokens(self, partition: int, start: int, end: int) -> Iterator[TokenRow]:
-        """Yields the tokens of the completions at the offsets `[start, end)` of a partition."""
         with self._lock:
             view = self._reader()
             begin = self._begin(view, "trajectories", partition)
@@ -83,14 +79,14 @@ class RecordReader:
                     rows += _token_rows(batch)
             if end > begin:
                 reader = view.topic("trajectories", {partition: max(start, begin)})
-                for one in reader.messages({partition: end}):
-                    if isinstance(one.record, Trajectory):
-                        place = one.address.offset
-                        rows.append(TokenRow(place, one.record.tokens, one.record.sources))
+                for message in reader.messages({partition: end}):
+                    if isinstance(message.record, Trajectory):
+                        place = message.address.offset
+                        rows.append(TokenRow(place, message.record.tokens, message.record.sources))
+        # The consumer may be slow: it runs without the lock.
         yield from rows
 
     def tokens_at(self, partition: int, offsets: Sequence[int]) -> list[TokenRow]:
-        """Returns the tokens of the completions at these offsets of a partition."""
         if not offsets:
             return []
         with self._lock:
@@ -103,16 +99,18 @@ class RecordReader:
                 span, columns = (old[0], old[-1] + 1), '"offset", tokens, sources'
                 for batch in self._select("trajectories", partition, span, where, columns):
                     rows += _token_rows(batch)
-        for one in self.records("trajectories", partition, [o for o in offsets if o >= begin]):
-            if isinstance(one.record, Trajectory):
-                rows.append(TokenRow(one.address.offset, one.record.tokens, one.record.sources))
+        for message in self.records("trajectories", partition, [o for o in offsets if o >= begin]):
+            if isinstance(message.record, Trajectory):
+                rows.append(
+                    TokenRow(message.address.offset, message.record.tokens, message.record.sources)
+                )
         return rows
 
     def scan(
         self, topic: str, since_s: float, until_s: float, partition: int | None = None
     ) -> tuple[list[LogRecord], bool]:
-        """Returns the messages of a topic that were appended between two times, of one partition or
-        of all, and whether all of them are still in the log. Without a log it returns none.
+        """Returns the messages that were appended between two times, of one partition or of all,
+        and whether all of them are still in the log. Without a log it returns none.
         """
         with self._lock:
             view = self._reader()
@@ -121,15 +119,15 @@ class RecordReader:
             start = positions_since(view.bus, topic, since_s)
             until = positions_since(view.bus, topic, until_s)
             begin, end = view.bus.begin(topic), view.bus.end(topic)
-            wanted = [p for p in start if partition in (None, p)]
-            whole = all(start[p] > begin[p] or begin[p] == 0 for p in wanted)
-            found: list[LogRecord] = []
-            for p in wanted:
+            partitions = [p for p in start if partition in (None, p)]
+            is_complete = all(start[p] > begin[p] or begin[p] == 0 for p in partitions)
+            messages: list[LogRecord] = []
+            for p in partitions:
                 stop = min(until.get(p, end[p]), start[p] + SCANNED_MAX)
                 if start[p] < stop:
                     reader = view.topic(topic, {p: start[p]}, skip_damaged=True)
-                    found += reader.messages({p: stop})
-            return found, whole
+                    messages += reader.messages({p: stop})
+            return messages, is_complete
 
     def newest(self, topic: str) -> dict[str, LogRecord]:
         """Returns the newest record of each key of a compacted topic; {} without a log."""
@@ -139,7 +137,9 @@ class RecordReader:
                 return {}
             begin = view.bus.begin(topic)
             reader = view.topic(topic, begin, skip_damaged=True)
-            return {one.key: one for one in reader.messages() if one.record is not None}
+            return {
+                message.key: message for message in reader.messages() if message.record is not None
+            }
 
     def partitions(self, topic: str) -> int:
         """Returns over how many partitions the run spreads the topic; 0 if unknown."""
@@ -157,8 +157,8 @@ class RecordReader:
         return self._view
 
     def _begin(self, view: LogView, topic: str, partition: int) -> int:
-        """Returns the log's first offset of a partition; without a log one above all offsets."""
         if view.bus is None or not view.has(topic):
+            # Without a log every offset is below it, so all are read from the archive.
             return 1 << 62
         return view.bus.begin(topic).get(partition, 1 << 62)
 
@@ -167,37 +167,35 @@ class RecordReader:
             return []
         listed = ", ".join(map(str, offsets))
         where = f'"offset" IN ({listed})'
-        found: list[LogRecord] = []
+        messages: list[LogRecord] = []
         span = (offsets[0], offsets[-1] + 1)
         try:
             batches = self._select(topic, partition, span, where, "*")
-        except duckdb.ConversionException:  # a time that DuckDB does not have, perhaps of another
+        except duckdb.ConversionException:
+            # DuckDB lacks a time of one of these rows, perhaps of another.
             for offset in offsets:
                 reader = self._reader().topic(topic, {partition: offset}, skip_damaged=True)
-                found += reader.messages({partition: offset + 1})
-            return found
+                messages += reader.messages({partition: offset + 1})
+            return messages
         for batch in batches:
             for row in range(batch.num_rows):
-                found += ArchivedRows(topic, partition, batch.slice(row, 1), "").records()
-        return sorted(found, key=lambda one: one.address.offset)
+                messages += ArchivedRows(topic, partition, batch.slice(row, 1), "").records()
+        return sorted(messages, key=lambda message: message.address.offset)
 
     def _select(
         self, topic: str, partition: int, span: tuple[int, int], where: str, columns: str
     ) -> list[pa.RecordBatch]:
-        """Returns the rows of archived files that meet `where`; `span` holds their offsets. If the
-        files were merged with others meanwhile, they are listed again once.
-        """
         for attempt in range(2):
             try:
-                files = self._held(topic, again=attempt > 0)
-                wanted = [
+                files = self._held(topic, is_retry=attempt > 0)
+                literals = [
                     sql_literal(file.path)
                     for file in files
                     if file.partition == partition and file.first < span[1] and file.last >= span[0]
                 ]
-                if not wanted:
+                if not literals:
                     continue
-                paths = ", ".join(wanted)
+                paths = ", ".join(literals)
                 sql = (
                     f"SELECT {columns} FROM read_parquet([{paths}], union_by_name = true, "
                     f'hive_partitioning = false) WHERE {where} ORDER BY "offset"'
@@ -205,12 +203,13 @@ class RecordReader:
                 relation: Any = self._index.cursor().sql(sql)
                 return _in_archive_columns(relation.to_arrow_table(), topic)
             except duckdb.IOException:
+                # The files were merged with others meanwhile: they are listed again once.
                 if attempt:
                     raise
         return []
 
-    def _held(self, topic: str, again: bool) -> Sequence[ReadableFile]:
-        if again or topic not in self._files:
+    def _held(self, topic: str, is_retry: bool) -> Sequence[ReadableFile]:
+        if is_retry or topic not in self._files:
             cursor = self._index.cursor()
             files = ArchivedFiles(self._location, cursor, False, self.notes.append)
             try:
@@ -222,11 +221,10 @@ class RecordReader:
 
 
 def _in_archive_columns(table: pa.Table, topic: str) -> list[pa.RecordBatch]:
-    """Returns a query's rows with the types that the archive has for their columns."""
     from rollstream.storage.archive.schema import arrow_schema
 
-    known: Mapping[str, Any] = {field.name: field for field in arrow_schema(topic)}
-    schema = pa.schema([known[name] for name in table.schema.names if name in known])
+    fields: Mapping[str, Any] = {field.name: field for field in arrow_schema(topic)}
+    schema = pa.schema([fields[name] for name in table.schema.names if name in fields])
     return table.select(schema.names).cast(schema).combine_chunks().to_batches()
 
 

@@ -1,8 +1,5 @@
 """Maps the paths below `/api/` to answers (`Explorer.answer`), without HTTP: the server and the
 static export call the same function. docs/reference/explorer-api.md describes each route.
-
-Answers about an index that has not changed are kept, up to `KEPT_BYTES`, so pages that ask again
-cost a look-up.
 """
 
 import logging
@@ -30,12 +27,13 @@ from rollstream.explorer.sql import FreeSql
 from rollstream.streams.release import RELEASE
 
 KEPT_BYTES = 16 << 20
+# First words of routes whose answers depend on the index and the token scores alone: they stay
+# until the index changes, up to `KEPT_BYTES`.
 KEPT = frozenset({"steps", "groups", "map", "lanes", "trajectories", "compare"})
-"""First words of routes whose answers depend on the index and the token scores alone."""
 
 log = logging.getLogger(__name__)
 
-Given = Mapping[str, str]
+Query = Mapping[str, str]
 Publish = Callable[[str, Mapping[str, Any]], None]
 
 
@@ -44,8 +42,8 @@ class AnswerFailed(StoreError):
 
 
 class Explorer:
-    """Answers the routes for the given runs. Use it as a context manager; any thread may call
-    `answer`. `publish` receives the events of the runs.
+    """Answers the routes for the given runs, for any thread. `publish` receives the events of the
+    runs. A context manager.
     """
 
     def __init__(
@@ -77,34 +75,35 @@ class Explorer:
         self._kept_bytes = 0
         self._lock = threading.Lock()
 
-    def answer(self, path: str, given: Given) -> bytes:
-        """Returns the JSON of a route; `path` is what follows `api/`. Raises `ObjectMissing` for a
-        path that does not exist, `WrongRequest` for a wrong parameter, and other
+    def answer(self, path: str, query: Query) -> bytes:
+        """Returns the JSON of a route; `path` is the part after `api/`. Raises `ObjectMissing` for
+        a path that does not exist, `WrongRequest` for a wrong parameter, and other
         `RollstreamError` if the run cannot be read.
         """
         words = [unquote(word) for word in path.split("/")]
-        key = canonical(path, given)
+        key = canonical(path, query)
         state = sum(run.state_number for run in self.runs)
         is_kept = words[0] in KEPT or (words[0] == "r" and words[2:3] and words[2] in KEPT)
         if is_kept:
             with self._lock:
-                found = self._kept.get(key)
-                if found is not None and found[0] == state:
+                cached = self._kept.get(key)
+                if cached is not None and cached[0] == state:
                     self._kept.move_to_end(key)
-                    return found[1]
+                    return cached[1]
         try:
-            data = msgspec.json.encode(self._found(words, given))
+            data = msgspec.json.encode(self._found(words, query))
         except (RollstreamError, OSError):
             raise
-        except Exception as error:  # an odd record fails the answers that show it, and no others
+        except Exception as error:
+            # An odd record fails the answers that show it, and no others.
             log.warning("%s cannot be answered", path, exc_info=True)
             raise AnswerFailed(f"{type(error).__name__}: {error}") from error
+        # One answer must not push out all others.
         if is_kept and len(data) < KEPT_BYTES // 4:
             self._keep(key, state, data)
         return data
 
     def watch(self) -> None:
-        """Follow all runs for a while."""
         for run in self.runs:
             run.watch()
 
@@ -132,7 +131,7 @@ class Explorer:
                 _, (_, dropped) = self._kept.popitem(last=False)
                 self._kept_bytes -= len(dropped)
 
-    def _found(self, words: Sequence[str], given: Given) -> Any:
+    def _found(self, words: Sequence[str], query: Query) -> Any:
         match words:
             case ["runs"]:
                 return {
@@ -142,43 +141,43 @@ class Explorer:
                     "release": RELEASE,
                 }
             case ["compare"]:
-                return comparison.compare_runs(comparison.chosen_runs(self.runs, given))
+                return comparison.compare_runs(comparison.chosen_runs(self.runs, query))
             case ["compare", "steps", step]:
-                chosen = comparison.chosen_runs(self.runs, given)
+                chosen = comparison.chosen_runs(self.runs, query)
                 return comparison.compare_step(chosen, _whole(step))
             case ["views"] if self._sql is not None:
                 return {"views": self._sql.views()}
             case ["r", number, *rest] if number in self._by_number:
-                return self._of_run(self._by_number[number], rest, given)
+                return self._of_run(self._by_number[number], rest, query)
             case _:
                 raise ObjectMissing("there is no such route or run")
 
-    def _of_run(self, run: ExploredRun, words: Sequence[str], given: Given) -> Any:
+    def _of_run(self, run: ExploredRun, words: Sequence[str], query: Query) -> Any:
         match words:
             case ["overview"]:
                 return overview.show_overview(run)
             case ["settings"]:
                 return overview.show_settings(run)
             case ["steps"]:
-                return steps.list_steps(run, given)
+                return steps.list_steps(run, query)
             case ["steps", step]:
                 return steps.show_step(run, _whole(step))
             case ["groups"]:
-                return groups.list_groups(run, given)
+                return groups.list_groups(run, query)
             case ["groups", group]:
                 return groups.show_group(run, _whole(group))
             case ["trajectories", name]:
-                return show_trajectory(run, name, given)
+                return show_trajectory(run, name, query)
             case ["lanes"]:
-                return lanes.show_lanes(run, given)
+                return lanes.show_lanes(run, query)
             case ["map", kind]:
-                return maps.show_map(run, kind, given)
+                return maps.show_map(run, kind, query)
             case ["search"]:
-                return search(run, given)
+                return search(run, query)
             case _:
-                return self._of_store(run, words, given)
+                return self._of_store(run, words, query)
 
-    def _of_store(self, run: ExploredRun, words: Sequence[str], given: Given) -> Any:
+    def _of_store(self, run: ExploredRun, words: Sequence[str], query: Query) -> Any:
         match words:
             case ["questions"]:
                 return self._questions[run.number].show()
@@ -189,22 +188,22 @@ class Explorer:
             case ["records", topic, partition, offset]:
                 return places.show_record(run, topic, _whole(partition), _whole(offset))
             case ["sql"] if self._sql is not None:
-                query = given.get("q", "")
-                return self._sql.answer(run.number, query) if query else _no_query()
+                sql = query.get("q", "")
+                return self._sql.answer(run.number, sql) if sql else _no_query()
             case _:
                 raise ObjectMissing("there is no such route")
 
 
-def canonical(path: str, given: Given) -> str:
-    """Returns the canonical form of a route with its parameters, by which the static export finds
-    an answer: parameters sorted by name, empty ones left out.
+def canonical(path: str, query: Query) -> str:
+    """Returns the key of an answer in the static export: parameters sorted by name, empty ones left
+    out.
     """
-    pairs = [f"{name}={_encoded(value)}" for name, value in sorted(given.items()) if value != ""]
+    pairs = [f"{name}={_encoded(value)}" for name, value in sorted(query.items()) if value != ""]
     return f"{path}?{'&'.join(pairs)}" if pairs else path
 
 
 def _encoded(value: str) -> str:
-    """Returns the value as JavaScript's `encodeURIComponent` does."""
+    # As JavaScript's `encodeURIComponent`.
     return quote(value, safe="-_.!~*'()")
 
 
@@ -214,12 +213,12 @@ def _verdict(run: ExploredRun, publish: Publish) -> RunVerdict:
 
 def _whole(word: str) -> int:
     try:
-        found = int(word)
+        number = int(word)
     except ValueError:
-        found = -1
-    if not 0 <= found < 1 << 62:
+        number = -1
+    if not 0 <= number < 1 << 62:
         raise ObjectMissing(f"{word[:40]!r} is not a number of this run")
-    return found
+    return number
 
 
 def _no_query() -> Any:

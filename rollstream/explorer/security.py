@@ -1,9 +1,8 @@
 """Guards the explorer's server (`Guard`): only GET and HEAD, only under a Host that no stranger can
-own and with its Origin, beyond loopback only with a token. Every response, also an error, carries
-the headers that keep a run's text from being run by the browser.
+own and with its Origin, beyond loopback only with a token.
 
-The text of a run is hostile: a model wrote it. The page shows it as text nodes, and the policy
-`default-src 'self'` refuses scripts and styles inside of it, should one ever get there.
+The text of a run is hostile: a model wrote it. The page shows it as text nodes, and `default-src
+'self'` refuses scripts and styles inside of it.
 """
 
 import hmac
@@ -24,8 +23,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rollstream.errors import ConfigurationError
 from rollstream.http_guard import HostRule, program_rule
 
+# For a server beyond loopback.
 TOKEN_VARIABLE = "ROLLSTREAM_EXPLORER_TOKEN"
-"""The environment variable with the token of a server beyond loopback."""
 _TOKEN = re.compile(r"[\x21-\x7e]{16,512}")
 COOKIE = "rollstream_explorer"
 HEALTH = "/health"
@@ -44,7 +43,6 @@ _ADVICE = "use the URL that was printed, or start the explorer with --allow-host
 
 
 def error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Returns an error in the form that every route has."""
     body = {"error": {"status": status, "message": message}}
     return JSONResponse(body, status, headers=dict(headers or {}))
 
@@ -55,26 +53,25 @@ def read_token(file: str | None, environment: Mapping[str, str] = os.environ) ->
     """
     source = TOKEN_VARIABLE if file is None else file
     try:
-        found = environment.get(TOKEN_VARIABLE, "") if file is None else Path(file).read_text()
+        token = environment.get(TOKEN_VARIABLE, "") if file is None else Path(file).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"--token-file {file}: {error}") from None
-    found = found.strip()
-    if (found or file is not None) and _TOKEN.fullmatch(found) is None:
+    token = token.strip()
+    if (token or file is not None) and _TOKEN.fullmatch(token) is None:
         raise ConfigurationError(
             f"{source} must have 16 to 512 characters of ASCII, without spaces"
         )
-    return found
+    return token
 
 
 def new_token() -> str:
-    """Returns a token of 256 random bits."""
     return secrets.token_urlsafe(32)
 
 
 @dataclass(frozen=True, slots=True)
 class AccessRule:
-    """States who may read: `origins` are exact origins of the page (`http://127.0.0.1:7461`), whose
-    hosts are served, as are those of `served`. `token` "" means that none is needed.
+    """`origins` are exact origins of the page (`http://127.0.0.1:7461`), whose hosts are served, as
+    are those of `served`. `token` "" means that none is needed.
     """
 
     origins: frozenset[str]
@@ -83,7 +80,6 @@ class AccessRule:
 
     @property
     def pages(self) -> HostRule:
-        """The rule for Host and Origin."""
         hosts = frozenset(origin.partition("://")[2] for origin in self.origins)
         return replace(
             self.served, hosts=hosts, origins=self.origins | self.served.origins, advice=_ADVICE
@@ -91,23 +87,23 @@ class AccessRule:
 
     @property
     def cookie(self) -> str:
-        """The value of the cookie; the token cannot be computed from it."""
+        """The cookie's value; the token cannot be computed from it."""
         return hmac.new(self.token.encode(), b"explorer cookie", sha256).hexdigest()
 
 
 def access_rule(host: str, port: int, allowed: tuple[str, ...], token: str) -> AccessRule:
     """Returns the rule of a server that is bound to `host`. `allowed` are further origins, or hosts
-    with ports, under which browsers reach it. With a token this machine's names, addresses and
-    `ROLLSTREAM_ALLOWED_HOSTS` are served, too; without one only loopback, at any port, which a
-    tunnel of SSH or a container may have changed.
+    with ports, under which browsers reach it.
     """
     names = {*LOOPBACK}
     if host not in ("0.0.0.0", "::", ""):
         names.add(f"[{host}]" if ":" in host else host)
     origins = {f"http://{name}:{port}" for name in names}
-    for one in allowed:
-        name = one.lower().rstrip("/")
+    for origin in allowed:
+        name = origin.lower().rstrip("/")
         origins.add(name if "://" in name else f"http://{name}")
+    # Without a token only loopback is served, at any port, which a tunnel of SSH or a container may
+    # have changed; with one also this machine's names, addresses and `ROLLSTREAM_ALLOWED_HOSTS`.
     loopback = HostRule(names=frozenset(name.strip("[]") for name in LOOPBACK))
     return AccessRule(frozenset(origins), token, program_rule(host) if token else loopback)
 
@@ -118,7 +114,9 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """Checks each request before `app` receives it, and adds the headers to each response."""
+    """Checks each request before `app` receives it. Every response, also an error, carries the
+    headers that keep a run's text from being run by the browser.
+    """
 
     def __init__(self, app: ASGIApp, rule: AccessRule) -> None:
         self._app, self._rule = app, rule
@@ -142,7 +140,6 @@ class Guard:
         await (refused or self._app)(scope, receive, send_with_headers)
 
     def _refusal(self, scope: Scope) -> Response | None:
-        """Returns the response to a request that is not served; None if it may be."""
         headers = Headers(scope=scope)
         wrong = self._wrong(scope, headers)
         if wrong is not None:
@@ -169,13 +166,11 @@ class Guard:
         return None
 
     def _without_token(self, scope: Scope, headers: Headers) -> Response | None:
-        """Returns the refusal of a request without the token, or the redirect that exchanges the
-        token of the printed URL for a cookie; None if the request has the cookie.
-        """
-        given = dict(parse_qsl(scope["query_string"].decode("latin-1"))).get("token")
-        if given is not None:
-            if not _equal(given, self._rule.token):
+        token = dict(parse_qsl(scope["query_string"].decode("latin-1"))).get("token")
+        if token is not None:
+            if not _equal(token, self._rule.token):
                 return error_response(401, "the token is wrong")
+            # The token of the printed URL is exchanged for a cookie, so it leaves the address bar.
             response = RedirectResponse("/", 303)
             kind: Literal["strict"] = "strict"
             response.set_cookie(
@@ -185,20 +180,20 @@ class Guard:
         bearer = headers.get("authorization", "")
         if bearer.startswith("Bearer ") and _equal(bearer[7:], self._rule.token):
             return None
-        if any(_equal(one, self._rule.cookie) for one in _cookies(headers)):
+        if any(_equal(cookie, self._rule.cookie) for cookie in _cookies(headers)):
             return None
         return error_response(401, "open the URL with the token that the server printed")
 
 
-def _equal(given: str, wanted: str) -> bool:
-    return hmac.compare_digest(given.encode(errors="replace"), wanted.encode())
+def _equal(candidate: str, secret: str) -> bool:
+    return hmac.compare_digest(candidate.encode(errors="replace"), secret.encode())
 
 
 def _cookies(headers: Headers) -> list[str]:
-    found: list[str] = []
+    cookies: list[str] = []
     for line in headers.getlist("cookie")[:8]:
         for part in line.split(";")[:64]:
             name, _, value = part.strip().partition("=")
             if name == COOKIE:
-                found.append(value)
-    return found[:4]
+                cookies.append(value)
+    return cookies[:4]

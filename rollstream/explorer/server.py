@@ -1,8 +1,5 @@
 """Serves the explorer over HTTP (`ExplorerServer`): the page's files, the routes of `routes.py` as
-JSON, and the events. starlette and uvicorn do the protocol, `security.py` guards it.
-
-At most `REQUESTS_MAX` answers are computed or wait at a time, in `THREADS` threads; others get 429.
-No answer is larger than `ANSWER_BYTES`. At most `CONNECTIONS_MAX` connections are open.
+JSON, and the events. `security.py` guards it.
 """
 
 import asyncio
@@ -28,6 +25,7 @@ from rollstream.http_connections import ConnectionBounds, bounded_protocol
 
 log = logging.getLogger(__name__)
 
+# Answers that are computed or wait at a time, in `THREADS` threads; others get 429.
 REQUESTS_MAX = 16
 THREADS = 3
 ANSWER_BYTES = 16 << 20
@@ -38,8 +36,6 @@ KEEP_ALIVE_S = 15
 
 
 class ExplorerApp:
-    """Holds the handlers of the server's routes."""
-
     def __init__(self, explorer: Explorer, hub: EventHub) -> None:
         self._explorer, self._hub = explorer, hub
         self._assets = load_assets()
@@ -47,7 +43,6 @@ class ExplorerApp:
         self._waiting = 0
 
     def application(self, rule: AccessRule) -> Guard:
-        """Returns the guarded ASGI application."""
         routes = [
             Route("/", self.index),
             Route("/page/{path:path}", self.asset),
@@ -68,19 +63,19 @@ class ExplorerApp:
         return Response("ok\n", media_type="text/plain")
 
     async def api(self, request: Request) -> Response:
-        """Answers a route in a thread; errors of the run become errors of the protocol."""
         if self._waiting >= REQUESTS_MAX:
             return error_response(429, "too many requests at once", {"Retry-After": "1"})
-        given = dict(request.query_params)
-        if len(given) != len(request.query_params.multi_items()):
+        query = dict(request.query_params)
+        if len(query) != len(request.query_params.multi_items()):
             return error_response(400, "a parameter is given twice")
-        given.pop("token", None)
+        query.pop("token", None)
         path = request.scope["raw_path"].decode("latin-1").partition("?")[0].removeprefix("/api/")
         self._explorer.watch()
+        # Only the loop's thread counts, so no lock is needed.
         self._waiting += 1
         try:
             loop = asyncio.get_running_loop()
-            data = await loop.run_in_executor(self._threads, self._explorer.answer, path, given)
+            data = await loop.run_in_executor(self._threads, self._explorer.answer, path, query)
         except (RollstreamError, OSError) as error:
             return _refused(error)
         finally:
@@ -107,25 +102,24 @@ class ExplorerApp:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _send(self, request: Request, name: str) -> Response:
-        found = self._assets.get(name)
-        if found is None:
+        asset = self._assets.get(name)
+        if asset is None:
             return error_response(404, "the page has no such file")
-        headers = {"ETag": found.etag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
-        if request.headers.get("if-none-match") == found.etag:
+        headers = {"ETag": asset.etag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
+        if request.headers.get("if-none-match") == asset.etag:
             return Response(status_code=304, headers=headers)
-        body = _body(found, request, headers)
-        return Response(body, media_type=found.kind, headers=headers)
+        body = _body(asset, request, headers)
+        return Response(body, media_type=asset.kind, headers=headers)
 
 
-def _body(found: PageAsset, request: Request, headers: dict[str, str]) -> bytes:
+def _body(asset: PageAsset, request: Request, headers: dict[str, str]) -> bytes:
     if "gzip" in request.headers.get("accept-encoding", ""):
         headers["Content-Encoding"] = "gzip"
-        return found.compressed
-    return found.data
+        return asset.compressed
+    return asset.data
 
 
 def _refused(error: Exception) -> Response:
-    """Returns the response to a request that raised this error."""
     match error:
         case WrongRequest():
             return error_response(400, str(error))
@@ -148,7 +142,7 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 class ExplorerServer:
-    """Serves an explorer under a rule. `started` is called once the server accepts requests."""
+    """`started` is called once the server accepts requests."""
 
     def __init__(
         self, explorer: Explorer, hub: EventHub, rule: AccessRule, started: Callable[[], None]
@@ -189,8 +183,6 @@ class ExplorerServer:
 
 
 class _Uvicorn(uvicorn.Server):
-    """Gives the hub its loop once the server has started, and ends the streams at shutdown."""
-
     def __init__(self, config: uvicorn.Config, hub: EventHub, started: Callable[[], None]) -> None:
         super().__init__(config)
         self._hub, self._on_start = hub, started
@@ -201,5 +193,6 @@ class _Uvicorn(uvicorn.Server):
         self._on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Open streams would hold up the shutdown.
         self._hub.close()
         await super().shutdown(sockets)

@@ -1,5 +1,5 @@
-"""States where a simulated run's data is (`SimulatedLocation`); `simulation.py` makes it. Light,
-because every answer imports it.
+"""Where a simulated run's data is (`SimulatedLocation`); `simulation.py` makes it. Light, because
+every answer imports it.
 """
 
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedLocation(RunLocation):
-    """States where the steps of a simulated run are, and holds the rest of it. Times are virtual
-    seconds since its start.
+    """Where the steps of a simulated run are, with the rest of it. Times are virtual seconds since
+    its start.
     """
 
     share: float = 1.0
@@ -26,7 +26,7 @@ class SimulatedLocation(RunLocation):
         return self.result
 
     def settings(self) -> dict[str, str]:
-        """Returns what `simulate --json` prints of it, as text."""
+        """Returns the figures that `simulate --json` prints, as text."""
         shares = self.known.lags.items()
         lags = ", ".join(f"{lag}: {share:.1%}" for lag, share in sorted(shares))
         line = {"rollout_share": self.share, **self.known.line(), "lags": lags}

@@ -1,9 +1,8 @@
-"""Opens a simulation as runs, one per policy and cluster: from what `rollstream simulate --save`
-wrote (`open_saved_runs`), or from the command's configuration (`simulate_runs`). The latter are
-simulated again, which gives the same: the seed is a setting.
+"""Opens a simulation as runs, one per policy and cluster: from the file of `rollstream simulate
+--save` (`open_saved_runs`), or from the command's configuration (`simulate_runs`).
 
-The steps become an archive that is read like every other. What exceeds records, the rollouts'
-bars and the moves, stays in `SimulatedLocation`. There are no trajectories, groups or weights.
+The steps become an archive that is read like every other; bars and moves stay in
+`SimulatedLocation`. There are no trajectories, groups or weights.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -26,42 +25,44 @@ ROLE = "trainer"
 
 
 def simulate_runs(
-    named: str, folder: Path, most: int, tell: Callable[[str], None]
+    source: str, folder: Path, runs_max: int, tell: Callable[[str], None]
 ) -> Iterator[SimulatedLocation]:
-    """Yields the first `most` simulated runs of the file, each written below `folder`. Raises
+    """Yields the first `runs_max` simulated runs of the file, each written below `folder`. Raises
     `ConfigurationError` for wrong settings.
     """
-    settings = load_settings(Path(named), ())
+    settings = load_settings(Path(source), ())
     count = len(policy_names(settings)) * len(settings.clusters)
-    if count > most:
-        tell(f"{named} simulates {count} runs: the first {most} are shown; name fewer policies")
-    for location in _opened(named, run_policies(settings), folder, most):
+    if count > runs_max:
+        tell(
+            f"{source} simulates {count} runs: the first {runs_max} are shown; name fewer policies"
+        )
+    # Simulating again gives the same runs: the seed is a setting.
+    for location in _opened(source, run_policies(settings), folder, runs_max):
         tell(f"simulated {location.run}")
         yield location
 
 
 def open_saved_runs(
-    path: Path, folder: Path, most: int, tell: Callable[[str], None]
+    path: Path, folder: Path, runs_max: int, tell: Callable[[str], None]
 ) -> Iterator[SimulatedLocation]:
-    """Yields the first `most` runs of a file of saved runs, each with its steps below `folder`.
+    """Yields the first `runs_max` runs of a file of saved runs, each with its steps below `folder`.
     Raises `ConfigurationError` for a damaged file.
     """
     runs = load_saved_runs(path)
-    if len(runs) > most:
-        tell(f"{path} holds {len(runs)} runs: the first {most} are shown")
-    yield from _opened(str(path), runs, folder, most)
+    if len(runs) > runs_max:
+        tell(f"{path} holds {len(runs)} runs: the first {runs_max} are shown")
+    yield from _opened(str(path), runs, folder, runs_max)
 
 
 def _opened(
-    named: str, runs: Iterable[PolicyRun], folder: Path, most: int
+    source: str, runs: Iterable[PolicyRun], folder: Path, runs_max: int
 ) -> Iterator[SimulatedLocation]:
-    for number, run in enumerate(islice(runs, most)):
+    for number, run in enumerate(islice(runs, runs_max)):
         name = f"{run.result.policy}-{run.cluster.model}-{run.cluster.gpus}"
-        yield _written(named, name, folder / str(number), run)
+        yield _written(source, name, folder / str(number), run)
 
 
-def _written(named: str, name: str, store: Path, run: PolicyRun) -> SimulatedLocation:
-    """Write the run's steps as an archive; returns where it is."""
+def _written(source: str, name: str, store: Path, run: PolicyRun) -> SimulatedLocation:
     records: list[tuple[Record, float]] = [(Opened(ROLE, 1), 0.0)]
     records += [(_done(step), step.ended_s) for step in run.result.steps]
     messages = [
@@ -71,7 +72,7 @@ def _written(named: str, name: str, store: Path, run: PolicyRun) -> SimulatedLoc
     path = store / archive_key("ledger", name, 0, 0, 0)
     path.parent.mkdir(parents=True)
     path.write_bytes(encode_file("ledger", messages, Fence()).data)
-    return SimulatedLocation(named, f"file:{store}", run=name, share=run.share, result=run.result)
+    return SimulatedLocation(source, f"file:{store}", run=name, share=run.share, result=run.result)
 
 
 def _encoded(record: Record, at: int) -> bytes:

@@ -1,10 +1,9 @@
 """Answers free SQL about the explored runs (`FreeSql`), only where `--sql` allows it. Queries run
-one at a time in a process of its own (`sql_process.py`), which is started at the first query and
-kept for the next one.
+one at a time in a process of its own (`sql_process.py`), which stays for the next one.
 
-The bounds lie outside of what they bound: the kernel refuses memory beyond `MEMORY`, and this
-process ends the other one when an answer takes longer than `QUERY_S`, has more than `REPLY_BYTES`,
-or when its resident memory passes `MEMORY` where the kernel does not count it.
+The bounds lie outside of the process that they bound: the kernel refuses memory beyond `MEMORY`,
+and this process ends the other one after `QUERY_S`, `REPLY_BYTES`, or resident memory above
+`MEMORY` where the kernel does not count it.
 """
 
 import logging
@@ -30,19 +29,21 @@ from rollstream.explorer.filters import WrongRequest
 log = logging.getLogger(__name__)
 
 QUERY_S = 10.0
-OPEN_S = 120.0  # to import the libraries and to open the run
+# To import the libraries and to open the run.
+OPEN_S = 120.0
 MEMORY, LIMIT = 1 << 30, "1 GB"
 REPLY_BYTES = 16 << 20
-LOOK_S = 0.05  # between two looks at the process's memory
+# Between two looks at the process's memory.
+LOOK_S = 0.05
 _ADVICE = "select fewer rows or columns, aggregate earlier, or use rollstream query"
+# Python, C++ and the C library write these when they end a process that gets no memory.
 _NO_MEMORY = ("MemoryError", "bad_alloc", "cannot allocate memory")
-"""What Python, C++ and the C library write when they end a process that gets no memory."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class FreeSql:
-    """Answers queries about the runs in `locations`, by their numbers. `notes` receives messages
-    for the user about a run. Any thread may call it; close it to end the process.
+    """Answers queries about the runs in `locations`, by their numbers, for any thread. `notes`
+    receives messages for the user about a run. Close it to end the process.
     """
 
     def __init__(
@@ -64,12 +65,12 @@ class FreeSql:
             self._lock.release()
 
     def views(self) -> list[dict[str, Any]]:
-        """Returns the views with their columns."""
         with self._lock:
             return self._ask(next(iter(self._locations)), "")["views"]
 
     def close(self) -> None:
         """End the process, also within a query."""
+        # The kill comes before the lock, which a running query holds.
         process = self._process
         if process is not None:
             process.kill()
@@ -86,6 +87,7 @@ class FreeSql:
             reply = process.ask(run, sql)
             is_answered = reply["state"] in ("answer", "refused")
         finally:
+            # After an error its state is unknown: the next query gets a new process.
             if not is_answered:
                 self._process = None
                 process.end()
@@ -141,11 +143,9 @@ class SqlProcess:
         return reply
 
     def kill(self) -> None:
-        """Kill the process, which ends a query of another thread with an error."""
         self._child.kill()
 
     def end(self) -> None:
-        """End the process at once, and release what belongs to it."""
         self._child.kill()
         self._child.wait()
         for stream in (self._child.stdin, self._child.stdout):
@@ -155,7 +155,8 @@ class SqlProcess:
 
     def _send(self, line: bytes) -> None:
         assert self._child.stdin is not None
-        with suppress(BrokenPipeError):  # the reply gives the reason
+        # The reply gives the reason.
+        with suppress(BrokenPipeError):
             view = memoryview(line)
             while view:
                 view = view[self._child.stdin.write(view) :]
@@ -177,20 +178,19 @@ class SqlProcess:
         return msgspec.json.decode(line)
 
     def _resident_bytes(self) -> int:
-        """Returns the resident memory of the process; 0 where the system does not state it."""
         try:
             return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * _PAGE
         except (OSError, IndexError, ValueError):
+            # The system does not state it.
             return 0
 
     def _failure(self) -> WrongRequest | StoreError:
-        """Returns the error of a process that ended by itself: an allocation that failed inside of
-        a library ends it by a signal or by an exception of C++.
-        """
         code = self._child.wait()
         self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - 4000))
         text = self._errors.read().decode(errors="replace")
         log.debug("the SQL process ended with %d: %s", code, text)
+        # An allocation that fails inside of a library ends the process by a signal or by an
+        # exception of C++.
         if code < 0 or any(sign in text for sign in _NO_MEMORY):
             return too_much_memory(LIMIT)
         return StoreError(f"the SQL process ended with {code}: {text.strip()[-300:]}")

@@ -2,9 +2,7 @@
 rollstream.explorer.sql_process`), which `sql.py` starts, bounds and ends. It reads one JSON object
 a line: first a `SqlSetup`, then `SqlRequest`s, and answers each by lines on its standard output.
 
-The kernel bounds its memory (`bound_memory`) before it reads anything of the run. A query reads the
-archived files of its run and no other file, loads nothing and changes no setting. After a failed
-allocation the process reports it and ends: DuckDB promises nothing of its state then.
+A query reads the archived files of its run and no other file, loads nothing and changes no setting.
 """
 
 import os
@@ -28,15 +26,15 @@ from rollstream.streams.topics import ARCHIVED_TOPICS
 from rollstream.supervisor.process import end_with_parent
 
 ROWS_MAX, BYTES_MAX = 1000, 2 << 20
+# DuckDB keeps it with most operators, and ends those in good order.
 DUCKDB_LIMIT = "192 MB"
-"""DuckDB's own limit, which it keeps with most operators, and which ends them in good order."""
-RENEW_S = 30.0  # a session sees the log as of its opening; after this time a new one is opened
-STACK_BYTES = 8 << 20  # address space of a thread; DuckDB starts one for each core
+# A session sees the log as of its opening, so it is opened again after this time.
+RENEW_S = 30.0
+# Address space of a thread; DuckDB starts one for each core.
+STACK_BYTES = 8 << 20
 
 
 class SqlSetup(msgspec.Struct):
-    """Names the runs by their numbers, and how much memory the process may allocate."""
-
     locations: dict[str, RunLocation]
     memory_bytes: int
 
@@ -49,10 +47,10 @@ class SqlRequest(msgspec.Struct):
 
 
 class SqlReply(msgspec.Struct, omit_defaults=True):
-    """Answers a request: `opened` first, once the run is open and the query begins, then one of the
-    others. `refused` is a wrong query, `memory` one that needed more than its
-    limit, which `message` names if it is DuckDB's own; `unreadable` a run that
-    cannot be read. `notes` are messages about the run for the user.
+    """The state is `opened` first, once the run is open and the query begins, then one of the
+    others: `refused` for a wrong query, `memory` for one that needed more than its limit, which
+    `message` names if it is DuckDB's own, `unreadable` for a run that cannot be read. `notes` are
+    messages about the run for the user.
     """
 
     state: str
@@ -62,10 +60,10 @@ class SqlReply(msgspec.Struct, omit_defaults=True):
 
 
 def encode_setup(setup: SqlSetup) -> bytes:
-    """Returns the setup as a line. Subclasses of `RunLocation` become plain ones."""
+    # Subclasses of `RunLocation` become plain ones.
     plain = {
-        number: RunLocation(**{f.name: getattr(one, f.name) for f in fields(RunLocation)})
-        for number, one in setup.locations.items()
+        number: RunLocation(**{f.name: getattr(location, f.name) for f in fields(RunLocation)})
+        for number, location in setup.locations.items()
     }
     line = SqlSetup(plain, setup.memory_bytes)
     return msgspec.json.encode(line, enc_hook=str) + b"\n"
@@ -76,17 +74,17 @@ def decode_setup(line: bytes) -> SqlSetup:
 
 
 def bound_memory(limit_bytes: int) -> None:
-    """Let every allocation beyond `limit_bytes` of this process fail, for good. The bound is on
-    writable memory, not on address space: allocators reserve far more of that than they use. Stacks
-    of threads count as a whole, so they are added.
-    """
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold the run's secrets
+    """Let every allocation beyond `limit_bytes` of this process fail, for good."""
+    # A core file would hold the run's secrets.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # The bound is on writable memory, not on address space: allocators reserve far more of that
+    # than they use. Stacks of threads count as a whole, so they are added.
     allowed = limit_bytes + (os.cpu_count() or 1) * STACK_BYTES
     resource.setrlimit(resource.RLIMIT_DATA, (allowed, allowed))
 
 
 class SqlServer:
-    """Answers requests with one session, that of the run that was asked for last."""
+    """Answers requests with one session, that of the run that was queried last."""
 
     def __init__(self, setup: SqlSetup, replies: BinaryIO) -> None:
         self._locations, self._replies = setup.locations, replies
@@ -95,7 +93,6 @@ class SqlServer:
         self._run, self._opened_s = "", 0.0
 
     def serve(self, requests: BinaryIO) -> None:
-        """Answer until `requests` ends."""
         for line in requests:
             request = msgspec.json.decode(line, type=SqlRequest)
             try:
@@ -103,8 +100,10 @@ class SqlServer:
             except (RollstreamError, duckdb.Error, MemoryError) as error:
                 reply = refusal(error)
             self._send(reply)
+            # DuckDB promises nothing of its state after a failed allocation: the next query gets a
+            # new process, which opens the run again.
             if reply.state in ("memory", "unreadable"):
-                return  # the next query gets a new process, which opens the run again
+                return
 
     def _reply(self, request: SqlRequest) -> SqlReply:
         session = self._current(request.run)
@@ -130,10 +129,10 @@ class SqlServer:
 
 
 def refusal(error: Exception) -> SqlReply:
-    """Returns the reply to a request that raised this error. A failed allocation is DuckDB's error
-    or an internal one of it, and then the context of the error that explains it: of a wrong query,
-    or of an archived file that could not be read for want of memory.
-    """
+    """Returns the reply to a request that raised this error."""
+    # A failed allocation is DuckDB's error or an internal one of it, and then the context of the
+    # error that explains it: of a wrong query, or of an archived file that could not be read for
+    # want of memory.
     origin: BaseException | None = error
     while origin is not None:
         text = str(origin)
@@ -170,13 +169,13 @@ def _views(session: QuerySession) -> list[dict[str, Any]]:
 
 
 def closed_session(location: RunLocation, notes: list[str]) -> QuerySession:
-    """Returns a session in which all views are defined, and after which DuckDB opens no other file,
-    loads nothing and keeps these settings.
+    """Returns a session with all views defined, in which DuckDB opens no other file, loads nothing
+    and keeps these settings.
     """
     session = QuerySession(location, notes.append)
     session.connection.execute("SET threads = 2")
     session.define(VIEWS)
-    paths = [one.path for topic in ARCHIVED_TOPICS for one in session.archive.held(topic)]
+    paths = [file.path for topic in ARCHIVED_TOPICS for file in session.archive.held(topic)]
     listed = ", ".join(map(sql_literal, paths))
     for setting in (
         f"SET memory_limit = '{DUCKDB_LIMIT}'",
@@ -190,8 +189,10 @@ def closed_session(location: RunLocation, notes: list[str]) -> QuerySession:
 def main() -> None:
     end_with_parent()
     replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no reply
+    # Prints of a library are no reply.
+    os.dup2(2, 1)
     setup = decode_setup(sys.stdin.buffer.readline())
+    # Before anything of the run is read.
     bound_memory(setup.memory_bytes)
     SqlServer(setup, replies).serve(sys.stdin.buffer)
 

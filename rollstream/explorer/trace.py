@@ -1,10 +1,7 @@
 """Writes a run as a trace that Perfetto's page (ui.perfetto.dev) opens (`write_trace`): a track per
 rollout with its trajectories, one for the trainer's steps, and marks for versions, moves, deaths
-and terms.
-
-The format is Chrome's JSON trace events, compressed by gzip: times are microseconds since the run's
-first event. `displayTimeUnit` is left out, because releases of Perfetto took it for the unit of the
-times. Trajectories of one rollout overlap, so each gets the lowest free row of its rollout.
+and terms. The format is Chrome's JSON trace events, compressed by gzip; times are microseconds
+since the run's first event.
 """
 
 import gzip
@@ -26,11 +23,11 @@ from rollstream.whole_file import output_file
 READY_S = 3600.0
 ROWS = 4096  # rows that are fetched together
 TRAINER = 1  # process numbers; rollouts follow
-STEPS = MOVES = 1  # rows: the trainer's only one, and a rollout's one of moves, before the others
+# Rows: the trainer's only one, and a rollout's one of moves, before the others.
+STEPS = MOVES = 1
+# Most rows of a process. Thread numbers are unique in the trace and are no process numbers: for
+# Perfetto 0 is the machine's idle thread, and a thread with its process's number its main thread.
 THREADS = 100_000
-"""Most rows of a process. Thread numbers are unique in the trace and are no process numbers: for
-Perfetto 0 is the machine's idle thread, and a thread with its process's number is its main thread.
-"""
 
 
 def write_trace(location: RunLocation, path: Path, is_typed: bool = False) -> int:
@@ -50,7 +47,7 @@ def write_trace(location: RunLocation, path: Path, is_typed: bool = False) -> in
 
 
 def trace_events(run: ExploredRun) -> Iterator[dict[str, Any]]:
-    """Yields the events of a run, with times since the first; at the begin the names of tracks."""
+    """Yields the names of the tracks, then the events of a run, with times since the first."""
     zero_s = run.index.value(
         "SELECT least((SELECT min(started_s) FROM t), (SELECT min(time_s) FROM opened), "
         "(SELECT min(time_s) FROM served), (SELECT min(time_s - coalesce(metrics['seconds'], 0)) "
@@ -74,7 +71,6 @@ def trace_events(run: ExploredRun) -> Iterator[dict[str, Any]]:
 
 
 def _process(number: int, name: str) -> Iterator[dict[str, Any]]:
-    """Yields the name of a process, and its place among the others."""
     for what, args in (("name", {"name": name}), ("sort_index", {"sort_index": number})):
         yield {"ph": "M", "name": f"process_{what}", **_track(number, 1), "args": args}
 
@@ -104,7 +100,7 @@ def _steps(run: ExploredRun, at: Callable[[float], int]) -> Iterator[dict[str, A
 def _trajectories(
     run: ExploredRun, rollout: str, number: int, at: Callable[[float], int]
 ) -> Iterator[dict[str, Any]]:
-    """Yields the trajectories of a rollout, each in the lowest row that is free when it starts."""
+    # Trajectories of one rollout overlap, so each gets the lowest row that is free when it starts.
     busy: list[tuple[float, int]] = []
     free: list[int] = []
     rows = MOVES
@@ -127,7 +123,7 @@ def _trajectories(
 
 
 def _in_order(run: ExploredRun, rollout: str) -> Iterator[dict[str, Any]]:
-    """Yields a rollout's trajectories by their starts, a bounded number in memory."""
+    # Pages of `ROWS` bound the memory.
     after: tuple[float, str] = (-1e300, "")
     while True:
         rows = run.index.rows(
@@ -171,8 +167,8 @@ def _marks(
 def _move(
     number: int, source: int, destination: int, ts: int, requests: object
 ) -> Iterator[dict[str, Any]]:
-    """Yields a move as an arrow between two short slices."""
     for phase, pid in (("s", source), ("f", destination)):
+        # Perfetto draws an arrow only between two slices, so both ends are short ones.
         place = {"cat": "move", "name": "move", **_track(pid, MOVES), "ts": ts}
         yield place | {"ph": "X", "dur": 1, "args": {"requests": requests}}
         yield place | {"ph": phase, "id": number} | ({"bp": "e"} if phase == "f" else {})
@@ -190,6 +186,7 @@ def _write(path: Path, is_typed: bool, events: Iterator[dict[str, Any]]) -> int:
         output_file(path, is_typed) as partial,
         gzip.open(partial, "wt", encoding="utf-8", compresslevel=6) as file,
     ):
+        # Without `displayTimeUnit`: releases of Perfetto took it for the unit of the times.
         file.write('{"traceEvents":[')
         for count, event in enumerate(events, 1):
             file.write(("," if count > 1 else "") + "\n" + json.dumps(event, allow_nan=False))

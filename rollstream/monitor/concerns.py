@@ -1,9 +1,8 @@
 """Lists every concern of a run: a problem that a person should know of (`CONCERNS`).
 
-A concern has four faces, which share its name, and a test compares them: its check, whose warning
-`top`, the live view and the report show; the series `rollstream_concern` (`observed_values`), which
-the process exports that observes the run; its alert in `deploy/alerts.yml`, generated from this
-list; and its entry in `docs/reference/runbook-concerns.md`.
+A concern has four faces under one name, which a test compares: its check, whose warning the views
+show; the series `rollstream_concern` (`observed_values`); its alert in `deploy/alerts.yml`,
+generated from this list; and its entry in `docs/reference/runbook-concerns.md`.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,10 +21,10 @@ from rollstream.monitor.warnings_split import split_off
 
 @dataclass(frozen=True, slots=True)
 class Concern:
-    """Declares one concern. `name` is the kind of the warnings of `check`, or its part before `/`
-    (a check that warns by task). `meaning` states in one sentence what it means that the concern
-    lasts. `severity` states who is told: `page` a person now, because the run stands still or
-    trains on wrong data; `ticket` a person on the next working day.
+    """`name` is the kind of the warnings of `check`, or its part before `/` (a check that warns by
+    task). `meaning` states in one sentence what it means that the concern lasts. `severity` `page`
+    calls a person now, because the run stands still or trains on wrong data; `ticket` on the next
+    working day.
     """
 
     name: str
@@ -34,6 +33,7 @@ class Concern:
     meaning: str
 
 
+# The most urgent first: no progress, wrong data, nothing to learn from, slowness.
 CONCERNS = (
     Concern(
         "run_unreadable",
@@ -201,25 +201,22 @@ CONCERNS = (
         "what is trained is nearly as old as `dispatch.max_lag` permits, or older and dropped",
     ),
 )
-"""All concerns, the most urgent first: no progress, wrong data, nothing to learn from, slowness."""
 
 
 def warnings_of(at: RunSnapshot) -> tuple[RunWarning, ...]:
-    """Returns the warnings about a snapshot, most urgent first; () for a healthy run."""
+    """Returns the warnings about a snapshot, most urgent first."""
     return tuple(warning for concern in CONCERNS for warning in concern.check(at))
 
 
 def concern_of(warning: RunWarning) -> str:
-    """Returns the name of the concern of which this is a warning."""
     return warning.kind.partition("/")[0]
 
 
 def observed_values(at: RunSnapshot) -> MetricValues:
-    """Returns the metrics of the whole run at a snapshot that has its warnings (`concerns`): each
-    concern is 1 while it lasts and else 0, so that its alert ends.
-    """
+    """Returns the metrics of the whole run at a snapshot that has its warnings (`concerns`)."""
     lasting = {concern_of(warning) for warning in at.concerns}
-    found: dict[str, MetricValue] = {
+    values: dict[str, MetricValue] = {
+        # A concern that has ended is 0, so that its alert ends.
         "concern": {concern.name: concern.name in lasting for concern in CONCERNS},
         "run_step": at.step,
         "run_steps_wanted": at.steps,
@@ -229,5 +226,5 @@ def observed_values(at: RunSnapshot) -> MetricValues:
         "run_archive_roll_seconds": at.plan.archive_roll_s,
     }
     if at.pace.since_step_s is not None:
-        found["run_step_age_seconds"] = at.pace.since_step_s
-    return found
+        values["run_step_age_seconds"] = at.pace.since_step_s
+    return values

@@ -1,10 +1,5 @@
-"""Reads a run's log and metrics files and applies them to its `RunState`, from which
-`rollstream top` and the report are made (`RunFeed`). It writes nothing to the run: bytes that are
-no record are counted, not dead-lettered a second time.
-
-A live view of an old run reads only a tail: the last ledger records, the admissions since then, and
-the trajectories since the admission of the oldest open group. A report reads everything, archive
-included.
+"""Reads a run's log and metrics files and applies them to its `RunState` (`RunFeed`). It writes
+nothing to the run: bytes that are no record are counted, not dead-lettered a second time.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,20 +24,17 @@ from rollstream.streams.topics import ARCHIVED_TOPICS
 
 
 def tail_positions(bus: Bus, topic: str, records_max: int) -> dict[int, int]:
-    """Returns the positions at which the last `records_max` records of the topic begin; each
-    partition gets an equal share of them.
-    """
+    """Returns the positions of the last `records_max` records, in equal shares by partition."""
     begin, end = bus.begin(topic), bus.end(topic)
     share = max(1, records_max // max(1, len(end)))
     return {p: max(begin[p], last - share) for p, last in end.items()}
 
 
 def positions_since(bus: Bus, topic: str, time_s: float) -> dict[int, int]:
-    """Returns, for each partition, the position of the first record that was appended at or after
-    `time_s`, found by bisection. Clocks of writers differ, so append times may be slightly out of
-    order and a position is as inexact as the clocks.
-    """
+    """Returns, by partition, the position of the first record appended at or after `time_s`."""
     begin, end = bus.begin(topic), bus.end(topic)
+    # Clocks of writers differ, so append times may be slightly out of order, and a position is as
+    # inexact as the clocks.
     return {p: _bisect(bus, topic, p, begin[p], end[p], time_s) for p in end}
 
 
@@ -58,7 +50,6 @@ def time_at(bus: Bus, topic: str, partition: int, offset: int) -> float | None:
 
 
 def newest_time(bus: Bus, topic: str) -> float | None:
-    """Returns the append time of the topic's newest record; None if the topic has no record."""
     last = {p: end - 1 for p, end in bus.end(topic).items() if end}
     times = [time_at(bus, topic, partition, offset) for partition, offset in last.items()]
     return max((time_s for time_s in times if time_s is not None), default=None)
@@ -75,18 +66,15 @@ def _bisect(bus: Bus, topic: str, partition: int, low: int, high: int, time_s: f
     return low
 
 
-TAIL_BYTES = 1 << 18  # a few thousand lines; earlier lines of a long file are not read
+# A few thousand lines; earlier lines of a long file are not read.
+TAIL_BYTES = 1 << 18
 
 
 @dataclass(slots=True)
 class JsonLinesTail:
     """Reads a growing file of JSON lines from its last `TAIL_BYTES` on; `at` is the offset of the
-    next byte to read, -1 before the first call.
-
-    `path` may not exist yet. Its writer may replace the file by one with fewer of the old lines;
-    reading then continues after the last line that was read. An incomplete last line (in progress,
-    or cut off by a kill) is read once its newline arrives. A line that is not a JSON object is
-    skipped and counted in `broken`: a monitor must not fail on a foreign file.
+    next byte, -1 before the first call. `path` may not exist yet. An incomplete last line is read
+    once its newline arrives. A line that is not a JSON object is counted in `broken`.
     """
 
     path: Path
@@ -96,17 +84,17 @@ class JsonLinesTail:
     _last: bytes = b""
 
     def read(self) -> list[dict[str, Any]]:
-        """Returns the complete lines since the previous call, oldest first."""
         try:
-            found = self.path.stat()
-            if (found.st_size, found.st_ino) == (self.at, self._inode):
+            stat = self.path.stat()
+            if (stat.st_size, stat.st_ino) == (self.at, self._inode):
                 return []
-            is_replaced = self._inode not in (0, found.st_ino) or found.st_size < self.at
-            self.at, self._inode = -1 if is_replaced else self.at, found.st_ino
+            is_replaced = self._inode not in (0, stat.st_ino) or stat.st_size < self.at
+            self.at, self._inode = -1 if is_replaced else self.at, stat.st_ino
             with self.path.open("rb") as file:
-                data = file.read(TAIL_BYTES) if self._seek(file, found.st_size) else b""
+                data = file.read(TAIL_BYTES) if self._seek(file, stat.st_size) else b""
             return self._lines(data, is_replaced)
-        except OSError:  # missing or not readable: nothing to show
+        except OSError:
+            # The file is missing or not readable: there is nothing to show.
             return []
 
     def _seek(self, file: Any, size: int) -> bool:
@@ -115,51 +103,56 @@ class JsonLinesTail:
             start = max(0, size - TAIL_BYTES)
             file.seek(max(0, start - 1))
             if start:
-                file.readline()  # skip the rest of a partial line
+                # The rest of a partial line is skipped.
+                file.readline()
             self.at = file.tell() if start else 0
         file.seek(self.at)
         return size > self.at
 
     def _lines(self, data: bytes, is_replaced: bool) -> list[dict[str, Any]]:
-        whole = data[: data.rfind(b"\n") + 1]
-        self.at += len(whole)
-        found: list[dict[str, Any]] = []
-        lines = whole.splitlines()
+        complete = data[: data.rfind(b"\n") + 1]
+        self.at += len(complete)
+        objects: list[dict[str, Any]] = []
+        lines = complete.splitlines()
+        # The writer may replace the file by one with fewer of the old lines: reading continues
+        # after the last line that was read.
         if is_replaced and self._last in lines:
             del lines[: lines.index(self._last) + 1]
         self._last = lines[-1] if lines else self._last
         for line in lines:
             try:
-                found.append(parse_json(line, dict[str, Any]))
+                objects.append(parse_json(line, dict[str, Any]))
             except ValueError:
+                # A monitor must not fail on a foreign file.
                 self.broken += 1
-        return found
+        return objects
 
 
+# Read before the completions: they show which groups are open.
 CONTEXT_TOPICS = ("ledger", "admissions", "prompts", "weights", "status", "applied")
-"""Topics that are read before the completions: they show which groups are open."""
+# The state adds their records (completions) to the groups.
 COMPLETION_TOPICS = ("trajectories", "annotations")
-"""Topics whose records (completions) the state adds to their groups."""
-FIRST_TOPICS = ("prompts", "admissions", "ledger")  # one of them holds the run's first record
-AGE_ONLY_TOPICS = ("assignments", "partials")  # only the age of their newest record is used
+# One of them holds the run's first record.
+FIRST_TOPICS = ("prompts", "admissions", "ledger")
+# Only the age of their newest record is used.
+AGE_ONLY_TOPICS = ("assignments", "partials")
 RECORDS_MAX = 4096  # per topic and call of `RunFeed.follow`
-TAIL_RECORDS = 20_000  # newest records per topic that a live view reads: takes of a thousand steps
+# Newest records per topic that a live view reads: takes of a thousand steps.
+TAIL_RECORDS = 20_000
 # Old completions per topic that a live view reads: at least the first number, for its histograms,
 # and at most the second, however old the oldest open group is.
 TRAJECTORIES_MIN, TRAJECTORIES_MAX = 1024, 16_384
-LIVE_S = 3.0  # between two reads: what the second one returns was appended since the first
-SLOW_REFRESH_S = 10.0  # between two refreshes of slowly changing values
+# Between two reads: the second one returns what was appended since the first.
+LIVE_S = 3.0
+# Between two refreshes of slowly changing values.
+SLOW_REFRESH_S = 10.0
 
 
 class RunFeed:
-    """Applies a run's new records and metrics lines to a state at each call of `follow`. One call
-    reads about `RECORDS_MAX` records per topic, so the view of a large run stays responsive while
-    it catches up.
-
-    The first calls read the context topics up to their ends, from `tail` records before these.
-    After that the open groups are known, and so is where to start in the completion topics. If
-    `tail` is None, the feed reads everything from the begin, archive included, except old prompts
-    and annotations. `also` is called with each record after the state has applied it.
+    """Applies a run's new records and metrics lines to a state at each call of `follow`, about
+    `RECORDS_MAX` per topic, so the view stays responsive while it catches up. It begins `tail`
+    records before the ends; None reads everything, archive included, except old prompts and
+    annotations. `also` receives each record after the state has applied it.
     """
 
     def __init__(
@@ -188,10 +181,6 @@ class RunFeed:
         """Read new records and lines once and apply them to `state`, always the same one. Returns
         True while records remain that a topic held when the feed opened it; the caller should then
         call again at once.
-
-        Completions (trajectories and annotations) are fetched before the admissions and the ledger,
-        and applied after them. So no completion is applied to a state that is older than the
-        completion, and the counts are correct.
         """
         is_live = self._has_caught_up and now_s - self._read_s < LIVE_S
         self._read_s, state.live_s = now_s, now_s if is_live else None
@@ -199,14 +188,17 @@ class RunFeed:
             self._open_context(state)
         elif COMPLETION_TOPICS[0] not in self._topics and not self._is_behind():
             self._open_completions(state)
-        completed = [one for t in COMPLETION_TOPICS for one in self._read(state, t)]
+        # Completions are fetched before the admissions and the ledger and applied after them: no
+        # completion meets a state that is older than it, and the counts are correct.
+        completed = [message for t in COMPLETION_TOPICS for message in self._read(state, t)]
         is_idle = not completed
         for topic in CONTEXT_TOPICS:
-            found = self._read(state, topic)
-            is_idle = is_idle and not found
-            self._apply(state, found)
+            messages = self._read(state, topic)
+            is_idle = is_idle and not messages
+            self._apply(state, messages)
         self._apply(state, completed)
-        if is_idle:  # the last offsets of a compacted topic may hold no record
+        # The last offsets of a compacted topic may hold no record.
+        if is_idle:
             self._ends = {topic: {} for topic in self._ends}
         for line in self._evaluations.read():
             state.apply_evaluation(line)
@@ -224,9 +216,6 @@ class RunFeed:
         return not self._has_caught_up
 
     def _open_context(self, state: RunState) -> None:
-        """Open the context topics: each at its tail, but `admissions` at the time at which the
-        ledger's tail begins.
-        """
         log, tail = self._log, self._tail or TAIL_RECORDS
         positions = {topic: tail_positions(log, topic, tail) for topic in CONTEXT_TOPICS}
         if self._tail is not None:
@@ -240,20 +229,20 @@ class RunFeed:
             later = ((p, at + (end[p] - at) // 8) for p, at in positions["ledger"].items())
             start_s = oldest(time_at(log, "ledger", p, at) for p, at in later)
             if start_s is not None:
+                # Admissions begin at the time at which the ledger's tail begins.
                 positions["admissions"] = positions_since(log, "admissions", start_s)
         for topic, at in positions.items():
             self._open(state, topic, None if self._tail is None and topic != "prompts" else at)
 
     def _open_completions(self, state: RunState) -> None:
-        """Open the completion topics at the admission of the oldest open group, within
-        `TRAJECTORIES_MIN` and `TRAJECTORIES_MAX` records.
-        """
         opened_s = oldest(group.admitted_s for group in state.groups.open.values())
         for topic in COMPLETION_TOPICS:
-            fewest = tail_positions(self._log, topic, TRAJECTORIES_MIN)
-            most = tail_positions(self._log, topic, TRAJECTORIES_MAX)
-            wanted = fewest if opened_s is None else positions_since(self._log, topic, opened_s)
-            start = {p: max(most[p], min(fewest[p], wanted[p])) for p in fewest}
+            latest = tail_positions(self._log, topic, TRAJECTORIES_MIN)
+            earliest = tail_positions(self._log, topic, TRAJECTORIES_MAX)
+            admitted = latest if opened_s is None else positions_since(self._log, topic, opened_s)
+            # From the admission of the oldest open group, within `TRAJECTORIES_MIN` and
+            # `TRAJECTORIES_MAX` records.
+            start = {p: max(earliest[p], min(latest[p], admitted[p])) for p in latest}
             is_whole = self._tail is None and topic == "trajectories"
             self._open(state, topic, None if is_whole else start)
 
@@ -264,33 +253,28 @@ class RunFeed:
         )
 
     def _read(self, state: RunState, topic: str) -> list[LogRecord]:
-        """Returns the topic's new records: all that it has by now, or `RECORDS_MAX` and more.
-
-        One poll would return what a broker sent after the poll before it. Then all that is shown is
-        a refresh or two old, and heartbeats seem to be missing where refreshes take seconds.
-        """
-        view, found = self._topics.get(topic), list[LogRecord]()
-        while view and len(found) < RECORDS_MAX and (more := view.poll(RECORDS_MAX)):
-            found += more
-        if found:
-            newest_s = max(record.time_s for record in found)
+        view, messages = self._topics.get(topic), list[LogRecord]()
+        # One poll would return the records that a broker sent after the poll before it. Then all
+        # that is shown is a refresh or two old, and heartbeats seem to be missing where refreshes
+        # take seconds.
+        while view and len(messages) < RECORDS_MAX and (more := view.poll(RECORDS_MAX)):
+            messages += more
+        if messages:
+            newest_s = max(message.time_s for message in messages)
             state.newest_s[topic] = max(newest_s, state.newest_s.get(topic, newest_s))
             state.heard_s = state.live_s or state.heard_s
-        return found
+        return messages
 
     def _is_behind(self) -> bool:
         return any(view.is_behind(self._ends[topic]) for topic, view in self._topics.items())
 
-    def _apply(self, state: RunState, found: Sequence[LogRecord]) -> None:
-        for one in found:
-            if one.kind == "records" and one.record is not None:
-                state.apply(one.record, one.time_s)
-                self._also(one.record)
+    def _apply(self, state: RunState, messages: Sequence[LogRecord]) -> None:
+        for message in messages:
+            if message.kind == "records" and message.record is not None:
+                state.apply(message.record, message.time_s)
+                self._also(message.record)
 
     def _update(self, state: RunState) -> None:
-        """Give `state` the roles' terms and the number of unreadable messages, which the topics'
-        views know.
-        """
         for topic, view in self._topics.items():
             writer = self._log.settings(topic).writer
             if writer:
@@ -298,9 +282,6 @@ class RunFeed:
         state.unreadable = sum(view.counts["unreadable"] for view in self._topics.values())
 
     def _refresh_slowly(self, state: RunState) -> None:
-        """Refresh the values that change slowly or cost many requests: ages, dead letters, records
-        that are not archived, and roles.
-        """
         log = self._log
         if state.began_s is None:
             first = ((t, *at) for t in FIRST_TOPICS for at in log.begin(t).items())
@@ -320,16 +301,16 @@ class RunFeed:
         for dead in self._dead_letters.read():
             before = state.dead_letters.get(dead.source, DeadLetters(0, ""))
             state.dead_letters[dead.source] = DeadLetters(before.count + 1, dead.reason)
-        left = {topic: unarchived(bus, topic) for topic in ARCHIVED_TOPICS}
-        state.unarchived = {topic: one for topic, one in left.items() if one is not None}
+        backlogs = {topic: unarchived(bus, topic) for topic in ARCHIVED_TOPICS}
+        state.unarchived = {
+            topic: backlog for topic, backlog in backlogs.items() if backlog is not None
+        }
 
     def _read_roles(self, state: RunState, store: ObjectStore) -> None:
-        """Read two facts from the store that the log lacks: the archive's term, and whether the run
-        is a fork.
-        """
         self.store_trouble = ""
         try:
             state.is_fork = state.is_fork or read_parentage(store) is not None
+            # The log lacks the archive's term.
             archive = read_role(store, "archive")
         except StoreError as error:
             self.store_trouble = str(error)
@@ -339,8 +320,8 @@ class RunFeed:
 
 
 def unarchived(bus: Bus, topic: str) -> ArchiveBacklog | None:
-    """Returns the number of the topic's records that the archive has not committed, and the append
-    time of the oldest. None if it has committed all, or never any: the run has no archive.
+    """Returns the topic's records that the archive has not committed. None if it has committed all,
+    or never any: the run has no archive.
     """
     committed = bus.committed(ARCHIVE_GROUP, topic)
     if not committed:
@@ -349,10 +330,10 @@ def unarchived(bus: Bus, topic: str) -> ArchiveBacklog | None:
     # Only archived records are truncated, so a committed position is never below the begin.
     begin = dict.fromkeys(end, 0) if committed.keys() >= end.keys() else bus.begin(topic)
     at = {p: committed[p].offset if p in committed else begin[p] for p in end}
-    behind = {p: offset for p, offset in at.items() if offset < end[p]}
-    if not behind:
+    pending = {p: offset for p, offset in at.items() if offset < end[p]}
+    if not pending:
         return None
-    times = (time_at(bus, topic, p, max(begin[p], offset)) for p, offset in behind.items())
+    times = (time_at(bus, topic, p, max(begin[p], offset)) for p, offset in pending.items())
     since_s = oldest(times)
-    records = sum(end[p] - offset for p, offset in behind.items())
+    records = sum(end[p] - offset for p, offset in pending.items())
     return None if since_s is None else ArchiveBacklog(records, since_s)

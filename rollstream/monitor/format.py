@@ -1,22 +1,19 @@
-"""Formats values as short texts, bars and tables for the terminal; the live view, the warnings and
-the commands use it. Pure functions.
-
-Text from outside (an error message, a name from the log) goes through `plain_text`, which replaces
-control characters: they could move the cursor.
-"""
+"""Formats values as short texts, bars and tables for the terminal. Pure functions."""
 
 from collections.abc import Sequence
 
 from rich.table import Table
 
 SPARKS = "▁▂▃▄▅▆▇█"
-SPARK_COLUMNS = 24  # width of a sparkline, unless the caller asks for another
+# Width of a sparkline, unless the caller sets another.
+SPARK_COLUMNS = 24
 UNITS = ("B", "kB", "MB", "GB", "TB")
-GAP = "\N{NO-BREAK SPACE}"  # thousands separator that prevents a line break inside a number
+# Thousands separator that prevents a line break inside a number.
+GAP = "\N{NO-BREAK SPACE}"
 
 
 def clock(seconds: float) -> str:
-    """Formats a duration as a clock: `2:05`, `1:02:05`."""
+    """Formats a duration: `2:05`, `1:02:05`."""
     minutes, rest = divmod(max(0, round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
@@ -40,7 +37,7 @@ def count(value: float) -> str:
 
 
 def plural(number: int, word: str) -> str:
-    """Formats a number with the noun `word` in singular or plural: `1 move`, `2 moves`."""
+    """Formats a number with the noun `word`: `1 move`, `2 moves`."""
     return f"{count(number)} {word}{'' if number == 1 else 's'}"
 
 
@@ -69,19 +66,17 @@ def share(value: float) -> str:
 
 
 def sparkline(values: Sequence[float], columns: int = SPARK_COLUMNS) -> str:
-    """Returns the last `columns` values as one bar each; "" for fewer than two. The lowest and the
-    highest bar stand for minimum and maximum of all `values`.
-    """
+    """Returns the last `columns` values as one bar each; "" for fewer than two."""
     shown = values[-columns:]
     if len(shown) < 2:
         return ""
+    # The scale covers all values, so it does not jump as the window moves.
     low, high = min(values), max(values)
     scale = (len(SPARKS) - 1) / max(1e-9, high - low)
     return "".join(SPARKS[round((value - low) * scale)] for value in shown)
 
 
 def meter(used: float, total: float, columns: int) -> str:
-    """Returns a bar of `columns` characters, filled to `used / total`."""
     full = round(columns * max(0.0, min(1.0, used / max(1e-9, total))))
     return "█" * full + "░" * (columns - full)
 
@@ -90,20 +85,19 @@ def shortened(text: str, columns: int) -> str:
     """Cuts a text above `columns` characters in the middle, because names differ at the ends."""
     if len(text) <= columns:
         return text
-    left = (columns - 1) // 2
-    return f"{text[:left]}…{text[len(text) - (columns - 1 - left) :]}"
+    head = (columns - 1) // 2
+    return f"{text[:head]}…{text[len(text) - (columns - 1 - head) :]}"
 
 
 def plain_text(text: str, columns: int = 200) -> str:
     """Returns any text as one line of at most `columns` characters, without control characters."""
+    # Text from outside could move the cursor by control characters.
     spaced = " ".join(text.split())
     return shortened("".join(c if c.isprintable() else "?" for c in spaced), columns)
 
 
 def wrap_parts(parts: Sequence[str], columns: int) -> list[str]:
-    """Joins parts by ` · ` into lines of at most `columns` characters. Lines break only between
-    parts, so a single long part may exceed the limit.
-    """
+    """Joins parts by ` · ` into lines of at most `columns` characters, if no part is longer."""
     lines: list[str] = []
     for part in parts:
         if lines and len(lines[-1]) + 3 + len(part) <= columns:

@@ -1,10 +1,7 @@
-"""Tracks, for the views of a run, which groups are open and how the others ended (invariants 1 and
-2). `GroupTracker` has a `WatchedGroup` for each open group, and the numbers of the ended ones.
-
-Topics may be read in any order: a group that has ended is counted once and is not opened again,
-except a poisoned one (`supersede`).
-Memory is bounded by the open groups, the gaps between the numbers of ended groups (`NumberSet`, on
-`Intervals`), and the `ENDED_KEPT` newest end times, which show whether a record was appended late.
+"""Tracks which groups are open and how the others ended (`GroupTracker`, invariants 1 and 2).
+Topics may be read in any order: an ended group is counted once and is not opened again, except a
+poisoned one (`supersede`). Memory is bounded by the open groups, the gaps between ended ones, and
+`ENDED_KEPT`.
 """
 
 from bisect import bisect_left, bisect_right
@@ -18,16 +15,13 @@ from rollstream.streams.records import Admitted, Annotation, Trajectory
 
 @dataclass(slots=True)
 class Intervals:
-    """Holds disjoint intervals in ascending order. Intervals with a gap of at most `joined` between
-    them become one.
-    """
+    """Disjoint intervals in ascending order; those with a gap of at most `joined` become one."""
 
     joined: float = 0
     starts: list[float] = field(default_factory=list[float])
     ends: list[float] = field(default_factory=list[float])
 
     def add(self, start: float, end: float) -> None:
-        """Add `[start, end]`. Memory grows with the gaps, not with the number of calls."""
         first = bisect_left(self.ends, start - self.joined)
         last = bisect_right(self.starts, end + self.joined)
         if first < last:
@@ -46,15 +40,12 @@ class Intervals:
 
 @dataclass(slots=True)
 class NumberSet:
-    """Holds a set of whole numbers; its memory grows with the gaps between them. Groups end nearly
-    in order, so the gaps are few.
-    """
+    """A set of whole numbers; its memory grows with the gaps between them."""
 
+    # Groups end nearly in order, so the gaps are few.
     held: Intervals = field(default_factory=Intervals)
-    """Number n is held as the interval [n, n + 1]."""
 
     def add(self, number: int) -> bool:
-        """Add the number; returns True if the set did not hold it."""
         if number in self:
             return False
         self.held.add(number, number + 1)
@@ -68,15 +59,16 @@ class NumberSet:
 
 
 GROUP_ENDINGS = ("trained", "filtered", "expired", "dead")
-ENDED_KEPT = 8192  # groups whose end time is kept
-OWN_REWARD = "reward"  # an annotation of this name is needed only if the sample carries no reward
+# Groups whose end time shows whether a later record came late.
+ENDED_KEPT = 8192
+# An annotation of this name is needed only if the sample carries no reward.
+OWN_REWARD = "reward"
 
 
 @dataclass(slots=True)
 class WatchedGroup:
-    """Holds the progress of an open group. `finished_s` is the time at which all its trajectories
-    had finished, `ready_s` the time at which all annotations that they need had arrived too, so
-    that the group could be trained; None before.
+    """The progress of an open group. `finished_s` is the time at which all its trajectories had
+    finished, `ready_s` that at which the annotations that they need had arrived too; None before.
     """
 
     trajectories: frozenset[str]
@@ -91,14 +83,12 @@ class WatchedGroup:
     enough: int = 0
     """`Admitted.needed`: so many living trajectories complete the group; 0: all."""
     living: int = 0
-    """Number of finished trajectories that are not dead."""
 
     def is_full(self) -> bool:
         """Whether no further completion of the group counts."""
         return is_group_full(len(self.trajectories), self.enough, self.living, len(self.finished))
 
     def update(self, time_s: float) -> None:
-        """Update `finished_s` and `ready_s` after a record that was appended at `time_s`."""
         if not self.is_full():
             return
         self.finished_s = self.finished_s or time_s
@@ -109,31 +99,24 @@ class WatchedGroup:
 @dataclass(slots=True)
 class GroupTracker:
     """Keeps the states of all groups up to date, record by record. `names` are the annotations
-    without which training cannot use a sample. A completion is a `Trajectory` record, of a finished
-    or dead trajectory. Times (`time_s`) are those at which records were appended.
+    without which training cannot use a sample. Times (`time_s`) are those of the append.
     """
 
     names: frozenset[str] = frozenset({OWN_REWARD})
     admitted: NumberSet = field(default_factory=NumberSet)
     open: dict[int, WatchedGroup] = field(default_factory=dict[int, WatchedGroup])
     endings: Counter[str] = field(default_factory=Counter[str])
-    """The number of groups by ending, one of `GROUP_ENDINGS`."""
     newest: int = -1
-    """Highest group number admitted."""
     late: int = 0
     """Completions appended after their group had ended."""
     duplicate: int = 0
-    """Repeated completions of a trajectory, appended before their group had ended."""
     surplus: int = 0
     """Completions of open groups that were complete without them."""
     annotations: int = 0
-    """Annotations read, late ones included."""
     late_annotations: int = 0
-    """Annotations appended after their group had ended."""
     _ended: NumberSet = field(default_factory=NumberSet)
     _poisoned: NumberSet = field(default_factory=NumberSet)
     _reopened: set[int] = field(default_factory=set[int])
-    """Poisoned groups, until a record closes them (`supersede`)."""
     _ended_s: OrderedDict[int, float] = field(default_factory=OrderedDict[int, float])
 
     def admit(self, record: Admitted, time_s: float) -> None:
@@ -144,13 +127,14 @@ class GroupTracker:
             self.open[record.group] = WatchedGroup(names, time_s, enough=record.needed)
 
     def finish(self, record: Trajectory, time_s: float, is_repeat: bool) -> None:
-        """Apply a completion; only a trajectory's first one changes an open group. `is_repeat`
-        states that the caller has seen another completion of this trajectory.
+        """Apply a completion. `is_repeat` states that the caller has seen another completion of
+        this trajectory.
         """
         group = self.open.get(record.group)
         if group is None and self._is_late(record.group, time_s):
             self.late += 1
         elif is_repeat or (group is not None and record.trajectory in group.finished):
+            # Only a trajectory's first completion changes an open group.
             self.duplicate += 1
         elif group is not None and group.is_full():
             self.surplus += 1
@@ -163,7 +147,7 @@ class GroupTracker:
             group.update(time_s)
 
     def annotate(self, record: Annotation, time_s: float) -> None:
-        """Apply an annotation, which may arrive before the completion that it belongs to."""
+        """Apply an annotation, which may arrive before its completion."""
         self.annotations += 1
         group = self.open.get(record.group)
         if group is None:
@@ -173,9 +157,7 @@ class GroupTracker:
             group.update(time_s)
 
     def end(self, group: int, how: str, time_s: float) -> None:
-        """Apply the end of a group, which the trainer took or closed; `how` is one of
-        `GROUP_ENDINGS`. Idempotent.
-        """
+        """Apply the end of a group; `how` is one of `GROUP_ENDINGS`. Idempotent."""
         self.open.pop(group, None)
         if group in self._reopened:
             self._reopened.remove(group)
@@ -188,7 +170,7 @@ class GroupTracker:
 
     def supersede(self, group: int) -> None:
         """Undo the ending `trained` of a poisoned group, whose take the learner could not compute.
-        It counts as open until its `GroupClosed` record, which follows, is applied. Idempotent.
+        It counts as open until its `GroupClosed` record, which follows. Idempotent.
         """
         if group in self._ended and self._poisoned.add(group):
             self.endings["trained"] -= 1
@@ -203,7 +185,6 @@ class GroupTracker:
         return {"admitted": len(self.admitted), **ended, "open": is_open}
 
     def ready(self) -> int:
-        """Returns the number of open groups that are ready for training."""
         return sum(group.ready_s is not None for group in self.open.values())
 
     def _is_late(self, group: int, time_s: float) -> bool:
@@ -211,5 +192,4 @@ class GroupTracker:
 
 
 def oldest(times_s: Iterable[float | None]) -> float | None:
-    """Returns the earliest known time; None if none is known."""
     return min((time_s for time_s in times_s if time_s is not None), default=None)

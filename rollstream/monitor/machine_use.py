@@ -6,14 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-SAMPLE_S = 10.0  # a use is that of about so many last seconds: a few steps of a small run
+# A few steps of a small run.
+SAMPLE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class MachineUse:
-    """The cores that the processes of a run may use, and how many of them are busy, whoever keeps
-    them busy.
-    """
+    """The cores that the processes of a run may use, and how many are busy with any work."""
 
     cores: float
     busy_cores: float
@@ -24,8 +23,8 @@ class MachineUse:
 
 
 class CoreClock:
-    """Measures the use of the cores that this process may use: those of its affinity, or the quota
-    of its control group. `root` is `/`, for tests another folder.
+    """Measures the cores that this process may use: those of its affinity, or the quota of its
+    control group. `root` is `/`, for tests another folder.
     """
 
     def __init__(
@@ -37,8 +36,8 @@ class CoreClock:
         self._use: MachineUse | None = None
 
     def use(self) -> MachineUse | None:
-        """Returns the use between two calls that are at least `SAMPLE_S` apart; None before there
-        are two, and on a system without these files.
+        """Returns the use between two calls at least `SAMPLE_S` apart; None before there are two,
+        and on a system without these files.
         """
         now_s = self._monotonic()
         if self._before is not None and now_s - self._before[0] < SAMPLE_S:
@@ -54,17 +53,16 @@ class CoreClock:
         return self._use
 
     def _read(self) -> tuple[float, float]:
-        """Returns the usable cores, and the seconds for which they were busy since some start."""
         usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
         lines = [line.split() for line in self._proc.read_text().splitlines()]
         each = {int(w[0][3:]): w for w in lines if w[0].startswith("cpu") and w[0] != "cpu"}
-        own = [each[core] for core in each if usable is None or core in usable]
+        core_lines = [each[core] for core in each if usable is None or core in usable]
         quota = self._quota()
-        if quota is not None and quota < len(own):
+        if quota is not None and quota < len(core_lines):
             stat = (self._group / "cpu.stat").read_text().split()
             return quota, int(stat[stat.index("usage_usec") + 1]) / 1e6
-        ticks = sum(sum(map(int, w[1:4])) + sum(map(int, w[6:9])) for w in own)
-        return float(len(own)), ticks / os.sysconf("SC_CLK_TCK")
+        ticks = sum(sum(map(int, w[1:4])) + sum(map(int, w[6:9])) for w in core_lines)
+        return float(len(core_lines)), ticks / os.sysconf("SC_CLK_TCK")
 
     def _quota(self) -> float | None:
         try:

@@ -1,9 +1,5 @@
-"""Observes one run for the live views (`rollstream run`, `top`, `ls`), living or finished.
-
-Each call of `RunObserver.observe` reads new records and lines of the run (`RunFeed`), applies them
-to a state in memory (`RunState`), and returns a snapshot: metrics and warnings at that moment. A
-read error does not end an observer: it is in `RunSnapshot.trouble`, and values from the log stay as
-they were. `run_standing` tells only a run's step and whether it runs. Nothing here writes to it.
+"""Observes one run for the live views (`rollstream run`, `top`, `ls`), living or finished, and
+writes nothing to it.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,15 +31,16 @@ from rollstream.storage.archive.reading import release_memory
 from rollstream.storage.log_view import LogView
 from rollstream.supervisor.supervisor import RoleState
 
-CATCH_UP_S = 0.5  # reading a long log is cut into calls of this length: the view is redrawn between
+# Reading a long log is cut into calls of this length: the view is redrawn between.
+CATCH_UP_S = 0.5
 
 
 @dataclass(slots=True)
 class RunObserver:
-    """Keeps the state of one run up to date. For one thread. `metrics` is the folder of the run's
-    metrics files. `open_view` opens the run's log and archive, and returns None while the run has
-    no log. `clock` returns the time and `started_s` is the time at which the process that observes
-    started the run (None: it did not), both in seconds since the epoch.
+    """Keeps the state of one run up to date, for one thread. `metrics` is the folder of the metrics
+    files. `open_view` opens the run's log and archive, or returns None while there is no log.
+    `clock` returns the time and `started_s` is the time at which the observing process started the
+    run (None: it did not), both in seconds since the epoch.
     """
 
     settings: RunSettings
@@ -53,7 +50,7 @@ class RunObserver:
     started_s: float | None = None
     is_behind: bool = True
     """True until all records were read that the log held when the observer opened it, or until a
-    read fails. Until then the caller should call `observe` again at once.
+    read fails; the caller should then call `observe` again at once.
     """
     cores: CoreClock = field(default_factory=CoreClock)
     has_read: bool = field(default=False, init=False)
@@ -62,7 +59,6 @@ class RunObserver:
     _feed: feed.RunFeed | None = None
     _newest: RunSnapshot | None = None
     _concerns: tuple[RunWarning, ...] = ()
-    """The warnings at the last read."""
 
     def __post_init__(self) -> None:
         self.state = self.settings.state()
@@ -71,8 +67,8 @@ class RunObserver:
         self, roles: Sequence[RoleState] = (), catch_up_s: float = CATCH_UP_S
     ) -> RunSnapshot:
         """Read new records, for about `catch_up_s` seconds at most; returns the present metrics and
-        warnings, or those of the last read while none succeeds. `roles` are the states of the run's
-        processes, if the caller supervises them.
+        warnings. A read error is in `RunSnapshot.trouble`, and values from the log stay those of
+        the last read. `roles` are the states of the run's processes, if the caller supervises them.
         """
         self.has_read, now_s = False, self.clock()
         try:
@@ -81,12 +77,14 @@ class RunObserver:
             trouble = "" if self._feed is None else self._feed.store_trouble
             trouble = trouble and f"the run's store cannot be read: {trouble}"
         except RollstreamError as error:
-            self.is_behind = False  # a caller that looks again at once would never pause
+            # A caller that looks again at once would never pause.
+            self.is_behind = False
             trouble = f"the run cannot be read: {error}"
         shown = take_snapshot(self.state, self.settings, now_s, roles, self.started_s)
         if self.settings.is_one_machine:
             shown = replace(shown, machine=self.cores.use())
-        if self.has_read:  # else the missing read would be a concern of the run
+        # Without a read its absence would be a concern of the run.
+        if self.has_read:
             self._concerns = warnings_of(shown)
         shown = replace(shown, trouble=trouble)
         shown = replace(shown, concerns=(*run_unreadable(shown), *self._concerns))
@@ -102,10 +100,6 @@ class RunObserver:
         return {} if newest is None else observed_values(newest)
 
     def _catch_up(self, deadline: Deadline) -> float:
-        """Read new records. Returns the time before the last of these reads: a broker that was
-        started again may take half a minute for an answer behind the heartbeats, which were then
-        not sent late.
-        """
         now_s = self.clock()
         if self._feed is None:
             view = self.open_view()
@@ -115,6 +109,8 @@ class RunObserver:
             self._feed = feed.RunFeed(view, self.metrics)
         self.is_behind = True
         while self.is_behind:
+            # The time before the last read counts: a broker that was started again may take half a
+            # minute for an answer behind the heartbeats, which were then not sent late.
             now_s = self.clock()
             self.is_behind = self._feed.follow(self.state, now_s)
             if deadline.passed():
@@ -125,30 +121,30 @@ class RunObserver:
         return now_s
 
 
-STORE_S = 10.0  # a view waits no longer for the store, and shows that it does not answer
+# A view waits no longer for the store, and shows that it does not answer.
+STORE_S = 10.0
 STANDING_TOPICS = ("ledger", "weights", "status")
+# The last steps, versions and heartbeats, of each of these topics.
 STANDING_RECORDS = 256
-"""`run_standing` reads this many of the last records of each of these topics: the last steps,
-versions and heartbeats.
-"""
 
 
 def opener_of_run(folder: Path, is_trusted: bool = False) -> Callable[[], LogView | None]:
-    """Returns a function for `RunObserver.open_view`: it opens the log and the archive of the run
-    in this folder for reading only, or returns None while a `sqlite:` log does not exist.
+    """Returns a function that opens log and archive of the run in this folder for reading only, or
+    returns None while a `sqlite:` log does not exist.
     """
 
     def opened() -> LogView | None:
         location = locate_run(str(folder), is_trusted)
-        metrics_folder(location)  # refuses files that leave the run
+        # Refuses files that leave the run.
+        metrics_folder(location)
         return None if location.bus is None else run_view(location, STORE_S)
 
     return opened
 
 
 def run_standing(configuration: Configuration, folder: RunFolder, now_s: float) -> RunStanding:
-    """Returns the run's standing (its step, and whether it is running) from about 20 small reads,
-    however long the log is. Raises a `RollstreamError` if the log cannot be reached.
+    """Returns the run's standing from about 20 small reads, however long the log is. Raises a
+    `RollstreamError` if the log cannot be reached.
     """
     plan = run_settings_of(configuration)
     state = plan.state()
@@ -162,9 +158,6 @@ def run_standing(configuration: Configuration, folder: RunFolder, now_s: float) 
 
 
 def _read_tails(view: LogView, state: RunState) -> None:
-    """Apply to the state the time of each topic's newest record, and the last records of
-    `STANDING_TOPICS`.
-    """
     for topic in (*feed.CONTEXT_TOPICS, *feed.COMPLETION_TOPICS, *feed.AGE_ONLY_TOPICS):
         newest_s = feed.newest_time(view, topic)
         if newest_s is None:
@@ -172,6 +165,6 @@ def _read_tails(view: LogView, state: RunState) -> None:
         state.newest_s[topic] = newest_s
         if topic in STANDING_TOPICS:
             start = feed.tail_positions(view.bus or view, topic, STANDING_RECORDS)
-            for one in view.topic(topic, start).poll(STANDING_RECORDS):
-                if one.kind == "records" and one.record is not None:
-                    state.apply(one.record, one.time_s)
+            for message in view.topic(topic, start).poll(STANDING_RECORDS):
+                if message.kind == "records" and message.record is not None:
+                    state.apply(message.record, message.time_s)

@@ -1,10 +1,5 @@
-"""Computes the progress of a run from its `RunState` (what observers know of the run from its log
-and metrics files): speed and lag over the last steps, and the run's state and phase. All functions
-are pure.
-
-The supervisor records how a run ended. Without that record (no supervisor, as on a cluster, or a
-killed one) a run counts as finished once its last step is done and nothing was written for a while;
-a run that is quiet before its last step is `silent`.
+"""Computes the progress of a run from its `RunState`: speed and lag over the last steps, and the
+run's state and phase. All functions are pure.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,19 +14,18 @@ from rollstream.monitor.sessions import ENDINGS, EndedState
 from rollstream.monitor.state import RunState
 from rollstream.streams.records import StepDone
 
-RATE_STEPS = 10  # speed and remaining time are computed from so many last steps
+# Speed and remaining time are computed from so many last steps.
+RATE_STEPS = 10
 RATE_S = 60.0  # window of the trajectories per second
 
 
 @dataclass(frozen=True, slots=True)
 class RunPace:
-    """Holds the run's speed. Over the last `recent_steps` steps: `step_s` is the median duration of
-    a step, `trained_per_s` the trained tokens. `since_step_s` is the age of the last step, `left_s`
-    the estimated time to the run's last step. All of these are None if unknown.
-
-    `generated_per_s` sums up the tokens per second of the living rollouts, each a mean over its
-    last ten seconds; of a run that is over it is computed from its last minute's trajectories.
-    `trajectories_per_s` counts the trajectories that finished in the last minute.
+    """Over the last `recent_steps` steps: `step_s` is the median duration of a step,
+    `trained_per_s` the trained tokens. `since_step_s` is the age of the last step, `left_s` the
+    estimated time to the last one. None if unknown. `generated_per_s` sums up the living rollouts,
+    each a mean over its last ten seconds; for a run that is over it comes from its last minute, as
+    `trajectories_per_s` does.
     """
 
     step_s: float | None
@@ -43,17 +37,15 @@ class RunPace:
     trajectories_per_s: float
     recent_steps: int
     wait_share: float
-    """Share of the steps' time in which the trainer waited for trajectories."""
     busy_share: float = 0.0
     """Computing seconds of the trainer's threads, added up, per second of the steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class LagSummary:
-    """Counts the generated tokens of the last trajectories by lag: in `finish` by the lag when the
-    trajectory finished, in `trained` by the lag when it was trained, masked tokens left out. Over
-    the last steps, `mean` is the mean lag of tokens when trained, and `masked_share` the share of
-    generated tokens that were masked because their lag was above `max_lag`.
+    """Generated tokens of the last trajectories by lag: in `finish` when the trajectory finished,
+    in `trained` when it was trained. Over the last steps, `mean` is the mean lag when trained, and
+    `masked_share` the share of tokens masked for a lag above `max_lag`.
     """
 
     finish: Mapping[int, int]
@@ -70,8 +62,8 @@ def run_pace(
     at_s: float,
     over: bool,
 ) -> RunPace:
-    """Returns the pace at `at_s`. `recent` are the last steps (`recent_steps`), `lines` the
-    rollouts, `remaining` the number of steps still to train; `over` if the run has ended.
+    """`recent` are the last steps (`recent_steps`), `remaining` the number still to train; `over`
+    if the run has ended.
     """
     step_s = _step_s(recent)
     trajectories_per_s, tokens_per_s = state.samples.per_s(RATE_S, at_s)
@@ -92,7 +84,6 @@ def run_pace(
 
 
 def lag_summary(state: RunState, recent: Sequence[StepDone], max_lag: int | None) -> LagSummary:
-    """Returns the lag of the last trajectories and of the last steps (`recent`)."""
     return LagSummary(
         finish=state.samples.lag_at_finish(),
         trained=_up_to(state.samples.lag_when_trained(), max_lag),
@@ -102,15 +93,13 @@ def lag_summary(state: RunState, recent: Sequence[StepDone], max_lag: int | None
 
 
 def recent_steps(steps: Sequence[StepDone]) -> list[StepDone]:
-    """Returns the last `RATE_STEPS` + 1 steps, without those of earlier terms: the time between the
-    last step of one trainer and the first of its successor is not training.
-    """
+    """Returns the last `RATE_STEPS` + 1 steps of the newest term."""
     last = list(steps)[-RATE_STEPS - 1 :]
+    # The time between the last step of one trainer and the first of its successor is not training.
     return [done for done in last if done.version.term == last[-1].version.term]
 
 
 def _step_s(recent: Sequence[StepDone]) -> float | None:
-    """Returns the median seconds between two steps."""
     if len(recent) < 2:
         return None
     return max(1e-3, median(b.time_s - a.time_s for a, b in pairwise(recent)))
@@ -119,7 +108,6 @@ def _step_s(recent: Sequence[StepDone]) -> float | None:
 def _remaining_s(
     recent: Sequence[StepDone], step_s: float | None, remaining: int, now_s: float
 ) -> float | None:
-    """Returns the seconds until the run's last step at the current speed."""
     if step_s is None or remaining <= 0:
         return None
     return max(0.0, recent[-1].time_s + remaining * step_s - now_s)
@@ -141,31 +129,32 @@ def _mean(recent: Sequence[StepDone], name: str) -> float | None:
 
 
 def _masked_share(recent: Sequence[StepDone]) -> float:
-    """Returns the share of the last steps' generated tokens that were masked for their lag."""
     masked = sum(done.counts.get("masked_tokens", 0) for done in recent)
     trained = _total(recent, "tokens_trained")
     return masked / max(1.0, masked + trained)
 
 
 def _up_to(histogram: Mapping[int, int], max_lag: int | None) -> Mapping[int, int]:
-    """Drops lags above `max_lag`: those tokens were masked, not trained."""
+    # Tokens above `max_lag` were masked, not trained.
     return {lag: n for lag, n in histogram.items() if max_lag is None or lag <= max_lag}
 
 
-QUIET_S = 30.0  # sixty heartbeats: a run with a living rollout writes far more often
-STARTING_S = 120.0  # within it a role loads libraries and model and writes its first record
-EVALUATION_S = 240.0  # longer than the supervisor's wait for the last evaluation
+# Sixty heartbeats: a run with a living rollout writes far more often.
+QUIET_S = 30.0
+# Within it a role loads libraries and model and writes its first record.
+STARTING_S = 120.0
+# Longer than the supervisor's wait for the last evaluation.
+EVALUATION_S = 240.0
+# `new`: no record yet. `silent`: unfinished, but nothing was written for `QUIET_S`. `EndedState`:
+# the run is over.
 StandingState = Literal["new", "running", "silent"] | EndedState
-"""`new`: no record yet. `running`. `silent`: unfinished, but nothing was written for `QUIET_S`. The
-others: the run is over.
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class RunStanding:
-    """Describes where a run stands: its state, and `step` of `steps` done. `phase` describes the
-    state in one to three words for the user. `newest_s` is the time of the newest record in seconds
-    since the epoch, None for a run without records.
+    """Where a run stands: `step` of `steps` done; `phase` describes the state in one to three
+    words. `newest_s` is the time of the newest record in seconds since the epoch, None without
+    records.
     """
 
     state: StandingState
@@ -174,28 +163,25 @@ class RunStanding:
     steps: int
     newest_s: float | None
     is_starting: bool
-    """True if a process started so recently that it may not have written a record yet."""
+    """A process may not have written its first record yet."""
 
     @property
     def is_over(self) -> bool:
-        """True if the run writes no more records unless it is restarted."""
         return self.state in ENDINGS.values()
 
     @property
     def is_quiet(self) -> bool:
-        """True if the run is `silent`: unfinished, but nothing was written for `QUIET_S`."""
         return self.state == "silent"
 
 
 def standing_of(
     state: RunState, steps: int, now_s: float, is_evaluated: bool = True
 ) -> RunStanding:
-    """Returns where the run, which has `steps` steps in all, stands at `now_s`; `is_evaluated`: an
-    evaluation follows the last step.
-    """
+    """Returns where the run stands at `now_s`; `is_evaluated`: an evaluation ends the run."""
     step = state.steps[-1].step if state.steps else 0
     newest_s = max(state.newest_s.values(), default=None)
-    heard_s = newest_s if state.heard_s is None else state.heard_s  # no clock but the observer's
+    # No clock counts but the observer's.
+    heard_s = newest_s if state.heard_s is None else state.heard_s
     quiet_s = 0.0 if heard_s is None else now_s - heard_s
     starts = (event["time_s"] for event in state.events if event.get("event") == "start")
     is_starting = now_s - max(starts, default=float("-inf")) < STARTING_S
@@ -204,6 +190,8 @@ def standing_of(
     is_quiet = quiet_s > QUIET_S and not is_starting and not is_warming_up
     ending = _last_ending(state)
     if ending is None and step >= steps and not is_starting and _is_idle(state, now_s, quiet_s):
+        # Without a supervisor's record of the end (a cluster, a killed supervisor) a run counts as
+        # finished once its last step is done and nothing was written for a while.
         ending = "finished"
     if ending is not None:
         phase = ending + (_evaluated_to(state, step) if ending == "finished" else "")
@@ -220,13 +208,11 @@ def standing_of(
 
 
 def _evaluated_to(state: RunState, step: int) -> str:
-    """Returns how far the versions are evaluated if the last one is not, else ""."""
     newest = max((line["step"] for line in state.evaluations), default=step)
     return f", evaluated to v{newest:.0f}" if newest < step else ""
 
 
 def _last_ending(state: RunState) -> StandingState | None:
-    """Returns the ending that the supervisor recorded last; None if it started a process since."""
     for event in reversed(state.events):
         if event.get("event") in ENDINGS:
             return ENDINGS[event["event"]]
@@ -236,32 +222,30 @@ def _last_ending(state: RunState) -> StandingState | None:
 
 
 def _is_idle(state: RunState, now_s: float, quiet_s: float) -> bool:
-    """True if no rollout is alive, and the newest record is so old that no evaluation can still be
-    running (a run with a supervisor) or that every role is silent (a run without one).
-    """
     if any(line.is_alive() for line in rollout_snapshots(state, now_s)):
         return False
+    # No evaluation can still be running, or, in a run without a supervisor, every role is silent.
     return not state.newest_s or quiet_s > (EVALUATION_S if state.events else SILENT_S)
 
 
 def restart_ages(state: RunState, now_s: float) -> dict[str, tuple[float, ...]]:
-    """Returns the restarts that new terms show, without those by a supervisor: it records deaths,
-    and a run that was stopped and resumed has new terms without any.
-    """
+    """Returns the restarts that new terms show, without those by a supervisor."""
     starts: dict[str, list[float]] = {}
     for event in state.events:
         if event.get("event") == "start":
             starts.setdefault(str(event.get("role")), []).append(event["time_s"])
-    found: dict[str, tuple[float, ...]] = {}
+    ages: dict[str, tuple[float, ...]] = {}
     for role, time_s in state.restart_times:
+        # A supervisor records deaths, and a run that was stopped and resumed has new terms without
+        # any.
         if not any(at <= time_s < at + STARTING_S for at in starts.get(role, ())):
-            found[role] = (*found.get(role, ()), max(0.0, now_s - time_s))
-    return found
+            ages[role] = (*ages.get(role, ()), max(0.0, now_s - time_s))
+    return ages
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessDeath:
-    """Describes a process that ended unexpectedly `ago_s` seconds ago; `code` −9 is signal 9."""
+    """A process that ended unexpectedly `ago_s` seconds ago; `code` −9 is signal 9."""
 
     role: str
     code: int
@@ -269,26 +253,24 @@ class ProcessDeath:
 
 
 def recorded_deaths(state: RunState, now_s: float) -> tuple[ProcessDeath, ...]:
-    """Returns the deaths that the supervisor recorded, the newest first; none of an earlier
-    supervisor, since whoever resumed the run may have mended their cause.
-    """
-    found: list[ProcessDeath] = []
+    """Returns the deaths that the present supervisor recorded, the newest first."""
+    deaths: list[ProcessDeath] = []
     has_started = False
-    for one in reversed(state.events):
-        if one.get("event") in ENDINGS and has_started:
+    for event in reversed(state.events):
+        # The resume may have mended the cause of deaths under an earlier supervisor.
+        if event.get("event") in ENDINGS and has_started:
             break
-        has_started |= one.get("event") == "start"
-        if one.get("event") == "death":
-            ago_s = max(0.0, now_s - one["time_s"])
-            found.append(ProcessDeath(str(one.get("role")), int(one.get("code", 0)), ago_s))
-    return tuple(found)
+        has_started |= event.get("event") == "start"
+        if event.get("event") == "death":
+            ago_s = max(0.0, now_s - event["time_s"])
+            deaths.append(ProcessDeath(str(event.get("role")), int(event.get("code", 0)), ago_s))
+    return tuple(deaths)
 
 
 def start_age_s(state: RunState, role: str, now_s: float) -> float | None:
-    """Returns the seconds since the newest start of a role that a supervisor recorded."""
     starts = [
-        one["time_s"]
-        for one in state.events
-        if one.get("event") == "start" and one.get("role") == role
+        event["time_s"]
+        for event in state.events
+        if event.get("event") == "start" and event.get("role") == role
     ]
     return max(0.0, now_s - max(starts)) if starts else None

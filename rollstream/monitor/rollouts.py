@@ -1,10 +1,5 @@
-"""Computes three kinds of metrics for the live view, from what it has read of a run (`RunState`):
-each rollout's present state (`rollout_snapshots`), waiting and moved work (`scheduling_metrics`),
-and the mismatch of engine and trainer by task (`mismatch_by_task`). All functions are pure.
-
-The mismatch (`consumers/trainer/learn/mismatch.py`) compares tokens of lag 0 only. If rollouts lag
-behind the trainer, few steps after the first one train such tokens, so the mismatch shown is that
-of the last steps that compared any, however old these steps are.
+"""Computes from a `RunState` each rollout's present state, waiting and moved work, and the mismatch
+of engine and trainer by task. All functions are pure.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,18 +10,17 @@ from rollstream.monitor.state import RequestMove, RunState
 from rollstream.streams.records import Applied, RolloutStatus, StepDone
 from rollstream.streams.values import Version
 
+# Ten intervals without a heartbeat: the rollout is `silent`. One that sends heartbeats, but whose
+# loop has made no progress for this time, is `stalled`.
 SILENT_S = 5.0
-"""After this time (ten intervals) without a heartbeat a rollout is `silent`. One that sends
-heartbeats, but whose loop has made no progress for this time, is `stalled`.
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutSnapshot:
-    """Shows one rollout: its trajectories, KV cache (in tokens), weights and speed. `verified` is
-    False if its weights were not checked, or differ from the announced ones. `silent_s` is the age
-    of its last heartbeat. `state` is `silent`, `stalled` or the health that it reports
-    (`RolloutStatus`). Speed and idle share are means over the last heartbeats.
+    """One rollout: its trajectories, KV cache (in tokens), weights and speed. `verified` is False
+    if its weights were not checked, or differ from the announced ones. `state` is `silent`,
+    `stalled` or the health that it reports. Speed and idle share are means over the last
+    heartbeats.
     """
 
     name: str
@@ -42,9 +36,8 @@ class RolloutSnapshot:
     silent_s: float
     state: str
     queued: int = 0
-    """How many of `waiting` were not submitted to the engine yet."""
+    """The part of `waiting` that is not submitted to the engine yet."""
     parked: int = 0
-    """Dialogues that wait for their environment, without a slot."""
     idle_total: float = 0.0
     """Share of idle in the idle and computing seconds since the rollout's start; 0 if the engine
     does not report its computing time.
@@ -54,16 +47,12 @@ class RolloutSnapshot:
         return self.state not in ("silent", "leaving")
 
     def severity_key(self) -> tuple[bool, bool, float]:
-        """Returns a sort key: silent rollouts first, then unverified ones, then by idle share, the
-        most idle first.
-        """
+        """Sorts silent rollouts first, then unverified ones, then the most idle."""
         return (self.state != "silent", self.verified, -self.idle_share)
 
 
 def rollout_snapshots(state: RunState, now_s: float) -> tuple[RolloutSnapshot, ...]:
-    """Returns all rollouts in the order of their names; numbers in names sort numerically. `now_s`
-    is in seconds since the epoch.
-    """
+    """Returns all rollouts by name; numbers in names sort numerically."""
     lines = (
         _snapshot(
             beats,
@@ -78,7 +67,6 @@ def rollout_snapshots(state: RunState, now_s: float) -> tuple[RolloutSnapshot, .
 
 
 def worst_first(lines: Sequence[RolloutSnapshot]) -> list[RolloutSnapshot]:
-    """Returns the rollouts sorted by `severity_key`; rollouts with equal keys keep their order."""
     return sorted(lines, key=lambda line: line.severity_key())
 
 
@@ -120,34 +108,33 @@ def _state(status: RolloutStatus, is_silent: bool) -> str:
 
 
 def _is_announced(applied: Applied | None, announced: Mapping[Version, str]) -> bool:
-    """Returns True unless the rollout's last applied version has another manifest hash than the
-    announced one; True if either hash is unknown.
-    """
+    # An unknown hash of either side proves nothing.
     return applied is None or announced.get(applied.version, applied.hash) == applied.hash
 
 
 def _natural(name: str) -> tuple[tuple[int, str], ...]:
-    """Returns a sort key that puts `rollout-2` before `rollout-10`."""
     parts: list[str] = []
     for character in name:
         if parts and parts[-1][-1].isdecimal() == character.isdecimal():
             parts[-1] += character
         else:
             parts.append(character)
+    # `rollout-2` comes before `rollout-10`.
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in parts)
 
 
 TOKENS_PREFIX = "mismatch_tokens/"
-COMPARED_STEPS = 10  # newest steps with compared tokens that the mismatch covers
+# Newest steps with compared tokens that the mismatch covers.
+COMPARED_STEPS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class TaskMismatch:
-    """Holds one task's differences |Δ log p| between engine and trainer, in nats, over `tokens`
-    tokens of lag 0: `mean`, `largest`, the estimated KL divergence `kl`, and `above_share`, the
-    share of tokens whose difference is above `TOKEN_MAX` (`mismatch.py`). `step` is the newest step
-    with tokens of lag 0, 0 if there is none. If the task's newest step has none, `near_lag` is the
-    smallest lag of its tokens, and `near_mean` the mean difference of the tokens at this lag.
+    """One task's differences |Δ log p| between engine and trainer, in nats, over `tokens` tokens of
+    lag 0: `mean`, `largest`, the estimated KL divergence `kl`, and `above_share`, the share of
+    tokens above `TOKEN_MAX` (`mismatch.py`). `step` is the newest step with tokens of lag 0, 0 if
+    there is none. If the task's newest step has none, `near_lag` is the smallest lag of its tokens,
+    and `near_mean` their mean difference.
     """
 
     tokens: int
@@ -161,7 +148,6 @@ class TaskMismatch:
 
 
 def mismatch_by_task(steps: Sequence[StepDone]) -> dict[str, TaskMismatch]:
-    """Returns, by task, the mismatch of each task that these steps report."""
     names = {name for done in steps for name in done.metrics if name.startswith(TOKENS_PREFIX)}
     return {
         task: _task_mismatch(task, steps)
@@ -178,6 +164,8 @@ def _task_mismatch(task: str, steps: Sequence[StepDone]) -> TaskMismatch:
         return weighted / max(1.0, tokens)
 
     newest = next(done for done in reversed(steps) if TOKENS_PREFIX + task in done.metrics)
+    # If rollouts lag behind, few steps train tokens of lag 0, the only ones that are compared: the
+    # last steps that have any count, however old.
     compared = [done for done in steps if figure(done, "tokens")][-COMPARED_STEPS:]
     tokens = sum(figure(done, "tokens") for done in compared)
     is_far = f"mismatch_near_lag/{task}" in newest.metrics
@@ -193,15 +181,16 @@ def _task_mismatch(task: str, steps: Sequence[StepDone]) -> TaskMismatch:
     )
 
 
-RECENT_S = 60.0  # moves younger than this are counted
-MOVES_SHOWN = 3  # newest moves that are listed one by one
+# Moves younger than this are counted.
+RECENT_S = 60.0
+# Newest moves that are listed one by one.
+MOVES_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
 class LengthPredictions:
-    """Compares dispatch's predicted lengths with the generated ones, for the last `count` finished
-    trajectories that had a prediction: medians of predicted (`expected`) and generated (`real`)
-    tokens, and the median error as a share of the generated tokens.
+    """Dispatch's predicted lengths (`expected`) against the generated ones (`real`), in tokens, as
+    medians over the last `count` finished trajectories; `error_share` is of the generated tokens.
     """
 
     count: int
@@ -212,12 +201,10 @@ class LengthPredictions:
 
 @dataclass(frozen=True, slots=True)
 class SchedulingMetrics:
-    """Counts waiting and moved work: `queued` trajectories wait at rollouts and are not submitted
-    to the engine yet, `waiting` ones wait in engines for a slot or KV space, `parked` dialogues
-    wait for their environment. A move (`RequestMove`)
-    takes several trajectories from one rollout to another: `moves` are those of the last minute,
-    `moved` the trajectories in them; `newest` lists the last moves with their ages in seconds.
-    `foreseen` is None if no lengths were predicted.
+    """`queued` trajectories wait at rollouts and are not submitted to the engine yet, `waiting`
+    ones wait in engines for a slot or KV space, `parked` dialogues for their environment. `moves`
+    are those of the last minute, `moved` the trajectories in them; `newest` has the last moves with
+    their ages in seconds.
     """
 
     queued: int
@@ -232,9 +219,6 @@ class SchedulingMetrics:
 def scheduling_metrics(
     state: RunState, lines: Sequence[RolloutSnapshot], at_s: float
 ) -> SchedulingMetrics:
-    """Returns the metrics at the time `at_s`; `lines` are all rollouts, of which those that are
-    alive count.
-    """
     alive = [line for line in lines if line.is_alive()]
     recent = [move for move in state.moves if at_s - move.time_s <= RECENT_S]
     newest = list(reversed(state.moves))[:MOVES_SHOWN]

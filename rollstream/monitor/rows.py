@@ -1,8 +1,5 @@
-"""Writes a `RunSnapshot`, the metrics of one moment, as the metric rows of the live view
-(`rollstream run` and `top`). A row has a name and parts, which are short texts; `table.py` wraps
-them to a width, and `view.py` draws them.
-
-If there is little room, the view leaves out rows of the highest `rank` first; rank 0 always stays.
+"""Writes a `RunSnapshot` as the metric rows of the live view (`rollstream run` and `top`). If there
+is little room, the view leaves out rows of the highest `rank` first; rank 0 always stays.
 """
 
 from collections.abc import Iterator
@@ -22,15 +19,18 @@ from rollstream.monitor.samples import DraftTotals
 from rollstream.monitor.snapshot import RunSnapshot
 from rollstream.supervisor.process import describe_exit
 
-UNKNOWN = "–"  # stands for an unknown value
-TASKS_MAX = 8  # most tasks shown in a row
-DRAFTS_MAX = 4  # most (pass over the prompts, task) pairs shown
+# Stands for an unknown value.
+UNKNOWN = "–"
+# Most tasks shown in a row.
+TASKS_MAX = 8
+# Most (pass over the prompts, task) pairs shown.
+DRAFTS_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
 class MetricRow:
-    """Holds a row: its name, its parts, its `rank`, and `line`, a sparkline (a curve drawn in
-    characters) that follows the first line of parts; "" for none.
+    """A row: its name, its parts, its `rank`, and `line`, a sparkline that follows the first line
+    of parts; "" for none.
     """
 
     name: str
@@ -40,9 +40,7 @@ class MetricRow:
 
 
 def metric_rows(at: RunSnapshot, detailed: bool) -> Iterator[MetricRow]:
-    """Yields the rows in display order. `detailed` adds the less important ones and leaves out the
-    row `lag`, because the detailed view draws lag as histograms (`table.lag_lines`).
-    """
+    """Yields the rows in display order. `detailed` adds the less important ones."""
     yield MetricRow("reward", (_metric(at, "reward_mean", ".3f"),), 0, sparkline(at.rewards))
     if len(at.task_rewards) > 1:
         yield MetricRow("by task", tuple(_tasks(at)), 1)
@@ -51,6 +49,7 @@ def metric_rows(at: RunSnapshot, detailed: bool) -> Iterator[MetricRow]:
     if detailed:
         yield MetricRow("pace", _pace(at), 1)
     else:
+        # The detailed view draws lag as histograms (`table.lag_lines`).
         yield MetricRow("lag", tuple(f"{lag_text(at, when)} {word}" for when, word in LAGS))
     yield MetricRow("queue", _queue(at, detailed))
     yield MetricRow("lengths", _lengths(at), 2)
@@ -71,16 +70,11 @@ def metric_rows(at: RunSnapshot, detailed: bool) -> Iterator[MetricRow]:
         yield MetricRow("restarts", tuple(_restarts(at)), 0 if at.restarts else 2)
 
 
+# The two moments at which lag is measured: in the name of the metric, and as displayed.
 LAGS = (("finish", "at finish"), ("consumed", "trained"))
-"""The two moments at which lag is measured (a trajectory finishes, a token is trained): in the name
-of the metric, and as it is displayed.
-"""
 
 
 def evaluation_text(at: RunSnapshot) -> str:
-    """Returns the accuracy on held-out prompts of the newest evaluated version; "" before the first
-    evaluation.
-    """
     line = at.evaluation
     if not line:
         return ""
@@ -96,9 +90,7 @@ def evaluation_text(at: RunSnapshot) -> str:
 
 
 def lag_text(at: RunSnapshot, when: str) -> str:
-    """Returns mean and maximum of the lag in the last step; `when` is a moment of `LAGS`: `finish`
-    or `consumed` (trained).
-    """
+    """Returns mean and maximum of the lag in the last step; `when` is a moment of `LAGS`."""
     mean = _metric(at, f"lag_{when}_mean", ".1f")
     return f"{mean} (max {_metric(at, f'lag_{when}_max', '.0f')})"
 
@@ -109,7 +101,7 @@ def _metric(at: RunSnapshot, name: str, form: str) -> str:
 
 
 def _tasks(at: RunSnapshot) -> Iterator[str]:
-    """Yields the `TASKS_MAX` lowest mean rewards of tasks, then the number of other tasks."""
+    # The lowest rewards need attention first.
     rewards = sorted(at.task_rewards.items(), key=lambda item: item[1])
     for task, reward in rewards[:TASKS_MAX]:
         yield f"{plain_text(task, 24)} {reward:.3f}"
@@ -154,60 +146,59 @@ def _lengths(at: RunSnapshot) -> tuple[str, ...]:
 
 
 def _drafts(at: RunSnapshot) -> Iterator[str]:
-    """Yields draft metrics by pass over the prompts and by task: all metrics of the newest pass,
-    and the acceptance of the others.
-    """
     newest = at.drafts[0].number
-    mixed = len({one.task for one in at.drafts}) > 1
-    for one in at.drafts[:DRAFTS_MAX]:
-        which = "" if one.number is None else f"pass {one.number} "
-        which += f"{plain_text(one.task, 24)} " if mixed else ""
-        yield f"{which}{_acceptance(one.guesses)}"
-        if one.number == newest:
-            yield from _lookups(one.guesses)
+    mixed = len({pass_drafts.task for pass_drafts in at.drafts}) > 1
+    for pass_drafts in at.drafts[:DRAFTS_MAX]:
+        which = "" if pass_drafts.number is None else f"pass {pass_drafts.number} "
+        which += f"{plain_text(pass_drafts.task, 24)} " if mixed else ""
+        yield f"{which}{_acceptance(pass_drafts.guesses)}"
+        # Older passes show only their acceptance.
+        if pass_drafts.number == newest:
+            yield from _lookups(pass_drafts.guesses)
 
 
-def _acceptance(found: DraftTotals) -> str:
-    accepted = UNKNOWN if found.acceptance is None else share(found.acceptance)
-    return f"{accepted} accepted, {found.per_step:.1f} tokens a step"
+def _acceptance(totals: DraftTotals) -> str:
+    accepted = UNKNOWN if totals.acceptance is None else share(totals.acceptance)
+    return f"{accepted} accepted, {totals.per_step:.1f} tokens a step"
 
 
-def _lookups(found: DraftTotals) -> Iterator[str]:
-    """Yields the share of look-ups that found a draft with their mean time, then the rejected draft
-    tokens per generated token.
-    """
-    if found.hit_rate is not None and found.lookup_us is not None:
-        yield f"{share(found.hit_rate)} found in {found.lookup_us:.0f}{GAP}µs each"
-    yield f"{found.wrong_per_token:.2f} rejected per token"
+def _lookups(totals: DraftTotals) -> Iterator[str]:
+    if totals.hit_rate is not None and totals.lookup_us is not None:
+        yield f"{share(totals.hit_rate)} found in {totals.lookup_us:.0f}{GAP}µs each"
+    yield f"{totals.wrong_per_token:.2f} rejected per token"
 
 
 def _moves(at: RunSnapshot) -> Iterator[str]:
-    """Yields the number of moved requests and of moves in the last minute, then the newest moves
-    with source and destination.
-    """
-    found = at.scheduling
-    if not found.newest:
+    scheduling = at.scheduling
+    if not scheduling.newest:
         yield "none yet"
         return
-    requests, moves = plural(found.moved, "request"), plural(found.moves, "move")
-    yield f"{requests} in {moves}, last minute" if found.moves else "none in the last minute"
-    for move, ago_s in found.newest:
+    requests, moves = plural(scheduling.moved, "request"), plural(scheduling.moves, "move")
+    yield f"{requests} in {moves}, last minute" if scheduling.moves else "none in the last minute"
+    for move, ago_s in scheduling.newest:
         source, destination = plain_text(move.source, 16), plain_text(move.destination, 16)
         yield f"{source} → {destination} ({move.requests}) {age(ago_s)} ago"
 
 
 def _waiting(at: RunSnapshot) -> tuple[str, ...]:
-    found = at.scheduling
-    words = (f"{count(found.queued)} assignments", f"{count(found.waiting)} requests in engines")
-    parked = (f"{count(found.parked)} dialogues for their environment",) if found.parked else ()
+    scheduling = at.scheduling
+    words = (
+        f"{count(scheduling.queued)} assignments",
+        f"{count(scheduling.waiting)} requests in engines",
+    )
+    parked = (
+        (f"{count(scheduling.parked)} dialogues for their environment",)
+        if scheduling.parked
+        else ()
+    )
     return words + parked
 
 
 def _predicted(at: RunSnapshot) -> Iterator[str]:
-    found = at.scheduling.foreseen
-    if found is not None:
-        yield f"{found.expected:.0f} predicted, {found.real:.0f} generated"
-        yield f"off by {share(found.error_share)}"
+    lengths = at.scheduling.foreseen
+    if lengths is not None:
+        yield f"{lengths.expected:.0f} predicted, {lengths.real:.0f} generated"
+        yield f"off by {share(lengths.error_share)}"
 
 
 def _groups(at: RunSnapshot) -> Iterator[str]:
@@ -228,19 +219,17 @@ def _samples(at: RunSnapshot) -> tuple[str, ...]:
 
 
 def _mismatch(at: RunSnapshot) -> Iterator[str]:
-    """Yields each task's mismatch (mean |Δ log p| between engine and trainer, in nats), the largest
-    first: that of tokens of lag 0, and, if the newest step had none, that at the smallest lag.
-    """
-    tasks = sorted(at.mismatch.items(), key=lambda one: -max(one[1].mean, one[1].near_mean))
-    for task, found in tasks[:TASKS_MAX]:
+    # The largest mismatch first.
+    tasks = sorted(at.mismatch.items(), key=lambda pair: -max(pair[1].mean, pair[1].near_mean))
+    for task, mismatch in tasks[:TASKS_MAX]:
         name = plain_text(task, 24)
-        if found.tokens:
-            yield f"{name} {found.mean:.1e} nats (max {found.largest:.1e})"
-            yield f"{short_number(found.tokens)} tokens to step {found.step}"
+        if mismatch.tokens:
+            yield f"{name} {mismatch.mean:.1e} nats (max {mismatch.largest:.1e})"
+            yield f"{short_number(mismatch.tokens)} tokens to step {mismatch.step}"
         else:
             yield f"{name} no token of lag 0"
-        if found.near_lag is not None:
-            yield f"{found.near_mean:.1e} at lag {found.near_lag}"
+        if mismatch.near_lag is not None:
+            yield f"{mismatch.near_mean:.1e} at lag {mismatch.near_lag}"
 
 
 def _versions(at: RunSnapshot) -> Iterator[str]:
@@ -248,11 +237,11 @@ def _versions(at: RunSnapshot) -> Iterator[str]:
         yield "none yet"
         return
     yield f"v{at.version} newest ({short_number(at.version_bytes)}B)"
-    alive = [one for one in at.rollouts if one.state != "silent"]
+    alive = [rollout for rollout in at.rollouts if rollout.state != "silent"]
     if alive:
-        held = sorted({one.version for one in alive})
-        which = f"v{held[0]}" if len(held) == 1 else f"v{held[0]}–v{held[-1]}"
-        unsure = sum(not one.verified for one in alive)
+        versions = sorted({rollout.version for rollout in alive})
+        which = f"v{versions[0]}" if len(versions) == 1 else f"v{versions[0]}–v{versions[-1]}"
+        unsure = sum(not rollout.verified for rollout in alive)
         checked = f"{unsure} NOT VERIFIED" if unsure else "all verified"
         yield f"{which} in {len(alive)} rollout{'s' if len(alive) > 1 else ''}, {checked}"
     if at.evaluation:
@@ -268,12 +257,12 @@ def _records(at: RunSnapshot) -> Iterator[str]:
 def _dead_letters(at: RunSnapshot) -> Iterator[str]:
     if not at.dead_letters:
         yield "none"
-    yield from (f"{count(one.count)} of {t}" for t, one in at.dead_letters.items())
+    yield from (f"{count(letters.count)} of {t}" for t, letters in at.dead_letters.items())
 
 
 def _restarts(at: RunSnapshot) -> Iterator[str]:
     yield str(at.restarts)
-    worst = sorted(at.restarted.items(), key=lambda one: -one[1])
+    worst = sorted(at.restarted.items(), key=lambda pair: -pair[1])
     yield from (f"{restarts}× {plain_text(role, 24)}" for role, restarts in worst[:3])
     for death in at.deaths[:3]:
         role = plain_text(death.role, 24)

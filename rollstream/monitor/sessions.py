@@ -1,7 +1,7 @@
-"""Splits a run's time into its sessions (`RunSessions`), by the events that the supervisors of
-`rollstream run` recorded: a session begins with the first start of a process and ends with an
-ending. The pause between two sessions is not time of the run, and a process that a new session
-starts is not restarted.
+"""Splits a run's time into its sessions (`RunSessions`), by the events of the supervisors of
+`rollstream run`: a session begins with the first start of a process and ends with an ending. The
+pause between two sessions is not time of the run, and a process that a new session starts is not
+restarted.
 """
 
 from collections import Counter, deque
@@ -11,18 +11,18 @@ from typing import Any, Literal
 
 PAUSES_KEPT = 1024
 EndedState = Literal["stopped", "failed", "finished"]
+# The event by which the supervisor records the run's end → the state of the run.
 ENDINGS: Mapping[str, EndedState] = {
     "complete": "finished",
     "stopped": "stopped",
     "failed": "failed",
 }
-"""The event by which the supervisor records the run's end → the state of the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionPause:
-    """States that no session ran between two times. `is_sure` is False for a supervisor that was
-    killed: `begin_s` is then the time of its last event, and work may have followed it.
+    """No session ran between two times. `is_sure` is False for a supervisor that was killed:
+    `begin_s` is then the time of its last event, and work may have followed it.
     """
 
     begin_s: float
@@ -32,9 +32,8 @@ class SessionPause:
 
 @dataclass(slots=True)
 class RunSessions:
-    """Keeps the pauses of a run, and the first starts of each process in its sessions. `begin_s` is
-    the time of the first event, `ended_s` that of the last ending; both None if there is none.
-    `ended_s` is None again after a start.
+    """The pauses of a run, and the first starts of each process in its sessions. `begin_s` is the
+    time of the first event, `ended_s` that of the last ending, None again after a start.
     """
 
     begin_s: float | None = None
@@ -43,10 +42,8 @@ class RunSessions:
         default_factory=lambda: deque[SessionPause](maxlen=PAUSES_KEPT)
     )
     starts: Counter[str] = field(default_factory=Counter[str])
-    """How often a session was the first to start a process, by its name."""
     _last_s: float = 0.0
     _current: set[str] = field(default_factory=set[str])
-    """The processes that the present session has started."""
 
     def apply(self, event: Mapping[str, Any]) -> None:
         """Apply a line of `supervisor.jsonl`, which must have a time."""
@@ -63,6 +60,7 @@ class RunSessions:
         if self.ended_s is not None:
             self._pause(SessionPause(self.ended_s, time_s))
         elif is_first and role in self._current:
+            # A second first start without an ending: the supervisor between them was killed.
             self._pause(SessionPause(self._last_s, time_s, is_sure=False))
         if is_first:
             self.starts[role] += 1
@@ -74,7 +72,7 @@ class RunSessions:
         self._current.clear()
 
     def resumed(self, role: str) -> int:
-        """Returns how often a later session started this process: no restart of it."""
+        # The start by a later session is no restart.
         return max(0, self.starts[role] - 1)
 
     def run_s(

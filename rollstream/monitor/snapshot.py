@@ -1,9 +1,6 @@
-"""Computes a `RunSnapshot`: everything that the live views (`rollstream run`, `top`) show of a run
-at one moment. `take_snapshot` is a pure function of the run's state (`RunState`, kept up to date
-from log and metrics files), of the settings that the log lacks (`RunSettings`), and of the time.
-
-`progress.py`, `rollouts.py` and `samples.py` compute parts of the snapshot. Afterwards the view
-draws it, and the checks of `concerns.py` derive the warnings.
+"""Computes a `RunSnapshot`, everything that the live views (`rollstream run`, `top`) show of a run
+at one moment, as a pure function of the run's state, of the settings that the log lacks
+(`RunSettings`), and of the time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,8 +35,8 @@ from rollstream.supervisor.supervisor import RoleState
 
 @dataclass(frozen=True, slots=True)
 class RunWarning:
-    """Warns of one problem: `what` describes it, with present numbers, and `do` is the advice.
-    `kind` identifies the problem and stays the same in all snapshots in which the problem lasts.
+    """One problem: `what` describes it, with present numbers, and `do` is the advice. `kind` stays
+    the same in all snapshots in which the problem lasts.
     """
 
     kind: str
@@ -49,8 +46,8 @@ class RunWarning:
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """Holds the settings of a run that the monitor needs and the log lacks. Most fields have the
-    name of their setting, for instance `steps` that of `trainer.steps`.
+    """The settings that the monitor needs and the log lacks; most fields have the name of their
+    setting.
     """
 
     run: str
@@ -67,21 +64,18 @@ class RunSettings:
     annotations: tuple[str, ...]
     reward_terms: Mapping[str, float]
     is_paced: bool = False
-    """True with the engine `paced`: lengths are drawn, times are computed, and no model runs."""
+    """The engine `paced`: lengths are drawn, times are computed, and no model runs."""
     has_agents: bool = False
     """Whether programs ask for turns; they may limit their tokens, too."""
     is_float32: bool = False
-    """True if engine, trainer and published weights all use float32 and differ only by rounding."""
+    """Engine, trainer and published weights all use float32 and differ only by rounding."""
     trainer_threads: int = 1
-    """Number of threads over which the trainer's computing time is a sum."""
+    """Threads over which the trainer's computing time is a sum."""
     trainer_gpus: int | None = None
-    """GPUs of the trainer; None if it has none."""
     rollout_gpus: int = 1
-    """GPUs of one rollout."""
     rollout_cores: int | None = None
     """Cores that one rollout computes on; None if it decodes on GPUs, or computes nothing."""
     is_evaluated: bool = True
-    """Whether an evaluation follows the last step (`evaluation.enabled`)."""
     is_one_machine: bool = False
     """Whether all processes run on one machine: a `sqlite:` log has no other form."""
 
@@ -92,23 +86,21 @@ class RunSettings:
         return (self.max_lag + 1) * self.groups_per_step
 
     def judged_trajectories(self) -> int:
-        """Returns how many of the last trajectories the counts of dead and cut ones are over: those
-        of ten steps, as far as they are kept, so that what was mended is soon forgotten; and enough
-        that one in a hundred is more than one.
-        """
+        """Returns over how many of the last trajectories dead and cut ones are counted."""
+        # Those of ten steps, so that a mended cause soon disappears; and enough that one in a
+        # hundred is more than one.
         steps = progress.RATE_STEPS * self.groups_per_step * self.samples_per_group
         return max(JUDGED_MIN, min(SAMPLES_KEPT, steps))
 
     def state(self) -> RunState:
-        """Returns an empty state. A sample counts as ready for training in it once all annotations
-        have arrived that this run requires.
+        """Returns an empty state, in which a sample is ready for training once all annotations have
+        arrived that this run requires.
         """
         names = frozenset(self.annotations) | frozenset(self.reward_terms)
         return RunState(groups=GroupTracker(names), samples=RecentSamples(self.reward_terms))
 
 
 def run_settings_of(c: Configuration) -> RunSettings:
-    """Returns the monitor's settings from the run's configuration."""
     return RunSettings(
         run=c.run,
         seed=c.seed,
@@ -145,23 +137,23 @@ def _decodes_on_cores(c: Configuration) -> bool:
 
 
 def _is_float32(c: Configuration) -> bool:
-    """True if engine, published weights and trainer are all set to float32; an engine that chooses
-    its type by the device is not.
-    """
+    # An engine that chooses its type by the device is not float32 here.
     engine = c.rollouts.kind.dtype(c.rollouts)
     return engine == c.weights.dtype == c.trainer.compute == "float32"
 
 
-JUDGED_MIN = 256  # trajectories: one in a hundred is two to three
-REASONS_MAX = 4  # reasons of dead trajectories that a snapshot lists
-TASK_REWARD_PREFIX = "reward_mean/"  # of a step's metric with the mean reward of one task
+# Trajectories: one in a hundred is two to three.
+JUDGED_MIN = 256
+# Reasons of dead trajectories that a snapshot lists.
+REASONS_MAX = 4
+# Of a step's metric with the mean reward of one task.
+TASK_REWARD_PREFIX = "reward_mean/"
 
 
 @dataclass(frozen=True, slots=True)
 class GroupQueue:
-    """Counts the groups that are open (admitted and not ended), those of them that are ready for
-    training, and the prompts that are not admitted yet. Each field in seconds is the time for
-    which the oldest one of a kind has waited; None if none waits.
+    """Open groups, those of them that are ready for training, and prompts that are not admitted
+    yet. A field in seconds is the longest wait of its kind; None if none waits.
     """
 
     open_groups: int
@@ -170,86 +162,70 @@ class GroupQueue:
     open_group_s: float | None
     ready_group_s: float | None
     unscored_group_s: float | None
-    """The longest wait of a group whose trajectories all finished and that lacks annotations."""
+    """Of a group whose trajectories all finished and that lacks annotations."""
     unread_prompt_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class OutcomeCounts:
-    """Counts groups by ending (`groups`), and annotations with those that arrived after the end of
-    their group (`annotations_late`).
-
-    `trajectories` counts the last finished trajectories (`RunSettings.judged_trajectories`) by
-    `finish` (`stop`, `length`, `dead`), and of all `Trajectory` records read those that were `late`
-    (appended after the end of their group) or `duplicate`. `dead_reasons` has the most frequent
-    reasons of dead ones, with their counts.
+    """Groups by ending, and annotations with those that arrived after the end of their group.
+    `trajectories` counts the last ones (`RunSettings.judged_trajectories`) by `finish`, and of all
+    records read those that were `late` or `duplicate`.
     """
 
     groups: Mapping[str, int]
     is_tail: bool
-    """True if only the tail of the log was read, so the run's first groups are not counted."""
+    """Only the tail of the log was read, so the run's first groups are not counted."""
     trajectories: Mapping[str, int]
     dead_reasons: tuple[tuple[str, int], ...]
     annotations: int
     annotations_late: int
     dead_tasks: tuple[tuple[str, int], ...] = ()
-    """The dead ones by task, the most frequent first, in a run of several tasks."""
+    """In a run of several tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSnapshot:
-    """Holds everything that the live views show; unknown values are None or absent. The kept steps
-    and the last trajectories are those that the state still holds: 240 and 2048 at most. `pace`,
-    `lag`, `rollouts`, `scheduling` and `mismatch` are explained at their types.
+    """Everything that the live views show; unknown values are None or absent. The kept steps and
+    the last trajectories are those that the state still holds: 240 and 2048 at most.
     """
 
     title: str
     plan: RunSettings
     seconds: float
-    """The run's duration so far, since it was started or else since its first record."""
+    """Since the run was started or else since its first record."""
     phase: str
-    """The state of the run in one to three words, e.g. `training` (`progress.py`)."""
     is_over: bool
     has_failed: bool
-    """True if the run is over because its supervisor gave up."""
+    """The run is over because its supervisor gave up."""
     is_quiet: bool
-    """True if no record is written although the run is not over."""
+    """No record is written although the run is not over."""
     is_starting: bool
-    """True if a process started so recently that it may not have written a record yet."""
+    """A process may not have written its first record yet."""
     step: int
-    """The newest trained step, of `steps` in all."""
     steps: int
     pace: progress.RunPace
     lag: progress.LagSummary
     metrics: Mapping[str, float]
-    """The metrics of the newest step."""
+    """Of the newest step."""
     rewards: tuple[float, ...]
-    """The mean reward of each kept step, oldest first."""
+    """Of each kept step, oldest first."""
     task_rewards: Mapping[str, float]
-    """The mean reward of each task over the last steps, or over the last complete groups if
-    the trainer records none by task.
-    """
+    """Over the last steps, or over the last complete groups if the trainer records none by task."""
     tasks: Mapping[str, TaskRewards]
-    """Rewards of the last complete groups by task."""
     mismatch: Mapping[str, TaskMismatch]
     skipped: int
-    """The number of kept steps with an update that was skipped: no token to train, or a gradient
-    that was not finite.
-    """
+    """Kept steps with a skipped update: no token to train, or a gradient that was not finite."""
     refused: Mapping[str, int]
     """Trajectories that the trainer refused in the kept steps, by the kinds of `admissible.py`."""
     skipped_rows: tuple[SkippedRecord, ...]
-    """Data sets with rows that the role `prompts` skips."""
     foreign: Mapping[str, int]
     """Other readable records that were refused (invariant 12), by topic: annotations by the
     trainer, partials, statuses and applied versions by dispatch.
     """
     drafts: tuple[PassDrafts, ...]
-    """Draft totals of the last trajectories; empty without drafting."""
     evaluation: Mapping[str, float] | None
-    """The newest line of `eval.jsonl`."""
     version: int | None
-    """Number of the newest announced version; `version_bytes` is its size."""
     version_bytes: int
     queue: GroupQueue
     record_ages: Mapping[str, float]
@@ -259,24 +235,20 @@ class RunSnapshot:
     scheduling: SchedulingMetrics
     dead_letters: Mapping[str, DeadLetters]
     unarchived_s: Mapping[str, tuple[int, float]]
-    """By topic the number of records that are not archived yet, and the age of the oldest."""
+    """By topic the records that are not archived yet, and the age of the oldest."""
     holes: tuple[str, ...]
-    """Parts of the log that cannot be read although nothing truncated them, as text."""
     restarts: int
     restarted: Mapping[str, int]
-    """Restarts by role; `restarts` is their sum."""
     restart_ages: Mapping[str, tuple[float, ...]]
     """By role the seconds since each of its last restarts that its terms show."""
     deaths: tuple[progress.ProcessDeath, ...]
     notes: tuple[str, ...]
-    """Notes of the supervisor about its processes, each with the process's name."""
     trainer_age_s: float | None = None
-    """Seconds since the trainer's newest start; None if no supervisor recorded one."""
     machine: MachineUse | None = None
     """The cores on which the whole run computes; None if unknown, as on a cluster."""
     trouble: str = ""
-    """The error because of which the state could not be refreshed; "" if it was. `trouble` and
-    `concerns` (the warnings, most urgent first) are added by `observer.py`.
+    """The error because of which the state could not be refreshed, else "". `observer.py` adds it
+    and `concerns` (the warnings, most urgent first).
     """
     concerns: tuple[RunWarning, ...] = ()
 
@@ -288,14 +260,15 @@ def take_snapshot(
     roles: Sequence[RoleState] = (),
     started_s: float | None = None,
 ) -> RunSnapshot:
-    """Returns the snapshot at `now_s` (seconds since the epoch). For a run that is over, rates and
-    waits are those at its newest record; only `record_ages` and `deaths` count to `now_s`. A caller
-    that runs the processes passes their states (`roles`) and the time at which it started the run.
+    """Returns the snapshot at `now_s` (seconds since the epoch). A caller that runs the processes
+    passes their states (`roles`) and the time at which it started the run.
     """
     last = state.steps[-1] if state.steps else None
     recent = progress.recent_steps(state.steps)
     now = progress.standing_of(state, plan.steps, now_s, plan.is_evaluated)
     remaining = 0 if now.is_over or now.is_quiet else plan.steps - now.step
+    # Of a run that is over, rates and waits are those at its newest record; only `record_ages` and
+    # `deaths` count to `now_s`.
     at_s = min(now_s, now.newest_s or now_s) if now.is_over else now_s
     lines = rollout_snapshots(state, at_s)
     tasks = state.samples.tasks(plan.samples_per_group)
@@ -326,7 +299,7 @@ def take_snapshot(
         version=state.weights.version.number if state.weights else None,
         version_bytes=state.weights.bytes if state.weights else 0,
         queue=_queue(state, at_s),
-        record_ages={t: max(0.0, now_s - one) for t, one in sorted(state.newest_s.items())},
+        record_ages={t: max(0.0, now_s - time_s) for t, time_s in sorted(state.newest_s.items())},
         outcomes=_outcomes(state, plan.judged_trajectories()),
         rollouts=lines,
         scheduling=scheduling_metrics(state, lines, at_s),
@@ -343,39 +316,34 @@ def take_snapshot(
 
 
 def _run_seconds(state: RunState, now_s: float, at_s: float, started_s: float | None) -> float:
-    """Returns how long the run has run, without the pauses between its sessions. An ending that
-    its supervisor recorded ends this time, until a session of the caller's begins; without one it
-    ends at `at_s`.
-    """
     begins = [at for at in (state.sessions.begin_s, started_s) if at is not None]
     begin_s = min(begins, default=state.began_s)
     if begin_s is None:
         return 0.0
+    # An ending that the supervisor recorded ends this time, until a session of the caller's begins;
+    # without one it ends at `at_s`.
     return state.run_s(begin_s, at_s if state.sessions.ended_s is None else now_s, started_s)
 
 
 def _unarchived(state: RunState, at_s: float) -> dict[str, tuple[int, float]]:
     return {
-        topic: (left.records, max(0.0, at_s - left.oldest_s))
-        for topic, left in state.unarchived.items()
+        topic: (backlog.records, max(0.0, at_s - backlog.oldest_s))
+        for topic, backlog in state.unarchived.items()
     }
 
 
 def _by_task(recent: Sequence[StepDone]) -> dict[str, float]:
-    """Returns the mean reward of each task over those of the `recent` steps that trained it."""
-    found: dict[str, list[float]] = {}
+    rewards: dict[str, list[float]] = {}
     for done in recent:
         for name, value in done.metrics.items():
             if name.startswith(TASK_REWARD_PREFIX):
-                found.setdefault(name.removeprefix(TASK_REWARD_PREFIX), []).append(value)
-    return {task: fmean(values) for task, values in sorted(found.items())}
+                rewards.setdefault(name.removeprefix(TASK_REWARD_PREFIX), []).append(value)
+    return {task: fmean(values) for task, values in sorted(rewards.items())}
 
 
 def _means(tasks: Mapping[str, TaskRewards]) -> dict[str, float]:
-    """Returns the mean reward of each task over the last complete groups, for a run whose trainer
-    records no rewards by task; empty for a run of one task.
-    """
-    return {task: found.reward_mean for task, found in tasks.items()} if len(tasks) > 1 else {}
+    # For a run whose trainer records no rewards by task; empty for a run of one task.
+    return {task: rewards.reward_mean for task, rewards in tasks.items()} if len(tasks) > 1 else {}
 
 
 def _queue(state: RunState, at_s: float) -> GroupQueue:
@@ -411,13 +379,11 @@ def _age(time_s: float | None, at_s: float) -> float | None:
 
 
 def _foreign(state: RunState) -> dict[str, int]:
-    """Returns `RunSnapshot.foreign`."""
     notes = sum(done.counts.get(REFUSED_ANNOTATIONS, 0) for done in state.steps)
     return {topic: n for topic, n in {**state.foreign, "annotations": notes}.items() if n}
 
 
 def _refused(steps: Sequence[StepDone]) -> dict[str, int]:
-    """Returns `RunSnapshot.refused`."""
     counts = {
         kind: sum(done.counts.get(f"refused_{kind}", 0) for done in steps) for kind in REFUSAL_KINDS
     }

@@ -1,9 +1,6 @@
-"""Holds the state of a run as observers show it, in one value (`RunState`), without I/O.
-
-`feed.py` reads the run's log and the JSON lines in the run's folder `metrics/`, and passes each
-record and line to an `apply` method of the state. `rollstream top`, `rollstream ls`, the report and
-the monitor's warnings all read this state, so they print the same counts. It holds the last steps,
-heartbeats and trajectories, the open groups, and counts, so its size is bounded for any run.
+"""Holds the state of a run as observers show it (`RunState`), without I/O. `rollstream top`,
+`rollstream ls`, the report and the warnings all read it, so they print the same counts. Its size is
+bounded for any run.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -40,20 +37,20 @@ if TYPE_CHECKING:
     from rollstream.consumers.dispatch.policy import MoveSummary
     from rollstream.storage.archive.segments import Hole
 
+# Dispatch records in it: repack moves and foreign records.
 MOVES_FILE = "moves.jsonl"
-"""The file in which dispatch records what its observers show: repack moves and foreign records."""
+# Dispatch counts foreign records of these (`foreign_line`); the state ignores others.
 FOREIGN_TOPICS = ("partials", "status", "applied")
-"""Topics of which dispatch counts foreign records (`foreign_line`); the state ignores others."""
 
 
+# The role `prompts` records in it the rows of the data set that it skips.
 PROMPTS_FILE = "prompts.jsonl"
-"""The file in which the role `prompts` records the rows of the data set that it skips."""
 
 
 class RequestMove(msgspec.Struct, frozen=True):
-    """Describes a repack move: at `time_s` (seconds since the epoch) dispatch asked the rollout
-    `source` to give up `requests` running trajectories, which continue on the rollout
-    `destination`. Planning took `plan_s` seconds.
+    """A repack move: at `time_s` (seconds since the epoch) dispatch asked the rollout `source` to
+    give up `requests` running trajectories, which continue on `destination`. Planning took `plan_s`
+    seconds.
     """
 
     time_s: float
@@ -64,70 +61,64 @@ class RequestMove(msgspec.Struct, frozen=True):
 
 
 def move_line(move: "MoveSummary", plan_s: float, time_s: float) -> dict[str, Any]:
-    """Returns the move as a line of `moves.jsonl`."""
-    found = RequestMove(time_s, move.source, move.destination, move.requests, plan_s)
-    return msgspec.to_builtins(found)
+    record = RequestMove(time_s, move.source, move.destination, move.requests, plan_s)
+    return msgspec.to_builtins(record)
 
 
 def foreign_line(counts: Mapping[str, int], time_s: float) -> dict[str, Any]:
-    """Returns a line of `moves.jsonl` with the number of foreign records by topic that dispatch
-    refused since the previous line of this kind. A record is foreign if no process of this run
-    writes such a record: its values are out of bounds, or its rollout or relay never took its term.
+    """Returns a line of `moves.jsonl` with the foreign records by topic that dispatch refused since
+    the previous such line. A record is foreign if no process of this run writes it: its values are
+    out of bounds, or its rollout or relay never took its term.
     """
     return {"time_s": time_s, "foreign": dict(counts)}
 
 
 def skipped_line(records: Iterable[SkippedRecord], time_s: float) -> dict[str, Any]:
-    """Returns a line of `prompts.jsonl` with the rows that are skipped by now."""
     return {"time_s": time_s, "skipped_rows": [msgspec.to_builtins(record) for record in records]}
 
 
 def parse_moves(lines: Iterable[Mapping[str, Any]]) -> list[RequestMove]:
-    """Returns the moves in lines of `moves.jsonl`; other lines are skipped."""
     return [move for line in lines if (move := parse_move(line)) is not None]
 
 
 def parse_move(line: Mapping[str, Any]) -> RequestMove | None:
-    """Returns the move that the line describes; None if it describes none, because a monitor must
-    not fail on a foreign line.
-    """
+    """Returns the move that the line describes, or None."""
     try:
         return msgspec.convert({k: v for k, v in line.items() if v is not None}, RequestMove)
     except msgspec.ValidationError:
         return None
 
 
-HEARTBEATS_KEPT = 20  # of each rollout: ten seconds, over which speed and idle share are means
-STEPS_KEPT = 240  # enough for the small charts of `rollstream top`
+# Of each rollout: ten seconds, over which speed and idle share are means.
+HEARTBEATS_KEPT = 20
+# Enough for the small charts of `rollstream top`.
+STEPS_KEPT = 240
 ROLLOUTS_KEPT = 1024
-CLOCK_S = 4.0  # heartbeats are read later than they were sent, but no later than this
+# Heartbeats are read later than they were sent, but no later than this.
+CLOCK_S = 4.0
 VERSIONS_KEPT = 64
-LINES_KEPT = 240  # evaluations, and supervisor events
+# Evaluations, and supervisor events.
+LINES_KEPT = 240
 PROMPTS_KEPT = 4096
 MOVES_KEPT = 1024
 TERMS_KEPT = 8192
 HOLES_KEPT = 64
+# In a fork `rollstream fork` itself held the first term of these roles, so their second term is no
+# restart.
 FORKED_ROLES = ("trainer", "prompts")
-"""In a fork `rollstream fork` itself held the first term of these roles, so their second term is no
-restart.
-"""
+# Names of processes without a term begin with one of these.
 TERMLESS = ("eval", "scorer-")
-"""The names of processes that have no term begin with one of these."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetters:
-    """Counts the dead letters of one topic and keeps the reason of the newest."""
-
     count: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveBacklog:
-    """Counts the records of one topic that are not archived yet; `oldest_s` is the append time of
-    the oldest of them, in seconds since the epoch.
-    """
+    """The records of one topic that are not archived; `oldest_s` is in seconds since the epoch."""
 
     records: int
     oldest_s: float
@@ -135,85 +126,63 @@ class ArchiveBacklog:
 
 @dataclass(slots=True)
 class RunState:
-    """Holds the state of a run and applies records and metrics lines to it. A completion must be
-    applied after the admission of its group (`feed.py` does so). Applying a record twice changes
-    only counts and histograms.
+    """Applies records and metrics lines. A completion must be applied after the admission of its
+    group (`feed.py` does so). Applying a record twice changes only counts and histograms.
     """
 
     groups: GroupTracker = field(default_factory=GroupTracker)
-    """Open groups, and the number of groups by ending."""
     samples: RecentSamples = field(default_factory=RecentSamples)
-    """The last finished trajectories and takes, for histograms and rates."""
     steps: deque[StepDone] = field(default_factory=lambda: deque[StepDone](maxlen=STEPS_KEPT))
-    """The last trained steps, ascending."""
     rollouts: dict[str, deque[RolloutStatus]] = field(
         default_factory=dict[str, deque[RolloutStatus]]
     )
     """The last heartbeats of each rollout in its newest term."""
     weights: WeightsAnnounced | None = None
-    """The announcement of the newest version."""
     announced: OrderedDict[Version, str] = field(default_factory=OrderedDict[Version, str])
-    """The hash of the manifest of each announced version."""
+    """Hashes of their manifests."""
     applied: dict[str, Applied] = field(default_factory=dict[str, Applied])
-    """The newest `Applied` record of each rollout."""
     prompts: OrderedDict[int, float] = field(default_factory=OrderedDict[int, float])
-    """The publication time of each group that is published and not admitted yet."""
+    """Publication times of groups that are not admitted yet."""
     epochs: OrderedDict[int, int] = field(default_factory=OrderedDict[int, int])
-    """For each of the newest published groups its pass over the prompts, from 0."""
+    """The pass over the prompts of the newest published groups, from 0."""
     evaluations: deque[dict[str, Any]] = field(
         default_factory=lambda: deque[dict[str, Any]](maxlen=LINES_KEPT)
     )
-    """Lines of `eval.jsonl`, one per evaluated step, ascending."""
+    """By step, ascending."""
     events: deque[dict[str, Any]] = field(
         default_factory=lambda: deque[dict[str, Any]](maxlen=LINES_KEPT)
     )
-    """Lines of `supervisor.jsonl`: starts, deaths and endings of processes."""
     moves: deque[RequestMove] = field(default_factory=lambda: deque[RequestMove](maxlen=MOVES_KEPT))
-    """Repack moves, the newest last."""
     skipped_rows: tuple[SkippedRecord, ...] = ()
-    """Data sets with rows that the role `prompts` skips."""
     foreign: Counter[str] = field(default_factory=Counter[str])
-    """Readable records that dispatch refused as foreign, by topic."""
     terms: dict[str, int] = field(default_factory=dict[str, int])
-    """The newest term of each single-holder role and each rollout whose term is above 1."""
+    """The newest term of each single-holder role and each rollout, if above 1."""
+    # The relays of a run share one sequence of terms, so a term does not give the restarts of its
+    # relay.
     relays: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
-    """The newest term of each relay and its number of restarts. The relays of a run share one
-    sequence of terms, so the restarts of a relay cannot be computed from its term.
-    """
+    """The newest term of each relay and its number of restarts."""
     restart_times: deque[tuple[str, float]] = field(
         default_factory=lambda: deque[tuple[str, float]](maxlen=LINES_KEPT)
     )
-    """The last restarts that new terms show, of single-holder roles and of rollouts: name and time
-    of each. A restart that was before the records read is left out.
-    """
+    """Of single-holder roles and of rollouts, as far as new terms show them: name and time."""
     sessions: RunSessions = field(default_factory=RunSessions)
-    """The sessions of `rollstream run`, and the pauses between them."""
     deaths: Counter[str] = field(default_factory=Counter[str])
-    """The number of deaths by role, as far as a supervisor recorded them."""
+    """Deaths by role, as far as a supervisor recorded them."""
     is_fork: bool = False
-    """Whether the run was made by `rollstream fork`."""
     began_s: float | None = None
-    """The append time of the first kept record."""
     newest_s: dict[str, float] = field(default_factory=dict[str, float])
     """The append time of each topic's newest record."""
     live_s: float | None = None
-    """The observer's time while it applies records that it read soon after their append; None while
-    it reads older ones.
+    """The observer's time while it applies records that it read soon after their append, else None.
     """
     heard_s: float | None = None
     """The observer's time at which it last read a record soon after its append."""
     clock_offsets: dict[str, float] = field(default_factory=dict[str, float])
-    """By rollout whose clock differs from the observer's, what is to be added to its times."""
+    """By rollout whose clock differs from the observer's, the seconds to add to its times."""
     dead_letters: dict[str, DeadLetters] = field(default_factory=dict[str, DeadLetters])
-    """By topic, its messages that were moved to `dead`."""
     unarchived: Mapping[str, ArchiveBacklog] = field(default_factory=dict[str, ArchiveBacklog])
-    """The backlog of the archive by topic."""
     unreadable: int = 0
-    """Number of messages read that are not a record."""
     holes: list[str] = field(default_factory=list[str])
-    """The first `HOLES_KEPT` parts of the log that cannot be read although nothing truncated them,
-    as text.
-    """
     is_tail: bool = False
     """True if the counts do not cover the start of the run."""
 
@@ -264,13 +233,16 @@ class RunState:
                 pass
 
     def apply_evaluation(self, line: dict[str, Any]) -> None:
-        """Apply a line of `eval.jsonl`. It replaces an earlier line of its step; a line without a
+        """Apply a line of `eval.jsonl`, which replaces an earlier line of its step; one without a
         step is ignored.
         """
         if isinstance(line.get("step"), int):
-            lines = [*(one for one in self.evaluations if one["step"] != line["step"]), line]
+            lines = [
+                *(earlier for earlier in self.evaluations if earlier["step"] != line["step"]),
+                line,
+            ]
             self.evaluations.clear()
-            self.evaluations.extend(sorted(lines, key=lambda one: one["step"]))
+            self.evaluations.extend(sorted(lines, key=lambda earlier: earlier["step"]))
 
     def apply_event(self, line: dict[str, Any]) -> None:
         """Apply a line of `supervisor.jsonl`; a line without a time is ignored."""
@@ -280,9 +252,7 @@ class RunState:
             self.deaths[str(line.get("role"))] += line.get("event") == "death"
 
     def apply_move(self, line: dict[str, Any]) -> None:
-        """Apply a line of `moves.jsonl`: a move or counts of foreign records. Other lines are
-        ignored.
-        """
+        """Apply a line of `moves.jsonl`; other lines are ignored."""
         counts = line.get("foreign")
         if isinstance(counts, dict):
             for topic, number in cast(dict[str, object], counts).items():
@@ -293,9 +263,7 @@ class RunState:
             self.moves.append(move)
 
     def apply_prompts(self, line: dict[str, Any]) -> None:
-        """Apply a line of `prompts.jsonl`, which replaces the one before; other lines are
-        ignored.
-        """
+        """Apply a line of `prompts.jsonl`, which replaces the one before; others are ignored."""
         try:
             records = msgspec.convert(line.get("skipped_rows"), tuple[SkippedRecord, ...])
         except msgspec.ValidationError:
@@ -303,10 +271,9 @@ class RunState:
         self.skipped_rows = records
 
     def apply_hole(self, hole: "Hole") -> None:
-        """Apply a hole, a part of the log that cannot be read. A part that was truncated without an
-        archive is no fault, but the counts then do not cover the start of the run (`is_tail`).
-        Records that were archived twice are no fault either, because each is read once.
-        """
+        """Apply a part of the log that cannot be read."""
+        # Truncation without an archive is no fault, but the counts then lack the start of the run.
+        # Records archived twice are no fault either: each is read once.
         if hole.reason == "truncated":
             self.is_tail = True
         elif hole.reason != "archived twice" and len(self.holes) < HOLES_KEPT:
@@ -320,49 +287,48 @@ class RunState:
                 del self.terms[next(iter(self.terms))]
 
     def restarts(self) -> dict[str, int]:
-        """Returns the number of restarts of each role, rollout and relay that restarted. It is the
-        number of terms after the first, so it counts restarts by any supervisor or orchestrator,
-        but not the starts by a later session of `rollstream run`. Processes without terms count
-        their deaths, which only `rollstream run` records.
+        """Returns the restarts of each role, rollout and relay that restarted: its terms after the
+        first, without the starts by a later session of `rollstream run`. Processes without terms
+        count their deaths, which only `rollstream run` records.
         """
         forked = self._forked()
-        found = {r: restarts_of(term) - (r in forked) for r, term in self.terms.items()}
-        found |= {relay: restarts for relay, (_, restarts) in self.relays.items()}
-        found = {
+        counts = {r: restarts_of(term) - (r in forked) for r, term in self.terms.items()}
+        counts |= {relay: restarts for relay, (_, restarts) in self.relays.items()}
+        counts = {
             role: max(number - self.sessions.resumed(role), min(number, self.deaths[role]))
-            for role, number in found.items()
+            for role, number in counts.items()
         }
-        found |= {role: n for role, n in self.deaths.items() if role.startswith(TERMLESS)}
-        return {role: restarts for role, restarts in sorted(found.items()) if restarts > 0}
+        counts |= {role: n for role, n in self.deaths.items() if role.startswith(TERMLESS)}
+        return {role: restarts for role, restarts in sorted(counts.items()) if restarts > 0}
 
     def run_s(self, begin_s: float, end_s: float, started_s: float | None = None) -> float:
-        """Returns the seconds between these times in which the run ran (`RunSessions.run_s`)."""
         return self.sessions.run_s(begin_s, end_s, (done.time_s for done in self.steps), started_s)
 
     def _forked(self) -> tuple[str, ...]:
         return FORKED_ROLES if self.is_fork else ()
 
     def _step_done(self, done: StepDone) -> None:
-        while self.steps and self.steps[-1].step >= done.step:  # repeated after a crash
+        # A step is repeated after a crash.
+        while self.steps and self.steps[-1].step >= done.step:
             self.steps.pop()
         self.steps.append(done)
 
     def _beat(self, status: RolloutStatus) -> None:
-        """Apply a heartbeat; one of an older term or time is ignored."""
         beats = self.rollouts.setdefault(status.rollout, deque(maxlen=HEARTBEATS_KEPT))
         if beats and status.term > beats[-1].term:
             self.restart_times.append((status.rollout, status.time_s))
             beats.clear()
+        # A heartbeat of an older term or time is ignored.
         if not beats or (status.term, status.time_s) > (beats[-1].term, beats[-1].time_s):
             beats.append(status)
             self._compare_clocks(status)
-        if len(self.rollouts) > ROLLOUTS_KEPT:  # evict the rollout with the oldest heartbeat
+        # The rollout with the oldest heartbeat goes.
+        if len(self.rollouts) > ROLLOUTS_KEPT:
             oldest = min(self.rollouts, key=lambda name: self.rollouts[name][-1].time_s)
             del self.rollouts[oldest]
             self.clock_offsets.pop(oldest, None)
 
     def _compare_clocks(self, status: RolloutStatus) -> None:
-        """Keep how far the clock of a rollout is off, as its newest heartbeat shows."""
         offset_s = 0.0 if self.live_s is None else self.live_s - status.time_s
         if abs(offset_s) > CLOCK_S:
             self.clock_offsets[status.rollout] = offset_s
@@ -377,9 +343,9 @@ class RunState:
                 del self.relays[next(iter(self.relays))]
 
     def _applied(self, record: Applied) -> None:
-        known = self.applied.get(record.rollout)
+        newest = self.applied.get(record.rollout)
         now = (record.rollout_term, record.time_s)
-        if known is None or now >= (known.rollout_term, known.time_s):
+        if newest is None or now >= (newest.rollout_term, newest.time_s):
             self.applied[record.rollout] = record
         if len(self.applied) > ROLLOUTS_KEPT:
             del self.applied[min(self.applied, key=lambda name: self.applied[name].time_s)]
@@ -392,11 +358,10 @@ class RunState:
             self.announced.popitem(last=False)
 
     def _drop_prompts(self) -> None:
-        """Drop the prompts of admitted groups, and the oldest above `PROMPTS_KEPT`. Prompts arrive
-        in the order of their groups, so the first one that stays ends the search.
-        """
         while self.prompts:
             first = next(iter(self.prompts))
+            # Prompts arrive in the order of their groups, so the first one that stays ends the
+            # search.
             if first > self.groups.newest and len(self.prompts) <= PROMPTS_KEPT:
                 return
             del self.prompts[first]

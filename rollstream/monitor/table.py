@@ -1,7 +1,6 @@
-"""Lays out the blocks of the live view (metrics, lag, rollouts, warnings) as lines of text. Each
-function draws one block of a `RunSnapshot` for a given number of columns: text is wrapped, and the
-table of rollouts has less detail where columns are few. `view.py` joins the blocks to a frame;
-`plain_line` gives the snapshot as one line instead, for logs and pipes.
+"""Lays out the blocks of the live view (metrics, lag, rollouts, warnings) as lines of text for a
+given number of columns; `view.py` joins them to a frame. `plain_line` gives the snapshot as one
+line instead, for logs and pipes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,8 +24,11 @@ from rollstream.monitor.rollouts import RolloutSnapshot, worst_first
 from rollstream.monitor.rows import MetricRow, evaluation_text, lag_text
 from rollstream.monitor.snapshot import RunSnapshot, RunWarning
 
-NAME_COLUMNS = 11  # width of the names at the left of metrics and lag
-LAG_COLUMNS = 7  # width of one lag's bar and share
+# Width of the names at the left of metrics and lag.
+NAME_COLUMNS = 11
+# Width of one lag's bar and share.
+LAG_COLUMNS = 7
+# State of a rollout → the style in which it is drawn.
 STATES = {
     "generating": "green",
     "draining": "yellow",
@@ -36,27 +38,23 @@ STATES = {
     "stalled": "yellow",
     "silent": "bold red",
 }
-"""State of a rollout → the style in which it is drawn."""
-NOTES_MAX = 4  # most notes about roles that are shown; in `plain_line` also most warnings
+# Most notes about roles that are shown; in `plain_line` also most warnings.
+NOTES_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutColumn:
-    """Holds one column of the table of rollouts, with one cell per rollout. `styles` has one entry
-    per cell, or is empty.
+    """One column of the table, with one cell per rollout. `styles` has one entry per cell, or is
+    empty.
     """
 
     head: str
     cells: Sequence[str]
     right: bool = True
-    """Whether the cells are aligned at the right."""
     styles: Sequence[str] = ()
 
 
 def metric_lines(rows: Sequence[MetricRow], columns: int) -> list[Text]:
-    """Returns each metric with its name and parts, wrapped to `columns`; its sparkline, if it has
-    one, follows the first line.
-    """
     lines: list[Text] = []
     for row in rows:
         for index, words in enumerate(wrap_parts(row.parts, columns - NAME_COLUMNS)):
@@ -68,15 +66,15 @@ def metric_lines(rows: Sequence[MetricRow], columns: int) -> list[Text]:
 
 
 def lag_lines(at: RunSnapshot, columns: int) -> list[Text]:
-    """Returns a head and two lines with shares by lag of the last trajectories' generated tokens:
-    by the lag when the trajectory finished, and by the lag when it was trained. Mean and maximum at
-    the end of a line are those of the last step. Lags without a column of their own are in the last
-    one, which then has a `+`.
+    """Returns a head and two lines with the shares of the last trajectories' generated tokens by
+    lag: when the trajectory finished, and when it was trained. Mean and maximum at the end of a
+    line are those of the last step.
     """
     room = max(2, (columns - NAME_COLUMNS - 12) // LAG_COLUMNS)
     both = [*at.lag.finish, *at.lag.trained, at.plan.max_lag or 0]
     highest = min(max(both), room - 1)
     heads = [str(lag) for lag in range(highest + 1)]
+    # Lags without a column of their own are in the last one.
     heads[-1] += "+" if max(both) > highest else ""
     head = "".join(f"{label:>{LAG_COLUMNS}}" for label in heads)
     lines = [Text(f"{'lag':<{NAME_COLUMNS}}{head}  mean   max", "dim")]
@@ -95,9 +93,8 @@ def lag_lines(at: RunSnapshot, columns: int) -> list[Text]:
 
 
 def rollout_lines(lines: Sequence[RolloutSnapshot], columns: int, rows: int) -> list[Text]:
-    """Returns a table with a head and a line per rollout. Of more than `rows` rollouts only the
-    worst are shown. The table is the widest of `_table_variants` that fits `columns`, else the
-    narrowest.
+    """Returns a table with a head and a line per rollout, the worst ones of more than `rows`. It is
+    the widest of `_table_variants` that fits `columns`, else the narrowest.
     """
     if not lines:
         return [Text("rollouts   none yet", "dim")]
@@ -116,26 +113,20 @@ def rollout_lines(lines: Sequence[RolloutSnapshot], columns: int, rows: int) -> 
 
 
 def warning_lines(
-    warnings: Sequence[RunWarning], columns: int, most: int, advice: bool
+    warnings: Sequence[RunWarning], columns: int, warnings_max: int, advice: bool
 ) -> list[Text]:
-    """Returns the first `most` warnings, wrapped, each with its advice if `advice` is True, and the
-    number of the others.
-    """
     lines: list[Text] = []
-    for warning in warnings[:most]:
+    for warning in warnings[:warnings_max]:
         for index, words in enumerate(_wrapped(warning.what, columns - 2)):
             lines.append(Text(("  " if index else "! ") + words, "yellow"))
         do = _wrapped(f"→ {warning.do}", columns - 2) if advice else []
         lines += [Text(f"  {words}", "dim") for words in do]
-    if len(warnings) > most:
-        lines.append(Text(f"! {len(warnings) - most} more warnings", "yellow"))
+    if len(warnings) > warnings_max:
+        lines.append(Text(f"! {len(warnings) - warnings_max} more warnings", "yellow"))
     return lines
 
 
 def plain_line(at: RunSnapshot) -> str:
-    """Returns the most important metrics, notes and warnings as one line, for logs and terminals
-    that cannot redraw.
-    """
     parts = [f"{clock(at.seconds)} step {at.step}/{at.steps} {at.phase}"]
     if at.metrics:
         reward = at.metrics.get("reward_mean")
@@ -153,43 +144,43 @@ def plain_line(at: RunSnapshot) -> str:
 
 
 def _shares(histogram: Mapping[int, int], highest: int) -> list[tuple[str, str]]:
-    """Returns a bar and a share as text for each lag from 0 to `highest`; the last entry includes
-    all higher lags.
-    """
     counts = [histogram.get(lag, 0) for lag in range(highest)]
+    # The last share includes all higher lags.
     counts.append(sum(n for lag, n in histogram.items() if lag >= highest))
     total = sum(counts)
     if not total:
         return [(" ", "–")] * len(counts)
-    most = max(counts)
+    largest = max(counts)
     return [
-        (SPARKS[round((len(SPARKS) - 1) * n / most)] if n else " ", share(n / total) if n else "·")
+        (
+            SPARKS[round((len(SPARKS) - 1) * n / largest)] if n else " ",
+            share(n / total) if n else "·",
+        )
         for n in counts
     ]
 
 
 def _table_variants(lines: Sequence[RolloutSnapshot]) -> list[list[RolloutColumn]]:
-    """Returns variants of the table as lists of columns, from the widest to the narrowest: without
-    the bars of the KV cache, then of the slots, then without `wait`, KV and `idle`.
-    """
-    name = RolloutColumn("rollout", [shortened(one.name, 16) for one in lines], False)
-    filled = RolloutColumn("slots", [meter(one.running, one.slots, 6) for one in lines], False)
-    slots = RolloutColumn("", [f"{one.running}/{one.slots}" for one in lines])
-    waiting = RolloutColumn("wait", [str(one.waiting) for one in lines])
-    kept = RolloutColumn("KV", [meter(one.kv_used, one.kv_capacity, 4) for one in lines], False)
-    kv = RolloutColumn(
-        "", [f"{short_number(one.kv_used)}/{short_number(one.kv_capacity)}" for one in lines]
+    name = RolloutColumn("rollout", [shortened(line.name, 16) for line in lines], False)
+    filled = RolloutColumn("slots", [meter(line.running, line.slots, 6) for line in lines], False)
+    slots = RolloutColumn("", [f"{line.running}/{line.slots}" for line in lines])
+    waiting = RolloutColumn("wait", [str(line.waiting) for line in lines])
+    kv_meter = RolloutColumn(
+        "KV", [meter(line.kv_used, line.kv_capacity, 4) for line in lines], False
     )
-    marks = [f"v{one.version}{'✓' if one.verified else '!'}" for one in lines]
-    held = ["" if one.verified else "bold red" for one in lines]
-    version = RolloutColumn("held", marks, True, held)
-    speed = RolloutColumn("tok/s", [short_number(one.tokens_per_s) for one in lines])
-    idle = RolloutColumn("idle", [share(one.idle_share) for one in lines])
+    kv = RolloutColumn(
+        "", [f"{short_number(line.kv_used)}/{short_number(line.kv_capacity)}" for line in lines]
+    )
+    marks = [f"v{line.version}{'✓' if line.verified else '!'}" for line in lines]
+    version_styles = ["" if line.verified else "bold red" for line in lines]
+    version = RolloutColumn("held", marks, True, version_styles)
+    speed = RolloutColumn("tok/s", [short_number(line.tokens_per_s) for line in lines])
+    idle = RolloutColumn("idle", [share(line.idle_share) for line in lines])
     states = [f"silent {age(o.silent_s)}" if o.state == "silent" else o.state for o in lines]
-    state = RolloutColumn("state", states, False, [STATES.get(one.state, "") for one in lines])
+    state = RolloutColumn("state", states, False, [STATES.get(line.state, "") for line in lines])
     slots_only, kv_only = RolloutColumn("slots", slots.cells), RolloutColumn("KV", kv.cells)
     return [
-        [name, filled, slots, waiting, kept, kv, version, speed, idle, state],
+        [name, filled, slots, waiting, kv_meter, kv, version, speed, idle, state],
         [name, filled, slots, waiting, kv_only, version, speed, idle, state],
         [name, slots_only, waiting, kv_only, version, speed, idle, state],
         [name, slots_only, version, speed, state],
@@ -217,5 +208,4 @@ def _table_line(
 
 
 def _wrapped(words: str, columns: int) -> list[str]:
-    """Returns the words as lines of at most `columns` characters; a longer word is broken."""
     return wrap(words, columns, break_on_hyphens=False)

@@ -1,10 +1,7 @@
-"""Draws a `RunSnapshot` (a run's metrics and warnings at one moment) as one frame for a terminal of
-a given size: one column of blocks, or two on wide terminals (`render_frame`).
-
-A frame that is too high is drawn with less detail, level by level of `DETAIL_LEVELS`, and with as
-many rollouts as fit, the worst ones. `rollstream run` shows its run in a `LiveView`, which redraws
-the frame on a terminal and prints lines elsewhere. `rollstream top` redraws the frame itself until
-`TerminalKeys` reads a quit key.
+"""Draws a `RunSnapshot` as one frame for a terminal of a given size (`render_frame`). A frame that
+is too high is drawn with less detail, level by level of `DETAIL_LEVELS`, and with as many rollouts
+as fit, the worst ones. `rollstream run` shows its run in a `LiveView`; `rollstream top` redraws the
+frame itself until `TerminalKeys` reads a quit key.
 """
 
 import logging
@@ -37,25 +34,30 @@ from rollstream.supervisor.supervisor import RoleState
 
 log = logging.getLogger(__name__)
 
-WIDE_COLUMNS = 140  # from this width on, metrics and rollouts are side by side
-BORDER = 4  # columns of frame and padding
-GAP = 3  # columns between metrics and rollouts
-COLUMNS_MIN = 20  # a narrower terminal cuts the frame off
-ROWS_MIN = 4  # a level of detail is used only if it leaves room for this many rollouts
-ROWS_MAX = 16  # rollouts if the height is unknown
+# From this width on, metrics and rollouts are side by side.
+WIDE_COLUMNS = 140
+# Columns of frame and padding.
+BORDER = 4
+# Columns between metrics and rollouts.
+GAP = 3
+# A narrower terminal cuts the frame off.
+COLUMNS_MIN = 20
+# A level of detail is used only if it leaves room for this many rollouts.
+ROWS_MIN = 4
+# Rollouts if the height is unknown.
+ROWS_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
 class DetailLevel:
-    """Sets the amount of detail: the rows of metrics of rank 0 (the most important ones) to `rank`,
-    and at most `warnings` warnings, with or without their advice.
+    """The rows of metrics of rank 0 (the most important ones) to `rank`, and at most `warnings`
+    warnings, with or without their advice.
     """
 
     rank: int
     warnings: int
     advice: bool = True
     is_spaced: bool = False
-    """True for blank lines between blocks."""
 
 
 DETAIL_LEVELS = (
@@ -69,7 +71,7 @@ DETAIL_LEVELS = (
 
 @dataclass(frozen=True, slots=True)
 class TerminalSize:
-    """Holds a terminal's size; `lines` is None for unlimited height (a pipe)."""
+    """`lines` is None for unlimited height (a pipe)."""
 
     columns: int
     lines: int | None = None
@@ -77,9 +79,8 @@ class TerminalSize:
 
 @dataclass(frozen=True, slots=True)
 class FrameBody:
-    """Holds the blocks between the progress bar and the frame's lower edge as lines of text:
-    `figures` (the metrics) and `rollouts`, side by side if `is_wide`, and notes and warnings
-    `below` them. `is_airy` adds blank lines between the blocks.
+    """The blocks between the progress bar and the frame's lower edge: `figures` (the metrics) and
+    `rollouts`, side by side if `is_wide`, and notes and warnings `below` them.
     """
 
     figures: list[Text]
@@ -89,7 +90,6 @@ class FrameBody:
     is_airy: bool
 
     def height(self) -> int:
-        """Returns the number of lines, frame and progress bar included."""
         middle = [len(self.figures), len(self.rollouts)]
         high = max(middle) if self.is_wide else sum(middle) + self.is_airy
         return 3 + self.is_airy + high + len(self.below) + (self.is_airy and bool(self.below))
@@ -125,19 +125,18 @@ def render_frame(at: RunSnapshot, size: TerminalSize, detailed: bool = True) -> 
 
 
 def _fitting_body(at: RunSnapshot, size: TerminalSize, detailed: bool) -> FrameBody:
-    """Returns the body with as many rollouts as fit, at the most detailed level that leaves room
-    for `ROWS_MIN` of them. A terminal too low for the last level cuts the frame off.
-    """
     fewest = min(len(at.rollouts), ROWS_MIN)
     high = size.lines
     fitting = (
         v for v in DETAIL_LEVELS if not high or _body(at, size, detailed, v, fewest).fits(high)
     )
+    # A terminal too low for the last level cuts the frame off.
     level = next(fitting, DETAIL_LEVELS[-1])
     rows = len(at.rollouts) if high else ROWS_MAX
     body = _body(at, size, detailed, level, rows)
     over = body.height() - high if high else 0
-    if over > 0:  # one more line is needed for the number of hidden rollouts
+    # One more line is needed for the number of hidden rollouts.
+    if over > 0:
         body = _body(at, size, detailed, level, max(1, len(body.rollouts) - 2 - over))
     return body
 
@@ -147,22 +146,26 @@ def _body(
 ) -> FrameBody:
     inside = size.columns - BORDER
     is_wide = size.columns >= WIDE_COLUMNS
-    left = (inside - GAP) // 2 if is_wide else inside
-    right = inside - GAP - left if is_wide else inside
+    left_columns = (inside - GAP) // 2 if is_wide else inside
+    right_columns = inside - GAP - left_columns if is_wide else inside
     figures = table.metric_lines(
-        [row for row in metric_rows(at, detailed) if row.rank <= level.rank], left
+        [row for row in metric_rows(at, detailed) if row.rank <= level.rank], left_columns
     )
     if detailed:
-        figures += [*([Text()] if level.is_spaced else []), *table.lag_lines(at, left)]
+        figures += [*([Text()] if level.is_spaced else []), *table.lag_lines(at, left_columns)]
     below = [Text(f"! {words}", "yellow") for words in at.notes[-table.NOTES_MAX :]]
     below += table.warning_lines(at.concerns, inside, level.warnings, level.advice)
     return FrameBody(
-        figures, table.rollout_lines(at.rollouts, right, rows), below, is_wide, level.is_spaced
+        figures,
+        table.rollout_lines(at.rollouts, right_columns, rows),
+        below,
+        is_wide,
+        level.is_spaced,
     )
 
 
 def _progress(at: RunSnapshot, columns: int) -> Table:
-    left = "" if at.pace.left_s is None else f"{clock(at.pace.left_s)} left"
+    remaining = "" if at.pace.left_s is None else f"{clock(at.pace.left_s)} left"
     line = Table.grid(padding=(0, 2), expand=True)
     line.add_column(no_wrap=True)
     line.add_column(ratio=1)
@@ -175,7 +178,7 @@ def _progress(at: RunSnapshot, columns: int) -> Table:
         finished_style="green",
     )
     label = Text.assemble("step ", (f"{at.step}", "bold"), f" of {at.steps}")
-    line.add_row(label, bar, Text(left, style="dim"))
+    line.add_row(label, bar, Text(remaining, style="dim"))
     return line
 
 
@@ -187,17 +190,17 @@ def _subtitle(at: RunSnapshot) -> Text:
     return subtitle.append(f"{at.phase} · {clock(at.seconds)}")
 
 
-REFRESH_S = 1.0  # one refresh costs about 5 ms of a core that the run needs
-LINE_S = 10.0  # between two lines without a terminal; a refresh over Kafka costs some 40 requests
+# One refresh costs about 5 ms of a core that the run needs.
+REFRESH_S = 1.0
+# Between two lines without a terminal; a refresh over Kafka costs some 40 requests.
+LINE_S = 10.0
 
 
 class LiveView:
     """Shows a run on a console: a frame that is redrawn on a terminal, otherwise lines of text, or
     with `as_json` JSON lines, at most one per step and none while `observer` catches up. Use it in
     a `with` block, and call `show` there often, from one thread: it refreshes at most once per
-    interval, so short steps may be skipped.
-
-    Nothing that the view fails at ends the run: a failure is noted once, by the kind of its error.
+    interval.
     """
 
     def __init__(self, observer: RunObserver, console: Console, as_json: bool) -> None:
@@ -212,7 +215,8 @@ class LiveView:
         if console.is_terminal and not console.is_dumb_terminal and not self._as_json:
             self._live = Live(console=console, auto_refresh=False, transient=False)
             self._live.start()
-            protect_output()  # rich passes printed text on, and takes escape sequences for style
+            # rich passes printed text on, and takes escape sequences for style.
+            protect_output()
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -221,7 +225,9 @@ class LiveView:
                 self._live.stop()
 
     def show(self, roles: Sequence[RoleState]) -> None:
-        """Observe the run and draw or print, if the refresh interval has passed."""
+        """Observe the run and draw or print, if the refresh interval has passed. A failure does not
+        end the run: it is logged once, by the kind of its error.
+        """
         with self._harmless():
             self._show(roles)
 
@@ -254,13 +260,13 @@ class LiveView:
             print(line, flush=True)
 
 
-QUIT_KEYS = (b"q", b"Q", b"\x03", b"\x04")  # also Ctrl-C and Ctrl-D if they arrive as bytes
+# Also Ctrl-C and Ctrl-D if they arrive as bytes.
+QUIT_KEYS = (b"q", b"Q", b"\x03", b"\x04")
 
 
 class TerminalKeys:
-    """Reads single keys without Enter; restores the terminal's mode on exit.
-
-    If standard input is no terminal, `asked_to_quit` reads no key and only waits.
+    """Reads single keys without Enter; restores the terminal's mode on exit. If standard input is
+    no terminal, `asked_to_quit` only waits.
     """
 
     def __init__(self) -> None:
@@ -275,11 +281,12 @@ class TerminalKeys:
 
     def __exit__(self, *raised: object) -> None:
         if self._before is not None:
-            with suppress(termios.error):  # the terminal is gone
+            # The terminal is gone.
+            with suppress(termios.error):
                 termios.tcsetattr(self._file, termios.TCSADRAIN, self._before)
 
     def asked_to_quit(self, wait_s: float) -> bool:
-        """Wait up to `wait_s` seconds; returns True if a quit key was pressed."""
+        """Returns True if a quit key was pressed within `wait_s` seconds."""
         watched = [] if self._file < 0 else [self._file]
         if not select.select(watched, [], [], wait_s)[0]:
             return False

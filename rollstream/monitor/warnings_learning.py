@@ -1,9 +1,5 @@
 """Warns about the training of a run: rewards, lengths, skipped updates, trajectories that died or
-were refused, late annotations, foreign records.
-
-Each check is a pure function of a `RunSnapshot`, the present state of a run. It yields a
-`RunWarning`, which has the problem in numbers and an advice; for a healthy run it yields nothing.
-The text below each threshold gives its arithmetic. `concerns.py` lists all checks.
+were refused, late annotations, foreign records. Each check is a pure function of a `RunSnapshot`.
 """
 
 from collections import Counter
@@ -13,44 +9,34 @@ from rollstream.monitor.format import age, count, plain_text, share
 from rollstream.monitor.snapshot import RunSnapshot, RunWarning
 from rollstream.streams.failures import failure_cause
 
+# Over 16 groups a share of 0.5 has a standard deviation of 0.13; fewer are not judged.
 GROUPS_MIN = 16
-"""Shares of fewer groups are not judged: over 16 groups a share of 0.5 has a standard deviation of
-0.13.
-"""
+# Groups with equal rewards. At accuracy p, n samples have equal rewards with probability p^n + (1 −
+# p)^n: for n = 8 that is 0.27 at p = 0.85, 0.66 at 0.95, and above 0.9 only where p is above 0.987
+# or below 0.013.
 EQUAL_SHARE = 0.9
-"""Share of groups with equal rewards. At accuracy p, n samples have equal rewards with probability
-p^n + (1 − p)^n: for n = 8 that is 0.27 at p = 0.85, 0.66 at 0.95, and above 0.9 only where p is
-above 0.987 or below 0.013.
-"""
+# Above it more than half of the generated tokens are unused, so a step takes more than twice the
+# tokens.
 FILTERED_SHARE = 0.5
-"""Share of filtered groups. Above it more than half of the generated tokens are unused, so a step
-takes more than twice the tokens.
-"""
+# Steps with the same mean reward of 0 or 1. If the true mean is 0.001, 1 920 samples (ten steps of
+# the quickstart) are all 0 with probability 0.999^1920 = 0.15; if it is larger, hardly ever.
 CONSTANT_STEPS = 10
-"""Steps with the same mean reward of 0 or 1. If the true mean is 0.001, 1 920 samples (ten steps of
-the quickstart) are all 0 with probability 0.999^1920 = 0.15; if it is larger, hardly ever.
-"""
+# Nearly every third answer is cut; 64 samples separate 0.3 from 0.15 by 2.5 standard deviations.
 CUT_SHARE, CUT_MIN = 0.3, 64
-"""Share of answers that were cut, nearly every third, and the fewest answers that are judged: 64
-samples separate 0.3 from 0.15 by 2.5 standard deviations.
-"""
+# One in a hundred and at least two deaths hint at an unintended crash of a reward function.
 DEAD_SHARE, DEAD_MIN = 0.01, 2
-"""One in a hundred and at least two deaths hint at an unintended crash of a reward function."""
+# One annotation in a hundred, and at least two, came after the end of their group: wasted work.
 LATE_SHARE, LATE_MIN = 0.01, 2
-"""One annotation in a hundred, and at least two, came after the end of their group, where they are
-wasted work.
-"""
+# Of its deadline, after which a complete group that waits for an annotation may miss it.
 UNSCORED_SHARE = 0.5
-"""Share of its deadline after which a complete group that waits for an annotation may miss it."""
 
 
 def equal_rewards(at: RunSnapshot) -> Iterator[RunWarning]:
-    """Warns of each task whose groups carry no signal: if all rewards of a group are equal, all its
-    advantages are zero.
-    """
+    """Warns of each task whose groups carry no signal."""
     for task, figures in at.tasks.items():
         if figures.groups < GROUPS_MIN or figures.equal < EQUAL_SHARE * figures.groups:
             continue
+        # If all rewards of a group are equal, all its advantages are zero.
         part = "all" if figures.equal == figures.groups else str(figures.equal)
         name = plain_text(task, 40)
         yield RunWarning(
@@ -63,11 +49,12 @@ def equal_rewards(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def constant_reward(at: RunSnapshot) -> Iterator[RunWarning]:
-    """Warns of a mean reward that stays at exactly 0 or 1."""
     rewards = at.rewards
     if not rewards or rewards[-1] not in (0.0, 1.0):
         return
-    steps = next((n for n, one in enumerate(reversed(rewards)) if one != rewards[-1]), len(rewards))
+    steps = next(
+        (n for n, reward in enumerate(reversed(rewards)) if reward != rewards[-1]), len(rewards)
+    )
     if steps >= CONSTANT_STEPS:
         solved = rewards[-1] == 1.0
         yield RunWarning(
@@ -81,7 +68,6 @@ def constant_reward(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def filtered_groups(at: RunSnapshot) -> Iterator[RunWarning]:
-    """Warns if most groups are filtered, which have equal rewards and are not trained."""
     filtered, trained = at.outcomes.groups.get("filtered", 0), at.outcomes.groups.get("trained", 0)
     total = filtered + trained
     if total >= GROUPS_MIN and filtered > FILTERED_SHARE * total:
@@ -94,7 +80,6 @@ def filtered_groups(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def cut_trajectories(at: RunSnapshot) -> Iterator[RunWarning]:
-    """Warns if many answers are cut at their maximum length."""
     cut, ended = at.outcomes.trajectories.get("length", 0), at.outcomes.trajectories.get("stop", 0)
     total = cut + ended
     if total >= CUT_MIN and cut > CUT_SHARE * total:
@@ -110,7 +95,6 @@ def cut_trajectories(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def dead_trajectories(at: RunSnapshot) -> Iterator[RunWarning]:
-    """Warns of trajectories that ended without a reward, with the most frequent reason."""
     names = ("stop", "length", "dead")
     total = sum(at.outcomes.trajectories.get(name, 0) for name in names)
     dead = at.outcomes.trajectories.get("dead", 0)
@@ -137,10 +121,10 @@ def dead_trajectories(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def unscored_groups(at: RunSnapshot) -> Iterator[RunWarning]:
-    """Warns of a complete group that waits long for annotations."""
     waited_s, deadline_s = at.queue.unscored_group_s, at.plan.group_deadline_s
     if waited_s is not None and at.trainer_age_s is not None:
-        waited_s = min(waited_s, at.trainer_age_s)  # a deadline counts since the trainer's start
+        # A deadline counts since the trainer's start.
+        waited_s = min(waited_s, at.trainer_age_s)
     if waited_s is not None and waited_s > UNSCORED_SHARE * deadline_s and not at.is_over:
         yield RunWarning(
             "unscored_groups",
@@ -152,7 +136,6 @@ def unscored_groups(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def late_annotations(at: RunSnapshot) -> Iterator[RunWarning]:
-    """Warns of annotations that came after the end of their group."""
     late, total = at.outcomes.annotations_late, at.outcomes.annotations
     if late >= LATE_MIN and late > LATE_SHARE * total:
         yield RunWarning(
@@ -163,7 +146,7 @@ def late_annotations(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def skipped_updates(at: RunSnapshot) -> Iterator[RunWarning]:
-    """Warns of even one step with a skipped update: its groups count as trained without effect."""
+    # Even one counts: its groups are trained without effect.
     if at.skipped:
         yield RunWarning(
             "skipped_updates",
@@ -188,7 +171,6 @@ def refused_trajectories(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def skipped_rows(at: RunSnapshot) -> Iterator[RunWarning]:
-    """Warns of rows of the data set that are not asked."""
     for record in at.skipped_rows:
         first = f" (first: {record.named[0]})" if record.named else ""
         yield RunWarning(
@@ -199,7 +181,6 @@ def skipped_rows(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def foreign_records(at: RunSnapshot) -> Iterator[RunWarning]:
-    """Warns of readable records that no role of this run writes."""
     if at.foreign:
         topics = ", ".join(f"{number} in {topic}" for topic, number in sorted(at.foreign.items()))
         yield RunWarning(

@@ -1,9 +1,9 @@
-"""Warns if the GPUs of a run are split badly between rollouts and trainer, with the gain expected
-of another split (`split_off`), and computes what more rollouts would give (`more_rollouts`).
+"""Warns if the GPUs of a run are split badly between rollouts and trainer (`split_off`), and
+computes the gain of more rollouts (`more_rollouts`).
 
-The gain is arithmetic on two shares that the log shows, how long rollouts and trainer are idle, not
-a simulation: each side is as fast as its number of GPUs, and the slower one decides. `rollstream
-tune` simulates it.
+The gain is arithmetic on two shares that the log shows, how long rollouts and trainer are idle:
+each side is as fast as its number of GPUs, and the slower one decides. `rollstream tune` simulates
+it.
 """
 
 from collections.abc import Iterator
@@ -15,14 +15,16 @@ from rollstream.monitor.format import plural, share
 from rollstream.monitor.snapshot import RunSnapshot, RunWarning
 from rollstream.printable import shell_command
 
+# The first steps wait for the first trajectories, so means of fewer are not judged.
 STEPS_MIN = 5
-"""The fewest steps whose means are judged: the first steps wait for the first trajectories."""
+# The shares of ten steps vary by several points: a smaller expected gain gives no warning.
 GAIN_MIN = 0.15
-"""A smaller expected gain gives no warning: the shares of ten steps vary by several points."""
+# The fewest changes are proposed that give this share of the largest gain.
 ENOUGH = 0.95
-"""The fewest changes are proposed that give this share of the largest gain."""
-IDLE_MAX = 0.99  # a side that is idle for longer has an unknown capacity
-SPARE = 1.1  # rollouts that are kept beyond those that were busy on average
+# A side that is idle for longer has an unknown capacity.
+IDLE_MAX = 0.99
+# Rollouts that stay beyond those that were busy on average.
+SPARE = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,6 @@ class PipelineBalance:
         return self._speed(rollouts, trainer_gpus) / self._speed(self.rollouts, None) - 1
 
     def _speed(self, rollouts: int, trainer_gpus: int | None) -> float:
-        """Returns the speed of the slower side, relative to the present tokens per second."""
         generating = rollouts / self.rollouts / (1 - min(IDLE_MAX, self.rollouts_idle))
         training = 1 / (1 - min(IDLE_MAX, self.trainer_idle))
         if trainer_gpus is not None and self.trainer_gpus:
@@ -53,37 +54,35 @@ class PipelineBalance:
 
 
 def balance_of(at: RunSnapshot) -> PipelineBalance | None:
-    """Returns the balance of a run, living or finished; None after too few steps.
-
-    The trainer waits for trajectories and computes at the same time, so it is idle for at most the
-    share of waiting, and at most for what its threads do not compute. A finished run's rollouts are
-    idle at its end, so their means since their start count.
-    """
-    lines = [one for one in at.rollouts if at.is_over or one.is_alive()]
-    lines = [one for one in lines if one.state != "starting"]
+    """Returns the balance of a run, living or finished; None after too few steps."""
+    lines = [line for line in at.rollouts if at.is_over or line.is_alive()]
+    lines = [line for line in lines if line.state != "starting"]
     if at.pace.recent_steps < STEPS_MIN or not lines:
         return None
-    idle = fmean(one.idle_total if at.is_over else one.idle_share for one in lines)
+    # A finished run's rollouts are idle at its end, so their means since their start count.
+    idle = fmean(line.idle_total if at.is_over else line.idle_share for line in lines)
     computing = at.pace.busy_share / at.plan.trainer_threads
     return PipelineBalance(
         rollouts=len(lines),
         rollout_gpus=at.plan.rollout_gpus,
         trainer_gpus=at.plan.trainer_gpus,
         rollouts_idle=idle,
+        # The trainer waits and computes at the same time: it is idle for at most the share of
+        # waiting, and at most for the rest of its threads' time.
         trainer_idle=max(0.0, min(at.pace.wait_share, 1 - computing)),
     )
 
 
 def more_rollouts(balance: PipelineBalance, room: int | None = None) -> tuple[int, float] | None:
     """Returns how many more rollouts, at most half as many again and at most `room`, would help the
-    trainer, and the gain; None if they would give less than `GAIN_MIN`.
+    trainer, and the gain; None below `GAIN_MIN`.
     """
-    most = ceil(balance.rollouts / 2) if room is None else min(room, ceil(balance.rollouts / 2))
-    gains = [(more, balance.gain(balance.rollouts + more)) for more in range(1, most + 1)]
+    more_max = ceil(balance.rollouts / 2) if room is None else min(room, ceil(balance.rollouts / 2))
+    gains = [(more, balance.gain(balance.rollouts + more)) for more in range(1, more_max + 1)]
     largest = max(gain for _, gain in gains)
     if largest < GAIN_MIN:
         return None
-    return next(one for one in gains if one[1] >= ENOUGH * largest)
+    return next(pair for pair in gains if pair[1] >= ENOUGH * largest)
 
 
 def rollouts_needed(balance: PipelineBalance) -> int:
@@ -94,8 +93,7 @@ def rollouts_needed(balance: PipelineBalance) -> int:
 
 def best_split(balance: PipelineBalance) -> tuple[int, int, float] | None:
     """Returns the rollouts and trainer's GPUs, of the same GPUs in all, that give most, and the
-    gain; None if that is less than `GAIN_MIN` or the trainer's GPUs are unknown. Of about equal
-    splits the one with the fewest changes is taken.
+    gain; None below `GAIN_MIN` or if the trainer's GPUs are unknown.
     """
     if not balance.trainer_gpus:
         return None
@@ -106,14 +104,12 @@ def best_split(balance: PipelineBalance) -> tuple[int, int, float] | None:
     largest = max(gain for _, _, gain in gains)
     if largest < GAIN_MIN:
         return None
-    close = [one for one in gains if one[2] >= ENOUGH * largest]
-    return min(close, key=lambda one: abs(one[0] - present))
+    close = [choice for choice in gains if choice[2] >= ENOUGH * largest]
+    # Of about equal splits the one with the fewest changes.
+    return min(close, key=lambda choice: abs(choice[0] - present))
 
 
 def split_off(at: RunSnapshot) -> Iterator[RunWarning]:
-    """Warns if the same GPUs, split otherwise between rollouts and trainer, would train notably
-    more tokens per second.
-    """
     balance = balance_of(at)
     split = None if balance is None else best_split(balance)
     if balance is None or split is None:

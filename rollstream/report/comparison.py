@@ -1,10 +1,6 @@
 """Compares two runs (`compare_runs`, for `rollstream diff`), and draws several runs on one HTML
-page, the overlay (`write_overlay`).
-
-A comparison has the settings that differ, the number of groups by ending, the curves (a metric over
-the steps), and the first step at which the state hashes differ. Curves and hashes are compared over
-the steps that both runs have; a metric that only one run measured is left out. The overlay has a
-table of summaries, one chart per metric with a line per run, and the settings that differ.
+page, the overlay (`write_overlay`). Curves and hashes are compared over the steps that both runs
+have.
 """
 
 import json
@@ -19,9 +15,12 @@ from rollstream.report.history import RunHistory
 from rollstream.report.page import Chart, Points, Series
 from rollstream.report.summary import RunSummary
 
-IDENTITY_SETTINGS = ("run", "folder")  # not compared: they differ between any two runs
-LAST_FRACTION = 5  # the last fifth of the steps is averaged, because single steps are noisy
+# They differ between any two runs.
+IDENTITY_SETTINGS = ("run", "folder")
+# The last fifth of the steps is averaged, because single steps are noisy.
+LAST_FRACTION = 5
 
+# The metrics of a step that are compared and drawn, with their display names.
 CURVES: Mapping[str, str] = {
     "reward_mean": "reward",
     "length_median": "length, median",
@@ -38,13 +37,12 @@ CURVES: Mapping[str, str] = {
     "seconds": "seconds per step",
     "wait_s": "seconds waiting per step",
 }
-"""The metrics of a step that are compared and drawn, with their display names."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunCurve:
-    """Names a curve: `name` is its display name, `metric` a metric of the trainer's steps or, if
-    `is_evaluated`, of the evaluations.
+    """`metric` is a metric of the trainer's steps or, if `is_evaluated`, of the evaluations; `name`
+    its display name.
     """
 
     name: str
@@ -52,7 +50,6 @@ class RunCurve:
     is_evaluated: bool = False
 
     def points(self, history: RunHistory) -> list[tuple[float, float]]:
-        """Returns (step, value) for every step or evaluation of the run that has the metric."""
         read = history.evaluated if self.is_evaluated else history.metric
         return read(self.metric)
 
@@ -65,8 +62,6 @@ EVALUATIONS = (
 
 @dataclass(frozen=True, slots=True)
 class SettingDifference:
-    """Holds a dotted key and its value in each of two runs; None if a run lacks the key."""
-
     key: str
     first: Any
     second: Any
@@ -74,10 +69,9 @@ class SettingDifference:
 
 @dataclass(frozen=True, slots=True)
 class CurveComparison:
-    """Compares one metric of two runs over the steps at which both have it; `compared` is their
-    number. `first` and `second` are the values of the two runs at these steps; `mean` and `last`
-    are, for each run, the means over all of them and over the last fifth. `apart` is the first of
-    these steps at which the values differ, None if there is none.
+    """One metric of two runs over the `compared` steps at which both have it. `first` and `second`
+    are the runs' values at these steps; `mean` and `last` are, for each run, the means over all of
+    them and over the last fifth. `apart` is the first step at which the values differ, or None.
     """
 
     name: str
@@ -91,8 +85,8 @@ class CurveComparison:
 
 @dataclass(frozen=True, slots=True)
 class RunComparison:
-    """Holds the comparison of two runs; `runs` are their names. `outcomes` is, for each run, the
-    number of groups by ending; `states_compared` is the number of steps that both runs have.
+    """`outcomes` is, for each run, the number of groups by ending; `states_compared` is the number
+    of steps that both runs have.
     """
 
     runs: tuple[str, str]
@@ -100,23 +94,18 @@ class RunComparison:
     outcomes: tuple[Mapping[str, int], Mapping[str, int]]
     curves: tuple[CurveComparison, ...]
     states_apart: int | None
-    """The first common step at which the runs have different state hashes (of the fp32 weights and
-    the optimiser or, if a run does not record these, of the published tensors); None if the hashes
-    of all common steps are equal.
+    """The first common step with different state hashes (of the fp32 weights and the optimiser or,
+    if a run does not record these, of the published tensors), or None.
     """
     states_compared: int
 
     def line(self) -> dict[str, Any]:
-        """Returns the comparison as a JSON object, for one line of output."""
         return asdict(self)
 
 
 def compare_runs(runs: tuple[str, str], first: RunHistory, second: RunHistory) -> RunComparison:
-    """Compare settings, endings of groups, curves and state hashes of two runs; `runs` are their
-    names.
-    """
     states = sorted(first.steps.keys() & second.steps.keys())
-    apart = (s for s in states if not first.steps[s].has_same_state(second.steps[s]))
+    differing_steps = (s for s in states if not first.steps[s].has_same_state(second.steps[s]))
     curves = [
         _curve(curve.name, curve.points(first), curve.points(second))
         for curve in (*curves_of(first, second), *EVALUATIONS)
@@ -129,7 +118,7 @@ def compare_runs(runs: tuple[str, str], first: RunHistory, second: RunHistory) -
         ),
         (first.outcomes(), second.outcomes()),
         tuple(curve for curve in curves if curve),
-        next(apart, None),
+        next(differing_steps, None),
         len(states),
     )
 
@@ -150,15 +139,11 @@ def tasks_of(*histories: RunHistory) -> list[tuple[str, str]]:
 
 
 def curves_of(*histories: RunHistory) -> list[RunCurve]:
-    """Returns the curves of a step's metrics: those of `CURVES`, and the rewards by task that these
-    runs have.
-    """
     tasks = (RunCurve(f"reward, {task}", metric) for metric, task in tasks_of(*histories))
     return [*(RunCurve(name, metric) for metric, name in CURVES.items()), *tasks]
 
 
 def _settings_apart(*runs: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yields the settings that differ, with the value of each run; None if a run lacks the key."""
     for key in sorted({key for run in runs for key in run if key not in IDENTITY_SETTINGS}):
         values = tuple(run.get(key) for run in runs)
         if any(value != values[0] for value in values):
@@ -166,7 +151,6 @@ def _settings_apart(*runs: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Any, 
 
 
 def _curve(name: str, first: Points, second: Points) -> CurveComparison | None:
-    """Returns the comparison of one curve; None if no step has a value in both runs."""
     a, b = dict(first), dict(second)
     steps = sorted(a.keys() & b.keys())
     if not steps:
@@ -184,31 +168,28 @@ def _curve(name: str, first: Points, second: Points) -> CurveComparison | None:
     )
 
 
-RUNS_MAX = 8  # most runs on one page: lines with distinct colours
+# Most runs on one page: lines with distinct colours.
+RUNS_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
 class OverlaidRun:
-    """Holds one run of the overlay, under a name that no other run of the page has."""
-
     name: str
     history: RunHistory
     summary: RunSummary
 
 
 def write_overlay(runs: Sequence[OverlaidRun], path: Path, is_typed: bool = False) -> None:
-    """Write the overlay of these runs, at most `RUNS_MAX`, to `path` (`output_file`)."""
     page.write_page(overlay_page(runs), path, is_typed)
 
 
 def overlay_page(runs: Sequence[OverlaidRun]) -> str:
-    """Returns the HTML of the overlay; metrics that no run has are left out."""
     names = " · ".join(run.name for run in runs)
     body = [
         page.heading(f"{len(runs)} runs", names),
         page.wide("Summary", "", _summaries(runs)),
         page.charts([_chart(runs, curve) for curve in EVALUATIONS]),
-        page.charts([_chart(runs, one) for one in curves_of(*(run.history for run in runs))]),
+        page.charts([_chart(runs, curve) for curve in curves_of(*(run.history for run in runs))]),
         page.charts(_against_time(runs)),
         page.wide("Settings that differ", "", _settings_table(runs)),
     ]
@@ -239,15 +220,11 @@ def _chart(runs: Sequence[OverlaidRun], curve: RunCurve) -> Chart:
 
 
 def _against_time(runs: Sequence[OverlaidRun]) -> list[Chart]:
-    """Returns a chart of the reward over the seconds of training; all other charts are over the
-    steps.
-    """
     rewards = _lines(runs, _reward_by_second)
     return [Chart("Reward by seconds of training", rewards, "since the run's first step", ".4g")]
 
 
 def _reward_by_second(history: RunHistory) -> list[tuple[float, float]]:
-    """Returns (seconds since the first step began, mean reward) of each step."""
     points: Points = history.metric("reward_mean")
     if not points:
         return []
@@ -256,6 +233,6 @@ def _reward_by_second(history: RunHistory) -> list[tuple[float, float]]:
 
 
 def _settings_table(runs: Sequence[OverlaidRun]) -> str:
-    apart = _settings_apart(*(run.history.configuration for run in runs))
-    rows = [[key, *map(json.dumps, values)] for key, values in apart]
+    differences = _settings_apart(*(run.history.configuration for run in runs))
+    rows = [[key, *map(json.dumps, values)] for key, values in differences]
     return page.table(["setting", *(run.name for run in runs)], rows) if rows else "none"

@@ -1,9 +1,6 @@
-"""Folds a run's failed, released and waiting trajectories for the report (`EpisodeHistory`): how
-many failed for which cause, how they differ from trained ones, and for how long dialogues waited
-for their environments. No function here does I/O.
-
-A trajectory that fails is never trained. If long answers or hard prompts fail more often, that is a
-bias, so lengths are compared, and the rewards of trained samples in the groups of failed ones.
+"""Folds a run's failed, released and waiting trajectories for the report (`EpisodeHistory`),
+without I/O. A trajectory that fails is never trained: if long answers or hard prompts fail more
+often, that is a bias.
 """
 
 from array import array
@@ -17,20 +14,19 @@ from rollstream.report import page
 from rollstream.streams import records
 from rollstream.streams.failures import failure_cause
 
-FAILED_MIN = 40  # fewer failures give no warning, for the reason of `history.DROPPED_MIN`
+# Fewer failures give no warning, for the reason of `history.DROPPED_MIN`.
+FAILED_MIN = 40
+# Fewer failed or dropped samples per trained sample hardly affect learning.
 SHARE_MIN = 0.02
-"""Fewer failed or dropped samples per trained sample give no warning: they hardly affect learning.
-"""
+# A smaller difference of two medians or means, as a share of that of the trained samples, gives no
+# warning.
 DIFFERENCE_MIN = 0.1
-"""A smaller difference of two medians or means, as a share of that of the trained samples, gives no
-warning.
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class FailedCause:
-    """Counts the failures of one cause, with the median number of their generated tokens. `again`
-    counts failures of this cause after which the environment was asked again.
+    """The failures of one cause, with the median number of their generated tokens. `again` counts
+    those after which the environment was asked again.
     """
 
     cause: str
@@ -41,11 +37,11 @@ class FailedCause:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeComparison:
-    """Compares failed trajectories with trained ones. `reward_near` is the mean reward of trained
-    samples whose group has a failed one, `reward_trained` that of all. `released` counts
-    trajectories that redundancy released, `abandoned` turns of trained episodes that are not
-    trained. Dialogues and episodes of agents lasted `open_s` in all,
-    of which they waited for their environments or programs for `waiting_s`.
+    """Failed trajectories against trained ones. `reward_near` is the mean reward of trained samples
+    whose group has a failed one, `reward_trained` that of all. `released` counts trajectories that
+    redundancy released, `abandoned` turns of trained episodes that are not trained. Dialogues and
+    episodes of agents lasted `open_s` in all, of which they waited for their environments or
+    programs for `waiting_s`.
     """
 
     causes: tuple[FailedCause, ...] = ()
@@ -62,29 +58,24 @@ class EpisodeComparison:
 
     @property
     def waiting_share(self) -> float | None:
-        """The share of their time in which dialogues waited; None if there are none."""
+        """None without dialogues."""
         return self.waiting_s / self.open_s if self.open_s else None
 
 
 @dataclass(slots=True)
 class EpisodeHistory:
     """Sorts trajectories into failed and trained ones. The ledger must be applied first, because it
-    decides what was trained, then the first completion of each trajectory. Memory grows by a name
+    decides which were trained, then the first completion of each trajectory. Memory grows by a name
     and a number per trained sample, and two numbers per group.
     """
 
     _used: set[str] = field(default_factory=set[str])
     _released: dict[int, int] = field(default_factory=dict[int, int])
-    """Released trajectories by step. A repeated step does not count them again: its first record
-    has the number.
-    """
     _trained: "array[float]" = field(default_factory=lambda: array("f"))
-    """Lengths of trained samples."""
     _lengths: dict[str, "array[float]"] = field(default_factory=dict[str, "array[float]"])
-    """Lengths of failed trajectories by cause."""
+    """By cause."""
     _again: Counter[str] = field(default_factory=Counter[str])
     _hit: set[int] = field(default_factory=set[int])
-    """Groups with a failed trajectory."""
     _rewards: dict[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])
     """Sum and number of the trained samples' own rewards, by group."""
     _waiting_s: float = 0.0
@@ -97,6 +88,7 @@ class EpisodeHistory:
                 self._used.update(member.trajectory for member in record.members)
             case records.StepDone():
                 released = record.counts.get("released", 0)
+                # A repeated step does not count them again: its first record has the number.
                 self._released[record.step] = max(released, self._released.get(record.step, 0))
             case records.Trajectory():
                 self._finished(record)
@@ -159,7 +151,7 @@ def differing(
     pairs: Iterable[tuple[str, float | None, float | None, str]],
 ) -> list[str]:
     """Returns a text for each known pair of values that differ by more than `DIFFERENCE_MIN`; a
-    pair is a name, the value of what was not trained, that of what was, and their format.
+    pair is a name, the untrained and the trained value, and their format.
     """
     return [
         f"{name} {form.format(other)} against {form.format(trained)}"
@@ -169,56 +161,49 @@ def differing(
     ]
 
 
-def failed_bias_warnings(found: EpisodeComparison) -> Iterator[RunWarning]:
-    """Yields a warning if failed trajectories differ from trained ones by more than a tenth, in
-    their median length or in the rewards of their groups. Yields none if few failed.
-    """
-    if found.failed < max(FAILED_MIN, SHARE_MIN * found.trained):
+def failed_bias_warnings(episodes: EpisodeComparison) -> Iterator[RunWarning]:
+    if episodes.failed < max(FAILED_MIN, SHARE_MIN * episodes.trained):
         return
     pairs = (
-        ("median length", found.length_failed, found.length_trained, "{:.0f}"),
-        ("mean reward of their groups", found.reward_near, found.reward_trained, "{:.3g}"),
+        ("median length", episodes.length_failed, episodes.length_trained, "{:.0f}"),
+        ("mean reward of their groups", episodes.reward_near, episodes.reward_trained, "{:.3g}"),
     )
     if differ := differing(pairs):
         yield RunWarning(
             "failed_bias",
-            f"{found.failed} trajectories failed ({causes_text(found)}) and differ from the "
-            f"{found.trained} trained: {' and '.join(differ)}",
+            f"{episodes.failed} trajectories failed ({causes_text(episodes)}) and differ from the "
+            f"{episodes.trained} trained: {' and '.join(differ)}",
             "what fails is not learnt from: repair its cause, or give it more time, turns or "
             "retries (task.reply_timeout_s, task.turns_max, task.retries)",
         )
 
 
-def causes_text(found: EpisodeComparison) -> str:
-    """Returns the causes with their numbers, the most frequent first."""
-    return ", ".join(f"{one.failed} {one.cause}" for one in found.causes if one.failed)
+def causes_text(episodes: EpisodeComparison) -> str:
+    return ", ".join(f"{cause.failed} {cause.cause}" for cause in episodes.causes if cause.failed)
 
 
-def episode_card(found: EpisodeComparison) -> str:
-    """Returns a card with the failures by cause, compared with the trained samples, and the time in
-    which dialogues waited for their environments.
-    """
+def episode_card(episodes: EpisodeComparison) -> str:
     content = ""
-    if found.causes:
+    if episodes.causes:
         head = ["cause", "failed", "asked again", "median length"]
         rows = [
-            (one.cause, str(one.failed), str(one.again), _number(one.length))
-            for one in found.causes
+            (cause.cause, str(cause.failed), str(cause.again), _number(cause.length))
+            for cause in episodes.causes
         ]
-        rows.append(("(trained)", str(found.trained), "", _number(found.length_trained)))
+        rows.append(("(trained)", str(episodes.trained), "", _number(episodes.length_trained)))
         content += page.table(head, rows)
     facts: list[tuple[str, str]] = []
-    if found.failed and found.reward_near is not None:
-        text = f"{_number(found.reward_near)}, of all groups {_number(found.reward_trained)}"
+    if episodes.failed and episodes.reward_near is not None:
+        text = f"{_number(episodes.reward_near)}, of all groups {_number(episodes.reward_trained)}"
         facts.append(("mean reward in groups with a failure", text))
-    if found.released:
-        facts.append(("released, because enough others had ended", str(found.released)))
-    if found.abandoned:
-        text = f"{found.abandoned}, not trained"
+    if episodes.released:
+        facts.append(("released, because enough others had ended", str(episodes.released)))
+    if episodes.abandoned:
+        text = f"{episodes.abandoned}, not trained"
         facts.append(("turns that a restarted program left behind", text))
-    if found.waiting_share is not None:
-        generating = 1 - found.waiting_share
-        text = f"{found.waiting_share:.0%}, generating or queued {generating:.0%}"
+    if episodes.waiting_share is not None:
+        generating = 1 - episodes.waiting_share
+        text = f"{episodes.waiting_share:.0%}, generating or queued {generating:.0%}"
         facts.append(("time of dialogues: waiting for a reply", text))
     content += page.table(["", ""], facts) if facts else ""
     note = "what fails is never trained; a bias if lengths or rewards differ"

@@ -1,10 +1,6 @@
 """Folds the log and the metrics files of a run into its whole history (`RunHistory`), from which
-the report's summaries and charts are made. No function here does I/O.
-
-A `RunHistory` contains the `RunState` that `rollstream top` shows, whose size is bounded, and what
-charts need beside it: every step, and the history of each rollout (`RolloutHistory`), of dropped
-samples (`DroppedSamples`) and of drafts (`DraftHistory`). So it grows with the run, by a name and
-two numbers per trajectory, and more with drafts.
+the report is made, without I/O. It grows with the run, by a name and two numbers per trajectory,
+and more with drafts.
 """
 
 from array import array
@@ -24,14 +20,13 @@ from rollstream.report.failures import SHARE_MIN, EpisodeHistory, differing
 from rollstream.streams import records
 from rollstream.streams.codec import record_hash
 
-JOINED_S = 0.05  # seconds: shorter pauses of a rollout are invisible in a chart of minutes
+# Shorter pauses of a rollout are invisible in a chart of minutes.
+JOINED_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class ServedVersion:
-    """States that a rollout serves a version from `time_s` (seconds since the epoch) on. `term` is
-    the rollout's.
-    """
+    """A rollout, in its `term`, serves a version from `time_s` (seconds since the epoch) on."""
 
     time_s: float
     version: int
@@ -40,10 +35,7 @@ class ServedVersion:
 
 @dataclass(slots=True)
 class RolloutHistory:
-    """Holds the history of one rollout over all its terms: the times in which it generated
-    (`busy`), the versions that it served, its idle seconds, the number of its trajectories by
-    `finish`, and the number of its generated tokens.
-    """
+    """One rollout over all its terms. `busy` are the times in which it generated."""
 
     busy: Intervals = field(default_factory=lambda: Intervals(JOINED_S))
     serving: list[ServedVersion] = field(default_factory=list[ServedVersion])
@@ -52,20 +44,16 @@ class RolloutHistory:
     tokens: int = 0
 
     def idle_s(self) -> float:
-        """Returns the seconds in which the rollout had nothing to decode, over all terms."""
         return sum(self.idle_by_term.values())
 
 
+# Fewer dropped samples give no warning: if the spread is half of the mean, the median of 40 lengths
+# errs by 1.25 · 0.5 / √40 = 10 %.
 DROPPED_MIN = 40
-"""Fewer dropped samples give no warning: if the spread is half of the mean, the median of 40
-lengths errs by 1.25 · 0.5 / √40 = 10 %.
-"""
 
 
 @dataclass(slots=True)
 class SampleStats:
-    """Holds the lengths (numbers of generated tokens) and the known rewards of some samples."""
-
     lengths: "array[float]" = field(default_factory=lambda: array("f"))
     rewards: "array[float]" = field(default_factory=lambda: array("f"))
 
@@ -77,8 +65,8 @@ class SampleStats:
 
 @dataclass(frozen=True, slots=True)
 class DropComparison:
-    """Compares dropped samples with trained ones: their numbers, and the medians of their lengths
-    and rewards. A median of no values is None.
+    """Dropped samples against trained ones: their numbers, and the medians of their lengths and
+    rewards, None of no values.
     """
 
     dropped: int
@@ -95,10 +83,9 @@ class DroppedSamples:
     decides which they are, then the first completion of each trajectory.
 
     Samples are dropped because of their lag or at a group's deadline. That is a bias, mostly
-    against long answers (docs/explanation/scheduling.md), so lengths and rewards of dropped samples
-    are compared with those of trained ones. A sample counts as dropped if its group expired, or if
-    its group was trained without it in a step whose record counts dropped samples. Dead
-    trajectories are neither dropped nor trained; late rewards (annotations) are ignored.
+    against long answers (docs/explanation/scheduling.md). A sample counts as dropped if its group
+    expired, or was trained without it in a step whose record counts dropped samples. Dead
+    trajectories are neither; late rewards are ignored.
     """
 
     dropped: SampleStats = field(default_factory=SampleStats)
@@ -116,7 +103,8 @@ class DroppedSamples:
                 taken.update(m.trajectory for group in record.groups for m in group.members)
             case records.StepDone():
                 taken = self._members.pop(record.step, set())
-                if record.counts.get("dropped"):  # otherwise they died or have no reward
+                # Otherwise they died or have no reward.
+                if record.counts.get("dropped"):
                     self._left_out |= taken - self._used
             case records.GroupClosed(reason="expired"):
                 self._expired.add(record.group)
@@ -142,21 +130,17 @@ class DroppedSamples:
             self.dropped.add(record)
 
 
-def drop_bias_warnings(found: DropComparison) -> Iterator[RunWarning]:
-    """Yields a warning if the median length or reward of dropped samples differs from that of the
-    trained ones by more than a tenth (`DIFFERENCE_MIN`). Yields none if few samples were dropped
-    (`DROPPED_MIN`, `SHARE_MIN`).
-    """
-    if found.dropped < max(DROPPED_MIN, SHARE_MIN * found.trained):
+def drop_bias_warnings(drops: DropComparison) -> Iterator[RunWarning]:
+    if drops.dropped < max(DROPPED_MIN, SHARE_MIN * drops.trained):
         return
     pairs = (
-        ("length", found.length_dropped, found.length_trained, "{:.0f}"),
-        ("reward", found.reward_dropped, found.reward_trained, "{:.3g}"),
+        ("length", drops.length_dropped, drops.length_trained, "{:.0f}"),
+        ("reward", drops.reward_dropped, drops.reward_trained, "{:.3g}"),
     )
     if differ := differing(pairs):
         yield RunWarning(
             "dropped_bias",
-            f"{found.dropped} answers dropped for age differ from the {found.trained} trained: "
+            f"{drops.dropped} answers dropped for age differ from the {drops.trained} trained: "
             f"median {' and '.join(differ)}",
             "a larger dispatch.max_lag or more rollouts drop fewer",
         )
@@ -168,10 +152,8 @@ def _median(values: "array[float]") -> float | None:
 
 @dataclass(slots=True)
 class DraftHistory:
-    """Sums up draft statistics by group, and from these by task and pass over the prompts: a later
-    pass has more earlier answers to draft from. Records do not name the pass. It is counted: the
-    first group of a prompt is of pass 1, its second of pass 2 and so on. Only the first completion
-    of each trajectory is to be applied.
+    """Sums up draft statistics by task and pass over the prompts: a later pass has more earlier
+    answers to draft from. Only the first completion of each trajectory is to be applied.
     """
 
     _groups: dict[int, tuple[str, str, DraftTotals]] = field(
@@ -191,16 +173,17 @@ class DraftHistory:
 
     def passes(self) -> list[PassDrafts]:
         """Returns the totals of each pass and task, in ascending order of both."""
-        found: dict[tuple[int, str], DraftTotals] = {}
+        totals: dict[tuple[int, str], DraftTotals] = {}
         came: dict[str, int] = {}
         for _, (prompt, task, guesses) in sorted(self._groups.items()):
+            # Records do not name the pass: the first group of a prompt is of pass 1, its second of
+            # pass 2.
             number = came[prompt] = came.get(prompt, 0) + 1
-            found[number, task] = found.get((number, task), DraftTotals()) + guesses
-        return [PassDrafts(number, task, found[number, task]) for number, task in sorted(found)]
+            totals[number, task] = totals.get((number, task), DraftTotals()) + guesses
+        return [PassDrafts(number, task, totals[number, task]) for number, task in sorted(totals)]
 
 
 def _prompt_hash(record: records.Trajectory) -> str:
-    """Returns the hash of the prompt: the tokens before the first that is not the prompt's."""
     others = np.flatnonzero(record.sources != records.PROMPT)
     end = int(others[0]) if len(others) else len(record.tokens)
     return record_hash(record.tokens[:end].tobytes())
@@ -211,11 +194,10 @@ class RunHistory:
     """Holds the whole history of a run. Records are applied with the ledger before the trajectories
     (`DroppedSamples`).
 
-    `configuration` maps dotted keys to values. `forked_from` names the parent of a fork. `warmup`
-    is the content of `warmup.json`, `evaluations` and `events` are the lines of `eval.jsonl` and
-    `supervisor.jsonl`, `concerns` the warnings at the newest record. `steps` and `announced` have
-    the newest record of each step and version number, `rollouts` the history of each rollout by
-    name. `reasons` counts why groups and trajectories were not trained.
+    `configuration` maps dotted keys to values, `warmup` is the content of `warmup.json`,
+    `evaluations` and `events` are the lines of `eval.jsonl` and `supervisor.jsonl`, `concerns` the
+    warnings at the newest record. `steps` and `announced` have the newest record of each step and
+    version number.
     """
 
     state: RunState = field(default_factory=RunState)
@@ -225,7 +207,6 @@ class RunHistory:
     evaluations: Sequence[Mapping[str, Any]] = ()
     events: Sequence[Mapping[str, Any]] = ()
     moves: Sequence[RequestMove] = ()
-    """Moves of running trajectories between rollouts (repack), as dispatch requested them."""
     concerns: Sequence[RunWarning] = ()
     steps: dict[int, records.StepDone] = field(default_factory=dict[int, records.StepDone])
     announced: dict[int, records.WeightsAnnounced] = field(
@@ -239,9 +220,7 @@ class RunHistory:
     _completed: set[str] = field(default_factory=set[str])
 
     def apply(self, record: records.Record, time_s: float = 0.0) -> None:
-        """Apply one record to `state` and to the rest of the history. The record of a step that was
-        repeated after a crash replaces the earlier one.
-        """
+        """Apply one record to `state` and to the rest of the history."""
         self.state.apply(record, time_s)
         self.extend(record)
 
@@ -252,6 +231,7 @@ class RunHistory:
             self.episodes.apply(record)
         match record:
             case records.StepDone():
+                # A step that is repeated after a crash replaces the earlier one.
                 self.steps[record.step] = record
             case records.GroupClosed():
                 self.reasons[f"{record.reason}: {record.detail or 'no detail'}"] += 1
@@ -285,11 +265,9 @@ class RunHistory:
         return (min(times), max(times)) if times else None
 
     def deaths(self) -> list[Mapping[str, Any]]:
-        """Returns the supervisor's events of processes that died."""
         return [event for event in self.events if event.get("event") == "death"]
 
     def metric(self, name: str) -> list[tuple[float, float]]:
-        """Returns (step, value) of a metric for every step that has it."""
         return [
             (float(step), done.metrics[name])
             for step, done in sorted(self.steps.items())
@@ -297,7 +275,6 @@ class RunHistory:
         ]
 
     def evaluated(self, name: str) -> list[tuple[float, float]]:
-        """Returns (step, value) of a metric for every evaluation that has it."""
         lines = (line for line in self.evaluations if line.get(name) is not None)
         return sorted((float(line["step"]), float(line[name])) for line in lines)
 
@@ -309,7 +286,8 @@ class RunHistory:
         rollout.busy.add(record.started_s, record.finished_s)
         rollout.finishes[record.finish] += 1
         rollout.tokens += len(record.logprobs)
-        if record.trajectory not in self._completed:  # only the first completion counts
+        # Only the first completion counts.
+        if record.trajectory not in self._completed:
             self._completed.add(record.trajectory)
             self.dropped.apply(record)
             self.episodes.apply(record)

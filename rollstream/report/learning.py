@@ -1,8 +1,5 @@
 """Analyses what a run learned, for the report and `rollstream diff`: sigmoid fits of its reward
 curves (`reward_fits`), and cards of the views `bias` and `pass_at_k` (`learning_cards`).
-
-The fits come from a run's history. The cards are queries over log and archive, which take about a
-second for 100 000 trajectories, so only the command `rollstream report` makes them.
 """
 
 from collections.abc import Sequence
@@ -38,11 +35,9 @@ class RewardFit:
     ahead: float | None
 
     def line(self) -> dict[str, Any]:
-        """Returns the fit as a JSON object."""
         return asdict(self)
 
     def row(self) -> tuple[str, ...]:
-        """Returns the cells of a table: name, A, R0, B, Cmid, and the error of the prediction."""
         fit = self.fit
         ahead = "–" if self.ahead is None else f"{self.ahead:.3f}"
         if not fit.is_determined:
@@ -62,11 +57,10 @@ FIT_HEAD = ("curve", "asymptote A", "start R0", "steepness B", "Cmid, tokens", "
 
 
 def reward_fits(history: RunHistory) -> list[RewardFit]:
-    """Returns the fits of the curves that have enough points. The reward of a step is that of its
-    trained trajectories; the rest are in no step.
-    """
+    """Returns the fits of the curves that have enough points."""
+    # The reward of a step is that of its trained trajectories; the rest are in no step.
     trained = dict(history.metric("tokens_trained"))
-    found: list[RewardFit] = []
+    fits: list[RewardFit] = []
     for name, metric, is_evaluated in FITTED:
         read = history.evaluated if is_evaluated else history.metric
         points = [
@@ -74,8 +68,8 @@ def reward_fits(history: RunHistory) -> list[RewardFit]:
             for at, value in read(metric)
         ]
         if fit := _fitted(points):
-            found.append(RewardFit(name, fit, _error_ahead(points)))
-    return found
+            fits.append(RewardFit(name, fit, _error_ahead(points)))
+    return fits
 
 
 def _fitted(points: Sequence[tuple[float, float]]) -> SigmoidFit | None:
@@ -83,20 +77,20 @@ def _fitted(points: Sequence[tuple[float, float]]) -> SigmoidFit | None:
 
 
 def _error_ahead(points: Sequence[tuple[float, float]]) -> float | None:
-    """Returns the mean absolute error of the second half, predicted from the first (the test of
-    ScaleRL, section 3).
-    """
     half = len(points) // 2
     fit = _fitted(points[:half])
+    # The test of ScaleRL, section 3.
     return fit and fmean(abs(fit.at(compute) - reward) for compute, reward in points[half:])
 
 
-def _bounded(found: Estimate, form: str = ".3f") -> str:
-    return f"{found.value:{form}} ({found.low:{form}} to {found.high:{form}})"
+def _bounded(estimate: Estimate, form: str = ".3f") -> str:
+    return f"{estimate.value:{form}} ({estimate.low:{form}} to {estimate.high:{form}})"
 
 
 def learning_cards(history: RunHistory, session: QuerySession) -> list[str]:
-    """Returns the cards for the report's page; those without data are left out."""
+    """Returns the cards that have data. Their queries over log and archive take about a second for
+    100 000 trajectories.
+    """
     cards = [page.charts(_pass_charts(session)), _bias(session), _fits(history)]
     return [card for card in cards if card]
 
@@ -135,7 +129,7 @@ def _pass_charts(session: QuerySession) -> list[Chart]:
             Series(f"k = {k}", [(float(at), value) for at, n, value in rows if n == k], colour)
             for colour, k in enumerate(K_SHOWN, start=1)
         )
-        shown = tuple(one for one in series if one.points)
+        shown = tuple(curve for curve in series if curve.points)
         charts.append(Chart(f"pass@k, {where}", shown, "unbiased estimate", high=1.0))
     return charts
 

@@ -1,10 +1,6 @@
 """Makes the HTML of reports: `page` is the whole document, `heading`, `tiles`, `charts`, `wide`,
 `folded` and `table` are its parts. The page needs no other file and no script, and has a light and
-a dark mode. `write.py`, `timeline.py` and `comparison.py` fill it.
-
-A `Chart` is drawn as SVG: lines over steps, or stacked areas (`draw_chart`). On hover the browser
-shows a point's value. The size of a chart is bounded: of a long series only the extremes of each
-column of pixels are drawn (`thinned`), so every peak is seen.
+a dark mode. A `Chart` is drawn as SVG of bounded size.
 """
 
 import math
@@ -17,18 +13,21 @@ from pathlib import Path
 
 from rollstream.whole_file import output_file
 
-WIDTH, HEIGHT = 560.0, 220.0  # of a chart, in SVG units (about a pixel), margins included
+# Of a chart, in SVG units (about a pixel), margins included.
+WIDTH, HEIGHT = 560.0, 220.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 52.0, 10.0, 26.0  # margins
-TITLES_MAX = 400  # points; a longer series shows no values on hover
-COLUMNS = int(WIDTH - LEFT - RIGHT)  # of a thinned series, each about a pixel wide
+# Points; a longer series shows no values on hover.
+TITLES_MAX = 400
+# Of a thinned series, each about a pixel wide.
+COLUMNS = int(WIDTH - LEFT - RIGHT)
+# (x, y) of the points of a series, in the order of x.
 Points = Sequence[tuple[float, float]]
-"""(x, y) of the points of a series, in the order of x."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line or area of a chart, in the colour of the CSS class `c1` to `c8`. `thin` draws a
-    dotted line, for bounds of another series, e.g. a maximum.
+    """One line or area, in the colour of the CSS class `c1` to `c8`. `thin` draws a dotted line,
+    for bounds of another series, e.g. a maximum.
     """
 
     name: str
@@ -53,7 +52,6 @@ class Chart:
     stacked: bool = False
     """Draw areas, each on top of the previous ones, in place of lines."""
     along: str = "step"
-    """What x counts, for the values on hover."""
 
     def is_empty(self) -> bool:
         return not any(series.points for series in self.series)
@@ -75,16 +73,16 @@ class Scale:
         return across, HEIGHT - BOTTOM - share_y * (HEIGHT - TOP - BOTTOM)
 
 
-FLAT_RANGE = 1e-8  # a range below it is drawn as a flat line: ticks are rounded to ten decimals
+# A range below it is drawn as a flat line: ticks are rounded to ten decimals.
+FLAT_RANGE = 1e-8
 
 
 def draw_chart(chart: Chart) -> str:
-    """Returns the chart as one `<svg>`."""
     series = _stack(chart.series) if chart.stacked else chart.series
     scale = _scale(chart, series)
     parts = [_grid(scale, chart.form)]
-    lines = [replace(one, points=thinned(one.points)) for one in series if one.points]
-    parts += _areas(lines, scale) if chart.stacked else [_line(one, scale) for one in lines]
+    lines = [replace(line, points=thinned(line.points)) for line in series if line.points]
+    parts += _areas(lines, scale) if chart.stacked else [_line(line, scale) for line in lines]
     parts += [
         _points(shown, values, scale, chart)
         for shown, values in zip(series, chart.series, strict=True)
@@ -98,51 +96,49 @@ def draw_chart(chart: Chart) -> str:
 
 
 def thinned(points: Points, columns: int = COLUMNS) -> Points:
-    """Returns a series of at most `2 * columns` points unchanged. Of a longer one it returns the
-    first and the last point, and the lowest and the highest one of each of `columns` equal parts of
-    the x-axis, in order; points without a finite value are left out.
+    """Returns a series of at most `2 * columns` points unchanged; of a longer one the first and the
+    last point, and the lowest and the highest one of each of `columns` equal parts of the x-axis,
+    in order, so every peak is seen. Points without a finite value are left out.
     """
     finite = [point for point in points if math.isfinite(point[1])]
     if len(points) <= 2 * columns or not finite:
         return points
     first, last = finite[0], finite[-1]
     width = (last[0] - first[0]) / columns or 1.0
-    kept = [first]
+    extremes = [first]
     for _, column in groupby(finite, lambda point: int((point[0] - first[0]) / width)):
-        found = list(column)
-        ends = {min(found, key=itemgetter(1)), max(found, key=itemgetter(1))}
-        kept += sorted(ends - {first, last})
-    return [*kept, last]
+        column_points = list(column)
+        ends = {min(column_points, key=itemgetter(1)), max(column_points, key=itemgetter(1))}
+        extremes += sorted(ends - {first, last})
+    return [*extremes, last]
 
 
-def ticks(low: float, high: float, count: int = 4, whole: bool = False) -> list[float]:
-    """Returns about `count` round values from `low` to `high`; integers only if `whole`."""
+def ticks(low: float, high: float, count: int = 4, is_whole: bool = False) -> list[float]:
+    """Returns about `count` round values from `low` to `high`; integers only if `is_whole`."""
     if not high > low:
         return [low]
-    rough = max((high - low) / count, 1.0 if whole else 0.0)
+    rough = max((high - low) / count, 1.0 if is_whole else 0.0)
     magnitude = 10.0 ** math.floor(math.log10(rough))
-    multiples = (1, 2, 5, 10) if whole else (1, 2, 2.5, 5, 10)
+    multiples = (1, 2, 5, 10) if is_whole else (1, 2, 2.5, 5, 10)
     step = next(m * magnitude for m in multiples if m * magnitude >= rough * 0.999)
     first = math.ceil(low / step - 1e-9)
     return [round(n * step, 10) for n in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
 def text(x: float, y: float, words: str, kind: str) -> str:
-    """Returns a `<text>` at (x, y) with the CSS classes `kind`; the class `mid` centres it there,
-    `end` lets it end there.
+    """Returns a `<text>` at (x, y) with the CSS classes `kind`; `mid` centres it there, `end` lets
+    it end there.
     """
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{escape(words)}</text>'
 
 
 def _scale(chart: Chart, series: Sequence[Series]) -> Scale:
-    """Returns the scale of a chart whose (stacked) series are `series`. Without `chart.high` the
-    y-axis is extended to whole ticks.
-    """
-    xs = [x for one in series for x, _ in one.points] or [0.0]
-    ys = [y for one in series for _, y in one.points if math.isfinite(y)] or [0.0]
+    xs = [x for line in series for x, _ in line.points] or [0.0]
+    ys = [y for line in series for _, y in line.points if math.isfinite(y)] or [0.0]
     low = min(ys) if chart.low is None else min(chart.low, *ys)
     high = chart.high if chart.high is not None else max(ys)
     high = high if high - low > FLAT_RANGE else low + 1.0
+    # The axis ends at whole ticks.
     if chart.high is None:
         step = ticks(low, high)
         gap = step[1] - step[0] if len(step) > 1 else high - low
@@ -152,27 +148,25 @@ def _scale(chart: Chart, series: Sequence[Series]) -> Scale:
 
 
 def _grid(scale: Scale, form: str) -> str:
-    """Draws horizontal lines at the ticks of y, and the numbers at both axes."""
     parts: list[str] = []
     left, right, tick_form = LEFT, WIDTH - RIGHT, ".0%" if form.endswith("%") else "g"
     for value in ticks(*scale.y):
         _, y = scale.place(scale.x[0], value)
         parts.append(f'<path class="grid" d="M{left:g} {y:.1f}H{right:g}"/>')
         parts.append(text(left - 8, y + 4, format(value, tick_form), "tick end"))
-    for value in ticks(*scale.x, count=6, whole=True):
+    for value in ticks(*scale.x, count=6, is_whole=True):
         x, _ = scale.place(value, scale.y[0])
         parts.append(text(x, HEIGHT - 8, f"{value:g}", "tick mid"))
     return "".join(parts)
 
 
 def _stack(series: Sequence[Series]) -> tuple[Series, ...]:
-    """Returns the upper edges of the areas: each series plus the sum of the previous ones."""
     below: dict[float, float] = {}
     stacked: list[Series] = []
-    for one in series:
-        for x, y in one.points:
+    for area in series:
+        for x, y in area.points:
             below[x] = below.get(x, 0.0) + y
-        stacked.append(Series(one.name, [(x, below[x]) for x, _ in one.points], one.colour))
+        stacked.append(Series(area.name, [(x, below[x]) for x, _ in area.points], area.colour))
     return tuple(stacked)
 
 
@@ -187,24 +181,22 @@ def _line(series: Series, scale: Scale) -> str:
 
 
 def _areas(stacked: Sequence[Series], scale: Scale) -> list[str]:
-    """Draws each area down to the axis, the uppermost first; the next one covers its lower part."""
     parts: list[str] = []
-    for one in reversed(stacked):
-        if one.points:
-            first, last = one.points[0][0], one.points[-1][0]
+    # The uppermost first, down to the axis; the next one covers its lower part.
+    for area in reversed(stacked):
+        if area.points:
+            first, last = area.points[0][0], area.points[-1][0]
             foot = [(last, scale.y[0]), (first, scale.y[0])]
-            d = f"M{_path([*one.points, *foot], scale)}Z"
-            parts.append(f'<path class="area c{one.colour}" d="{d}"/>')
+            d = f"M{_path([*area.points, *foot], scale)}Z"
+            parts.append(f'<path class="area c{area.colour}" d="{d}"/>')
     return parts
 
 
 def _points(placed: Series, values: Series, scale: Scale, chart: Chart) -> str:
-    """Draws a circle at each point of `placed`, invisible until hovered, with the value of the same
-    point in `values` as its title (in stacked charts the two differ).
-    """
     if not values.points or len(values.points) > TITLES_MAX:
         return ""
     parts: list[str] = []
+    # In stacked charts the value differs from the place of its point.
     for (x, y), (_, value) in zip(placed.points, values.points, strict=True):
         across, up = scale.place(x, y)
         title = f"{values.name}, {chart.along} {x:g}: {value:{chart.form}}"
@@ -219,13 +211,13 @@ def _points(placed: Series, values: Series, scale: Scale, chart: Chart) -> str:
 def _last_values(
     placed: Sequence[Series], values: Sequence[Series], scale: Scale, chart: Chart
 ) -> list[str]:
-    """Labels the end of each line with its last value; labels that would overlap move down."""
     ends: list[tuple[float, float, str]] = []
-    for index, (one, raw) in enumerate(zip(placed, values, strict=True)):
-        if not one.points or not math.isfinite(one.points[-1][1]):
+    for index, (line, raw) in enumerate(zip(placed, values, strict=True)):
+        if not line.points or not math.isfinite(line.points[-1][1]):
             continue
-        x, y = one.points[-1]
-        if chart.stacked:  # labels are in the middle of bands; narrow bands have none
+        x, y = line.points[-1]
+        # Labels are in the middle of bands; narrow bands have none.
+        if chart.stacked:
             y -= raw.points[-1][1] / 2
             if raw.points[-1][1] < 0.04 and index:
                 continue
@@ -234,6 +226,7 @@ def _last_values(
     parts: list[str] = []
     free = TOP
     for up, across, words in sorted(ends):
+        # Labels that would overlap move down.
         free = max(free, up)
         parts.append(text(across + 7, free + 4, words, "value"))
         free += 14
@@ -310,7 +303,6 @@ summary { cursor:pointer; font-weight:620; padding-bottom:6px; }
 
 
 def page(title: str, body: Sequence[str]) -> str:
-    """Returns the whole HTML document."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -326,12 +318,10 @@ def write_page(text: str, path: Path, is_typed: bool) -> None:
 
 
 def heading(title: str, line: str) -> str:
-    """Returns the page's title with a line of soft text under it."""
     return f'<h1>{escape(title)}</h1><p class="soft">{escape(line)}</p>'
 
 
 def tiles(figures: Sequence[tuple[str, str]]) -> str:
-    """Returns tiles of (name, value), with the value in large type."""
     cells = (
         f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
         for name, value in figures
@@ -340,13 +330,11 @@ def tiles(figures: Sequence[tuple[str, str]]) -> str:
 
 
 def charts(drawn: Sequence[Chart]) -> str:
-    """Returns a grid of the charts that have points."""
     cards = (_chart_card(chart) for chart in drawn if not chart.is_empty())
     return f'<div class="charts">{"".join(cards)}</div>'
 
 
 def wide(title: str, note: str, content: str) -> str:
-    """Returns a card over the whole width."""
     return (
         f'<section class="card wide"><h2>{escape(title)}</h2>'
         f'<p class="note">{escape(note)}</p>{content}</section>'
@@ -354,7 +342,6 @@ def wide(title: str, note: str, content: str) -> str:
 
 
 def folded(title: str, content: str) -> str:
-    """Returns a card that opens on a click."""
     return (
         f'<section class="card wide"><details><summary>{escape(title)}</summary>'
         f"{content}</details></section>"
@@ -377,19 +364,17 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str | int]]) -> str:
 
 
 def group_digits(value: float) -> str:
-    """Returns the rounded number with its digits in groups of three: `12 345`."""
     return f"{value:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
 
 
 def _chart_card(chart: Chart) -> str:
-    """Returns the chart with title, note and, for several series, a legend."""
     legend = ""
     if len(chart.series) > 1:
         items = (
-            f'<span class="c{one.colour}"><i{" class=thin" if one.thin else ""}></i>'
-            f"{escape(one.name)}</span>"
-            for one in chart.series
-            if one.points
+            f'<span class="c{line.colour}"><i{" class=thin" if line.thin else ""}></i>'
+            f"{escape(line.name)}</span>"
+            for line in chart.series
+            if line.points
         )
         legend = f'<div class="legend">{"".join(items)}</div>'
     note = f'<p class="note">{escape(chart.note)}</p>' if chart.note else ""

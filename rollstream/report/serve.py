@@ -1,7 +1,6 @@
 """Waits for the end of a run (`wait_until_over`) and serves its report by HTTP (`serve_report`):
-the folder of a run in containers is a volume, which a browser cannot open.
-
-The page is public to everyone who reaches the address: bind it to loopback, or publish it there.
+the folder of a run in containers is a volume, which a browser cannot open. The page is public to
+everyone who reaches the address: bind it to loopback, or publish it there.
 """
 
 import threading
@@ -25,15 +24,15 @@ from rollstream.storage.metrics_file import read_metrics
 from rollstream.storage.weights.pointer import believed_pointer
 from rollstream.streams.foreign_text import PORT_MAX, whole_number
 
+# Longest wait for the last evaluation once the last step is done, as the supervisor's.
 EVALUATION_S = 180.0
-"""Longest wait for the last evaluation once the last step is done, as the supervisor's."""
 HTML = "text/html; charset=utf-8"
 
 
 @dataclass(slots=True)
 class ReportPages:
-    """What the server answers: the page in `path` once `is_written`, before that 503 and the run's
-    progress. Threads of the server read it.
+    """Answers the page in `path` once `is_written`, before that 503 and the run's progress, in any
+    thread.
     """
 
     path: Path
@@ -63,7 +62,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def serve_report(address: tuple[str, int], pages: ReportPages) -> BoundedServer:
-    """Serve the report at `/` and `/report.html`, and `/healthz`. Raises `ConfigurationError` if
+    """Serves the report at `/` and `/report.html`, and `/healthz`. Raises `ConfigurationError` if
     the address is unavailable.
     """
     paths = {"/": pages.report, "/report.html": pages.report, "/healthz": pages.health}
@@ -82,18 +81,20 @@ def wait_until_over(
     pause_s: float = POLL_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> bool:
-    """Wait until the run is complete and its last version is evaluated (for that at most
-    `EVALUATION_S`); returns False if `stop` is set first. `on_step` is given the newest version.
+    """Wait until the run is complete and its last version is evaluated (at most `EVALUATION_S`);
+    returns False if `stop` is set first. `on_step` receives the newest version.
     """
     configuration = load_for_viewing(folder.configuration)
     location = locate_run(str(folder.path))
-    while not location.has_store:  # the run has not begun
+    # The run has not begun.
+    while not location.has_store:
         if stop.wait(pause_s):
             return False
     store = open_run_store(location)
     complete_s: float | None = None
     while True:
-        with suppress(StoreError):  # it is asked again
+        # The store is asked again.
+        with suppress(StoreError):
             pointer = believed_pointer(store)
             if pointer is not None and pointer.version is not None:
                 on_step(pointer.version.number)

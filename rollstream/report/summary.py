@@ -1,8 +1,6 @@
-"""Reads the history of a finished, stopped or running run (`open_history`), and summarises it by
-its most important metrics (`summarise`), for terminal, report and JSON output.
-
-A history (`RunHistory`) is folded from all records of the run's log and archive, and from the
-metrics files in its folder. The run may continue meanwhile. Nothing is written.
+"""Reads the history of a finished, stopped or running run (`open_history`), and summarises it
+(`summarise`), for terminal, report and JSON output. The run may continue meanwhile. Nothing is
+written.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,31 +31,30 @@ from rollstream.storage.metrics_file import read_metrics
 from rollstream.streams.bus import BusWrapper, Message
 from rollstream.streams.topics import Topic, catalogue
 
-ACCURACY_GOAL = 0.75  # the summary reports the time to this sampled held-out accuracy
+# The summary reports the time to this sampled held-out accuracy.
+ACCURACY_GOAL = 0.75
 PACED_NOTE = "paced: drawn lengths and computed times, no model"
 
 
-PASS_AT = "pass_at/"  # prefix of pass@k in a line of `eval.jsonl`
+# Prefix of pass@k in a line of `eval.jsonl`.
+PASS_AT = "pass_at/"
 
 
 @dataclass(frozen=True, slots=True)
 class MetricChange:
-    """Holds the first and the last value of a metric in the run."""
-
     first: float
     last: float
 
     def text(self, form: str = ".3f") -> str:
-        """Returns `first → last`, both in this number format."""
         return f"{self.first:{form}} → {self.last:{form}}"
 
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """Holds the most important metrics of a run; unknown values are None. `seconds` excludes the
-    warm-up (`warmup_s`). `accuracy_…` and `length_…` are of held-out prompts. `goal_s` and
-    `goal_step` are the time and the step at which the sampled accuracy reached `ACCURACY_GOAL`.
-    `lag_consumed_…` is the lag of the tokens when they were trained.
+    """The most important metrics of a run; unknown values are None. `seconds` excludes the warm-up
+    (`warmup_s`). `accuracy_…` and `length_…` are of held-out prompts. `goal_s` and `goal_step` are
+    the time and the step at which the sampled accuracy reached `ACCURACY_GOAL`. `lag_consumed_…` is
+    the lag of the tokens when they were trained.
     """
 
     run: str
@@ -78,26 +75,17 @@ class RunSummary:
     tokens_trained: int
     tokens_per_s: float | None
     idle_share: Mapping[str, float]
-    """The share of `seconds` in which each rollout had nothing to decode."""
     outcomes: Mapping[str, int]
-    """The numbers of admitted groups, of groups by ending, and of open groups."""
     restarts: int
-    """Restarts of all processes together."""
     forked_from: str = ""
-    """The parent run and step of a fork; "" for other runs."""
     is_paced: bool = False
-    """True if lengths and times are drawn or computed, and no model runs."""
     dropped: DropComparison | None = None
-    """The samples that were dropped for their age (lag or deadline), compared with trained ones."""
+    """For their age (lag or deadline)."""
     episodes: EpisodeComparison = field(default_factory=EpisodeComparison)
-    """The trajectories that failed, were released, or waited for their environment."""
     evaluated_step: int | None = None
-    """The newest version that is evaluated on held-out prompts."""
     pass_at: Mapping[int, MetricChange] = field(default_factory=dict[int, MetricChange])
-    """pass@k on held-out prompts, by k."""
 
     def line(self) -> dict[str, Any]:
-        """Returns the summary as a JSON object."""
         return asdict(self)
 
     def table(self) -> Table:
@@ -112,7 +100,6 @@ class RunSummary:
         return table
 
     def rows(self) -> list[tuple[str, str]]:
-        """Returns (name, formatted value) of the known metrics."""
         warm = f", warm-up {self.warmup_s:.0f} s" if self.warmup_s else ""
         rows = [("steps", f"{self.steps} of {self.steps_wanted} in {clock(self.seconds)}{warm}")]
         rows += [("forked from", self.forked_from)] if self.forked_from else []
@@ -124,7 +111,7 @@ class RunSummary:
             ("length, median", self.length_median, ".0f"),
             ("length, p99", self.length_p99, ".0f"),
         )
-        passes = tuple((f"held-out, pass@{k}", one, ".3f") for k, one in self.pass_at.items())
+        passes = tuple((f"held-out, pass@{k}", change, ".3f") for k, change in self.pass_at.items())
         changes = (*changes[:1], *passes, *changes[1:])
         rows += [(name, change.text(form)) for name, change, form in changes if change]
         if self.evaluated_step is not None and self.evaluated_step < self.steps:
@@ -190,27 +177,25 @@ def summarise(history: RunHistory) -> RunSummary:
 
 
 def pass_changes(history: RunHistory) -> dict[int, MetricChange]:
-    """Returns pass@k of the first and the last evaluation, by k."""
     names = {name for line in history.evaluations for name in line if name.startswith(PASS_AT)}
     sizes = sorted(int(k) for name in names if (k := name.removeprefix(PASS_AT)).isdigit())
     changes = {k: _change(history.evaluated(f"{PASS_AT}{k}")) for k in sizes}
     return {k: change for k, change in changes.items() if change is not None}
 
 
-def _episode_rows(found: EpisodeComparison) -> list[tuple[str, str]]:
-    """Returns (name, formatted value) of what the run's trajectories met."""
+def _episode_rows(episodes: EpisodeComparison) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
-    if found.failed:
-        text = f"{found.failed}: {causes_text(found)}"
-        if found.length_failed is not None and found.length_trained is not None:
-            lengths = f"{found.length_failed:.0f} tokens (trained {found.length_trained:.0f})"
+    if episodes.failed:
+        text = f"{episodes.failed}: {causes_text(episodes)}"
+        if episodes.length_failed is not None and episodes.length_trained is not None:
+            lengths = f"{episodes.length_failed:.0f} tokens (trained {episodes.length_trained:.0f})"
             text += f"; median {lengths}"
         rows.append(("failed", text))
-    again = sum(one.again for one in found.causes)
-    rows += [("asked again", f"{again} replies of environments")] if again else []
-    rows += [("released", f"{found.released}, not needed any more")] if found.released else []
-    if found.waiting_share is not None:
-        rows.append(("dialogues", f"{found.waiting_share:.0%} of their time waited for a reply"))
+    repeats = sum(cause.again for cause in episodes.causes)
+    rows += [("asked again", f"{repeats} replies of environments")] if repeats else []
+    rows += [("released", f"{episodes.released}, not needed any more")] if episodes.released else []
+    if episodes.waiting_share is not None:
+        rows.append(("dialogues", f"{episodes.waiting_share:.0%} of their time waited for a reply"))
     return rows
 
 
@@ -219,13 +204,11 @@ def _change(points: list[tuple[float, float]]) -> MetricChange | None:
 
 
 def _goal(history: RunHistory, span: tuple[float, float] | None) -> tuple[float | None, int] | None:
-    """Returns the seconds, if known, and the step of the first evaluation that reached
-    `ACCURACY_GOAL`. Its line counts the pauses of the run as time.
-    """
     for line in sorted(history.evaluations, key=lambda line: line["step"]):
         if (line.get("accuracy_sampled") or 0.0) >= ACCURACY_GOAL:
             seconds, done = line.get("seconds"), history.steps.get(int(line["step"]))
             if seconds is not None and done and span:
+                # The evaluation's line counts the pauses of the run as time.
                 paused_s = done.time_s - span[0] - history.state.run_s(span[0], done.time_s)
                 seconds = max(0.0, seconds - paused_s)
             return seconds, int(line["step"])
@@ -243,9 +226,8 @@ def _idle_shares(history: RunHistory, seconds: float) -> dict[str, float]:
 
 def read_history(view: LogView, folder: RunFolder) -> RunHistory:
     """Returns the run's history up to now, from log, archive and metrics files; any of them may be
-    missing. Its `concerns` are the warnings that `rollstream top` showed when the newest record was
-    written, so a report that is made a week later does not warn that the run is silent, and those
-    about dropped samples.
+    missing. Its `concerns` are the warnings when the newest record was written, and those about
+    dropped samples.
     """
     is_configured = folder.configuration.exists()
     configuration = load_for_viewing(folder.configuration) if is_configured else None
@@ -264,6 +246,7 @@ def read_history(view: LogView, folder: RunFolder) -> RunHistory:
     if view.store is not None and (parentage := read_parentage(view.store)):
         history.forked_from = str(parentage)
     if plan:
+        # A report that is made a week later must not warn that the run is silent.
         newest_s = max(history.state.newest_s.values(), default=0.0)
         shown = warnings_of(take_snapshot(history.state, plan, newest_s))
         history.concerns = (
@@ -287,11 +270,9 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def open_history(folder: RunFolder, is_trusted: bool = False) -> RunHistory:
-    """Returns the history of a run up to now, read from its log and archive, which it opens for
-    reading only.
-    """
     location = locate_run(str(folder.path), is_trusted)
-    metrics_folder(location)  # refuses files that leave the run
+    # Refuses files that leave the run.
+    metrics_folder(location)
     with open_run_view(location) as view:
         # A prepared run that never started has no topics yet.
         bus = None if view.bus is None else PreparedLog(view.bus)
@@ -305,7 +286,7 @@ class PreparedLog(BusWrapper):
         try:
             return super().settings(topic)
         except TopicMissing:
-            absent = [one for one in catalogue() if one.name == topic]
+            absent = [candidate for candidate in catalogue() if candidate.name == topic]
             if not absent:
                 raise
             return absent[0]

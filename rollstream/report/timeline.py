@@ -1,10 +1,7 @@
 """Draws timelines as SVG: a row for the trainer's steps, then a row per rollout with a bar for each
-time in which it generated, shaded by version. `draw_timeline` draws a run for its report, with
-moves (arrows between rows), pulls (changes of weights) and deaths as marks; `write_simulated`
-writes the page of a simulation, with one timeline per simulated run.
-
-`RunHistory` → `timeline_rows` → `time_axis` → SVG. The axis shortens pauses of the whole run. The
-size of a row is bounded: above `MARKS_MAX` bars it shows one shade per pixel, that of the newest.
+time in which it generated, shaded by version. `draw_timeline` draws a run for its report;
+`write_simulated` writes the page of a simulation. The axis shortens pauses of the whole run, and
+the size of a row is bounded.
 """
 
 from bisect import bisect_right
@@ -25,9 +22,12 @@ if TYPE_CHECKING:
     from rollstream.simulator.experiment import PolicyRun
     from rollstream.simulator.results import SimulationResult, TimelineArrow
 
-DRAWN_MAX = 2000  # the newest moves are drawn; more would be one dark area and take megabytes
-ARROW_HALF_WIDTH = 3.5  # half the width of an arrowhead, in pixels
-PLAN_S = 0.05  # moves that dispatch planned together are at most so far apart: drawn side by side
+# The newest moves are drawn; more would be one dark area and take megabytes.
+DRAWN_MAX = 2000
+# Half the width of an arrowhead, in pixels.
+ARROW_HALF_WIDTH = 3.5
+# Moves that dispatch planned together are at most so far apart: drawn side by side.
+PLAN_S = 0.05
 
 
 def move_arrows(
@@ -37,10 +37,8 @@ def move_arrows(
     x_of: Callable[[float], float],
 ) -> Iterator[str]:
     """Yields an SVG arrow for each move, from the source's row to the destination's, at the x that
-    `x_of` gives for the time of the move.
-
-    `places` maps the name of each drawn row to the y of its middle. An arrow begins and ends `gap`
-    away from the middles. Moves from or to a row that is not drawn are left out.
+    `x_of` gives for the time of the move. `places` maps the name of each drawn row to the y of its
+    middle; an arrow begins and ends `gap` away from it. Moves from or to other rows are left out.
     """
     drawn = [m for m in moves if {m.source, m.destination} <= places.keys()]
     last_s, x = float("-inf"), 0.0
@@ -61,23 +59,23 @@ def move_arrows(
         )
 
 
+# Pixels: width of the drawing, its margins for names (left) and notes (right), height of a row, of
+# a bar, and of the axis.
 WIDTH, LEFT, RIGHT, ROW, BAR, FOOT = 1160.0, 96.0, 64.0, 34.0, 20.0, 24.0
-"""Pixels: width of the drawing, its margins for names (left) and notes (right), height of a row, of
-a bar, and of the axis.
-"""
 ROWS_MAX = 32  # rollouts drawn
-SHADES = 10  # CSS classes `v0` … `v9`, from the first to the newest version
-MARKS_MAX = 400  # bars or pulls of a row that are drawn one by one, with a title on hover
+# CSS classes `v0` … `v9`, from the first to the newest version.
+SHADES = 10
+# Bars or pulls of a row that are drawn one by one, with a title on hover.
+MARKS_MAX = 400
+# If no row has a bar for more than `PAUSE_S` seconds, the axis shows this pause as `PAUSE_SHOWN_S`
+# seconds.
 PAUSE_S, PAUSE_SHOWN_S = 60.0, 2.0
-"""If no row has a bar for more than `PAUSE_S` seconds, the axis shows this pause as
-`PAUSE_SHOWN_S` seconds.
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class TimelineBar:
-    """Marks a time in which a rollout generated under `version`, or in which the trainer trained
-    the step that made `version`. Times are seconds since the epoch, or virtual in a simulation.
+    """A time in which a rollout generated under `version`, or in which the trainer trained the step
+    that made `version`. Times are seconds since the epoch, or virtual in a simulation.
     """
 
     start_s: float
@@ -87,23 +85,17 @@ class TimelineBar:
 
 @dataclass(frozen=True, slots=True)
 class TimelineRow:
-    """Holds the content of one row: the bars of a process, a note at the right, and the times at
-    which the process died.
-    """
-
     name: str
     bars: tuple[TimelineBar, ...]
     note: str = ""
     deaths_s: tuple[float, ...] = ()
     pulls: tuple[ServedVersion, ...] = ()
-    """Versions that the rollout took after its first one, each with its time."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeAxis:
     """Maps wall-clock time to a place on the axis, in seconds from its left end. Period i of
-    activity, `[starts[i], ends[i]]`, begins at the place `offsets[i]`; the pauses between periods
-    are shortened.
+    activity, `[starts[i], ends[i]]`, begins at the place `offsets[i]`.
     """
 
     starts: tuple[float, ...]
@@ -117,21 +109,15 @@ class TimeAxis:
         return self.offsets[index] + inside
 
     def shows(self, time_s: float) -> bool:
-        """Returns whether the time is in a period of activity or at most `PAUSE_SHOWN_S` after it.
-        Marks at other times are not drawn.
-        """
+        """Whether the time is in a period of activity or at most `PAUSE_SHOWN_S` after it."""
         pieces = zip(self.starts, self.ends, strict=True)
         return any(start <= time_s <= end + PAUSE_SHOWN_S for start, end in pieces)
 
     def length_s(self) -> float:
-        """Returns the length of the whole axis."""
         return self.offsets[-1] + self.ends[-1] - self.starts[-1]
 
 
 def timeline_rows(history: RunHistory) -> list[TimelineRow]:
-    """Returns the row of the trainer, with a bar per step, then those of the first `ROWS_MAX`
-    rollouts by name.
-    """
     deaths = history.deaths()
 
     def died(name: str) -> tuple[float, ...]:
@@ -152,9 +138,9 @@ def timeline_rows(history: RunHistory) -> list[TimelineRow]:
 
 
 def version_bars(rollout: RolloutHistory) -> tuple[TimelineBar, ...]:
-    """Returns a bar for each time in which the rollout generated, cut where it took a version."""
     serving = sorted(rollout.serving, key=lambda served: served.time_s)
-    if not serving:  # the records were truncated, in a run without an archive
+    # The records were truncated, in a run without an archive.
+    if not serving:
         return ()
     ends = [served.time_s for served in serving[1:]] + [float("inf")]
     return tuple(
@@ -165,9 +151,7 @@ def version_bars(rollout: RolloutHistory) -> tuple[TimelineBar, ...]:
 
 
 def time_axis(rows: Sequence[TimelineRow]) -> TimeAxis | None:
-    """Returns an axis that covers the bars of all rows and shortens common pauses (`PAUSE_S`); None
-    if there are no bars.
-    """
+    """Returns an axis that covers the bars of all rows; None if there are no bars."""
     active = Intervals(PAUSE_S)
     for row in rows:
         for bar in row.bars:
@@ -182,7 +166,6 @@ def time_axis(rows: Sequence[TimelineRow]) -> TimeAxis | None:
 
 
 def draw_timeline(history: RunHistory) -> str:
-    """Returns the timeline of a run as one `<svg>`; "" if no token was generated or trained."""
     rows = timeline_rows(history)
     axis = time_axis(rows)
     if axis is None:
@@ -196,7 +179,6 @@ def draw_timeline(history: RunHistory) -> str:
 
 
 def _drawing(label: str, parts: Sequence[str], rows_height: float, axis: TimeAxis) -> str:
-    """Returns one `<svg>` with the drawn rows (`parts`) and below them an axis of elapsed time."""
     height = rows_height + FOOT
     marks = (
         text(_x(value, axis), height - 6, clock(value), "tick mid")
@@ -223,10 +205,8 @@ def _row(row: TimelineRow, index: int, axis: TimeAxis, newest: int) -> str:
 
 
 def _pulls(row: TimelineRow, top: float, axis: TimeAxis) -> Iterator[str]:
-    """Yields a mark per pull; none if there are more than `MARKS_MAX`, because they would hide the
-    bars. The shades of the bars show the versions in any case.
-    """
     shown = [pull for pull in row.pulls if axis.shows(pull.time_s)]
+    # More would hide the bars, whose shades show the versions in any case.
     for pull in shown if len(shown) <= MARKS_MAX else ():
         yield (
             f'<path class="pull" d="M{_x(axis.at(pull.time_s), axis):.1f} {top - 3:g}v{BAR + 6:g}">'
@@ -235,9 +215,6 @@ def _pulls(row: TimelineRow, top: float, axis: TimeAxis) -> Iterator[str]:
 
 
 def _bars(row: TimelineRow, top: float, high: float, axis: TimeAxis, newest: int) -> list[str]:
-    """Draws the row's name, note and bars; a bar begins at y `top` and is `high` pixels high. The
-    version `newest` has the last shade.
-    """
     right = WIDTH - RIGHT
     parts = [
         text(0, top + high / 2 + 4, row.name, "label"),
@@ -260,23 +237,23 @@ def _bars(row: TimelineRow, top: float, high: float, axis: TimeAxis, newest: int
 def _thin_bars(
     row: TimelineRow, top: float, high: float, axis: TimeAxis, newest: int
 ) -> Iterator[str]:
-    """Draws many bars in bounded size: yields one path for each shade, over all pixels of the row
-    whose newest version has that shade. Pixels without a bar stay empty.
-    """
-    shades: dict[int, int] = {}  # pixel → shade of the newest version in it
+    # Pixel → shade of the newest version in it.
+    shades: dict[int, int] = {}
     for bar in row.bars:
         x, end = _x(axis.at(bar.start_s), axis), _x(axis.at(bar.end_s), axis)
         for pixel in range(int(x), max(int(x) + 1, round(end))):
             shades[pixel] = max(shades.get(pixel, 0), _shade(bar.version, newest))
+    # One path for each shade, over all pixels of that shade, bounds the size.
     paths: dict[int, list[str]] = {}
-    numbered = enumerate(sorted(shades))  # pixel − index is equal for adjacent pixels
-    for (_, shade), run in groupby(numbered, lambda one: (one[1] - one[0], shades[one[1]])):
+    # Pixel − index is equal for adjacent pixels.
+    numbered = enumerate(sorted(shades))
+    for (_, shade), run in groupby(numbered, lambda pair: (pair[1] - pair[0], shades[pair[1]])):
         pixels = [pixel for _, pixel in run]
         d = f"M{pixels[0]} {top:g}h{len(pixels)}v{high:g}h-{len(pixels)}z"
         paths.setdefault(shade, []).append(d)
     title = escape(f"{row.name}, {len(row.bars)} periods of versions")
-    for shade, found in sorted(paths.items()):
-        yield f'<path class="v{shade}" d="{"".join(found)}"><title>{title}</title></path>'
+    for shade, segments in sorted(paths.items()):
+        yield f'<path class="v{shade}" d="{"".join(segments)}"><title>{title}</title></path>'
 
 
 def _shade(version: int, newest: int) -> int:
@@ -287,14 +264,15 @@ def _x(shown_s: float, axis: TimeAxis) -> float:
     return LEFT + shown_s / max(1e-9, axis.length_s()) * (WIDTH - LEFT - RIGHT)
 
 
-SIMULATED_ROW, SIMULATED_BAR = 22.0, 14.0  # heights on the page of a simulation, in pixels
-ROWS_SHOWN, ARROWS_SHOWN = 24, 600  # the first rollouts and arrows of a simulated run are drawn
+# Heights on the page of a simulation, in pixels.
+SIMULATED_ROW, SIMULATED_BAR = 22.0, 14.0
+# The first rollouts and arrows of a simulated run are drawn.
+ROWS_SHOWN, ARROWS_SHOWN = 24, 600
 MARKS = """<defs><marker id="tip" viewBox="0 0 6 6" refX="5" refY="3" markerWidth="5"
  markerHeight="5" orient="auto"><path d="M0 0L6 3L0 6z" fill="var(--c2)"/></marker></defs>"""
 
 
 def write_simulated(runs: Sequence["PolicyRun"], path: Path) -> None:
-    """Write an HTML page: a table that compares the runs, then the timeline of each run."""
     body = [
         heading(
             "Simulated cluster", "virtual time; docs/explanation/simulator.md describes the model"
@@ -311,8 +289,8 @@ def write_simulated(runs: Sequence["PolicyRun"], path: Path) -> None:
 
 
 def draw_simulation(result: "SimulationResult") -> str:
-    """Returns the timeline of a simulated run as one `<svg>`: the trainer's steps, then the
-    rollouts. Its arrows are moves, pulls and drains: from a drain on, a rollout only finishes work.
+    """Returns the timeline of a simulated run as one `<svg>`. Its arrows are moves, pulls and
+    drains: from a drain on, a rollout only finishes work.
     """
     steps = tuple(TimelineBar(step.begun_s, step.ended_s, step.number) for step in result.steps)
     rows = [TimelineRow("trainer", steps)]
@@ -355,9 +333,6 @@ def _result_text(result: "SimulationResult") -> str:
 
 
 def _arrow(arrow: "TimelineArrow", tops: Mapping[str, float], axis: TimeAxis) -> str:
-    """Draws a move as an arrow between two rows, and a pull or drain as a line under the row's bar:
-    as long as the pull, very short for a drain.
-    """
     x, to_x = _x(axis.at(arrow.from_s), axis), _x(axis.at(arrow.to_s), axis)
     y, to_y = (tops[name] + SIMULATED_BAR / 2 for name in (arrow.source, arrow.target))
     title = f"<title>{arrow.kind}, {escape(arrow.source)} at {clock(arrow.from_s)}</title>"
@@ -367,5 +342,6 @@ def _arrow(arrow: "TimelineArrow", tops: Mapping[str, float], axis: TimeAxis) ->
             f'd="M{x:.1f} {y:.1f}L{to_x:.1f} {to_y:.1f}">{title}</path>'
         )
     colour = "c3" if arrow.kind == "pull" else "c5"
+    # A pull is a line under the row's bar as long as the pull, a drain a very short one.
     y, end = y + SIMULATED_BAR / 2, max(to_x, x + 1.5)
     return f'<path class="line {colour}" d="M{x:.1f} {y:.1f}H{end:.1f}">{title}</path>'

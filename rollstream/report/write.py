@@ -1,8 +1,5 @@
-"""Writes `report.html` from a run's history (`RunHistory`) and its summary (`RunSummary`).
-
-`report_page` puts the sections in their order: figures, warnings, charts (the timeline of the
-rollouts is among them), tables, settings. A section for which the run has no data is left out. The
-look of all parts is defined in `page.py`, the timeline's in `timeline.py`.
+"""Writes `report.html` from a run's history and its summary. `report_page` puts the sections in
+their order; a section without data is left out. `page.py` defines the look.
 """
 
 import json
@@ -27,9 +24,12 @@ from rollstream.report.summary import (
 from rollstream.report.timeline import MARKS_MAX, ROWS_MAX, draw_timeline
 from rollstream.supervisor.process import describe_exit
 
-TASKS_MAX = 8  # the page has as many distinct colours
-PASSES_MAX = 64  # lines of the table of drafts, one per task and pass over the prompts
-LINES_MAX = 200  # of the tables of rollouts and of restarts
+# The page has as many distinct colours.
+TASKS_MAX = 8
+# Lines of the table of drafts, one per task and pass over the prompts.
+PASSES_MAX = 64
+# Of the tables of rollouts and of restarts.
+LINES_MAX = 200
 # The note of the chart that compares log-probabilities of engine and trainer (the mismatch).
 MISMATCH_NOTE = (
     "mean |Δ log p| in nats, same tokens and version; steps without such tokens are left out"
@@ -50,9 +50,9 @@ def write_report(
     learning: Sequence[str] = (),
     is_typed: bool = False,
 ) -> None:
-    """Write the report to `path`, with the cards `learning`; readers see the old file or the whole
-    new one. With `is_typed` the user typed the path, so links are followed (`output_file`). The
-    report links to the explorer's static export, if one is in `EXPORT_FOLDER` beside it.
+    """Write the report to `path` (`output_file`), with the cards `learning` and a link to the
+    explorer's static export, if one is in `EXPORT_FOLDER` beside it. With `is_typed` the user typed
+    the path, so links are followed.
     """
     has_export = (path.parent / EXPORT_FOLDER / "index.html").is_file()
     page.write_page(report_page(history, summary, has_export, learning), path, is_typed)
@@ -64,7 +64,6 @@ def report_page(
     has_export: bool = False,
     learning: Sequence[str] = (),
 ) -> str:
-    """Returns the report as HTML; sections without data are left out."""
     name = summary.run or "run"
     line = f"seed {summary.seed} · step {summary.steps} of {summary.steps_wanted} · "
     if summary.forked_from:
@@ -93,7 +92,6 @@ def report_page(
 
 
 def _tiles(summary: RunSummary) -> list[tuple[str, str]]:
-    """Returns the figures at the head of the page, as (name, value)."""
     figures: list[tuple[str, str]] = []
     if summary.accuracy_sampled:
         figures.append(("held-out accuracy, sampled", summary.accuracy_sampled.text(".2f")))
@@ -111,16 +109,13 @@ def _tiles(summary: RunSummary) -> list[tuple[str, str]]:
     if summary.tokens_per_s is not None:
         figures.append(("tokens trained per second", page.group_digits(summary.tokens_per_s)))
     if summary.lag_consumed_mean is not None:
-        mean, most = summary.lag_consumed_mean, summary.lag_consumed_max
-        figures.append(("mean and largest lag when trained", f"{mean:.1f} · {most:.0f}"))
+        mean, largest = summary.lag_consumed_mean, summary.lag_consumed_max
+        figures.append(("mean and largest lag when trained", f"{mean:.1f} · {largest:.0f}"))
     figures.append(("restarts", str(summary.restarts)))
     return figures
 
 
 def _learning(history: RunHistory) -> list[Chart]:
-    """Returns charts of the model's behaviour: accuracy on held-out prompts, styles of answers,
-    reward, length.
-    """
     accuracy = (
         Series(_sampled_name(history), history.evaluated("accuracy_sampled"), 1),
         Series("greedy", history.evaluated("accuracy_greedy"), 2),
@@ -156,23 +151,19 @@ def _learning(history: RunHistory) -> list[Chart]:
 
 
 def _sampled_name(history: RunHistory) -> str:
-    """Returns the name of the sampled accuracy, with the temperatures of the evaluations."""
     temperatures = sorted({float(line.get("temperature", 1.0)) for line in history.evaluations})
-    return f"sampled (T = {', '.join(f'{one:g}' for one in temperatures) or 1})"
+    return f"sampled (T = {', '.join(f'{temperature:g}' for temperature in temperatures) or 1})"
 
 
 def _by_task(history: RunHistory) -> list[Chart]:
-    """Returns charts of reward, accuracy and mismatch (of engine and trainer) by task, for the
-    first `TASKS_MAX` tasks by name.
-    """
     rewards = [(task, history.metric(metric)) for metric, task in tasks_of(history)]
     prefix = "accuracy_sampled/"
     names = sorted({n for line in history.evaluations for n in line if n.startswith(prefix)})
     accuracies = [(name.removeprefix(prefix), history.evaluated(name)) for name in names]
     mismatches = [(task, history.metric(f"mismatch_mean/{task}")) for _, task in tasks_of(history)]
 
-    def lines(found: list[tuple[str, list[tuple[float, float]]]]) -> tuple[Series, ...]:
-        shown = enumerate(found[:TASKS_MAX], start=1)
+    def lines(curves: list[tuple[str, list[tuple[float, float]]]]) -> tuple[Series, ...]:
+        shown = enumerate(curves[:TASKS_MAX], start=1)
         return tuple(Series(task, points, colour) for colour, (task, points) in shown)
 
     return [
@@ -187,9 +178,7 @@ def _by_task(history: RunHistory) -> list[Chart]:
 
 
 def _mechanics(history: RunHistory) -> list[Chart]:
-    """Returns charts of the training: lag, seconds per step, loss and statistics of the policy."""
-
-    def one(
+    def line_chart(
         title: str, metric: str, note: str, form: str = ".3f", low: float | None = None
     ) -> Chart:
         return Chart(title, (Series(title, history.metric(metric), 1),), note, form, low)
@@ -206,38 +195,42 @@ def _mechanics(history: RunHistory) -> list[Chart]:
     )
     share = "share of the variance of the returns that the critic's values know"
     critic = (
-        one("Value loss", "value_loss", "of the critic, per action"),
-        one("Explained variance", "explained_variance", share, ".2f"),
+        line_chart("Value loss", "value_loss", "of the critic, per action"),
+        line_chart("Explained variance", "explained_variance", share, ".2f"),
     )
     return [
         Chart("Lag", lag, "steps between a token's version and the trainer's", ".1f"),
         Chart("Seconds per step", seconds, "the trainer's clock", ".2f"),
-        one("Loss", "loss", "of the policy gradient"),
-        one("Entropy", "entropy", "nats per generated token", low=0.0),
-        one("KL estimate", "kl", "of the policy from the one that generated the tokens", ".4f"),
-        one("Effective sample size", "ess", "share that the importance weights leave", ".2f", 0.0),
+        line_chart("Loss", "loss", "of the policy gradient"),
+        line_chart("Entropy", "entropy", "nats per generated token", low=0.0),
+        line_chart(
+            "KL estimate", "kl", "of the policy from the one that generated the tokens", ".4f"
+        ),
+        line_chart(
+            "Effective sample size", "ess", "share that the importance weights leave", ".2f", 0.0
+        ),
         *(critic if history.metric("value_loss") else ()),
     ]
 
 
 def draft_charts(drafted: DraftHistory) -> list[Chart]:
-    """Returns two charts with a line per task, whose x-axis counts the passes over the prompts: the
-    accepted share of draft tokens, and the tokens per forward pass. With a single pass there are no
-    charts.
+    """Returns two charts over the passes with a line per task: the accepted share of draft tokens,
+    and the tokens per forward pass. A single pass gives no charts.
     """
     passes = drafted.passes()
-    if len({one.number for one in passes}) < 2:
+    if len({drafts.number for drafts in passes}) < 2:
         return []
-    tasks = sorted({one.task for one in passes})[:TASKS_MAX]
+    tasks = sorted({drafts.task for drafts in passes})[:TASKS_MAX]
 
     def lines(figure: str) -> tuple[Series, ...]:
         return tuple(
             Series(
                 task,
                 [
-                    (float(one.number or 0), value)
-                    for one in passes
-                    if one.task == task and (value := getattr(one.guesses, figure)) is not None
+                    (float(drafts.number or 0), value)
+                    for drafts in passes
+                    if drafts.task == task
+                    and (value := getattr(drafts.guesses, figure)) is not None
                 ],
                 colour,
             )
@@ -265,12 +258,8 @@ def draft_charts(drafted: DraftHistory) -> list[Chart]:
 
 
 def _shares(history: RunHistory) -> tuple[Series, ...]:
-    """Returns the shares of the styles of held-out answers over the evaluations, as at most four
-    series. The first is the style with the largest share in the last evaluation; of more than four
-    styles all but three are added up as "others".
-    """
     lines = sorted(
-        (one for one in history.evaluations if one.get("shares")), key=lambda one: one["step"]
+        (line for line in history.evaluations if line.get("shares")), key=lambda line: line["step"]
     )
     if not lines:
         return ()
@@ -278,36 +267,37 @@ def _shares(history: RunHistory) -> tuple[Series, ...]:
     names = sorted(
         {name for line in lines for name in line["shares"]}, key=lambda n: -last.get(n, 0.0)
     )
+    # The largest share in the last evaluation is first; of more than four styles all but three are
+    # "others".
     shown = names if len(names) <= 4 else names[:3]
     series = [
         Series(
             name,
-            [(float(one["step"]), float(one["shares"].get(name, 0.0))) for one in lines],
+            [(float(line["step"]), float(line["shares"].get(name, 0.0))) for line in lines],
             number,
         )
         for number, name in enumerate(shown, start=1)
     ]
     if len(names) > 4:
         rest = [
-            (float(one["step"]), sum(one["shares"].get(n, 0.0) for n in names[3:])) for one in lines
+            (float(line["step"]), sum(line["shares"].get(n, 0.0) for n in names[3:]))
+            for line in lines
         ]
         series.append(Series("others", rest, 4))
     return tuple(series)
 
 
 def _warnings(history: RunHistory) -> str:
-    """Returns a card with the warnings that held at the run's newest record."""
     rows = [(warning.what, warning.do) for warning in history.concerns]
     content = page.table(["warning", "advice"], rows)
     return page.wide("Warnings", "of the run's last steps", content) if rows else ""
 
 
 def _timeline(history: RunHistory) -> str:
-    """Returns a card that shows when each rollout generated, and under which version."""
     drawn = draw_timeline(history)
     more = len(history.rollouts) - ROWS_MAX
     note = "darker is a newer version (lighter on a dark page); in gaps the rollout was idle"
-    if any(1 < len(one.serving) <= MARKS_MAX for one in history.rollouts.values()):
+    if any(1 < len(rollout.serving) <= MARKS_MAX for rollout in history.rollouts.values()):
         note += "; a green mark is a weight update"
     note += "; an arrow is a move of requests" if history.moves else ""
     note += f"; {more} more rollouts are not drawn" if more > 0 else ""
@@ -315,10 +305,9 @@ def _timeline(history: RunHistory) -> str:
 
 
 def _outcomes(history: RunHistory) -> str:
-    """Returns a card with the groups by ending. The admitted groups must equal the ended and open
-    ones (invariant 1), so all counts together are twice the admitted ones.
-    """
     counts = history.outcomes()
+    # The admitted groups must equal the ended and open ones (invariant 1), so all counts together
+    # are twice the admitted ones.
     adds = "they add up" if sum(counts.values()) == 2 * counts["admitted"] else "THEY DO NOT ADD UP"
     if history.state.is_tail:
         adds += "; without the run's first records, which were truncated and not archived"
@@ -330,39 +319,35 @@ def _outcomes(history: RunHistory) -> str:
 
 
 def _dropped(history: RunHistory) -> str:
-    """Returns a card that compares the samples dropped for their lag or at a deadline with the
-    trained ones.
-    """
-    found = history.dropped.compared()
-    if not found.dropped:
+    drops = history.dropped.compared()
+    if not drops.dropped:
         return ""
     head = ["", "answers", "median length", "median reward"]
     rows = [
-        ("dropped", found.dropped, _figure(found.length_dropped), _figure(found.reward_dropped)),
-        ("trained", found.trained, _figure(found.length_trained), _figure(found.reward_trained)),
+        ("dropped", drops.dropped, _figure(drops.length_dropped), _figure(drops.reward_dropped)),
+        ("trained", drops.trained, _figure(drops.length_trained), _figure(drops.reward_trained)),
     ]
     note = "above max_lag, or at a deadline; a bias if the two rows differ"
     return page.wide("Samples dropped for their age", note, page.table(head, rows))
 
 
 def draft_table(drafted: DraftHistory) -> str:
-    """Returns a card with the totals of drafted tokens by task and pass over the prompts."""
     passes = drafted.passes()
     if not passes:
         return ""
     head = ["pass", "task", "tokens", "per step", "drafted", "accepted", "found", "look-up"]
     rows = [
         (
-            str(one.number),
-            one.task,
-            one.guesses.tokens,
-            f"{one.guesses.per_step:.2f}",
-            one.guesses.guessed,
-            _figure(one.guesses.acceptance, ".0%"),
-            _figure(one.guesses.hit_rate, ".0%"),
-            "–" if one.guesses.lookup_us is None else f"{one.guesses.lookup_us:.0f} µs",
+            str(drafts.number),
+            drafts.task,
+            drafts.guesses.tokens,
+            f"{drafts.guesses.per_step:.2f}",
+            drafts.guesses.guessed,
+            _figure(drafts.guesses.acceptance, ".0%"),
+            _figure(drafts.guesses.hit_rate, ".0%"),
+            "–" if drafts.guesses.lookup_us is None else f"{drafts.guesses.lookup_us:.0f} µs",
         )
-        for one in passes[-PASSES_MAX:]
+        for drafts in passes[-PASSES_MAX:]
     ]
     note = "draft tokens and their accepted share; share of look-ups that found a draft"
     return page.wide("Drafts", note, page.table(head, rows))
@@ -373,10 +358,9 @@ def _figure(value: float | None, form: str = "g") -> str:
 
 
 def _rollouts(history: RunHistory, summary: RunSummary) -> str:
-    """Returns a card with a line per rollout, for the `LINES_MAX` that generated most tokens."""
     if not history.rollouts:
         return ""
-    shown = nlargest(LINES_MAX, history.rollouts.items(), key=lambda one: one[1].tokens)
+    shown = nlargest(LINES_MAX, history.rollouts.items(), key=lambda pair: pair[1].tokens)
     rows = [
         (
             name,
@@ -384,7 +368,7 @@ def _rollouts(history: RunHistory, summary: RunSummary) -> str:
             rollout.tokens,
             rollout.finishes["length"],
             rollout.finishes["dead"],
-            len({one.version for one in rollout.serving}),
+            len({served.version for served in rollout.serving}),
             f"{rollout.idle_s():.1f} s ({summary.idle_share.get(name, 0.0):.0%})",
         )
         for name, rollout in sorted(shown)
@@ -396,9 +380,8 @@ def _rollouts(history: RunHistory, summary: RunSummary) -> str:
 
 
 def _restarts(history: RunHistory) -> str:
-    """Returns a card with the restarts by role, and the last deaths that a supervisor recorded."""
     deaths, restarts = history.deaths(), history.state.restarts()
-    worst = nlargest(LINES_MAX, restarts.items(), key=lambda one: one[1])
+    worst = nlargest(LINES_MAX, restarts.items(), key=lambda pair: pair[1])
     content = page.table(["role", "restarts"], sorted(worst)) if worst else ""
     if deaths:
         content += _deaths(deaths, min(float(event["time_s"]) for event in history.events))

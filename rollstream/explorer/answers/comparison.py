@@ -1,5 +1,5 @@
-"""Answers `compare` and `compare/steps/{step}`: several runs beside each other, or one step as two
-runs trained it, for instance a recorded run and its replay with another loss.
+"""Answers `compare` and `compare/steps/{step}`: several runs beside each other, or one step as they
+trained it, for instance a recorded run and its replay with another loss.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,16 +16,16 @@ RUNS_MAX = 8
 TRAJECTORIES_MAX = 4096
 
 
-def chosen_runs(runs: Sequence[ExploredRun], given: Mapping[str, str]) -> list[ExploredRun]:
+def chosen_runs(runs: Sequence[ExploredRun], query: Mapping[str, str]) -> list[ExploredRun]:
     """Returns the runs that the parameter `runs` names, all without it. Raises `WrongRequest` for
     an unknown one.
     """
-    named = given.get("runs", ",".join(run.number for run in runs)).split(",")
+    numbers = query.get("runs", ",".join(run.number for run in runs)).split(",")
     by_number = {run.number: run for run in runs}
-    unknown = [name for name in named if name not in by_number]
-    if unknown or len(named) > RUNS_MAX:
+    unknown = [name for name in numbers if name not in by_number]
+    if unknown or len(numbers) > RUNS_MAX:
         raise WrongRequest(f"no run {unknown[0][:20] if unknown else '…'}; at most {RUNS_MAX}")
-    return [by_number[name] for name in named]
+    return [by_number[name] for name in numbers]
 
 
 def compare_runs(runs: Sequence[ExploredRun]) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def compare_runs(runs: Sequence[ExploredRun]) -> dict[str, Any]:
     hashes = [_hashes(run) for run in runs]
     shared: set[int] = set(hashes[0]).intersection(*hashes[1:]) if hashes else set()
     common = sorted(shared)
-    differing = (step for step in common if len({one[step] for one in hashes}) > 1)
+    differing = (step for step in common if len({run_hashes[step] for run_hashes in hashes}) > 1)
     return {
         "runs": [run.number for run in runs],
         "settings": different_settings(runs),
@@ -42,7 +42,7 @@ def compare_runs(runs: Sequence[ExploredRun]) -> dict[str, Any]:
         ],
         "common_steps": [common[0], common[-1]] if common else None,
         "first_difference": next(differing, None),
-        "has_hashes": all(one[step] for one in hashes for step in common),
+        "has_hashes": all(run_hashes[step] for run_hashes in hashes for step in common),
     }
 
 
@@ -50,13 +50,13 @@ def compare_step(runs: Sequence[ExploredRun], step: int) -> dict[str, Any]:
     """Answers `compare/steps/{step}`."""
     done = [step_row(run, step) for run in runs]
     lines = [
-        {"run": run.number, "name": run.name, "settings": _loss(run), "done": one}
-        for run, one in zip(runs, done, strict=True)
+        {"run": run.number, "name": run.name, "settings": _loss(run), "done": row}
+        for run, row in zip(runs, done, strict=True)
     ]
     members = [_members(run, step, runs) for run in runs]
-    names = sorted({name for one in members for name in one})
-    hashes = {one["state_hash"] or one["weights_hash"] for one in done if one}
-    metrics = sorted({name for one in done if one for name in one["metrics"]})
+    names = sorted({name for trained in members for name in trained})
+    hashes = {row["state_hash"] or row["weights_hash"] for row in done if row}
+    metrics = sorted({name for row in done if row for name in row["metrics"]})
     return {
         "step": step,
         "runs": lines,
@@ -64,14 +64,14 @@ def compare_step(runs: Sequence[ExploredRun], step: int) -> dict[str, Any]:
         "same_state": None if None in done or "" in hashes else len(hashes) == 1,
         "same_members": None
         if None in done or not names
-        else len({frozenset(one) for one in members}) == 1,
+        else len({frozenset(trained) for trained in members}) == 1,
         "settings": different_settings(runs),
         "trajectories": [
             {
                 "trajectory": name,
-                "in": [name in one for one in members],
-                "reward": [one.get(name, {}).get("reward") for one in members],
-                "advantage": [one.get(name, {}).get("advantage") for one in members],
+                "in": [name in trained for trained in members],
+                "reward": [trained.get(name, {}).get("reward") for trained in members],
+                "advantage": [trained.get(name, {}).get("advantage") for trained in members],
             }
             for name in names[:TRAJECTORIES_MAX]
         ],
@@ -82,8 +82,8 @@ def compare_step(runs: Sequence[ExploredRun], step: int) -> dict[str, Any]:
 def different_settings(runs: Sequence[ExploredRun]) -> list[dict[str, Any]]:
     """Returns the settings in which the runs differ, each with one value per run."""
     keys = dict.fromkeys(key for run in runs for key in run.settings)
-    found = [{"name": key, "values": [run.settings.get(key) for run in runs]} for key in keys]
-    return [one for one in found if len(set(one["values"])) > 1]
+    rows = [{"name": key, "values": [run.settings.get(key) for run in runs]} for key in keys]
+    return [row for row in rows if len(set(row["values"])) > 1]
 
 
 def _loss(run: ExploredRun) -> dict[str, str]:
@@ -91,8 +91,8 @@ def _loss(run: ExploredRun) -> dict[str, str]:
 
 
 def _hashes(run: ExploredRun) -> dict[int, str]:
-    found = run.index.columns("SELECT step, state_hash, weights_hash FROM steps")
-    columns = zip(found["step"], found["state_hash"], found["weights_hash"], strict=True)
+    steps = run.index.columns("SELECT step, state_hash, weights_hash FROM steps")
+    columns = zip(steps["step"], steps["state_hash"], steps["weights_hash"], strict=True)
     return {step: state or weights for step, state, weights in columns}
 
 
@@ -102,25 +102,23 @@ def _last(run: ExploredRun) -> dict[str, Any] | None:
 
 
 def _members(run: ExploredRun, step: int, runs: Sequence[ExploredRun]) -> dict[str, dict[str, Any]]:
-    """Returns the trajectories that a step trained, with their rewards, and the advantages that the
-    trainer's function gives for the rewards of each group. The takes of a replay name records of
-    the replayed run by their places, so they are looked up in the first run that has any.
-    """
     places = run.index.rows("SELECT p, o FROM members WHERE step = ?", [step])
-    source = next((one for one in (run, *runs) if one.index.progress.trajectories), run)
-    wanted = "(SELECT unnest(?::INTEGER[]) AS p, unnest(?::BIGINT[]) AS o)"
+    # The takes of a replay name records of the replayed run by their places.
+    source = next((other for other in (run, *runs) if other.index.progress.trajectories), run)
+    places_sql = "(SELECT unnest(?::INTEGER[]) AS p, unnest(?::BIGINT[]) AS o)"
     rows = source.index.rows(
-        f'SELECT trajectory, "group", reward FROM t SEMI JOIN {wanted} USING (p, o) '
+        f'SELECT trajectory, "group", reward FROM t SEMI JOIN {places_sql} USING (p, o) '
         'ORDER BY "group", index LIMIT ?',
-        [[one["p"] for one in places], [one["o"] for one in places], TRAJECTORIES_MAX],
+        [[place["p"] for place in places], [place["o"] for place in places], TRAJECTORIES_MAX],
     )
-    found = {row["trajectory"]: {"reward": row["reward"], "advantage": None} for row in rows}
+    trained = {row["trajectory"]: {"reward": row["reward"], "advantage": None} for row in rows}
     rule = run.rule
     is_of_rewards = rule is not None and rule.advantage != GAE and not rule.masks_overlong
+    # Only then do the advantages follow from the rewards of a group alone.
     if rule is not None and is_of_rewards and rule.overlong_penalty is None:
         for _, members in groupby(rows, lambda row: row["group"]):
             scored = [row for row in members if row["reward"] is not None]
             values = advantages([row["reward"] for row in scored], rule.advantage)
             for row, advantage in zip(scored, values.tolist(), strict=True):
-                found[row["trajectory"]]["advantage"] = advantage
-    return found
+                trained[row["trajectory"]]["advantage"] = advantage
+    return trained

@@ -43,35 +43,34 @@ def groups_of(run: ExploredRun, groups: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def ended_within(within: str) -> str:
-    """Returns the SQL of the groups' ends, of those groups only that meet the condition, so that
-    DuckDB skips the others before it ranks them.
-    """
+    """Returns the SQL of the ends of those groups that meet the condition."""
+    # DuckDB skips the other groups before it ranks ends, which the view `ended` does not.
     return f"""SELECT * FROM ends {within} QUALIFY row_number() OVER (
         PARTITION BY "group" ORDER BY starts_with(detail, 'poisoned: ') DESC, o) = 1"""
 
 
-def list_groups(run: ExploredRun, given: Mapping[str, str]) -> dict[str, Any]:
+def list_groups(run: ExploredRun, query: Mapping[str, str]) -> dict[str, Any]:
     """Answers `groups`: pages of groups, newest first."""
-    limit = limited(given, 500, 100)
-    below = whole(given, "cursor", 1 << 60)
+    limit = limited(query, 500, 100)
+    below = whole(query, "cursor", 1 << 60)
     condition, parameters = "true", []
-    ended = text(given, "ended")
+    ended = text(query, "ended")
     if ended and ended not in (*ENDINGS, "open"):
         raise WrongRequest(f"ended must be one of {', '.join(ENDINGS)}, open")
     if ended == "open":
         condition = '"group" NOT IN (SELECT "group" FROM ended)'
     elif ended:
         condition, parameters = '"group" IN (SELECT "group" FROM ended WHERE ended = ?)', [ended]
-    found = run.index.columns(
+    numbers = run.index.columns(
         f'SELECT "group" FROM admitted WHERE "group" < ? AND {condition} '
         f'ORDER BY "group" DESC LIMIT {limit}',
         [below, *parameters],
     )["group"]
     total = run.index.value(f"SELECT count(*) FROM admitted WHERE {condition}", parameters)
-    groups = groups_of(run, found)
+    groups = groups_of(run, numbers)
     return {
         "groups": groups,
-        "next": str(found[-1]) if len(found) == limit else None,
+        "next": str(numbers[-1]) if len(numbers) == limit else None,
         "total": total,
     }
 
@@ -84,10 +83,10 @@ def show_group(run: ExploredRun, group: int) -> dict[str, Any]:
         raise ObjectMissing(f"no group {group} in this run")
     names = admitted["names"] if admitted else sorted(row["trajectory"] for row in read.rows)
     by_name = {row["trajectory"]: row for row in read.rows}
-    found = groups_of(run, [group]) if admitted else []
+    group_rows = groups_of(run, [group]) if admitted else []
     first = next(iter(read.records.values()), None)
     return {
-        "group": found[0] if found else None,
+        "group": group_rows[0] if group_rows else None,
         "prompt": None if first is None else _text_of(run, first, PROMPT)[0],
         "reference": "" if first is None else first.reference,
         "samples": [_sample(run, name, by_name.get(name), read) for name in names],
@@ -101,8 +100,8 @@ def show_group(run: ExploredRun, group: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ReadGroup:
-    """Holds a group's completions, and what the trainer's functions make of them: the samples that
-    are trained and, by trajectory, why another is not.
+    """A group's completions, and the results of the trainer's functions: the samples that are
+    trained and, by trajectory, why another is not.
     """
 
     rows: Sequence[dict[str, Any]]
@@ -112,27 +111,26 @@ class ReadGroup:
 
 
 def read_group(run: ExploredRun, group: int) -> ReadGroup:
-    """Returns a group's completions with advantages and masks, as far as they can be derived: the
-    settings must be known. An untrained group is judged as of the newest version.
-    """
+    """Returns a group's completions with advantages and masks, as far as the settings are known."""
     rows = run.index.rows(f'SELECT {ROW} FROM t WHERE "group" = ? ORDER BY index', [group])
     records: dict[str, Trajectory] = {}
     for partition in sorted({row["p"] for row in rows}):
         offsets = [row["o"] for row in rows if row["p"] == partition]
-        for one in run.records.records("trajectories", partition, offsets):
-            if isinstance(one.record, Trajectory):
-                records[one.record.trajectory] = one.record
+        for message in run.records.records("trajectories", partition, offsets):
+            if isinstance(message.record, Trajectory):
+                records[message.record.trajectory] = message.record
     if run.rule is None or not records:
         return ReadGroup(rows, records)
     steps = [row["step"] for row in rows if row["step"] is not None]
     newest = run.index.value("SELECT max(version) FROM done") or 0
+    # An untrained group is judged as of the newest version.
     version = min(steps) - 1 if steps else newest
     ordered = [records[row["trajectory"]] for row in rows if row["trajectory"] in records]
-    noted = annotations_of(run, group)
-    prepared = prepare_group(group, ordered, noted, run.rule, version)
+    annotations = annotations_of(run, group)
+    prepared = prepare_group(group, ordered, annotations, run.rule, version)
     samples = {sample.trajectory: sample for sample in prepared.samples}
     why = {
-        record.trajectory: _why_not(record, noted, run.rule, prepared.detail)
+        record.trajectory: _why_not(record, annotations, run.rule, prepared.detail)
         for record in ordered
         if record.trajectory not in samples
     }
@@ -142,23 +140,24 @@ def read_group(run: ExploredRun, group: int) -> ReadGroup:
 def annotations_of(run: ExploredRun, group: int) -> AnnotationsByKey:
     """Returns the first annotation of each trajectory and name, with its first value."""
     rows = run.index.rows('SELECT * FROM noted WHERE "group" = ?', [group])
-    found: dict[tuple[str, str], Annotation] = {}
+    annotations: dict[tuple[str, str], Annotation] = {}
     for row in rows:
         values = np.array([] if row["value"] is None else [row["value"]], np.float32)
-        found[row["trajectory"], row["name"]] = Annotation(
+        annotations[row["trajectory"], row["name"]] = Annotation(
             row["trajectory"], group, row["name"], values, row["scorer"], row["reason"]
         )
-    return found
+    return annotations
 
 
-def _why_not(record: Trajectory, noted: AnnotationsByKey, rule: TrainingRule, detail: str) -> str:
-    """Returns the reason why a completion of a group is not trained."""
+def _why_not(
+    record: Trajectory, annotations: AnnotationsByKey, rule: TrainingRule, detail: str
+) -> str:
     if record.finish == "dead":
         return f"dead: {record.reason}"
     refused = refusal(record, rule.bounds)
     if refused is not None:
         return f"refused: {refused.detail}"
-    lacking = annotated_rewards([record], noted, rule.names, rule.terms, rule.by_part).lacking
+    lacking = annotated_rewards([record], annotations, rule.names, rule.terms, rule.by_part).lacking
     return lacking.get(record.trajectory) or detail or "all its tokens are above max_lag"
 
 
@@ -180,9 +179,8 @@ def _sample(
 
 
 def _text_of(run: ExploredRun, record: Trajectory, source: int) -> tuple[str, bool]:
-    """Returns the text of a completion's tokens of one source, and whether it was cut."""
-    found = run.text.text(record.tokens[record.sources == source][:ANSWER_CHARACTERS].tolist())
-    return found[:ANSWER_CHARACTERS], len(found) > ANSWER_CHARACTERS
+    decoded = run.text.text(record.tokens[record.sources == source][:ANSWER_CHARACTERS].tolist())
+    return decoded[:ANSWER_CHARACTERS], len(decoded) > ANSWER_CHARACTERS
 
 
 def _group(row: dict[str, Any]) -> dict[str, Any]:

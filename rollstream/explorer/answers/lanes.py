@@ -1,8 +1,8 @@
-"""Answers `lanes`: one tile of time, with what every rollout generated in it, and the moves, kills,
-terms and fences of that time. A tile with few trajectories has them one by one, with their decodes
-where the log has the partials; one with many has means per bin.
+"""Answers `lanes`: one tile of time, with what every rollout generated in it, moves, kills, terms
+and fences. A tile with few trajectories has them one by one, with their decodes where the log has
+the partials; one with many has means per bin.
 
-Tile `i` of level `z` is the time `[i · 2^z, (i + 1) · 2^z)` in seconds since the epoch. So an
+Tile `i` of level `z` is the time `[i · 2^z, (i + 1) · 2^z)` in seconds since the epoch, so an
 answer never depends on how far a living run has come.
 """
 
@@ -17,21 +17,22 @@ from rollstream.explorer.simulated import SimulatedLocation
 from rollstream.storage.metrics_file import read_metrics
 from rollstream.streams.records import Partial
 
-ITEMS_MAX = 2000  # trajectories that a tile has one by one
+# Trajectories that a tile has one by one.
+ITEMS_MAX = 2000
 EVENTS_MAX = 2000  # of each kind
 BINS = 256
 LANES_MAX = 64
 LEVEL_MIN, LEVEL_MAX = -6, 30
-DECODES_LEVEL = 4  # tiles of at most 16 seconds have decodes
+# Tiles of at most 16 seconds have decodes.
+DECODES_LEVEL = 4
+# Trajectories longer than a day may be missing in tiles before their last day: the search for those
+# that overlap a tile must end somewhere.
 LONGEST_S = 86_400.0
-"""Trajectories that take longer than a day may be missing in tiles before their last day: the
-search for those that overlap a tile must end somewhere.
-"""
 
 
-def show_lanes(run: ExploredRun, given: Mapping[str, str]) -> dict[str, Any]:
+def show_lanes(run: ExploredRun, query: Mapping[str, str]) -> dict[str, Any]:
     """Answers `lanes`. Raises `WrongRequest` for a level or a tile out of range."""
-    z, i = whole(given, "z"), whole(given, "i")
+    z, i = whole(query, "z"), whole(query, "i")
     if not LEVEL_MIN <= z <= LEVEL_MAX or abs(i) > 1 << 50:
         raise WrongRequest(f"z must be {LEVEL_MIN} to {LEVEL_MAX}, got {z}; i was {i}")
     width = 2.0**z
@@ -39,43 +40,43 @@ def show_lanes(run: ExploredRun, given: Mapping[str, str]) -> dict[str, Any]:
     if isinstance(run.location, SimulatedLocation):
         tile = simulated_tile(run.location, z, i)
         return tile | {"steps": _steps(run, span), "index": run.index.progress.line()}
-    names, total = _rollouts(run, max(0, whole(given, "rollouts", 0)))
+    names, total = _rollouts(run, max(0, whole(query, "rollouts", 0)))
     lanes = ["trainer", *names]
-    found: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "z": z, "i": i, "from_s": span[0], "to_s": span[1], "lanes": lanes,
         "lanes_total": total + 1, "cut": {},
     }  # fmt: skip
     overlapping = _overlapping(run, span)
     if overlapping <= ITEMS_MAX:
-        found |= {"detail": "items", "items": _items(run, span, lanes)}
+        answer |= {"detail": "items", "items": _items(run, span, lanes)}
         if z <= DECODES_LEVEL:
-            found["decodes"] = _bounded(found, "decodes", _decodes(run, span, lanes))
+            answer["decodes"] = _bounded(answer, "decodes", _decodes(run, span, lanes))
     else:
-        found |= {"detail": "bins", "bins": {"count": BINS, "cells": _bins(run, span, lanes)}}
-    found["steps"] = _bounded(found, "steps", _steps(run, span))
-    found["serving"] = _bounded(found, "serving", _serving(run, span, lanes))
-    return found | _events(run, span, lanes, found) | {"index": run.index.progress.line()}
+        answer |= {"detail": "bins", "bins": {"count": BINS, "cells": _bins(run, span, lanes)}}
+    answer["steps"] = _bounded(answer, "steps", _steps(run, span))
+    answer["serving"] = _bounded(answer, "serving", _serving(run, span, lanes))
+    return answer | _events(run, span, lanes, answer) | {"index": run.index.progress.line()}
 
 
 def _bounded(answer: dict[str, Any], kind: str, rows: Sequence[Any]) -> list[Any]:
-    """Returns the newest `EVENTS_MAX` rows, and states in the answer how many it leaves out."""
-    left = max(0, len(rows) - EVENTS_MAX)
-    if left:
-        answer["cut"][kind] = left
-    return list(rows[left:])
+    cut = max(0, len(rows) - EVENTS_MAX)
+    if cut:
+        # The newest rows stay.
+        answer["cut"][kind] = cut
+    return list(rows[cut:])
 
 
 def _rollouts(run: ExploredRun, first: int) -> tuple[list[str], int]:
-    found = run.index.columns(
+    names = run.index.columns(
         "SELECT DISTINCT rollout FROM (SELECT rollout FROM t UNION ALL SELECT rollout FROM served)"
     )["rollout"]
-    ordered = sorted(found, key=_natural)
+    ordered = sorted(names, key=_natural)
     return ordered[first : first + LANES_MAX], len(ordered)
 
 
 def _natural(name: str) -> tuple[Any, ...]:
-    """Returns a key by which `rollout-9` is before `rollout-10`."""
     head = name.rstrip("0123456789")
+    # `rollout-9` is before `rollout-10`.
     digits = name[len(head) :]
     return (head, int(digits) if digits else -1, name)
 
@@ -98,7 +99,6 @@ def _overlapping(run: ExploredRun, span: tuple[float, float]) -> int:
 
 
 def _items(run: ExploredRun, span: tuple[float, float], lanes: Sequence[str]) -> list[list[Any]]:
-    """Returns the trajectories that overlap the tile."""
     rows = run.index.rows(
         "SELECT rollout, started_s, finished_s, version, version_last, trajectory, finish, "
         f"attempt, tokens, step, moves FROM t WHERE {_WITHIN} ORDER BY started_s LIMIT {ITEMS_MAX}",
@@ -145,9 +145,6 @@ def _bins(run: ExploredRun, span: tuple[float, float], lanes: Sequence[str]) -> 
 
 
 def _cells(rows: Sequence[tuple[Any, ...]], lanes: Sequence[str]) -> list[list[Any]]:
-    """Adds up the changes of each lane: between two of them the number of running ones is
-    constant, and such bins are filled in.
-    """
     number = {name: at for at, name in enumerate(lanes)}
     cells: list[list[Any]] = []
     lane, running, at, version = "", 0, 0, None
@@ -156,6 +153,8 @@ def _cells(rows: Sequence[tuple[Any, ...]], lanes: Sequence[str]) -> list[list[A
             continue
         if rollout != lane:
             lane, running, at, version = rollout, 0, bin, None
+        # Between two changes of a lane the number of running ones is constant: such bins are filled
+        # in.
         while running and at < bin:
             cells.append([number[lane], at, running, version, 0])
             at += 1
@@ -190,7 +189,6 @@ def _serving(run: ExploredRun, span: tuple[float, float], lanes: Sequence[str]) 
 def _events(
     run: ExploredRun, span: tuple[float, float], lanes: Sequence[str], answer: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns moves, kills, terms and fences of the tile's time."""
     number = {name: at for at, name in enumerate(lanes)}
     state = run.state
     moves = [
@@ -200,9 +198,9 @@ def _events(
     ]
     events = _supervised(run)
     kills = [
-        [float(one["time_s"]), str(one.get("role", "")), one.get("code")]
-        for one in events
-        if one.get("event") == "death" and span[0] <= float(one["time_s"]) < span[1]
+        [float(line["time_s"]), str(line.get("role", "")), line.get("code")]
+        for line in events
+        if line.get("event") == "death" and span[0] <= float(line["time_s"]) < span[1]
     ]
     terms = run.index.rows(
         "SELECT min(time_s) AS time_s, rollout AS role, rollout_term AS term FROM served "
@@ -212,39 +210,38 @@ def _events(
         "SELECT time_s, role, term, topic FROM opened WHERE time_s >= ? AND time_s < ? "
         "ORDER BY ALL", [span[0], span[1]]
     )  # fmt: skip
-    found = {
+    marks = {
         "moves": moves,
         "kills": kills,
         "terms": [list(row.values()) for row in terms],
         "fences": [list(row.values()) for row in fences],
     }
-    return {kind: _bounded(answer, kind, rows) for kind, rows in found.items()}
+    return {kind: _bounded(answer, kind, rows) for kind, rows in marks.items()}
 
 
 def _supervised(run: ExploredRun) -> list[dict[str, Any]]:
-    """Returns the lines of `supervisor.jsonl` that have a time."""
     path = metrics_folder(run.location) / "supervisor.jsonl"
     lines = read_metrics(path) if path.is_file() else []
     return [line for line in lines if isinstance(line.get("time_s"), int | float)]
 
 
 def _decodes(run: ExploredRun, span: tuple[float, float], lanes: Sequence[str]) -> list[list[Any]]:
-    """Returns the parts of trajectories between two partials that overlap the tile."""
     number = {name: at for at, name in enumerate(lanes)}
-    found, _ = run.records.scan("partials", span[0] - 4.0, span[1] + 4.0)
+    partials, _ = run.records.scan("partials", span[0] - 4.0, span[1] + 4.0)
     before: dict[str, float] = {}
     decodes: list[list[Any]] = []
-    for one in sorted(found, key=lambda one: one.time_s):
-        record = one.record
+    for message in sorted(partials, key=lambda message: message.time_s):
+        record = message.record
         if not isinstance(record, Partial) or record.rollout not in number:
             continue
-        start_s = before.get(record.trajectory, one.time_s - 2.0)
-        before[record.trajectory] = one.time_s
-        if one.time_s >= span[0] and start_s < span[1]:
+        # A part begins at the partial before it.
+        start_s = before.get(record.trajectory, message.time_s - 2.0)
+        before[record.trajectory] = message.time_s
+        if message.time_s >= span[0] and start_s < span[1]:
             version = record.spans[-1].version.number if record.spans else None
             end = record.start + len(record.tokens)
             decodes.append(
-                [number[record.rollout], record.trajectory, start_s, one.time_s, record.start, end,
-                 version]
+                [number[record.rollout], record.trajectory, start_s, message.time_s, record.start,
+                 end, version]
             )  # fmt: skip
     return decodes

@@ -16,9 +16,7 @@ POINTS_MAX = 2000
 
 @dataclass(frozen=True, slots=True)
 class MapAxis:
-    """Describes an axis: its name as a filter, and its SQL. A `whole` axis has bins of whole
-    numbers.
-    """
+    """An axis: its name as a filter, and its SQL. A `whole` axis has bins of whole numbers."""
 
     name: str
     sql: str
@@ -33,18 +31,18 @@ MAPS: Mapping[str, tuple[MapAxis, MapAxis]] = {
 
 @dataclass(frozen=True, slots=True)
 class MapSelection:
-    """Holds the SQL of the selected trajectories with their `x` and `y`, and its parameters."""
+    """The SQL of the selected trajectories with their `x` and `y`."""
 
     source: str
     parameters: list[Any]
 
 
-def show_map(run: ExploredRun, kind: str, given: Mapping[str, str]) -> dict[str, Any]:
+def show_map(run: ExploredRun, kind: str, query: Mapping[str, str]) -> dict[str, Any]:
     """Answers `map/{kind}`; the filters are those of `search`."""
     if kind not in MAPS:
         raise ObjectMissing(f"no map {kind[:40]!r}; maps: {', '.join(MAPS)}")
     x, y = MAPS[kind]
-    chosen = _selection(x, y, row_filter(given))
+    chosen = _selection(x, y, row_filter(query))
     ends = run.index.row(
         f"SELECT min(x) AS x_min, max(x) AS x_max, min(y) AS y_min, max(y) AS y_max, "
         f"count(*) AS total FROM {chosen.source}", chosen.parameters
@@ -84,6 +82,7 @@ def _cells(
 
 
 def _points(run: ExploredRun, chosen: MapSelection, total: int) -> dict[str, list[Any]]:
+    # A hash of the place gives the same sample at every request.
     every = max(1, total // POINTS_MAX)
     return run.index.columns(
         f"SELECT trajectory, x, y, step FROM {chosen.source} AND hash(p, o) % {every} = 0 "
@@ -93,9 +92,6 @@ def _points(run: ExploredRun, chosen: MapSelection, total: int) -> dict[str, lis
 
 
 def _edges(low: float | None, high: float | None, is_whole: bool) -> list[float]:
-    """Returns the edges of at most `BINS` equal bins over the values from `low` to `high`; [] if
-    there are none.
-    """
     if low is None or high is None:
         return []
     if is_whole:
@@ -109,7 +105,7 @@ def _edges(low: float | None, high: float | None, is_whole: bool) -> list[float]
 
 
 def _bin(name: str, edges: Sequence[float]) -> str:
-    """Returns the SQL of a value's bin; the last bin has its upper edge."""
     width = edges[1] - edges[0]
+    # The last bin has its upper edge.
     last = len(edges) - 2
     return f"least({last}, greatest(0, floor(({name} - {edges[0]!r}) / {width!r})))::INTEGER"

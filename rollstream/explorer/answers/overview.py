@@ -1,5 +1,5 @@
-"""Answers `runs`, `r/{n}/settings` and `r/{n}/overview`: which runs are shown, their curves, and
-where a run stands now, by the same state and warnings as `rollstream top`.
+"""Answers `runs`, `r/{n}/settings` and `r/{n}/overview`: the shown runs, their curves, and where a
+run stands now, by the same state and warnings as `rollstream top`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,12 +11,14 @@ from rollstream.explorer.simulated import SimulatedLocation
 from rollstream.producers.engines.kind import has_model
 from rollstream.storage.metrics_file import read_metrics
 
-CURVE_STEPS = 2000  # steps of a curve; longer runs are thinned evenly
+# Steps of a curve; longer runs are thinned evenly.
+CURVE_STEPS = 2000
 CURVES_MAX = 120  # metrics by name
 FIRST_METRICS = (
     "reward_mean", "accuracy", "loss", "entropy", "kl", "ess", "clipped", "lag_consumed_mean",
     "lag_finish_mean", "length_median", "length_p99", "tokens_trained", "seconds", "wait_s",
 )  # fmt: skip
+# Settings that every view shows.
 SHOWN = {
     "max_lag": "dispatch.max_lag",
     "on_update": "rollouts.on_update",
@@ -29,7 +31,6 @@ SHOWN = {
     "model": "model.path",
     "seed": "seed",
 }
-"""Settings that every view shows, by their dotted keys."""
 
 
 ROLLOUTS = """
@@ -103,7 +104,6 @@ def show_overview(run: ExploredRun) -> dict[str, Any]:
 
 
 def _counted(run: ExploredRun) -> dict[str, Any]:
-    """Returns the parts of the overview that follow from the index alone."""
     return {
         "metrics": curves(run),
         "outcomes": _outcomes(run),
@@ -121,31 +121,29 @@ def _counted(run: ExploredRun) -> dict[str, Any]:
 
 
 def curves(run: ExploredRun) -> dict[str, Any]:
-    """Returns the metrics of all steps, by name, thinned to `CURVE_STEPS` of them."""
     count = run.index.value("SELECT count(*) FROM steps") or 0
     every = max(1, -(-count // CURVE_STEPS))
-    found = run.index.columns(
+    columns = run.index.columns(
         f"SELECT step, time_s, o FROM steps WHERE step % {every} = 0 OR "
         "step = (SELECT max(step) FROM done) ORDER BY step"
     )
-    metrics = _metrics_at(run, found["o"])
+    metrics = _metrics_at(run, columns["o"])
     present = {name for values in metrics for name in values}
     first = [name for name in FIRST_METRICS if name in present]
     names = [*first, *sorted(present - set(first))][:CURVES_MAX]
     return {
         "names": names,
-        "step": found["step"],
-        "time_s": found["time_s"],
+        "step": columns["step"],
+        "time_s": columns["time_s"],
         "values": {name: [values.get(name) for values in metrics] for name in names},
         "thinned": every > 1,
     }
 
 
 def _metrics_at(run: ExploredRun, offsets: Sequence[int]) -> list[Mapping[str, Any]]:
-    """Returns the metrics of the steps at these offsets of the ledger. Those of an earlier call are
-    not read again: of a long run that lives, most of an answer's time went into them.
-    """
     before = run.step_metrics
+    # Metrics of an earlier call are not read again: of a long run that lives, most of an answer's
+    # time went into them.
     missing = [offset for offset in offsets if offset not in before]
     if missing:
         sql = "SELECT o, metrics FROM done WHERE o IN (SELECT unnest(?::BIGINT[]))"
@@ -166,9 +164,12 @@ def _now(run: ExploredRun) -> dict[str, Any]:
     step = run.index.value("SELECT max(step) FROM done") or 0
     version = run.index.value("SELECT max(version) FROM done")
     if isinstance(run.location, SimulatedLocation):
-        found = run.location.known
-        pace = {"tokens_per_s": found.generated_per_s, "trained_per_s": found.tokens_per_s}
-        return {"step": step, "version": version, "seconds": found.seconds, **pace}
+        simulation = run.location.known
+        pace = {
+            "tokens_per_s": simulation.generated_per_s,
+            "trained_per_s": simulation.tokens_per_s,
+        }
+        return {"step": step, "version": version, "seconds": simulation.seconds, **pace}
     if shown is None:
         return {"step": step, "version": version}
     return {
@@ -188,7 +189,6 @@ def _now(run: ExploredRun) -> dict[str, Any]:
 
 
 def _outcomes(run: ExploredRun) -> dict[str, Any]:
-    """Returns how many groups ended in which way, and how many trajectories finished in which."""
     admitted = run.index.value("SELECT count(*) FROM admitted") or 0
     groups = dict.fromkeys(("trained", "filtered", "expired", "dead"), 0)
     for row in run.index.rows("SELECT ended, count(*) AS count FROM ended GROUP BY ALL"):
@@ -201,15 +201,14 @@ def _outcomes(run: ExploredRun) -> dict[str, Any]:
 
 
 def _rollouts(run: ExploredRun) -> list[dict[str, Any]]:
-    """Returns each rollout: its newest heartbeat, if the log has one, and what it finished."""
     beats = {} if run.state is None else run.state.rollouts
-    found: list[dict[str, Any]] = []
+    rollouts: list[dict[str, Any]] = []
     rows = run.index.unchanged("rollouts", lambda: run.index.rows(ROLLOUTS))
     counted = {row["rollout"]: row for row in rows}
     for name in sorted({*counted, *beats}):
         beat = beats[name][-1] if name in beats else None
         row = counted.get(name, {})
-        found.append(
+        rollouts.append(
             {
                 "rollout": name,
                 "term": row.get("term") if beat is None else beat.term,
@@ -225,7 +224,7 @@ def _rollouts(run: ExploredRun) -> list[dict[str, Any]]:
                 "time_s": beat and beat.time_s,
             }
         )
-    return found
+    return rollouts
 
 
 def _without_password(url: str) -> str:

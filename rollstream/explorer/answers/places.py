@@ -16,24 +16,24 @@ LINKS_MAX = 64
 
 
 def show_record(run: ExploredRun, topic: str, partition: int, offset: int) -> dict[str, Any]:
-    """Answers `records/…`; raises `ObjectMissing` if neither log nor archive holds the place."""
+    """Raises `ObjectMissing` if neither log nor archive holds the place."""
     if topic not in known_topics():
         raise ObjectMissing(f"no topic {topic[:40]!r}; topics: {', '.join(known_topics())}")
-    one = run.records.record(topic, partition, offset)
-    if one is None:
+    message = run.records.record(topic, partition, offset)
+    if message is None:
         raise ObjectMissing(f"neither log nor archive holds {topic} {partition}:{offset}")
-    record = one.record
+    record = message.record
     return {
         "topic": topic,
         "partition": partition,
         "offset": offset,
         "schema": None if record is None else record.schema(),
-        "term": one.term,
-        "void": one.void,
-        "reason": one.reason,
-        "time_s": one.time_s,
-        "key": one.key,
-        "summary": one.reason if record is None else describe(record),
+        "term": message.term,
+        "void": message.void,
+        "reason": message.reason,
+        "time_s": message.time_s,
+        "key": message.key,
+        "summary": message.reason if record is None else describe(record),
         "fields": None if record is None else _bounded(json_value(record_values(record, True))),
         "links": [] if record is None else _links(record),
         "previous": offset - 1 if offset else None,
@@ -43,24 +43,24 @@ def show_record(run: ExploredRun, topic: str, partition: int, offset: int) -> di
 
 def _bounded(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(key): _bounded(one) for key, one in list(value.items())[:ITEMS_MAX]}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        return {str(key): _bounded(child) for key, child in list(value.items())[:ITEMS_MAX]}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     if isinstance(value, list):
-        return [_bounded(one) for one in value[:ITEMS_MAX]]  # pyright: ignore[reportUnknownVariableType]
+        return [_bounded(child) for child in value[:ITEMS_MAX]]  # pyright: ignore[reportUnknownVariableType]
     return value[:TEXT_MAX] if isinstance(value, str) else value
 
 
 def _links(record: Record) -> list[dict[str, str]]:
-    found: dict[str, str] = {}
+    links: dict[str, str] = {}
     for name in ("trajectory", "group", "step"):
         value = getattr(record, name, None)
         if value is not None:
-            found[f"{name} {value}"] = f"{name.replace('trajectory', 'trajectorie')}s/{value}"
+            links[f"{name} {value}"] = f"{name.replace('trajectory', 'trajectorie')}s/{value}"
     if isinstance(record, records.Take):
-        found |= {f"group {one.group}": f"groups/{one.group}" for one in record.groups}
+        links |= {f"group {members.group}": f"groups/{members.group}" for members in record.groups}
         names = [member.trajectory for member in record.members]
-        found |= {f"trajectory {name}": f"trajectories/{name}" for name in names}
+        links |= {f"trajectory {name}": f"trajectories/{name}" for name in names}
     if isinstance(record, records.Admitted):
-        found |= {f"trajectory {name}": f"trajectories/{name}" for name in record.trajectories}
+        links |= {f"trajectory {name}": f"trajectories/{name}" for name in record.trajectories}
     if isinstance(record, records.Superseded):
-        found |= {f"group {group}": f"groups/{group}" for group in record.poisoned}
-    return [{"text": text, "to": to} for text, to in list(found.items())[:LINKS_MAX]]
+        links |= {f"group {group}": f"groups/{group}" for group in record.poisoned}
+    return [{"text": text, "to": to} for text, to in list(links.items())[:LINKS_MAX]]

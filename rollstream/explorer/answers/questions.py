@@ -1,7 +1,5 @@
-"""Answers `questions`: what `docs/how-to/query-the-log.md` asks of a run, in one answer. Most of it
-comes from the index. What only the records have (log-probabilities, spans, scores) is read by the
-views of `rollstream query`, once per run and no more often than every `AGAIN_S`; above
-`RECORDS_MAX` trajectories it is null, because reading all tokens takes longer than a page may.
+"""Answers `questions`, those of `docs/how-to/query-the-log.md`: from the index, and, for
+log-probabilities, spans and scores, from the views of `rollstream query`.
 """
 
 import math
@@ -17,6 +15,7 @@ from rollstream.explorer.explored_run import ExploredRun
 from rollstream.explorer.index import MEMORY
 from rollstream.streams.records import PROMPT
 
+# Above it the parts from records are null: reading all tokens takes longer than a page may.
 RECORDS_MAX = 100_000
 AGAIN_S = 30.0
 LENGTH_BINS, WAIT_BINS, VERSION_BANDS, SCORES_MAX = 10, 12, 6, 64
@@ -89,7 +88,7 @@ GROUP BY ALL ORDER BY 1, 2 LIMIT {most}
 
 
 class RunQuestions:
-    """Answers `questions` for one run; any thread may ask."""
+    """Answers `questions` for one run, for any thread."""
 
     def __init__(self, run: ExploredRun, clock: Callable[[], float] = time.monotonic) -> None:
         self._run, self._clock = run, clock
@@ -144,7 +143,7 @@ class RunQuestions:
         return {**ends, "bins": bins}
 
     def _solved(self) -> list[dict[str, Any]]:
-        """By right answers if all rewards are 0 or 1, else by tenths of the mean reward."""
+        # By right answers if all rewards are 0 or 1, else by tenths of the mean reward.
         others = "SELECT count(*) FROM t WHERE reward NOT IN (0, 1)"
         return self._run.index.rows(MEANS if self._run.index.value(others) else SOLVED)
 
@@ -153,9 +152,9 @@ class RunQuestions:
         prompts: dict[tuple[int, int], str] = {}
         for partition in sorted({row["p"] for row in rows}):
             offsets = [row["o"] for row in rows if row["p"] == partition]
-            for one in self._run.records.tokens_at(partition, offsets):
-                tokens = one.tokens[one.sources == PROMPT][:PROMPT_CHARACTERS].tolist()
-                prompts[partition, one.offset] = self._run.text.text(tokens)[:PROMPT_CHARACTERS]
+            for answer in self._run.records.tokens_at(partition, offsets):
+                tokens = answer.tokens[answer.sources == PROMPT][:PROMPT_CHARACTERS].tolist()
+                prompts[partition, answer.offset] = self._run.text.text(tokens)[:PROMPT_CHARACTERS]
         shown = ("group", "answers", "tokens", "cut")
         return [
             {**{name: row[name] for name in shown}, "prompt": prompts.get((row["p"], row["o"]))}
@@ -163,9 +162,9 @@ class RunQuestions:
         ]
 
     def _from_records(self) -> dict[str, Any]:
-        """What the index lacks; the last answer stays for a while, also of a living run."""
         with self._lock:
             changes = self._run.index.changes
+            # The last answer stays for `AGAIN_S` seconds, also of a living run.
             is_due = self._clock() - self._read_at >= AGAIN_S and changes != self._read_changes
             if is_due and self._run.index.progress.trajectories <= RECORDS_MAX:
                 self._read = self._query()
@@ -184,19 +183,20 @@ class RunQuestions:
                     "sureness": _rows(session, SURENESS),
                     "scores": _rows(session, scores),
                 }
-        except RollstreamError:  # a damaged file: the views that read it name it
+        except RollstreamError:
+            # A file is damaged: the views that read it name it.
             return {"lags": None, "sureness": None, "scores": None}
 
 
-def round_seconds(least: float) -> float:
-    """Returns the least of 0.001, 0.002, 0.005, 0.01, … that is at least `least`."""
-    wanted = max(1e-3, least)
-    scale = 10.0 ** math.floor(math.log10(wanted))
-    return next(step * scale for step in (1, 2, 5, 10) if step * scale >= wanted * (1 - 1e-9))
+def round_seconds(seconds_min: float) -> float:
+    """Returns the smallest of 0.001, 0.002, 0.005, 0.01, … that is at least `seconds_min`."""
+    bound_s = max(1e-3, seconds_min)
+    scale = 10.0 ** math.floor(math.log10(bound_s))
+    return next(step * scale for step in (1, 2, 5, 10) if step * scale >= bound_s * (1 - 1e-9))
 
 
 def round_width(length: int, bins: int) -> int:
-    """Returns the least of 1, 2, 5, 10, 20, … that divides `length` into at most `bins` parts."""
+    """Returns the smallest of 1, 2, 5, 10, … that divides `length` into at most `bins` parts."""
     scale = 1
     while True:
         for step in (1, 2, 5):
@@ -206,6 +206,6 @@ def round_width(length: int, bins: int) -> int:
 
 
 def _rows(session: QuerySession, sql: str) -> list[dict[str, Any]]:
-    found = session.answer(sql)
-    rows: Sequence[Sequence[Any]] = [row for rows in found.batches for row in rows]
-    return [dict(zip(found.names, map(json_value, row), strict=True)) for row in rows]
+    answer = session.answer(sql)
+    rows: Sequence[Sequence[Any]] = [row for rows in answer.batches for row in rows]
+    return [dict(zip(answer.names, map(json_value, row), strict=True)) for row in rows]

@@ -20,12 +20,12 @@ def with_group_rewards(run: ExploredRun, rows: list[dict[str, Any]]) -> list[dic
     means: dict[int, float | None] = {}
     groups = sorted({row["group"] for row in rows})
     if groups:
-        found = run.index.columns(
+        columns = run.index.columns(
             'SELECT "group", avg(reward) AS mean FROM t '
             'WHERE "group" BETWEEN ? AND ? AND list_contains(?, "group") GROUP BY ALL',
             [groups[0], groups[-1], groups],
         )
-        means = dict(zip(found["group"], found["mean"], strict=True))
+        means = dict(zip(columns["group"], columns["mean"], strict=True))
     return [_row(row, means.get(row["group"])) for row in rows]
 
 

@@ -1,8 +1,6 @@
 """Answers `search`: trajectories that meet filters, in an order, page by page; and a search in
-their texts, which decodes tokens until a time bound and then states where to continue.
-
-A text search goes from the newest records to the oldest, by windows of offsets. Regular expressions
-are DuckDB's (RE2), whose time is linear in the text.
+their texts, from the newest records to the oldest, which decodes tokens until a time bound and then
+states where to continue.
 """
 
 import re
@@ -29,43 +27,47 @@ from rollstream.explorer.record_reader import TokenRow
 from rollstream.streams.records import GENERATED, PROMPT
 
 LIMIT_MAX = 200
-TEXT_S = 0.7  # for decoding and matching texts in one request
-WINDOW = 1024  # offsets whose tokens are read together
-AROUND = 60  # characters shown on both sides of a match
+# For decoding and matching texts in one request.
+TEXT_S = 0.7
+# Offsets whose tokens are read together.
+WINDOW = 1024
+# Characters shown on both sides of a match.
+AROUND = 60
 MATCH_MAX = 200
 CHARACTERS_MAX = 200_000  # of one text that are searched
 
 
-def search(run: ExploredRun, given: Mapping[str, str]) -> dict[str, Any]:
-    """Answers `search`. Raises `WrongRequest` for a wrong filter, order or expression."""
+def search(run: ExploredRun, query: Mapping[str, str]) -> dict[str, Any]:
+    """Raises `WrongRequest` for a wrong filter, order or expression."""
     started = time.monotonic()
-    chosen = row_filter(given)
-    wanted = text(given, "q")
-    found = _by_text(run, given, chosen, wanted) if wanted else _by_order(run, given, chosen)
+    chosen = row_filter(query)
+    pattern = text(query, "q")
+    page = _by_text(run, query, chosen, pattern) if pattern else _by_order(run, query, chosen)
     return {
-        **found,
+        **page,
         "total": run.index.progress.trajectories,
         "seconds": round(time.monotonic() - started, 4),
         "index": run.index.progress.line(),
     }
 
 
-def _mode_and_source(given: Mapping[str, str]) -> tuple[str, str]:
-    mode, source = given.get("mode", "text"), given.get("in", "answer")
+def _mode_and_source(query: Mapping[str, str]) -> tuple[str, str]:
+    mode, source = query.get("mode", "text"), query.get("in", "answer")
     if mode not in ("text", "re") or source not in ("answer", "prompt", "all"):
         raise WrongRequest("mode must be text or re, in one of answer, prompt, all")
     return mode, source
 
 
-def _by_order(run: ExploredRun, given: Mapping[str, str], chosen: RowFilter) -> dict[str, Any]:
-    order = given.get("order", "newest")
+def _by_order(run: ExploredRun, query: Mapping[str, str], chosen: RowFilter) -> dict[str, Any]:
+    order = query.get("order", "newest")
     if order not in ORDERS:
         raise WrongRequest(f"order must be one of {', '.join(ORDERS)}")
-    _mode_and_source(given)  # without q they change nothing, and may still be wrong
-    limit = limited(given, LIMIT_MAX, 50)
+    # Without q they change nothing, and may still be wrong.
+    _mode_and_source(query)
+    limit = limited(query, LIMIT_MAX, 50)
     key = ORDERS[order]
     condition, parameters = chosen.condition, list(chosen.parameters)
-    after = given.get("cursor")
+    after = query.get("cursor")
     if after:
         value, _, name = after.partition("~")
         condition += f" AND ({key}, trajectory) > (?, ?)"
@@ -113,45 +115,47 @@ class TextSearch:
     next: str | None = None
 
     def is_over(self) -> bool:
-        """Whether to stop; never before some texts were searched, so that each request advances."""
+        # Some texts are always searched, so that each request advances.
         is_late = self.scanned > 0 and time.monotonic() > self.until_s
         return len(self.rows) >= self.limit or is_late
 
 
 def _by_text(
-    run: ExploredRun, given: Mapping[str, str], chosen: RowFilter, wanted: str
+    run: ExploredRun, query: Mapping[str, str], chosen: RowFilter, pattern: str
 ) -> dict[str, Any]:
-    if given.get("order", "newest") != "newest":
+    if query.get("order", "newest") != "newest":
         raise WrongRequest("a search in texts has the order newest; leave out q or order")
-    mode, source = _mode_and_source(given)
+    mode, source = _mode_and_source(query)
     if not run.text.is_known:
         raise WrongRequest("this run has no tokenizer.json, so its texts are unknown")
-    match = _matcher(run, wanted, mode)
-    found = TextSearch(limited(given, LIMIT_MAX, 50), time.monotonic() + TEXT_S, match, source)
-    start, skipped = _cursor(given)
+    match = _matcher(run, pattern, mode)
+    text_search = TextSearch(
+        limited(query, LIMIT_MAX, 50), time.monotonic() + TEXT_S, match, source
+    )
+    start, skipped = _cursor(query)
     for number, window in enumerate(_windows(run)):
         if number < start:
             continue
-        if found.is_over():
-            found.next = f"{number}.0"
+        if text_search.is_over():
+            text_search.next = f"{number}.0"
             break
-        left = _search_window(run, chosen, found, window, skipped)
-        if left:
-            found.next = f"{number}.{left}"
+        searched = _search_window(run, chosen, text_search, window, skipped)
+        if searched:
+            text_search.next = f"{number}.{searched}"
             break
         skipped = 0
     return {
-        "rows": found.rows,
+        "rows": text_search.rows,
         "matched": None,
-        "scanned": found.scanned,
-        "next": found.next,
-        "complete": found.next is None,
+        "scanned": text_search.scanned,
+        "next": text_search.next,
+        "complete": text_search.next is None,
     }
 
 
-def _cursor(given: Mapping[str, str]) -> tuple[int, int]:
-    """Returns the window at which to continue, and how many of its rows were searched before."""
-    window, _, skipped = given.get("cursor", "0.0").partition(".")
+def _cursor(query: Mapping[str, str]) -> tuple[int, int]:
+    # The window at which to continue, and how many of its rows were searched before.
+    window, _, skipped = query.get("cursor", "0.0").partition(".")
     try:
         return int(window), int(skipped)
     except ValueError:
@@ -159,9 +163,9 @@ def _cursor(given: Mapping[str, str]) -> tuple[int, int]:
 
 
 def _windows(run: ExploredRun) -> Iterator[tuple[int, int]]:
-    """Yields (partition, first offset) of each window, the newest ones of all partitions first."""
     ends = run.index.columns("SELECT p, max(o) AS last FROM t GROUP BY p ORDER BY p")
     firsts = [last // WINDOW for last in ends["last"]]
+    # The newest windows of all partitions come first.
     for back in range(max(firsts, default=-1) + 1):
         for partition, first in zip(ends["p"], firsts, strict=True):
             if first - back >= 0:
@@ -169,11 +173,13 @@ def _windows(run: ExploredRun) -> Iterator[tuple[int, int]]:
 
 
 def _search_window(
-    run: ExploredRun, chosen: RowFilter, found: TextSearch, window: tuple[int, int], skipped: int
+    run: ExploredRun,
+    chosen: RowFilter,
+    text_search: TextSearch,
+    window: tuple[int, int],
+    skipped: int,
 ) -> int:
-    """Search the rows of one window that meet the filter, without the first `skipped`. Returns how
-    many rows were searched if some are left, else 0.
-    """
+    """Returns how many rows of the window were searched if some are left, else 0."""
     partition, first = window
     place = f"p = {partition} AND o >= {first} AND o < {first + WINDOW}"
     rows = select_rows(
@@ -183,24 +189,26 @@ def _search_window(
     if not rows[skipped:]:
         return 0
     low, high = rows[-1]["at"]["offset"], rows[0]["at"]["offset"]
-    tokens = {one.offset: one for one in run.records.tokens(partition, low, high + 1)}
+    tokens = {
+        token_row.offset: token_row for token_row in run.records.tokens(partition, low, high + 1)
+    }
     for at in range(skipped, len(rows), 128):
-        if found.is_over():
+        if text_search.is_over():
             return at
         some = [row for row in rows[at : at + 128] if row["at"]["offset"] in tokens]
-        texts = [_text(run, tokens[row["at"]["offset"]], found.source) for row in some]
-        found.scanned += len(some)
-        for row, content, place_of in zip(some, texts, found.match(texts), strict=True):
+        texts = [_text(run, tokens[row["at"]["offset"]], text_search.source) for row in some]
+        text_search.scanned += len(some)
+        for row, content, place_of in zip(some, texts, text_search.match(texts), strict=True):
             if place_of is not None:
-                found.rows.append(row | {"match": _excerpt(content, *place_of)})
+                text_search.rows.append(row | {"match": _excerpt(content, *place_of)})
     return 0
 
 
 def _text(run: ExploredRun, row: TokenRow, source: str) -> str:
     tokens = row.tokens
     if source != "all":
-        wanted = GENERATED if source == "answer" else PROMPT
-        tokens = tokens[np.asarray(row.sources) == wanted]
+        token_source = GENERATED if source == "answer" else PROMPT
+        tokens = tokens[np.asarray(row.sources) == token_source]
     return run.text.text(tokens[:CHARACTERS_MAX].tolist())[:CHARACTERS_MAX]
 
 
@@ -213,30 +221,31 @@ def _excerpt(content: str, start: int, end: int) -> dict[str, str]:
 
 
 def _matcher(
-    run: ExploredRun, wanted: str, mode: str
+    run: ExploredRun, pattern: str, mode: str
 ) -> Callable[[Sequence[str]], list[tuple[int, int] | None]]:
-    """Returns a function that gives for each text the place of the first match; None if there is
-    none.
-    """
+    """Returns a function that gives for each text the place of the first match, or None."""
     if mode == "text":
-        needle = re.compile(re.escape(wanted), re.IGNORECASE)
+        needle = re.compile(re.escape(pattern), re.IGNORECASE)
 
         def plain(texts: Sequence[str]) -> list[tuple[int, int] | None]:
-            return [None if (m := needle.search(one)) is None else m.span() for one in texts]
+            return [
+                None if (m := needle.search(content)) is None else m.span() for content in texts
+            ]
 
         return plain
+    # The time of DuckDB's expressions (RE2) is linear in the text.
     query = "SELECT regexp_extract(x, ?) FROM (SELECT unnest(?::VARCHAR[]) AS x)"
     matches = "SELECT regexp_matches(x, ?) FROM (SELECT unnest(?::VARCHAR[]) AS x)"
 
     def expression(texts: Sequence[str]) -> list[tuple[int, int] | None]:
         cursor = run.index.cursor()
-        hits = cursor.execute(matches, [wanted, list(texts)]).fetchall()
-        parts = cursor.execute(query, [wanted, list(texts)]).fetchall()
-        found: list[tuple[int, int] | None] = []
+        hits = cursor.execute(matches, [pattern, list(texts)]).fetchall()
+        parts = cursor.execute(query, [pattern, list(texts)]).fetchall()
+        places: list[tuple[int, int] | None] = []
         for content, (hit,), (part,) in zip(texts, hits, parts, strict=True):
             start = content.find(part) if hit else -1
-            found.append((start, start + len(part)) if hit else None)
-        return found
+            places.append((start, start + len(part)) if hit else None)
+        return places
 
     try:
         expression([""])

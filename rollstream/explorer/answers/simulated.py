@@ -1,5 +1,5 @@
-"""Answers `lanes` for a simulated run (`simulated_tile`): which share of each part of the tile a
-rollout decoded, and under which version, with pulls and moves. The first rollouts are known.
+"""Answers `lanes` for a simulated run (`simulated_tile`): the share of each part of the tile that a
+rollout decoded, and the version, with pulls and moves.
 """
 
 from collections import defaultdict
@@ -15,13 +15,12 @@ ARROWS_MAX = 2000
 
 
 def simulated_tile(location: SimulatedLocation, z: int, i: int) -> dict[str, Any]:
-    """Returns the tile without its steps; `finished` of a cell is None, because a simulation counts
-    no trajectories by time.
-    """
+    """Returns the tile without its steps."""
     width = 2.0**z
     span = (i * width, (i + 1) * width)
     result = location.known
     lanes = ["trainer", *(row.name for row in result.rows)]
+    # `finished` of a cell is None: a simulation counts no trajectories by time.
     cells = [[lane, *cell] for lane, row in enumerate(result.rows, 1) for cell in _cells(row, span)]
     return {
         "z": z, "i": i, "from_s": span[0], "to_s": span[1], "lanes": lanes,
@@ -31,7 +30,6 @@ def simulated_tile(location: SimulatedLocation, z: int, i: int) -> dict[str, Any
 
 
 def _cells(row: "RolloutBars", span: tuple[float, float]) -> list[list[Any]]:
-    """Returns bin, decoded share and newest version of the bins in which the rollout decoded."""
     width = (span[1] - span[0]) / BINS
     shares: defaultdict[int, float] = defaultdict(float)
     versions: dict[int, int] = {}
@@ -40,10 +38,10 @@ def _cells(row: "RolloutBars", span: tuple[float, float]) -> list[list[Any]]:
         if start >= end:
             continue
         for at in range(int((start - span[0]) / width), BINS):
-            left = span[0] + at * width
-            if left >= end:
+            bin_start_s = span[0] + at * width
+            if bin_start_s >= end:
                 break
-            shares[at] += (min(end, left + width) - max(start, left)) / width
+            shares[at] += (min(end, bin_start_s + width) - max(start, bin_start_s)) / width
             versions[at] = version
     return [[at, round(min(1.0, shares[at]), 3), versions[at], None] for at in sorted(shares)]
 

@@ -16,18 +16,18 @@ from rollstream.streams.records import Take
 from rollstream.streams.values import Member
 
 MEMBERS_MAX = 4096
+# The list of steps shows these; a step alone shows all.
 METRICS = (
     "seconds", "reward_mean", "loss", "entropy", "ess", "kl", "clipped", "lag_consumed_mean",
     "lag_consumed_max", "lag_finish_mean", "length_median", "length_p99", "tokens_trained",
     "wait_s",
 )  # fmt: skip
-"""Metrics that the list of steps shows; a step alone shows all."""
 
 
-def list_steps(run: ExploredRun, given: Mapping[str, str]) -> dict[str, Any]:
+def list_steps(run: ExploredRun, query: Mapping[str, str]) -> dict[str, Any]:
     """Answers `steps`: pages of steps, newest first."""
-    limit = limited(given, 500, 100)
-    below = whole(given, "cursor", 1 << 60)
+    limit = limited(query, 500, 100)
+    below = whole(query, "cursor", 1 << 60)
     rows = run.index.rows(
         f"SELECT * FROM steps WHERE step < ? ORDER BY step DESC LIMIT {limit}", [below]
     )
@@ -77,10 +77,9 @@ def show_step(run: ExploredRun, step: int) -> dict[str, Any]:
 
 
 def _lags(run: ExploredRun, step: int) -> list[dict[str, Any]]:
-    """Returns the step's tokens by lag."""
     if isinstance(run.location, SimulatedLocation):
-        steps = (one for one in run.location.known.steps if one.number == step)
-        lags = next((one.lags for one in steps), Counter[int]())
+        steps = (done for done in run.location.known.steps if done.number == step)
+        lags = next((done.lags for done in steps), Counter[int]())
         return [{"lag": lag, "tokens": lags[lag]} for lag in sorted(lags)]
     return run.index.rows(
         "SELECT step - 1 - version AS lag, sum(tokens)::BIGINT AS tokens, "
@@ -89,7 +88,6 @@ def _lags(run: ExploredRun, step: int) -> list[dict[str, Any]]:
 
 
 def step_row(run: ExploredRun, step: int) -> dict[str, Any] | None:
-    """Returns one step with all its metrics and counts; None if it is not done."""
     row = run.index.row("SELECT * FROM steps WHERE step = ?", [step])
     return None if row is None else {**_light(run, row), "metrics": row["metrics"]}
 
@@ -116,20 +114,20 @@ def _light(run: ExploredRun, row: Mapping[str, Any]) -> dict[str, Any]:
 def _members(
     run: ExploredRun, takes: Sequence[Mapping[str, Any]], rows: Mapping[str, dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Returns the takes with their members and hashes, which the takes' records hold."""
     records: dict[tuple[int, int], Take] = {}
+    # Only the takes' records hold members and hashes.
     for partition in sorted({take["p"] for take in takes}):
         offsets = [take["o"] for take in takes if take["p"] == partition]
-        for one in run.records.records("ledger", partition, offsets):
-            if isinstance(one.record, Take):
-                records[partition, one.address.offset] = one.record
-    found: list[dict[str, Any]] = []
-    left = MEMBERS_MAX
+        for message in run.records.records("ledger", partition, offsets):
+            if isinstance(message.record, Take):
+                records[partition, message.address.offset] = message.record
+    take_lines: list[dict[str, Any]] = []
+    remaining = MEMBERS_MAX
     for take in takes:
         record = records.get((take["p"], take["o"]))
-        members: Sequence[Member] = () if record is None else record.members[:left]
-        left -= len(members)
-        found.append(
+        members: Sequence[Member] = () if record is None else record.members[:remaining]
+        remaining -= len(members)
+        take_lines.append(
             {
                 "update": take["update"],
                 "micro_batch": take["micro_batch"],
@@ -151,13 +149,10 @@ def _members(
                 ],
             }
         )
-    return found
+    return take_lines
 
 
 def _left_out(run: ExploredRun, step: int, groups: Sequence[int]) -> list[dict[str, Any]]:
-    """Returns the completions of the step's groups that no take of the run trains. The reason is
-    the record's for a dead one, else that of `groups/{group}`, which has the records.
-    """
     if not groups:
         return []
     within = f'WHERE "group" BETWEEN {min(groups)} AND {max(groups)}'
@@ -168,7 +163,7 @@ def _left_out(run: ExploredRun, step: int, groups: Sequence[int]) -> list[dict[s
         [list(groups)],
     )
     rule = run.rule
-    found: list[dict[str, Any]] = []
+    omissions: list[dict[str, Any]] = []
     for row in rows:
         lag = None if row["version_oldest"] is None else step - 1 - row["version_oldest"]
         if row["finish"] == "dead":
@@ -180,6 +175,7 @@ def _left_out(run: ExploredRun, step: int, groups: Sequence[int]) -> list[dict[s
         elif row["reward"] is None:
             why = "no reward yet"
         else:
+            # `groups/{group}` has the records, and with them the reason.
             why = "see its group"
-        found.append({"trajectory": row["trajectory"], "group": row["group"], "why": why})
-    return found
+        omissions.append({"trajectory": row["trajectory"], "group": row["group"], "why": why})
+    return omissions

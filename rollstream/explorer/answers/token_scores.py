@@ -1,6 +1,5 @@
 """Shows the trainer's scores of one trajectory (`analysis/token_scores.py`) by token: the entropy,
 and the mismatch, which is the trainer's log-probability minus the rollout's under one version.
-Where scores are missing, the answer states why, and which command computes them.
 """
 
 from dataclasses import dataclass
@@ -15,14 +14,15 @@ from rollstream.explorer.explored_run import ExploredRun
 from rollstream.printable import shell_command
 from rollstream.streams.records import Trajectory
 
-ENTROPY_DIGITS, MISMATCH_DIGITS = 5, 8  # a mismatch by rounding alone is about 1e-7
+# A mismatch by rounding alone is about 1e-7.
+ENTROPY_DIGITS, MISMATCH_DIGITS = 5, 8
 
 
 @dataclass(frozen=True, slots=True)
 class ShownScores:
-    """Holds the entropy and the mismatch of each generated token, None for a token without; the
-    lists are None if the trajectory has no scores. `missing` is None, or the part of the answer
-    that explains the absence: a sentence (`note`) and a command line (`command`, or "").
+    """The entropy and the mismatch of each generated token, None for a token without; the lists are
+    None if the trajectory has no scores. `missing` explains the absence: a sentence (`note`) and
+    the command that computes them (`command`, or "").
     """
 
     entropy: list[float | None] | None = None
@@ -31,7 +31,7 @@ class ShownScores:
 
 
 def shown_scores(run: ExploredRun, record: Trajectory | None) -> ShownScores:
-    """Returns what the run's folder has about the record, None for a trajectory that still runs."""
+    """`record` is None for a trajectory that still runs."""
     if record is None:
         return _without("Entropy and mismatch are computed of finished trajectories.")
     if record.finish == "dead":
@@ -39,12 +39,12 @@ def shown_scores(run: ExploredRun, record: Trajectory | None) -> ShownScores:
     if run.token_scores is None:
         return _without("Entropy and mismatch by token are kept in a run's folder, not in a store.")
     try:
-        found = read_token_scores(run.token_scores, record)
+        scored = read_token_scores(run.token_scores, record)
     except ConfigurationError as error:
         return _without(f"Entropy and mismatch by token: {error}.")
-    if found is None and not run.has_weights:
+    if scored is None and not run.has_weights:
         return _without("Entropy and mismatch by token are missing, and the run has no weights.")
-    if found is None:
+    if scored is None:
         words = ("replay", run.folder_name, "--token-scores")
         name = f"trajectory={record.trajectory}"
         return _without(
@@ -53,9 +53,9 @@ def shown_scores(run: ExploredRun, record: Trajectory | None) -> ShownScores:
             shell_command(*words, "--where", name),
         )
     return ShownScores(
-        _rounded(found.entropy, ENTROPY_DIGITS),
-        _rounded(found.logprobs.astype(np.float64) - record.logprobs, MISMATCH_DIGITS),
-        _lost(found, record),
+        _rounded(scored.entropy, ENTROPY_DIGITS),
+        _rounded(scored.logprobs.astype(np.float64) - record.logprobs, MISMATCH_DIGITS),
+        _lost(scored, record),
     )
 
 
@@ -64,13 +64,12 @@ def _without(note: str, command: str = "") -> ShownScores:
 
 
 def _rounded(values: NDArray[np.floating[Any]], digits: int) -> list[float | None]:
-    """Returns the values rounded; None for NaN."""
+    # NaN becomes None.
     return [None if value != value else round(value, digits) for value in values.tolist()]
 
 
-def _lost(found: ScoredTrajectory, record: Trajectory) -> dict[str, str] | None:
-    """Returns the part `missing` of the answer for tokens whose versions were not stored."""
-    lost = np.isnan(found.entropy)
+def _lost(scored: ScoredTrajectory, record: Trajectory) -> dict[str, str] | None:
+    lost = np.isnan(scored.entropy)
     if not lost.any():
         return None
     versions = [span for span in record.spans if lost[span.start : span.end].any()]

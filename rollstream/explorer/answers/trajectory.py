@@ -1,8 +1,5 @@
 """Answers `trajectories/{name}`: the text of one trajectory token by token, with the version, the
 lag, the log-probability, the source and the training of each, its turns, and how it came about.
-
-Tokens that still run are joined from the partials in the log. The entropy and the mismatch of a
-token are in no record, but in a file beside the run (`answers/token_scores.py`).
 """
 
 from bisect import bisect_right
@@ -28,8 +25,8 @@ TOKENS_MAX = 20_000
 KINDS = {PROMPT: "prompt", GENERATED: "generated", ENVIRONMENT: "environment"}
 
 
-def show_trajectory(run: ExploredRun, name: str, given: Mapping[str, str]) -> dict[str, Any]:
-    """Answers `trajectories/{name}`; raises `ObjectMissing` if no group admitted such a one."""
+def show_trajectory(run: ExploredRun, name: str, query: Mapping[str, str]) -> dict[str, Any]:
+    """Raises `ObjectMissing` if no group admitted such a trajectory."""
     where = run.index.row('SELECT "group" FROM t WHERE trajectory = ?', [name])
     where = where or run.index.row(
         'SELECT "group" FROM admitted WHERE list_contains(names, ?)', [name]
@@ -40,15 +37,15 @@ def show_trajectory(run: ExploredRun, name: str, given: Mapping[str, str]) -> di
     read = read_group(run, group)
     rows = with_group_rewards(run, [row for row in read.rows if row["trajectory"] == name])
     row, record = next(iter(rows), None), read.records.get(name)
-    found = groups_of(run, [group])
-    chain = read_chain(run, name, row, found[0] if found else None)
+    group_rows = groups_of(run, [group])
+    chain = read_chain(run, name, row, group_rows[0] if group_rows else None)
     sequence = _sequence(record, chain)
-    page = _page(given, len(sequence.tokens))
+    page = _page(query, len(sequence.tokens))
     scores = shown_scores(run, record)
     return {
         "trajectory": name,
         "row": row,
-        "group": found[0] if found else None,
+        "group": group_rows[0] if group_rows else None,
         "running": record is None,
         **_token_part(run, sequence, row, read, name, scores, page),
         **_facts(record),
@@ -65,17 +62,17 @@ def show_trajectory(run: ExploredRun, name: str, given: Mapping[str, str]) -> di
     }  # fmt: skip
 
 
-def _page(given: Mapping[str, str], total: int) -> tuple[int, int]:
-    start = max(0, min(total, whole(given, "from", 0)))
-    return start, min(total, start + limited(given, TOKENS_MAX, TOKENS_MAX))
+def _page(query: Mapping[str, str], total: int) -> tuple[int, int]:
+    start = max(0, min(total, whole(query, "from", 0)))
+    return start, min(total, start + limited(query, TOKENS_MAX, TOKENS_MAX))
 
 
 def _sequence(record: Trajectory | None, chain: Chain) -> TokenSequence:
-    """Returns the tokens of the record, else those that the chain's partials hold."""
     if record is not None:
         return TokenSequence(
             record.tokens, record.sources, record.logprobs, record.spans, record.drafts
         )
+    # Tokens of a trajectory that still runs are joined from the partials in the log.
     return chain.running or TokenSequence(
         np.zeros(0, np.uint32), np.zeros(0, np.uint8), np.zeros(0, np.float32), ()
     )
@@ -90,7 +87,6 @@ def _token_part(
     scores: ShownScores,
     page: tuple[int, int],
 ) -> dict[str, Any]:
-    """Returns the arrays of the tokens on the page, and the versions of all."""
     generated = np.flatnonzero(sequence.sources == GENERATED)
     count = len(generated)
     step = None if row is None else row["step"]
@@ -133,19 +129,19 @@ def _token_part(
 
 
 def _spread(sequence: TokenSequence, values: Sequence[Any]) -> list[Any]:
-    """Returns a list with one item per token: the values of generated tokens, null for others."""
-    found: list[Any] = [None] * len(sequence.tokens)
+    """Returns a list with one item per token: the values of generated tokens, None for others."""
+    column: list[Any] = [None] * len(sequence.tokens)
     places = np.flatnonzero(sequence.sources == GENERATED).tolist()
     for place, value in zip(places, values, strict=False):
-        found[place] = value
-    return found
+        column[place] = value
+    return column
 
 
 def _by_span(sequence: TokenSequence, count: int, value: Callable[[Span], int]) -> list[Any]:
-    found: list[Any] = [None] * count
+    column: list[Any] = [None] * count
     for span in sequence.spans:
-        found[span.start : span.end] = [value(span)] * (span.end - span.start)
-    return found[:count]
+        column[span.start : span.end] = [value(span)] * (span.end - span.start)
+    return column[:count]
 
 
 def _versions(
@@ -154,14 +150,13 @@ def _versions(
     base: int | None,
     mask: NDArray[np.bool_] | None,
 ) -> list[dict[str, Any]]:
-    """Returns the spans with the places of their tokens among all tokens."""
-    found: list[dict[str, Any]] = []
+    version_rows: list[dict[str, Any]] = []
     for span in sequence.spans:
         if span.start >= len(generated):
             continue
         last = min(span.end, len(generated)) - 1
         masked = mask is not None and not mask[span.start : span.end].any()
-        found.append(
+        version_rows.append(
             {
                 "version": span.version.number,
                 "term": span.version.term,
@@ -172,29 +167,28 @@ def _versions(
                 "masked": masked,
             }
         )
-    return found
+    return version_rows
 
 
 def _strips(
     run: ExploredRun, sequence: TokenSequence, name: str, page: tuple[int, int]
 ) -> dict[str, list[Any]]:
-    """Returns the annotations that have one value per generated token, by name."""
     count = len(sequence.logprobs)
     rows = run.index.rows(
+        # Annotations with one value per generated token.
         "SELECT p, o FROM noted WHERE trajectory = ? AND count = ? AND count > 1 LIMIT 8",
         [name, count],
     )
-    found: dict[str, list[Any]] = {}
+    strips: dict[str, list[Any]] = {}
     for row in rows:
-        one = run.records.record("annotations", row["p"], row["o"])
-        if one is not None and isinstance(one.record, Annotation):
-            values = np.round(one.record.values.astype(float), 5).tolist()
-            found[one.record.name] = _spread(sequence, values)[page[0] : page[1]]
-    return found
+        message = run.records.record("annotations", row["p"], row["o"])
+        if message is not None and isinstance(message.record, Annotation):
+            values = np.round(message.record.values.astype(float), 5).tolist()
+            strips[message.record.name] = _spread(sequence, values)[page[0] : page[1]]
+    return strips
 
 
 def _facts(record: Trajectory | None) -> dict[str, Any]:
-    """Returns what only the record holds."""
     drafts = None if record is None else record.drafts
     return {
         "scores": {} if record is None else record.scores or {},
@@ -218,11 +212,9 @@ def _facts(record: Trajectory | None) -> dict[str, Any]:
 def _turns(
     sequence: TokenSequence, chain: Chain, record: Trajectory | None
 ) -> list[dict[str, Any]]:
-    """Returns the runs of tokens of one source, cut where a turn of an agent begins. An
-    environment's turn waits from the last partial before it to the first one after it, where the
-    log still has both; a turn of an agent's episode has its times in the record, and the number of
-    forks on its path (`depth`), with the cause of a fork (`fork`) where one begins, and whether it
-    is `abandoned` and so not trained.
+    """Returns the runs of tokens of one source, cut where a turn of an agent begins, with the
+    number of forks on its path (`depth`), the cause of a fork (`fork`) where one begins, and
+    whether it is `abandoned` and so not trained.
     """
     if not len(sequence.sources):
         return []
@@ -231,32 +223,33 @@ def _turns(
     starts, depths = [turn.start for turn in turns], branch_depths(turns, branches)
     changes = (np.flatnonzero(np.diff(sequence.sources)) + 1).tolist()
     edges = sorted({0, *starts, *changes, len(sequence.sources)})
-    found: list[dict[str, Any]] = []
+    turn_rows: list[dict[str, Any]] = []
     for start, end in pairwise(edges):
         kind = KINDS.get(int(sequence.sources[start]), "environment")
+        # An environment's turn waits from the last partial before it to the first one after it.
         waited = chain.waited(start, end) if kind == "environment" else None
-        one = {
+        turn_row = {
             "kind": kind, "start": start, "end": end, "text_tokens": end - start,
             "seconds": chain.seconds(start, end), "wait_s": waited, "depth": 0, "fork": "",
             "abandoned": False,
         }  # fmt: skip
+        # A turn of an agent's episode has its times in the record.
         number = bisect_right(starts, start) - 1
         if number >= 0:
             turn = turns[number]
             is_first = start == turn.start
-            one |= {
+            turn_row |= {
                 "depth": depths[number],
                 "fork": turn.fork if is_first else "",
                 "abandoned": record is not None and number in record.abandoned,
                 "wait_s": turn.waiting_s if is_first else None,
                 "seconds": turn.generating_s if kind == "generated" else None,
             }
-        found.append(one)
-    return found
+        turn_rows.append(turn_row)
+    return turn_rows
 
 
 def _neighbours(run: ExploredRun, group: int, name: str) -> dict[str, str | None]:
-    """Returns the trajectories before and after this one, in the order of groups and samples."""
     names: list[str] = []
     for row in run.index.rows(
         'SELECT names FROM admitted WHERE "group" BETWEEN ? AND ? ORDER BY "group"',

@@ -1,6 +1,5 @@
-"""Answers `audit`: runs the audit of a run once in a thread of its own, and holds its verdict.
-
-The whole log is read from its first record on; no verdict is stored in the run.
+"""Answers `audit`: runs the audit of a run once in a thread of its own, over the whole log. No
+verdict is stored in the run.
 """
 
 import threading
@@ -17,7 +16,7 @@ from rollstream.explorer.simulated import SimulatedLocation
 
 
 class RunVerdict:
-    """Holds the state of one run's audit; `ended` is called when it ends."""
+    """The state of one run's audit; `ended` is called when it ends."""
 
     def __init__(self, run: ExploredRun, ended: Callable[[], None]) -> None:
         self._run, self._ended = run, ended
@@ -34,7 +33,6 @@ class RunVerdict:
             return self._answer
 
     def wait(self, seconds: float) -> dict[str, Any]:
-        """Returns the verdict, after waiting for it up to `seconds`."""
         self.show()
         if self._thread is not None:
             self._thread.join(seconds)

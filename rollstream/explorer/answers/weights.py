@@ -1,4 +1,4 @@
-"""Answers `weights`: the kept versions, who holds which, and the chain of relays."""
+"""Answers `weights`: the stored versions, their holders, and the chain of relays."""
 
 import threading
 import time
@@ -18,13 +18,12 @@ from rollstream.streams.values import Version
 
 VERSIONS_MAX = 512
 APPLIED_MAX = 2000
-LISTED_S = 5.0  # a listing of the store is repeated no sooner
+# A listing of the store is repeated no sooner.
+LISTED_S = 5.0
 
 
 class StoredWeights:
-    """Reads the versions in one run's store, a listing at most every `LISTED_S` seconds; manifests
-    never change and are read once.
-    """
+    """Reads the versions in one run's store."""
 
     def __init__(self, location: RunLocation) -> None:
         self._location = location
@@ -36,7 +35,6 @@ class StoredWeights:
         self.latest: int | None = None
 
     def lines(self) -> list[dict[str, Any]]:
-        """Returns one object per stored version, newest first."""
         with self._lock:
             now = time.monotonic()
             if now - self._listed_s > LISTED_S:
@@ -49,14 +47,15 @@ class StoredWeights:
         pointer = believed_pointer(store)
         believed = None if pointer is None else pointer.version
         self.latest = None if believed is None else believed.number
-        found: list[dict[str, Any]] = []
+        lines: list[dict[str, Any]] = []
         newest = sorted(stored_versions(store), key=lambda s: s.version, reverse=True)
         for stored in newest[:VERSIONS_MAX]:
             manifest = self._manifest(store, stored.version)
-            found.append(_line(stored.version, manifest))
-        return found
+            lines.append(_line(stored.version, manifest))
+        return lines
 
     def _manifest(self, store: ObjectStore, version: Version) -> Manifest | None:
+        # Manifests never change and are read once.
         if version not in self._manifests:
             try:
                 self._manifests[version] = read_manifest(store, version)
@@ -68,7 +67,6 @@ class StoredWeights:
 
 
 def show_weights(run: ExploredRun, stored: StoredWeights) -> dict[str, Any]:
-    """Answers `weights`. Without a store the versions are those that rollouts served."""
     note = ""
     lines: list[dict[str, Any]] = []
     if run.location.has_store:
@@ -123,7 +121,7 @@ def _line(version: Version, manifest: Manifest | None) -> dict[str, Any]:
         "anchor": str(manifest.anchor),
         "bytes": manifest.bytes,
         "full_bytes": manifest.full_bytes,
-        "changed": None if delta is None else sum(one.changed for one in delta.tensors.values()),
+        "changed": None if delta is None else sum(t.changed for t in delta.tensors.values()),
         "files": len(manifest.weights.files) + (0 if delta is None else len(delta.files)),
         "tensors": len(manifest.weights.tensors),
         "created_s": manifest.created_s,
@@ -132,39 +130,39 @@ def _line(version: Version, manifest: Manifest | None) -> dict[str, Any]:
 
 
 def _announced(run: ExploredRun) -> Mapping[str, float]:
-    found: dict[str, float] = {}
-    for one in run.records.newest("weights").values():
-        if isinstance(one.record, WeightsAnnounced):
-            found[str(one.record.version)] = one.record.time_s
-    return found
+    times_s: dict[str, float] = {}
+    for message in run.records.newest("weights").values():
+        if isinstance(message.record, WeightsAnnounced):
+            times_s[str(message.record.version)] = message.record.time_s
+    return times_s
 
 
 def _holders(run: ExploredRun) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Returns who holds which versions, by the newest heartbeats, and the relays' chain."""
     served = run.index.rows(
         "SELECT * FROM served QUALIFY row_number() OVER "
         "(PARTITION BY rollout ORDER BY rollout_term DESC, time_s DESC) = 1 ORDER BY rollout"
     )
     rollouts: dict[str, RolloutStatus] = {}
     relays: dict[str, RelayStatus] = {}
-    for one in run.records.newest("status").values():
-        record = one.record
+    for message in run.records.newest("status").values():
+        record = message.record
         if isinstance(record, RolloutStatus):
-            known = rollouts.get(record.rollout)
-            if known is None or (known.term, known.time_s) < (record.term, record.time_s):
+            beat = rollouts.get(record.rollout)
+            if beat is None or (beat.term, beat.time_s) < (record.term, record.time_s):
                 rollouts[record.rollout] = record
         elif isinstance(record, RelayStatus):
+            # The newest heartbeat of a rollout or relay counts.
             before = relays.get(record.relay)
             if before is None or before.term <= record.term:
                 relays[record.relay] = record
-    found = [_rollout(row, rollouts.get(row["rollout"])) for row in served]
-    found += [_relay(one) for one in relays.values()]
-    upstream = {one.relay: one.upstream.partition("/")[0] for one in relays.values()}
+    holders = [_rollout(row, rollouts.get(row["rollout"])) for row in served]
+    holders += [_relay(relay) for relay in relays.values()]
+    upstream = {relay.relay: relay.upstream.partition("/")[0] for relay in relays.values()}
     chain = [
         {"relay": name, "upstream": above, "depth": _depth(name, upstream)}
         for name, above in sorted(upstream.items())
     ]
-    return found, sorted(chain, key=lambda one: (one["depth"], one["relay"]))
+    return holders, sorted(chain, key=lambda link: (link["depth"], link["relay"]))
 
 
 def _rollout(row: Mapping[str, Any], beat: RolloutStatus | None) -> dict[str, Any]:
@@ -197,7 +195,6 @@ def _relay(record: RelayStatus) -> dict[str, Any]:
 
 
 def _depth(name: str, upstream: Mapping[str, str]) -> int:
-    """Returns how many relays are between this one and the store, itself included."""
     depth = 1
     while (name := upstream.get(name, "")) in upstream and depth < len(upstream):
         depth += 1
