@@ -66,18 +66,18 @@ class TopicViews:
         """Define the topic's view over the files that the archive lists now. All other offsets are
         read by `LogView` and copied, even if they are archived meanwhile.
         """
-        held = self.archive.held(topic)
-        lost = self._copy_others(topic, held)
+        files = self.archive.held(topic)
+        lost = self._copy_others(topic, files)
         if lost:
             offsets = archive_files.gaps_in_words(lost)
             self.warn(
                 f"{topic}: neither the archive nor the log holds offsets {offsets}; "
                 "the result lacks these rows"
             )
-        if not held:
+        if not files:
             self._make_table(topic)
-        self._files[topic] = held
-        self._make_view(topic, held)
+        self._files[topic] = files
+        self._make_view(topic, files)
 
     def renew(self) -> bool:
         """Define the views again whose files are gone because the archive merged them with others.
@@ -101,21 +101,21 @@ class TopicViews:
         return self._columns(topic) != names
 
     def _copy_others(
-        self, topic: str, held: Sequence[archive_files.ReadableFile]
+        self, topic: str, files: Sequence[archive_files.ReadableFile]
     ) -> Sequence[archive_files.OffsetGap]:
         """Copy the rows that no file of `held` contains into `live_<topic>`. Returns the offsets
         that neither archive nor log holds.
         """
         view = self.view()
         if view is None:
-            return [gap for gap in archive_files.offset_gaps(held, ()) if gap.end is not None]
+            return [gap for gap in archive_files.offset_gaps(files, ()) if gap.end is not None]
         from rollstream.streams.records import Fence, Position
 
         if not view.has(topic):
             return []
         lost: list[archive_files.OffsetGap] = []
         ends = view.end(topic)
-        for gap in archive_files.offset_gaps(held, range(view.partitions(topic))):
+        for gap in archive_files.offset_gaps(files, range(view.partitions(topic))):
             end = ends.get(gap.partition, 0) if gap.end is None else gap.end
             start = {gap.partition: Position(gap.start, Fence(*gap.fence))}
             reader = view.topic(topic, start, skip_damaged=self.archive.skip_corrupt)
@@ -141,17 +141,17 @@ class TopicViews:
         """
         connection = self.connection
         connection.register("arrow_rows", table)
-        named = "timestamp::DATE AS date, ?::VARCHAR AS run, ?::VARCHAR AS topic"
+        columns = "timestamp::DATE AS date, ?::VARCHAR AS run, ?::VARCHAR AS topic"
         connection.execute(
-            f"{statement} SELECT *, {named} FROM arrow_rows", [self.archive.run(), topic]
+            f"{statement} SELECT *, {columns} FROM arrow_rows", [self.archive.run(), topic]
         )
         connection.unregister("arrow_rows")
 
-    def _make_view(self, topic: str, held: Sequence[archive_files.ReadableFile]) -> None:
+    def _make_view(self, topic: str, files: Sequence[archive_files.ReadableFile]) -> None:
         """Create the view as the union of the files and of `live_<topic>`, if there is one."""
         parts: list[str] = []
-        if held:
-            paths = ", ".join(archive_files.sql_literal(one.path) for one in held)
+        if files:
+            paths = ", ".join(archive_files.sql_literal(file.path) for file in files)
             parts.append(f"SELECT * FROM read_parquet([{paths}], {HIVE}, union_by_name = true)")
         if topic in self._tables:
             parts.append(f"SELECT * FROM live_{topic}")
@@ -170,14 +170,14 @@ def define_misplaced(connection: duckdb.DuckDBPyConnection, partitions: int) -> 
     wrong: list[tuple[int, int]] = []
     if partitions:
         query = 'SELECT DISTINCT "group", partition FROM trajectories WHERE "group" IS NOT NULL'
-        found = connection.execute(query).fetchall()
-        wrong = [(g, p) for g, p in found if not is_in_key_partition(g, p, partitions)]
+        rows = connection.execute(query).fetchall()
+        wrong = [(g, p) for g, p in rows if not is_in_key_partition(g, p, partitions)]
     connection.execute(f'CREATE OR REPLACE TABLE {MISPLACED} ("group" BIGINT, partition INTEGER)')
     if wrong:
-        groups, held = zip(*wrong, strict=True)
+        groups, wrong_partitions = zip(*wrong, strict=True)
         connection.execute(
             f"INSERT INTO {MISPLACED} SELECT unnest(?::BIGINT[]), unnest(?::INTEGER[])",
-            [list(groups), list(held)],
+            [list(groups), list(wrong_partitions)],
         )
 
 

@@ -21,7 +21,7 @@ def confine(connection: duckdb.DuckDBPyConnection, location: RunLocation) -> Non
     allowed = [Path(os.path.realpath(folder))]
     if location.folder is not None:
         allowed += location.files.also
-    listed = ", ".join(sql_literal(f"{one}/") for one in allowed)
+    listed = ", ".join(sql_literal(f"{path}/") for path in allowed)
     close_settings(connection, f"SET allowed_directories = [{listed}]")
 
 

@@ -92,34 +92,34 @@ def paired_difference(
     differences = [b - a for a, b in zip(first, second, strict=True)]
     if len(differences) < 2:
         raise ValueError(f"{len(differences)} pairs: an interval needs two at least")
-    found = mean_interval(differences, confidence)
+    interval = mean_interval(differences, confidence)
     deviation = stdev(differences)
     return PairedDifference(
-        found.count,
+        interval.count,
         fmean(first),
         fmean(second),
-        found.mean,
+        interval.mean,
         deviation,
-        found.low,
-        found.high,
+        interval.low,
+        interval.high,
         confidence,
-        _two_sided(found.mean, deviation, found.count),
-        detectable_difference(deviation, found.count, 1 - confidence),
+        _two_sided(interval.mean, deviation, interval.count),
+        detectable_difference(deviation, interval.count, 1 - confidence),
         _correlation(first, second),
     )
 
 
 def equivalence(
-    found: PairedDifference, margin: float, level: float = EQUIVALENCE_LEVEL
+    comparison: PairedDifference, margin: float, level: float = EQUIVALENCE_LEVEL
 ) -> Equivalence:
     """Returns the two one-sided tests of a paired comparison for a margin above 0."""
-    degrees, error = found.pairs - 1, found.deviation / math.sqrt(found.pairs)
+    degrees, error = comparison.pairs - 1, comparison.deviation / math.sqrt(comparison.pairs)
     half = student_quantile(1 - level, degrees) * error
-    low, high = found.difference - half, found.difference + half
-    nearest = margin - abs(found.difference)  # distance to the bound that is nearer
+    low, high = comparison.difference - half, comparison.difference + half
+    nearest = margin - abs(comparison.difference)  # distance to the bound that is nearer
     p = _upper_tail(nearest, error, degrees)
     is_shown = -margin < low and high < margin
-    power = equivalence_power(margin, found.deviation, found.pairs, level)
+    power = equivalence_power(margin, comparison.deviation, comparison.pairs, level)
     return Equivalence(margin, low, high, p, is_shown, power)
 
 
@@ -181,11 +181,11 @@ def bootstrap_interval(
     """
     generator = np.random.default_rng(seed)
     drawn = (generator.integers(0, count, count) for _ in range(draws))
-    found = np.array([statistic(indices) for indices in drawn])
-    kept = found[~np.isnan(found)]
-    if not len(kept):
+    estimates = np.array([statistic(indices) for indices in drawn])
+    valid_estimates = estimates[~np.isnan(estimates)]
+    if not len(valid_estimates):
         return -math.inf, math.inf
-    low, high = np.quantile(kept, [(1 - confidence) / 2, (1 + confidence) / 2])
+    low, high = np.quantile(valid_estimates, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)
 
 

@@ -62,8 +62,8 @@ class RunLocation:
     @cached_property
     def id(self) -> str:
         """The run's id in its store; "" if it cannot be read."""
-        found = run_id(self.store, self.named) if self.has_store else ""
-        return "" if len(found) == len(folder_key(Path())) else found
+        stored_id = run_id(self.store, self.named) if self.has_store else ""
+        return "" if len(stored_id) == len(folder_key(Path())) else stored_id
 
     @property
     def key(self) -> str:
@@ -108,48 +108,48 @@ class RunLocation:
         return cast("Mapping[str, Any]", values) if isinstance(values, dict) else {}
 
 
-def locate_run(named: str | None, is_trusted: bool = False) -> RunLocation:
+def locate_run(argument: str | None, is_trusted: bool = False) -> RunLocation:
     """Returns the location of `named` (a path or URL); None means the newest run in `RUNS_FOLDER`.
     Raises `ConfigurationError` if neither a run nor an archive is there. A URL of another scheme
     than `file:` is taken as the store's, or its archive's, without a check. `is_trusted` is
     `RunLocation.is_trusted`.
     """
-    if named is None:
+    if argument is None:
         return locate_run(str(newest_run(RUNS_FOLDER)), is_trusted)
-    named = run_path(named)
-    scheme, separator, rest = named.partition(":")
-    if separator and scheme != "file" and not os.path.exists(named):
-        store = named.rstrip("/").removesuffix(f"/{ARCHIVE_FOLDER}")
-        return RunLocation(named, store, is_trusted=is_trusted, named=(store,))
-    path = Path(rest.removeprefix("//") if separator and scheme == "file" else named).absolute()
+    argument = run_path(argument)
+    scheme, separator, rest = argument.partition(":")
+    if separator and scheme != "file" and not os.path.exists(argument):
+        store = argument.rstrip("/").removesuffix(f"/{ARCHIVE_FOLDER}")
+        return RunLocation(argument, store, is_trusted=is_trusted, named=(store,))
+    path = Path(rest.removeprefix("//") if separator and scheme == "file" else argument).absolute()
     if path.is_file() and path.suffix == ".json":
         location = _configured(path.parent, path.name)
     elif may_hold_run(path):
         location = _configured(path, CONFIGURATION)
     else:
-        location = _archive_alone(path, named)
+        location = _archive_alone(path, argument)
     return replace(location, is_trusted=is_trusted)
 
 
-def run_path(named: str) -> str:
+def run_path(argument: str) -> str:
     """Returns `runs/NAME` for the name of a run that exists there and not in the present folder;
     otherwise the argument unchanged. The argument may be any text, for instance a query: what
     cannot be a path does not exist.
     """
-    in_runs = os.path.join(RUNS_FOLDER, named)
-    is_there = "/" not in named and not os.path.exists(named) and os.path.isdir(in_runs)
-    return in_runs if is_there else named
+    in_runs = os.path.join(RUNS_FOLDER, argument)
+    is_there = "/" not in argument and not os.path.exists(argument) and os.path.isdir(in_runs)
+    return in_runs if is_there else argument
 
 
 def locate_asked_run(
-    named: str | None, name: str | None, warn: Callable[[str], None], is_trusted: bool = False
+    argument: str | None, name: str | None, warn: Callable[[str], None], is_trusted: bool = False
 ) -> RunLocation:
     """Returns the location that a command line names: `named` is its RUN, and `name` selects a run
     in an archive that holds several. Without `named` the newest run is taken, and `warn` receives a
     message with its name.
     """
-    location = locate_run(named, is_trusted)
-    if named is None:
+    location = locate_run(argument, is_trusted)
+    if argument is None:
         warn(f"using the newest run, {location.name}")
     return location if name is None else replace(location, run=name)
 
@@ -171,26 +171,26 @@ def newest_run(runs: Path) -> Path:
     """Returns the folder in `runs` with the most recently written config.json. Raises
     `ConfigurationError` if there is none.
     """
-    found = [path for path in runs.glob("*/config.json") if may_hold_run(path.parent)]
-    if not found:
+    paths = [path for path in runs.glob("*/config.json") if may_hold_run(path.parent)]
+    if not paths:
         raise ConfigurationError(
             f"{runs.absolute()} holds no run; name one: a run's folder, its config.json, "
             "or an archive (a folder or URL)"
         )
-    return max(found, key=lambda path: path.stat().st_mtime).parent
+    return max(paths, key=lambda path: path.stat().st_mtime).parent
 
 
-def _archive_alone(path: Path, named: str) -> RunLocation:
+def _archive_alone(path: Path, argument: str) -> RunLocation:
     """Returns the location of a folder without config.json: a store, the `archive/` in a store, or
     a run's folder that has lost its config.json. Raises `ConfigurationError` for any other path.
     """
     if not path.is_dir():
-        raise ConfigurationError(f"{named}: no such run or archive; is the path right?")
+        raise ConfigurationError(f"{argument}: no such run or archive; is the path right?")
     if path.name == ARCHIVE_FOLDER and any(path.glob("topic=*")):
         path = path.parent
     for store in (path, path / "store"):
         if (store / ARCHIVE_FOLDER).is_dir():
-            return RunLocation(named, f"file:{store}", folder=path)
+            return RunLocation(argument, f"file:{store}", folder=path)
     raise ConfigurationError(
         f"{path} holds neither a run (no config.json there) "
         f"nor an archive (no folder {ARCHIVE_FOLDER}/)"

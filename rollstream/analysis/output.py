@@ -50,9 +50,9 @@ def json_value(value: Any, is_exact: bool = False) -> Any:
         return value.hex()
     if isinstance(value, dict):
         pairs = cast("dict[Any, Any]", value)
-        return {str(key): json_value(one, is_exact) for key, one in pairs.items()}
+        return {str(key): json_value(inner, is_exact) for key, inner in pairs.items()}
     if isinstance(value, list | tuple):
-        return [json_value(one, is_exact) for one in cast("Sequence[Any]", value)]
+        return [json_value(inner, is_exact) for inner in cast("Sequence[Any]", value)]
     return str(value)
 
 
@@ -104,9 +104,9 @@ def table_lines(answer: "QueryResult", rows_max: int, width: int) -> Iterator[st
     numeric = [kind.split("(")[0] in _NUMBERS for kind in answer.kinds]
     for number, row in enumerate(texts):
         cells = zip(row[:fitting], widths, numeric, strict=False)
-        yield " │ ".join(_padded(*one) for one in cells).rstrip()
+        yield " │ ".join(_padded(*cell) for cell in cells).rstrip()
         if number == 0:
-            yield "─┼─".join("─" * one for one in widths[:fitting])
+            yield "─┼─".join("─" * column_width for column_width in widths[:fitting])
     if len(rows) > rows_max:
         yield f"the first {rows_max} rows; --rows N, --csv or --json print more"
     if fitting < len(answer.names):
@@ -138,7 +138,7 @@ def cell_text(value: Any) -> str:
         )
     if isinstance(value, list | tuple):
         items = cast("Sequence[Any]", value)
-        return "[" + _some([cell_text(one) for one in items[:ITEMS_SHOWN]], len(items)) + "]"
+        return "[" + _some([cell_text(inner) for inner in items[:ITEMS_SHOWN]], len(items)) + "]"
     text = str(json_value(value)).replace("\n", "\\n")
     return text if len(text) <= CELL_CHARACTERS else text[: CELL_CHARACTERS - 1] + "…"
 
@@ -172,8 +172,8 @@ def _fitting(widths: Sequence[int], width: int) -> int:
     least one.
     """
     used = 0
-    for index, one in enumerate(widths):
-        used += one + (3 if index else 0)
+    for index, column_width in enumerate(widths):
+        used += column_width + (3 if index else 0)
         if used > width and index:
             return index
     return len(widths)

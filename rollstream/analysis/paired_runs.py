@@ -84,7 +84,7 @@ def read_figures(session: QuerySession) -> RunFigures:
     """Returns the figures of a run, from its log, archive and `metrics/eval.jsonl`."""
     groups = {int(r[0]): GroupFigures(str(r[1]), r[2], r[3]) for r in _rows(session, _GROUPS)}
     evaluations = {
-        int(step): HeldOut(str(prompts), tuple(float(one[2]) for one in by_prompt))
+        int(step): HeldOut(str(prompts), tuple(float(prompt_row[2]) for prompt_row in by_prompt))
         for step, prompts, by_prompt in _rows(session, _EVALUATIONS)
     }
     return RunFigures(groups, evaluations)
@@ -96,7 +96,7 @@ def paired_figures(
     """Returns the comparisons for which the runs have `PAIRS_MIN` pairs or more: of the newest
     evaluation that both have, of all common groups, and of the last fifth of them.
     """
-    found: list[PairedFigure] = []
+    figures: list[PairedFigure] = []
 
     def add(name: str, where: str, unit: str, pairs: Sequence[tuple[float, float]]) -> None:
         if len(pairs) < PAIRS_MIN:
@@ -104,7 +104,7 @@ def paired_figures(
         a, b = zip(*pairs, strict=True)
         difference = paired_difference(a, b, confidence)
         tested = None if margin is None or name == "length" else equivalence(difference, margin)
-        found.append(PairedFigure(name, where, unit, difference, tested))
+        figures.append(PairedFigure(name, where, unit, difference, tested))
 
     for step, pairs in _held_out(first, second):
         add("held-out, sampled", f"step {step}", "prompt", pairs)
@@ -115,7 +115,7 @@ def paired_figures(
         add("reward", where, "group", rewards)
     lengths = [(first.groups[g].tokens, second.groups[g].tokens) for g in groups]
     add("length", "all groups", "group", lengths)
-    return found
+    return figures
 
 
 def common_groups(first: RunFigures, second: RunFigures) -> list[int]:

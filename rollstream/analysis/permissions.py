@@ -24,7 +24,7 @@ def folder_of_url(url: str) -> Path | None:
     return Path(rest.removeprefix("//")).absolute() if scheme in ("file", "sqlite") else None
 
 
-def run_id(store: str, named: Collection[str]) -> str:
+def run_id(store: str, named_urls: Collection[str]) -> str:
     """Returns the id in the `run.json` of the store with this URL; "" if it cannot be read. `named`
     are URLs that the user named on the command line.
     """
@@ -34,7 +34,7 @@ def run_id(store: str, named: Collection[str]) -> str:
     with suppress(RollstreamError, ValueError):
         folder = folder_of_url(store)
         if folder is None:
-            check_hosts(store, store, named)
+            check_hosts(store, store, named_urls)
         # A folder outside of the run is read here before the user is asked for it: one regular file
         # of it, of which only the id is used.
         contained = None if folder is None else ContainedFolder(folder)
@@ -45,12 +45,12 @@ def run_id(store: str, named: Collection[str]) -> str:
     return ""
 
 
-def check_hosts(run: str, url: str, named: Collection[str]) -> None:
+def check_hosts(run: str, url: str, named_urls: Collection[str]) -> None:
     """Raise `ConfigurationError` if opening this URL of the log or store of `run` could send a
     secret of the user to a host that the user did not name, or in plain text to one that only the
     run's configuration names. `named` are URLs that the user named on the command line.
     """
-    if url in named or is_named(url):
+    if url in named_urls or is_named(url):
         return
     log = bus_kind(url)
     brokers = None if log is None else log.named_brokers(url)

@@ -35,6 +35,6 @@ def with_known_times(table: "pa.Table") -> "pa.Table":
     inside = compute.and_(
         compute.greater_equal(numbers, FIRST_MS), compute.less_equal(numbers, LAST_MS)
     )
-    known = compute.if_else(inside, times, pa.scalar(None, times.type))
+    known_times = compute.if_else(inside, times, pa.scalar(None, times.type))
     field: Any = table.schema.field(at)
-    return table.set_column(at, field.with_nullable(True), known)
+    return table.set_column(at, field.with_nullable(True), known_times)

@@ -385,13 +385,13 @@ class TokenText:
         """
         if self._content is None:
             return [f"{token} " for token in tokens]
-        known: dict[int, str] = {}
+        texts: dict[int, str] = {}
         for token in {int(t) for t in tokens}:
             piece = self._tokenizer.decode([token], skip_special_tokens=False)
             if not piece or "\ufffd" in piece:
                 piece = self._tokenizer.id_to_token(token) or f"<{token}>"
-            known[token] = piece
-        return [known[int(token)] for token in tokens]
+            texts[token] = piece
+        return [texts[int(token)] for token in tokens]
 
     @cached_property
     def _tokenizer(self) -> "Tokenizer":
@@ -399,11 +399,11 @@ class TokenText:
 
         assert self._content is not None
         try:
-            made = Tokenizer.from_buffer(self._content)
+            tokenizer = Tokenizer.from_buffer(self._content)
             for number, text in sorted(self._numbered().items()):
-                if number == made.get_vocab_size(with_added_tokens=True):
-                    made.add_special_tokens([text])  # pyright: ignore[reportUnknownMemberType]
-            return made
+                if number == tokenizer.get_vocab_size(with_added_tokens=True):
+                    tokenizer.add_special_tokens([text])  # pyright: ignore[reportUnknownMemberType]
+            return tokenizer
         except Exception as error:  # the library raises nothing narrower
             raise ConfigurationError(f"the run's {TOKENIZER} is no tokenizer: {error}") from error
 
@@ -414,10 +414,10 @@ def run_text(location: RunLocation) -> TokenText:
     """
 
     def read(name: str) -> bytes | None:
-        own = None
+        task_file = None
         if location.table("task").get("tokenizer") is not None:
-            own = model_file(location, f"{TASK_TOKENIZER}{name}")
-        return model_file(location, name) if own is None else own
+            task_file = model_file(location, f"{TASK_TOKENIZER}{name}")
+        return model_file(location, name) if task_file is None else task_file
 
     return TokenText(
         lambda: read(TOKENIZER),

@@ -125,7 +125,7 @@ def _best_of_grid(compute: Floats, reward: Floats) -> Floats:
     """
     smallest = float(compute[compute > 0].min())
     midpoints = np.geomspace(smallest, _BEYOND * float(compute.max()), _MIDPOINTS)
-    best, found = math.inf, np.zeros(4)
+    best, theta = math.inf, np.zeros(4)
     for steepness in _STEEPNESS:
         for midpoint in midpoints:
             risen = _risen(math.log(steepness), math.log(midpoint), compute)
@@ -134,8 +134,8 @@ def _best_of_grid(compute: Floats, reward: Floats) -> Floats:
             error = float(np.sum((reward - design @ ends) ** 2))
             if error < best:
                 best = error
-                found = np.array([*ends, math.log(steepness), math.log(midpoint)])
-    return found
+                theta = np.array([*ends, math.log(steepness), math.log(midpoint)])
+    return theta
 
 
 def _refined(theta: Floats, compute: Floats, reward: Floats) -> Floats:

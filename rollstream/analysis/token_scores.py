@@ -78,17 +78,17 @@ def write_token_scores(path: Path, rows: Iterable[ScoredTrajectory]) -> None:
             written.update(_names(table))
             writer.write_table(table)
         for table in _stored_tables(path):
-            kept = table.filter(pa.array([name not in written for name in _names(table)]))
-            if kept.num_rows:
-                writer.write_table(kept)
+            other_rows = table.filter(pa.array([name not in written for name in _names(table)]))
+            if other_rows.num_rows:
+                writer.write_table(other_rows)
 
 
 def stored_hashes(path: Path) -> dict[str, str]:
     """Returns the hash of each trajectory in the file; {} without a file."""
-    found: dict[str, str] = {}
+    hashes: dict[str, str] = {}
     for table in _stored_tables(path, ("trajectory", "hash")):
-        found |= zip(_names(table), table.column("hash").to_pylist(), strict=True)
-    return found
+        hashes |= zip(_names(table), table.column("hash").to_pylist(), strict=True)
+    return hashes
 
 
 def read_token_scores(path: Path, record: Trajectory) -> ScoredTrajectory | None:
@@ -105,14 +105,14 @@ def read_token_scores(path: Path, record: Trajectory) -> ScoredTrajectory | None
 
 def _matching(row: Mapping[str, Any], record: Trajectory) -> ScoredTrajectory | None:
     """Returns the row if it is of exactly this record, and whole."""
-    given: tuple[list[float | None], ...] = tuple(
+    scores: tuple[list[float | None], ...] = tuple(
         row[name] or [] for name in ("logprob", "entropy")
     )
     if row["hash"] != text_hash(record) or not all(
-        len(values) == len(record.logprobs) and None not in values for values in given
+        len(values) == len(record.logprobs) and None not in values for values in scores
     ):
         return None
-    logprobs, entropy = (np.array(values, np.float32) for values in given)
+    logprobs, entropy = (np.array(values, np.float32) for values in scores)
     return ScoredTrajectory(record.trajectory, record.group, row["hash"], logprobs, entropy)
 
 
@@ -129,9 +129,9 @@ def _stored_tables(
     with file:
         for number in range(file.num_row_groups):
             part = file.metadata.row_group(number)
-            known: Any = part.column(at).statistics
-            if group is not None and known is not None and known.has_min_max:
-                lowest, highest = known.min, known.max
+            statistics: Any = part.column(at).statistics
+            if group is not None and statistics is not None and statistics.has_min_max:
+                lowest, highest = statistics.min, statistics.max
                 if not lowest <= group <= highest:
                     continue
             if part.total_byte_size > GROUP_BYTES_MAX:
@@ -155,10 +155,10 @@ def _opened(path: Path) -> pq.ParquetFile | None:
         return None
     try:
         file = pq.ParquetFile(path)
-        found = (file.schema_arrow.metadata or {}).get(FORMAT_KEY)
+        stored_format = (file.schema_arrow.metadata or {}).get(FORMAT_KEY)
     except (OSError, pa.ArrowException) as error:
         raise _unreadable(path, error) from None
-    if found != str(FORMAT).encode() or not file.schema_arrow.equals(SCHEMA):
+    if stored_format != str(FORMAT).encode() or not file.schema_arrow.equals(SCHEMA):
         raise ConfigurationError(
             f"{path} has another format than {FORMAT} of this release; delete it to compute the "
             "scores again"
@@ -172,16 +172,16 @@ def _unreadable(path: Path, error: object) -> ConfigurationError:
 
 def _tables(rows: Iterable[ScoredTrajectory]) -> Iterator[pa.Table]:
     """Yields the rows as row groups."""
-    held: list[ScoredTrajectory] = []
+    batch: list[ScoredTrajectory] = []
     tokens = 0
     for row in rows:
-        held.append(row)
+        batch.append(row)
         tokens += len(row.logprobs)
-        if len(held) >= GROUP_ROWS or tokens >= GROUP_TOKENS:
-            yield _table(held)
-            held, tokens = [], 0
-    if held:
-        yield _table(held)
+        if len(batch) >= GROUP_ROWS or tokens >= GROUP_TOKENS:
+            yield _table(batch)
+            batch, tokens = [], 0
+    if batch:
+        yield _table(batch)
 
 
 def _table(rows: list[ScoredTrajectory]) -> pa.Table:

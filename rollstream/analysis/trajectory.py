@@ -35,8 +35,8 @@ def trajectory_records(
     """Yields the rows of a view that meet the SQL condition `where` (None: all), as records,
     archived rows first. Void records (invariant 7) and rows that are not a record are left out.
     """
-    wanted = "true" if where is None else where
-    sql = f"SELECT * FROM {view} WHERE ({wanted}) AND reason IS NULL AND NOT void"
+    condition = "true" if where is None else where
+    sql = f"SELECT * FROM {view} WHERE ({condition}) AND reason IS NULL AND NOT void"
     for table in archive_tables(session, sql):
         for record in records_of(table):
             if isinstance(record, Trajectory):
@@ -91,10 +91,10 @@ def trajectory_names(
     """
     if group is not None:
         rows = _rows(session, f'FROM admissions SELECT trajectories WHERE "group" = {group}')
-        named = [t for row in rows for t in row["trajectories"] or ()]
-        if not named:
+        names = [t for row in rows for t in row["trajectories"] or ()]
+        if not names:
             raise ConfigurationError(f"no group {group} was admitted in {session.location.name}")
-        return named
+        return names
     if last:
         newest = 'ORDER BY timestamp DESC, "offset" DESC LIMIT 1'
         rows = _rows(session, f"SELECT trajectory FROM completions {newest}")
@@ -103,8 +103,8 @@ def trajectory_names(
     else:
         rows = _by_name(session, name)
     if not rows:
-        wanted = "no trajectory finished yet" if last else f"no trajectory is called {name!r}…"
-        raise ConfigurationError(f"{wanted} in {session.location.name}")
+        problem = "no trajectory finished yet" if last else f"no trajectory is called {name!r}…"
+        raise ConfigurationError(f"{problem} in {session.location.name}")
     return [str(rows[0]["trajectory"])]
 
 
@@ -136,35 +136,35 @@ def _by_name(session: QuerySession, name: str) -> list[ViewRow]:
     """Finds an admitted trajectory, finished or not, by its name or by a prefix that only its name
     has. Raises `ConfigurationError` if several names have the prefix; returns [] if none has.
     """
-    known = "(SELECT unnest(trajectories) AS trajectory FROM admissions)"
-    found = _rows(session, f"SELECT trajectory FROM {known} WHERE trajectory = {sql_literal(name)}")
-    if found:
-        return found
-    found = _rows(
+    admitted = "(SELECT unnest(trajectories) AS trajectory FROM admissions)"
+    rows = _rows(session, f"SELECT trajectory FROM {admitted} WHERE trajectory = {sql_literal(name)}")
+    if rows:
+        return rows
+    rows = _rows(
         session,
-        f"SELECT DISTINCT trajectory FROM {known} "
+        f"SELECT DISTINCT trajectory FROM {admitted} "
         f"WHERE starts_with(trajectory, {sql_literal(name)}) "
         f"ORDER BY ALL LIMIT {NAMES_SHOWN + 1}",
     )
-    if len(found) > 1:
-        names = [str(row["trajectory"]) for row in found]
+    if len(rows) > 1:
+        names = [str(row["trajectory"]) for row in rows]
         more = ", …" if len(names) > NAMES_SHOWN else ""
         raise ConfigurationError(
             f"{name!r} begins several names: {', '.join(names[:NAMES_SHOWN])}{more}"
         )
-    return found
+    return rows
 
 
 def _keyed(session: QuerySession, topic: str, key: str) -> Iterator[Record]:
     """Yields the records of `topic` with this key that the log still holds, none without a log.
     Records of other keys are not decoded.
     """
-    view, wanted = session.view(), key.encode()
+    view, key_bytes = session.view(), key.encode()
     if view is None or not view.has(topic):
         return
     for segment in view.topic(topic, view.begin(topic)).segments():
         for message in segment if isinstance(segment, list) else ():
-            if message.key == wanted and message.value is not None:
+            if message.key == key_bytes and message.value is not None:
                 with suppress(DecodeError):
                     yield decode(message.value).record
 
@@ -178,13 +178,13 @@ def details_json(details: TrajectoryDetails, text: TokenText) -> dict[str, Any]:
     """Returns the details as a JSON object with the names of the fields, but `orders` for the
     assignments. `record` also has `pieces`, the text of each token, null without a tokenizer.
     """
-    found = {part.name: getattr(details, part.name) for part in fields(details)}
+    json_fields = {part.name: getattr(details, part.name) for part in fields(details)}
     if details.record is not None:
         pieces = text.pieces(details.record.tokens.tolist()) if text.is_known else None
-        found["record"] = record_values(details.record, whole=True) | {"pieces": pieces}
-    found["orders"] = [record_values(one) for one in found.pop("assignments")]
-    found["partials"] = [record_values(one) for one in found.pop("partials")]
-    return json_value(found)
+        json_fields["record"] = record_values(details.record, whole=True) | {"pieces": pieces}
+    json_fields["orders"] = [record_values(record) for record in json_fields.pop("assignments")]
+    json_fields["partials"] = [record_values(record) for record in json_fields.pop("partials")]
+    return json_value(json_fields)
 
 
 log = logging.getLogger(__name__)
@@ -236,10 +236,10 @@ class Run:
         """Returns the first completion of the trajectory of this name; raises `ConfigurationError`
         if no such trajectory finished.
         """
-        found = next(self.trajectories(f"trajectory = {sql_literal(name)}"), None)
-        if found is None:
+        record = next(self.trajectories(f"trajectory = {sql_literal(name)}"), None)
+        if record is None:
             raise ConfigurationError(f"no trajectory {name!r} finished in {self._place.name}")
-        return found
+        return record
 
     def tokens_text(self, trajectory: Trajectory | str) -> str:
         """Returns the whole text of a trajectory, given as record or by name, special tokens

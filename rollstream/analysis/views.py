@@ -341,13 +341,13 @@ def uses_text(sql: str) -> bool:
 
 def dependency_order(names: Iterable[str]) -> list[str]:
     """Returns these views and all views that they need, each after those that it needs."""
-    found: dict[str, None] = {}
+    ordered: dict[str, None] = {}
 
     def add(name: str) -> None:
         for need in VIEWS[name].needs:
             add(need)
-        found.setdefault(name)
+        ordered.setdefault(name)
 
     for name in sorted(names):
         add(name)
-    return list(found)
+    return list(ordered)

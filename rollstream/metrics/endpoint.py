@@ -198,12 +198,12 @@ class MetricsCollector(Collector):
         """
 
         def ask() -> None:
-            behind: dict[str, float] = {}
+            lags: dict[str, float] = {}
             for reader in readers:
-                left = self._read(reader.behind, None)
-                if left is not None:
-                    behind[reader.topic] = max(left, behind.get(reader.topic, 0))
-            self._behind = behind
+                lag = self._read(reader.behind, None)
+                if lag is not None:
+                    lags[reader.topic] = max(lag, lags.get(reader.topic, 0))
+            self._behind = lags
 
         asking = self._asking
         if asking is None or not asking.is_alive():
@@ -267,8 +267,8 @@ def _answer(pages: Mapping[str, PageHandler], path: str, accept: str) -> PageRes
     """Returns the page's response. An error of the page is logged and answered with 500."""
     page = pages.get(path)
     if page is None:
-        known = ", ".join(sorted(pages))
-        return 404, TEXT, f"served here: {known}\n".encode()
+        paths = ", ".join(sorted(pages))
+        return 404, TEXT, f"served here: {paths}\n".encode()
     try:
         return page(accept)
     except Exception:

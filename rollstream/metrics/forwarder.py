@@ -207,10 +207,10 @@ def read_lines(path: Path, place: FilePosition) -> Iterator[MetricsLine]:
         if place.offset:
             raise _replaced(path) from None
         return
-    *whole, rest = data.split(b"\n")
+    *raw_lines, rest = data.split(b"\n")
     if len(rest) == READ_BYTES_MAX:
         raise CorruptObject(f"{path} has a line of more than {READ_BYTES_MAX} bytes; it is damaged")
-    for raw in (line + b"\n" for line in whole):
+    for raw in (line + b"\n" for line in raw_lines):
         after = FilePosition(place.offset + len(raw), place.line + 1, len(raw), _hash(raw))
         yield MetricsLine(after.line, _parsed(raw), after)
         place = after

@@ -29,7 +29,7 @@ class _Durations:
 
     def __init__(self, operations: Sequence[str], timer: Callable[[], float]) -> None:
         self._timer = timer
-        self._histograms = {one: MetricHistogram(LATENCY_BUCKETS) for one in operations}
+        self._histograms = {operation: MetricHistogram(LATENCY_BUCKETS) for operation in operations}
         self.lock = threading.Lock()
 
     @contextmanager
@@ -68,7 +68,7 @@ class MeteredBus(BusWrapper):
         try:
             with self._durations.timed("append", self._appended) as counted:
                 offsets = super().append(topic, entries)
-                counted[topic] = sum(len(one.key) + len(one.value or b"") for one in entries)
+                counted[topic] = sum(len(entry.key) + len(entry.value or b"") for entry in entries)
         except RecordTooLarge:
             raise
         except BusError:
@@ -86,7 +86,7 @@ class MeteredBus(BusWrapper):
         wait_s: float = 0.0,
         exact: bool = True,
     ) -> list[Message]:
-        found = self._below.read(
+        messages = self._below.read(
             topic,
             positions,
             records_max=records_max,
@@ -94,9 +94,9 @@ class MeteredBus(BusWrapper):
             wait_s=wait_s,
             exact=exact,
         )
-        if found:
-            self._read[topic] += sum(len(one.key) + len(one.value or b"") for one in found)
-        return found
+        if messages:
+            self._read[topic] += sum(len(message.key) + len(message.value or b"") for message in messages)
+        return messages
 
     def begin(self, topic: str) -> dict[int, int]:
         with self._durations.timed("positions"):
@@ -150,9 +150,9 @@ class MeteredStore:
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         with self._durations.timed("read", self._bytes) as counted:
-            found = self._below.get(key, start, end)
-            counted["read"] = len(found)
-        return found
+            content = self._below.get(key, start, end)
+            counted["read"] = len(content)
+        return content
 
     def stat(self, key: str) -> ObjectStat:
         with self._durations.timed("stat"):
@@ -160,9 +160,9 @@ class MeteredStore:
 
     def read(self, key: str) -> tuple[bytes, str]:
         with self._durations.timed("read", self._bytes) as counted:
-            found = self._below.read(key)
-            counted["read"] = len(found[0])
-        return found
+            content_etag = self._below.read(key)
+            counted["read"] = len(content_etag[0])
+        return content_etag
 
     def list(self, prefix: str = "") -> Iterator[ListedObject]:
         return self._listed(self._below.list(prefix))

@@ -16,8 +16,8 @@ def to_metric(family: Family, value: MetricValue, labels: Mapping[str, str]) -> 
     if not isinstance(value, Mapping):
         _add_samples(metric, name, value, labels)
         return metric
-    for label, one in value.items():
-        _add_samples(metric, name, one, {**labels, family.label: label})
+    for label, series_value in value.items():
+        _add_samples(metric, name, series_value, {**labels, family.label: label})
     return metric
 
 

@@ -99,19 +99,19 @@ def decode_segment(segment: LogSegment, data: bytes) -> list[Message]:
 
 def missing_ranges(begin: int, end: int, present: Iterable[LogSegment]) -> list[tuple[int, int]]:
     """Returns the ranges within offsets `[begin, end)` of a partition that no segment holds."""
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     at = begin
-    for segment in sorted(present, key=lambda held: held.first):
+    for segment in sorted(present, key=lambda part: part.first):
         if segment.end <= at:
             continue
         if segment.first >= end:
             break
         if segment.first > at:
-            found.append((at, segment.first))
+            ranges.append((at, segment.first))
         at = segment.end
     if at < end:
-        found.append((at, end))
-    return found
+        ranges.append((at, end))
+    return ranges
 
 
 @dataclass(slots=True)
@@ -135,12 +135,12 @@ class BackupCopy:
         """Copy log and store (steps 2 and 3 of `back_up`); returns the copied objects by key.
         Raises `PositionLost` or `ObjectMissing` if the run removed a part before it was copied.
         """
-        found: dict[str, BackupObject] = {}
+        objects: dict[str, BackupObject] = {}
         for topic in sorted(cut.topics, key=lambda part: part.topic.name not in TRUNCATED_FIRST):
             self.progress(f"{LOG}{topic.topic.name}")
-            found |= self._topic(topic)  # 2
+            objects |= self._topic(topic)  # 2
         for key, data in cut.read.items():
-            found[STORE + key] = self._write(STORE + key, data)
+            objects[STORE + key] = self._write(STORE + key, data)
         for unit, entries in _units(cut):  # 3
             self.progress(f"{STORE}{unit}")
             try:
@@ -149,14 +149,14 @@ class BackupCopy:
                 if unit.startswith(("weights/", "checkpoints/")) and unit not in cut.required:
                     continue  # retention deletes the oldest; the run resumes without it
                 raise
-            found |= {part.key: part for part in copied}
+            objects |= {part.key: part for part in copied}
         # Terms last: a term that was read before the cut may be below an `Opened` of the log, and a
         # role would draw that term a second time.
         roles = [entry for entry in self.store.list("roles/") if declared_keys(entry.key)]
         for role in sorted(roles, key=lambda entry: is_generation(entry.key)):
             with suppress(errors.ObjectMissing):  # a name that was retired meanwhile
-                found[STORE + role.key] = self._write(STORE + role.key, self.store.get(role.key))
-        return found
+                objects[STORE + role.key] = self._write(STORE + role.key, self.store.get(role.key))
+        return objects
 
     def files(self, folder: ContainedFolder) -> dict[str, BackupObject]:
         """Copy the files of the run's folder that a resumed run reads; returns them by key. Raises
@@ -164,7 +164,7 @@ class BackupCopy:
         """
         listed = [*self.store.list("model/"), *self.store.list("weights/v")]
         names = manifest_names(self.store, listed)
-        found: dict[str, BackupObject] = {}
+        objects: dict[str, BackupObject] = {}
         paths = [name for name in COPIED if folder.has_file(name)]
         for part in COPIED_FOLDERS:
             paths += [path for path, _ in folder.walk(part, skip=lambda name: False)]
@@ -172,8 +172,8 @@ class BackupCopy:
             declared = declared_files(path, names)
             if declared is not None and declared.copied:
                 key = check_key(f"{FOLDER}{path}")
-                found[key] = self._write(key, _content(folder, path))
-        return found
+                objects[key] = self._write(key, _content(folder, path))
+        return objects
 
     def check_history(self, cut: Cut) -> None:
         """Raise `ConfigurationError` if the last record held of a partition is not the run's. Then
@@ -181,8 +181,8 @@ class BackupCopy:
         """
         for topic in cut.topics:
             for partition, begin in enumerate(topic.begins):
-                held = self._segments(topic, partition)
-                last = max(held, key=lambda segment: segment.end, default=None)
+                segments = self._segments(topic, partition)
+                last = max(segments, key=lambda segment: segment.end, default=None)
                 if last is None or last.end <= begin:
                     continue
                 message = decode_segment(last, self.target.get(last.key))[-1]
@@ -202,30 +202,30 @@ class BackupCopy:
         """
         if cut.topic.cleanup == "compact":
             return []
-        found = (parse_segment(key) for key in self.present)
-        return [s for s in found if s and (s.topic, s.partition) == (cut.topic.name, partition)]
+        segments = (parse_segment(key) for key in self.present)
+        return [s for s in segments if s and (s.topic, s.partition) == (cut.topic.name, partition)]
 
     def _topic(self, cut: TopicCut) -> dict[str, BackupObject]:
-        name, found = cut.topic.name, dict[str, BackupObject]()
+        name, objects = cut.topic.name, dict[str, BackupObject]()
         for partition, (begin, end) in enumerate(zip(cut.begins, cut.ends, strict=True)):
-            held = [s for s in self._segments(cut, partition) if s.end > begin and s.first < end]
-            for start, stop in missing_ranges(begin, end, held):
-                held += self._range(name, partition, start, stop)
-            for segment in held:
-                found[segment.key] = self._segment(segment)
-                self._blobs(segment, begin, end, found)
-        return found
+            segments = [s for s in self._segments(cut, partition) if s.end > begin and s.first < end]
+            for start, stop in missing_ranges(begin, end, segments):
+                segments += self._range(name, partition, start, stop)
+            for segment in segments:
+                objects[segment.key] = self._segment(segment)
+                self._blobs(segment, begin, end, objects)
+        return objects
 
     def _range(self, topic: str, partition: int, start: int, end: int) -> Iterator[LogSegment]:
         """Copy offsets `[start, end)` into segments of bounded size, and yield each."""
-        first, size, held = start, 0, list[Message]()
+        first, size, batch = start, 0, list[Message]()
         for messages in partition_batches(self.bus, topic, partition, start, end):
-            held += messages
+            batch += messages
             size += sum(len(m.key) + len(m.value or b"") for m in messages)
-            if size >= SEGMENT_BYTES and held[-1].offset + 1 < end:
-                yield self._add(LogSegment(topic, partition, first, held[-1].offset + 1), held)
-                first, size, held = held[-1].offset + 1, 0, []
-        yield self._add(LogSegment(topic, partition, first, end), held)
+            if size >= SEGMENT_BYTES and batch[-1].offset + 1 < end:
+                yield self._add(LogSegment(topic, partition, first, batch[-1].offset + 1), batch)
+                first, size, batch = batch[-1].offset + 1, 0, []
+        yield self._add(LogSegment(topic, partition, first, end), batch)
 
     def _add(self, segment: LogSegment, messages: Sequence[Message]) -> LogSegment:
         self._made[segment.key] = self._write(segment.key, encode_segment(messages))
@@ -241,7 +241,7 @@ class BackupCopy:
         return self._made[segment.key]
 
     def _blobs(
-        self, segment: LogSegment, begin: int, end: int, found: dict[str, BackupObject]
+        self, segment: LogSegment, begin: int, end: int, objects: dict[str, BackupObject]
     ) -> None:
         """Copy the large records that this segment's records in `[begin, end)` name. A large record
         that is missing although the log keeps its claim is left out: readers dead-letter the claim.
@@ -255,7 +255,7 @@ class BackupCopy:
                 if self.bus.begin(segment.topic)[at.partition] > at.offset:
                     raise
                 continue
-            found[copied.key] = copied
+            objects[copied.key] = copied
 
     def _object(self, entry: ListedObject) -> BackupObject:
         """Copy an object that never changes, unless the destination has it with the same size.
@@ -301,12 +301,12 @@ def _units(cut: Cut) -> list[tuple[str, list[ListedObject]]]:
     """Returns the listed objects by unit, required units first. A version or checkpoint is one
     unit, because it is copied completely or left out; any other object is a unit by itself.
     """
-    found: dict[str, list[ListedObject]] = {folder: [] for folder in cut.required}
+    units: dict[str, list[ListedObject]] = {folder: [] for folder in cut.required}
     for entry in cut.listed:
         root, name, *rest = entry.key.split("/")
         is_folder = root in ("weights", "checkpoints") and bool(rest)
-        found.setdefault(f"{root}/{name}/" if is_folder else entry.key, []).append(entry)
-    return list(found.items())
+        units.setdefault(f"{root}/{name}/" if is_folder else entry.key, []).append(entry)
+    return list(units.items())
 
 
 def back_up(
@@ -339,17 +339,17 @@ def back_up(
         raise errors.ConfigurationError(
             f"the run {run} was deleted, or is being deleted; nothing to back up"
         )
-    present = {one.key: one.bytes for one in target.list()}
+    present = {entry.key: entry.bytes for entry in target.list()}
     _claim(target, identity, present)
     copying = BackupCopy(bus, store, target, progress, present)
     lost: errors.PositionLost | errors.ObjectMissing | None = None
     for attempt in range(CUTS_MAX):
         try:
-            found = copying.files(files)
+            objects = copying.files(files)
             cut = fix_cut(bus, store, run)  # 1
             if not attempt:
                 copying.check_history(cut)
-            found |= copying.copy(cut)
+            objects |= copying.copy(cut)
             break
         except (errors.PositionLost, errors.ObjectMissing) as error:
             lost = error
@@ -359,12 +359,12 @@ def back_up(
             f"the run truncated or deleted during each of {CUTS_MAX} attempts what was being "
             f"copied ({lost}); repeat the command, which copies the rest, or use a faster target"
         ) from lost
-    for key in set(copying.present) - set(found) - {BEGUN_KEY}:
+    for key in set(copying.present) - set(objects) - {BEGUN_KEY}:
         if is_backup_key(key):
             target.delete(key)  # copied by an earlier attempt, and not part of this cut
     backup = Backup(
         run, identity.id, RELEASE, identity.needs, clock(), cut.step, cut.checkpoint,
-        cut.topics, tuple(found[key] for key in sorted(found)),
+        cut.topics, tuple(objects[key] for key in sorted(objects)),
     )  # fmt: skip
     target.put(BACKUP_KEY, seal(backup))  # 4
     return backup
@@ -374,29 +374,29 @@ def _claim(target: ObjectStore, identity: RunIdentity, present: dict[str, int]) 
     """Mark an empty target as this run's. Does nothing if it holds this run's interrupted backup;
     raises `ConfigurationError` if it holds anything else.
     """
-    wanted = encode_json({"run": identity.run, "id": identity.id})
+    mark = encode_json({"run": identity.run, "id": identity.id})
     if BACKUP_KEY in present:
         raise errors.ConfigurationError("the destination holds a complete backup; give a new one")
     if present and BEGUN_KEY not in present:
         raise errors.ConfigurationError("the destination is not empty; give a new one")
     with suppress(errors.ObjectExists):
-        target.create(BEGUN_KEY, wanted)
-    if target.get(BEGUN_KEY) != wanted:
+        target.create(BEGUN_KEY, mark)
+    if target.get(BEGUN_KEY) != mark:
         raise errors.ConfigurationError("the destination holds a part of another run's backup")
-    present[BEGUN_KEY] = len(wanted)
+    present[BEGUN_KEY] = len(mark)
 
 
-def open_backup(named: str, must_exist: bool = False) -> ObjectStore:
+def open_backup(url_or_folder: str, must_exist: bool = False) -> ObjectStore:
     """Open the store of a backup; `named` is the URL of an object store, or a folder. One that
     `must_exist` is opened for reading only; raises `ConfigurationError` if it is a missing folder.
     """
-    is_url = ":" in named and not os.path.exists(named)
-    url = named if is_url else f"file:{Path(named).absolute()}"
+    is_url = ":" in url_or_folder and not os.path.exists(url_or_folder)
+    url = url_or_folder if is_url else f"file:{Path(url_or_folder).absolute()}"
     path = Path(url.removeprefix("file:").removeprefix("//"))
     if not must_exist:
         return open_store(url)
     if not url.startswith("file:"):
         return open_store_for_reading(url, None)
     if not path.is_dir():
-        raise errors.ConfigurationError(f"{named}: no such backup; is the path right?")
+        raise errors.ConfigurationError(f"{url_or_folder}: no such backup; is the path right?")
     return open_store_for_reading(url, ContainedFolder(path))

@@ -75,11 +75,11 @@ class Cut:
 def present_topics(bus: Bus) -> list[Topic]:
     """Returns the run's topics that exist in this log, with their settings."""
     writers = {topic.name: topic.writer for topic in catalogue()}
-    found: list[Topic] = []
+    topics: list[Topic] = []
     for name in topic_names():
         with suppress(TopicMissing):
-            found.append(dataclasses.replace(bus.settings(name), writer=writers.get(name, "")))
-    return found
+            topics.append(dataclasses.replace(bus.settings(name), writer=writers.get(name, "")))
+    return topics
 
 
 def fix_cut(bus: Bus, store: ObjectStore, run: str) -> Cut:
@@ -101,12 +101,12 @@ def fix_cut(bus: Bus, store: ObjectStore, run: str) -> Cut:
     topics = present_topics(bus)
     begins = {topic.name: bus.begin(topic.name) for topic in topics}  # 1
     commits = {topic.name: tuple(_commits(bus, topic.name)) for topic in topics}
-    whole = [stored.id for stored in stored_checkpoints(store) if stored.whole]  # 2
+    checkpoints = [stored.id for stored in stored_checkpoints(store) if stored.whole]  # 2
     every = list(store.list())
     names = manifest_names(store, every)
-    own = sort_objects(every, run, names).own
+    own_objects = sort_objects(every, run, names).own
     read: dict[str, bytes] = {}
-    for entry, keys in own:
+    for entry, keys in own_objects:
         if keys.copied == "cut" and entry.key != POINTER_KEY:
             with suppress(ObjectMissing):
                 read[entry.key] = store.get(entry.key)
@@ -115,14 +115,14 @@ def fix_cut(bus: Bus, store: ObjectStore, run: str) -> Cut:
         read[POINTER_KEY] = pointer
     version = decode_json(pointer, Pointer, POINTER_KEY).version if pointer else None
     number = version.number if version else 0
-    names |= manifest_names(store, again := list(store.list("weights/v")))  # 4
+    names |= manifest_names(store, weight_objects := list(store.list("weights/v")))  # 4
     versions = [
-        one for one in again if declared_keys(one.key, names) and _is_version(one.key, number)
+        candidate for candidate in weight_objects if declared_keys(candidate.key, names) and _is_version(candidate.key, number)
     ]
-    listed = [entry for entry, keys in own if keys.copied == "later"]
-    kept = [*(one for one in listed if _is_kept(one.key, whole)), *versions]
-    required = (*(f"{newest.folder}/" for newest in whole[-1:]), *version_folders(store, version))
-    _check_complete(required, kept)
+    listed = [entry for entry, keys in own_objects if keys.copied == "later"]
+    cut_objects = [*(candidate for candidate in listed if _is_kept(candidate.key, checkpoints)), *versions]
+    required = (*(f"{newest.folder}/" for newest in checkpoints[-1:]), *version_folders(store, version))
+    _check_complete(required, cut_objects)
     cuts = tuple(
         TopicCut(
             topic,
@@ -132,7 +132,7 @@ def fix_cut(bus: Bus, store: ObjectStore, run: str) -> Cut:
         )
         for topic in topics
     )
-    return Cut(cuts, read, tuple(kept), required, number, "".join(map(str, whole[-1:])))
+    return Cut(cuts, read, tuple(cut_objects), required, number, "".join(map(str, checkpoints[-1:])))
 
 
 def _commits(bus: Bus, topic: str) -> Iterator[CommittedPosition]:
@@ -184,12 +184,12 @@ def _pointer(store: ObjectStore) -> bytes:
         return b""
 
 
-def _is_kept(key: str, whole: Sequence[CheckpointId]) -> bool:
+def _is_kept(key: str, checkpoints: Sequence[CheckpointId]) -> bool:
     """Returns whether a listed object that never changes belongs to the cut. Of checkpoints those
     that are whole (`whole`) do; versions are listed again.
     """
     if key.startswith("checkpoints/"):
-        return key.startswith(tuple(f"{one.folder}/" for one in whole))
+        return key.startswith(tuple(f"{checkpoint.folder}/" for checkpoint in checkpoints))
     return not key.startswith("weights/")
 
 
@@ -199,11 +199,11 @@ def _is_version(key: str, number_max: int) -> bool:
     return number is not None and number <= number_max
 
 
-def _check_complete(required: Iterable[str], kept: Iterable[ListedObject]) -> None:
+def _check_complete(required: Iterable[str], objects: Iterable[ListedObject]) -> None:
     """Raise `ObjectMissing` if the run deleted a required folder before it was listed: it lacks the
     manifest.
     """
-    keys = {one.key for one in kept}
+    keys = {entry.key for entry in objects}
     for folder in required:
         if f"{folder}manifest.json" not in keys:
             raise ObjectMissing(f"no object {folder}manifest.json")

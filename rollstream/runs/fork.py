@@ -88,10 +88,10 @@ class ForkPlan:
         """Returns the essential settings (those that a run records and compares) in which fork and
         parent differ, without `OWN_SETTINGS`.
         """
-        found = config.setting_changes(
+        differences = config.setting_changes(
             config.essential_settings(self.before), config.essential_settings(self.now)
         )
-        return [change for change in found if change.key not in OWN_SETTINGS]
+        return [change for change in differences if change.key not in OWN_SETTINGS]
 
 
 def plan_fork(parent: ForkParent, out: Path, overrides: list[str], step: int) -> ForkPlan:
@@ -101,10 +101,10 @@ def plan_fork(parent: ForkParent, out: Path, overrides: list[str], step: int) ->
     """
     folder = run_folder.RunFolder(out.absolute())
     before = config.load(parent.settings)
-    own = [f"run={before.run[:48]}-at-{step}", f"folder={folder.path}"]
-    wanted = ForkPlan(parent, before, folder, config.load(parent.settings, [*own, *overrides]))
-    _check_settings(wanted, step)
-    return wanted
+    own_settings = [f"run={before.run[:48]}-at-{step}", f"folder={folder.path}"]
+    plan = ForkPlan(parent, before, folder, config.load(parent.settings, [*own_settings, *overrides]))
+    _check_settings(plan, step)
+    return plan
 
 
 def check_folders(parent: run_folder.RunFolder | None, out: Path) -> None:
@@ -122,14 +122,14 @@ def check_folders(parent: run_folder.RunFolder | None, out: Path) -> None:
     run_folder.require_new(folder.path, "give a new folder with --out", "fork")
 
 
-def _check_settings(wanted: ForkPlan, step: int) -> None:
+def _check_settings(plan: ForkPlan, step: int) -> None:
     """Raise `ConfigurationError` if the fork has the parent's name, bus or store, changes a setting
     that cannot change, has no step left to train, or needs a version of the parent.
     """
-    before, now = wanted.before, wanted.now
+    before, now = plan.before, plan.now
     if now.run == before.run:
         raise ConfigurationError(f"run: a fork has a name of its own, got {now.run} (the parent's)")
-    for change in wanted.changes():
+    for change in plan.changes():
         if any(
             change.key == name or change.key.startswith(f"{name}.")
             for name in UNCHANGEABLE_SETTINGS
@@ -147,9 +147,9 @@ def _check_settings(wanted: ForkPlan, step: int) -> None:
                 f"{number} at step {step}, and a fork has none of these; fork at a step where it "
                 "is that step's own version, or choose v0 or a model"
             )
-    parents = {"bus": wanted.parent.bus, "store": wanted.parent.store}
+    parents = {"bus": plan.parent.bus, "store": plan.parent.store}
     for name, url_of in (("bus", run_folder.bus_url), ("store", run_folder.store_url)):
-        url, other = url_of(now, wanted.folder.path), parents[name]
+        url, other = url_of(now, plan.folder.path), parents[name]
         if other is not None and config.url_identity(url) == config.url_identity(other):
             raise ConfigurationError(
                 f"{name}: {url} is the parent's; give the fork one of its own with --set {name}=URL"
@@ -167,10 +167,10 @@ def find_checkpoint(store: ObjectStore, text: str) -> Checkpoint:
     restored = newest_checkpoint(store, step)
     if restored.checkpoint is not None:
         return restored.checkpoint
-    kept = ", ".join(str(one.id) for one in stored_checkpoints(store) if one.whole) or "none"
-    why = "".join(f"; {one} cannot be read: {reason}" for one, reason in restored.skipped)
+    kept_ids = ", ".join(str(stored.id) for stored in stored_checkpoints(store) if stored.whole) or "none"
+    why = "".join(f"; {skipped_id} cannot be read: {reason}" for skipped_id, reason in restored.skipped)
     raise ObjectMissing(
-        f"no checkpoint up to step {text} is kept; kept are: {kept}{why}; fork at "
+        f"no checkpoint up to step {text} is kept; kept are: {kept_ids}{why}; fork at "
         "one of their steps or at latest, and keep more of a later run with checkpoints.keep"
     )
 
@@ -220,22 +220,22 @@ def _ended_later(log: Bus, state: TrainerState) -> set[int]:
     a trainer that repeated steps wrote it; then that position is before these takes
     (`TrainerState.ahead`).
     """
-    found: set[int] = set()
+    groups: set[int] = set()
     if log.end("ledger")[0] <= state.ledger.offset:
-        return found
+        return groups
     for received in TopicReader(log, "ledger", {0: state.ledger}).read_to(log.end("ledger")):
         match received.record:
             case Take() as take if take.step > state.step:
-                found |= {group.group for group in take.groups}
+                groups |= {group.group for group in take.groups}
             case GroupClosed() as closed if closed.step > state.step:
-                found.add(closed.group)
+                groups.add(closed.group)
             case _:
                 pass
-    return found
+    return groups
 
 
 def make_fork(
-    wanted: ForkPlan, checkpoint: Checkpoint, left: PromptsLeft, parent: ReplaySource
+    plan: ForkPlan, checkpoint: Checkpoint, left_prompts: PromptsLeft, parent: ReplaySource
 ) -> Parentage:
     """Make the fork as planned, from this checkpoint of the opened `parent` and with the prompts
     `left`; it is complete when this function returns. Raises `ConfigurationError` if the fork's log
@@ -252,23 +252,23 @@ def make_fork(
     6. Write `config.json` last: a folder without it is no run, so a process that is killed before
        leaves no fork.
     """
-    c, folder, step = wanted.now, wanted.folder, checkpoint.id.step
+    c, folder, step = plan.now, plan.folder, checkpoint.id.step
     folder.path.mkdir(parents=True, exist_ok=True)
     store = run_folder.store_for_writing(c, folder.path)
     with closing(run_folder.open_run_log_for_writing(c, folder.path)) as bus:
         bus.create(catalogue())
         _check_empty(bus, store, c)
-        _copy_model(wanted, store, parent)  # 1
+        _copy_model(plan, store, parent)  # 1
         with ExitStack() as roles:
             trainer = roles.enter_context(_held_lease_term(store, "trainer"))
             prompts = roles.enter_context(_held_lease_term(store, "prompts"))
-            state_hash = _write_trainer_state(bus, store, wanted, checkpoint, trainer)  # 2
-            _write_dispatch_state(store, c, step, left)  # 3
-            _append_prompts(bus, prompt_order(c, folder.path), left, prompts)  # 4
-        changes = {change.key: (change.before, change.now) for change in wanted.changes()}
+            state_hash = _write_trainer_state(bus, store, plan, checkpoint, trainer)  # 2
+            _write_dispatch_state(store, c, step, left_prompts)  # 3
+            _append_prompts(bus, prompt_order(c, folder.path), left_prompts, prompts)  # 4
+        changes = {change.key: (change.before, change.now) for change in plan.changes()}
         parentage = Parentage(
-            wanted.before.run, wanted.parent.where, str(checkpoint.id), step, state_hash,
-            left, changes,
+            plan.before.run, plan.parent.where, str(checkpoint.id), step, state_hash,
+            left_prompts, changes,
         )  # fmt: skip
         write_parentage(store, parentage)  # 5
     run_folder.write_configuration(folder, c)  # 6
@@ -284,25 +284,25 @@ def _check_empty(bus: Bus, store: ObjectStore, c: Configuration) -> None:
             raise ConfigurationError(f"bus: {c.bus} holds a run already; give the fork a new one")
 
 
-def _copy_model(wanted: ForkPlan, store: ObjectStore, parent: ReplaySource) -> None:
+def _copy_model(plan: ForkPlan, store: ObjectStore, parent: ReplaySource) -> None:
     """Put the starting model, which roles read when they start, into the fork's store: that in the
     parent's store. An earlier release stored none: then that of `model.path` or of the parent's
     folder, or, if only its store is left, its believed version (with LoRA, the base of its
     adapters).
     """
     assert parent.store is not None
-    if copy_model(parent.store, store, wanted.now.run) is None:
-        _copy_model_files(wanted, parent)
-        store_starting_model(store, wanted.now, wanted.folder.path)
+    if copy_model(parent.store, store, plan.now.run) is None:
+        _copy_model_files(plan, parent)
+        store_starting_model(store, plan.now, plan.folder.path)
 
 
-def _copy_model_files(wanted: ForkPlan, parent: ReplaySource) -> None:
+def _copy_model_files(plan: ForkPlan, parent: ReplaySource) -> None:
     """Copy the model's files into the fork's folder, unless `model.path` names them."""
-    if wanted.now.model.path is not None:
+    if plan.now.model.path is not None:
         return
-    if wanted.parent.folder is not None:
+    if plan.parent.folder is not None:
         for name, _ in parent.location.files.walk(MODEL, skip=lambda name: False):
-            target = wanted.folder.path / name
+            target = plan.folder.path / name
             target.parent.mkdir(parents=True, exist_ok=True)
             with parent.location.files.open(name) as source, target.open("wb") as copy:
                 shutil.copyfileobj(source, copy)
@@ -311,9 +311,9 @@ def _copy_model_files(wanted: ForkPlan, parent: ReplaySource) -> None:
     assert store is not None
     pointer = believed_pointer(store)
     if pointer is None or pointer.version is None:
-        raise ConfigurationError(f"{wanted.parent.where} holds no version, so no model to start")
-    start = BASE if wanted.now.model.lora.rank else pointer.version
-    export_version(store, start, wanted.folder.model, wanted.now.weights.shard_bytes)
+        raise ConfigurationError(f"{plan.parent.where} holds no version, so no model to start")
+    start = BASE if plan.now.model.lora.rank else pointer.version
+    export_version(store, start, plan.folder.model, plan.now.weights.shard_bytes)
 
 
 @contextmanager
@@ -325,18 +325,18 @@ def _held_lease_term(store: ObjectStore, role: str) -> Generator[int]:
 
 
 def _write_trainer_state(
-    bus: Bus, store: ObjectStore, wanted: ForkPlan, checkpoint: Checkpoint, term: int
+    bus: Bus, store: ObjectStore, plan: ForkPlan, checkpoint: Checkpoint, term: int
 ) -> str:
     """Write the state of a trainer that has just finished the checkpoint's step: version,
     checkpoint, and the first records of the ledger. Returns the hash of fp32 weights and optimiser.
     """
-    c, step = wanted.now, checkpoint.id.step
+    c, step = plan.now, checkpoint.id.step
     disable_progress_bar()  # of transformers: it would mix with the command's output
     set_torch_threads(c.trainer.threads)
-    learner = open_learner(starting_model(c, wanted.folder.path), c.trainer)
+    learner = open_learner(starting_model(c, plan.folder.path), c.trainer)
     learner.load_state(checkpoint.tensors)
     writer = FencedWriter(bus, "weights", "trainer", term)
-    files = version_files(c, wanted.folder.path)
+    files = version_files(c, plan.folder.path)
     versions = VersionWriter(store, writer, c.run, term, c.weights, files, lambda: ())
     versions.open()
     versions.publish(step, learner.snapshot(c.weights.dtype))
@@ -356,9 +356,9 @@ def _write_trainer_state(
     write_checkpoint(store, step, term, tensors, state.encode())
     ledger = Ledger(bus, term)
     ledger.open(Position())
-    origin = f"{wanted.before.run} {checkpoint.id}"
+    origin = f"{plan.before.run} {checkpoint.id}"
     run_id = read_or_create_identity(store, c.run).id
-    remember_begun(run_id, c.model_dump(mode="json"), wanted.folder.path)
+    remember_begun(run_id, c.model_dump(mode="json"), plan.folder.path)
     record_configuration(store, c)
     ledger.append(
         [
@@ -374,18 +374,18 @@ def _write_trainer_state(
 
 
 def _write_dispatch_state(
-    store: ObjectStore, c: Configuration, step: int, left: PromptsLeft
+    store: ObjectStore, c: Configuration, step: int, left_prompts: PromptsLeft
 ) -> None:
     """Persist dispatch's state under term 0, so that the fork's first dispatch takes it over."""
     trained = step * c.trainer.groups_per_step
     begin = {"ledger": {"0": Position()}}
-    kept = PersistedState(0, begin, admitted=trained, trained=trained, next_group=left.first())
-    store.create(STATE_KEY, encode_json(kept))
+    state = PersistedState(0, begin, admitted=trained, trained=trained, next_group=left_prompts.first())
+    store.create(STATE_KEY, encode_json(state))
 
 
-def _append_prompts(bus: Bus, order: PromptOrder, left: PromptsLeft, term: int) -> None:
+def _append_prompts(bus: Bus, order: PromptOrder, left_prompts: PromptsLeft, term: int) -> None:
     """Append the prompts of the groups to generate again and the first one after them."""
     writer = FencedWriter(bus, "prompts", "prompts", term)
     writer.open()
-    prompts = [order.at(group) for group in (*left.again, left.on)]
+    prompts = [order.at(group) for group in (*left_prompts.again, left_prompts.on)]
     writer.append([(str(prompt.group), prompt) for prompt in prompts])

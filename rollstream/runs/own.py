@@ -84,7 +84,7 @@ def sort_objects(
         for entry in entries
         if entry.key.endswith(f"/{IDENTITY_KEY}")
     )
-    own: list[tuple[ListedObject, RunKeys]] = []
+    own_objects: list[tuple[ListedObject, RunKeys]] = []
     foreign: list[ListedObject] = []
     for entry in entries:
         keys = declared_keys(entry.key, names)
@@ -94,8 +94,8 @@ def sort_objects(
         if keys is None or of_another or unknown or entry.key.startswith(nested):
             foreign.append(entry)
         else:
-            own.append((entry, keys))
-    return OwnObjects(tuple(own), tuple(foreign))
+            own_objects.append((entry, keys))
+    return OwnObjects(tuple(own_objects), tuple(foreign))
 
 
 def manifest_names(store: ObjectStore, listed: Iterable[ListedObject]) -> frozenset[str]:

@@ -109,8 +109,8 @@ def prompts_left(
     on = max((following, had.on, *(group + 1 for group in done)))
     unread = {group for group in had.again if group >= following}
     unread |= set(range(max(following, had.on), on))
-    left = ({*opened, *later} | unread) - done
-    return PromptsLeft(tuple(sorted(g for g in left if g < on and g in had)), on)
+    unended = ({*opened, *later} | unread) - done
+    return PromptsLeft(tuple(sorted(g for g in unended if g < on and g in had)), on)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +146,8 @@ def parent_of_store(url: str, settings: Path) -> ForkParent:
     its own folder.
     """
     values = recorded_configuration(url)
-    own = {"bus": "sqlite:bus", "store": "file:store"}
-    settings.write_text(json.dumps(values | own), encoding="utf-8")
+    own_urls = {"bus": "sqlite:bus", "store": "file:store"}
+    settings.write_text(json.dumps(values | own_urls), encoding="utf-8")
     return ForkParent(url, values["run"], settings, None, url, None)
 
 
@@ -191,7 +191,7 @@ class RecoveryPoint:
     """
 
 
-def recovery_point(store: ObjectStore, log: Bus, step: int, left: PromptsLeft) -> RecoveryPoint:
+def recovery_point(store: ObjectStore, log: Bus, step: int, left_prompts: PromptsLeft) -> RecoveryPoint:
     """Returns the recovery point of a run of which the store is left, with the archive in it (read
     as `log`). The fork begins at the checkpoint of `step` with the prompts `left`.
     """
@@ -208,6 +208,6 @@ def recovery_point(store: ObjectStore, log: Bus, step: int, left: PromptsLeft) -
     try:
         dispatch = decode_json(store.get(STATE_KEY), PersistedState, STATE_KEY).next_group
     except ObjectMissing:
-        dispatch = left.on
-    since = max(0, dispatch - left.on) + len(left.again)
+        dispatch = left_prompts.on
+    since = max(0, dispatch - left_prompts.on) + len(left_prompts.again)
     return RecoveryPoint(step, max(reached, archived), archived, records, since)

@@ -127,16 +127,16 @@ def plan_objects(
     """
     objects = sort_objects(listed, run, names)
     delete: list[tuple[int, ListedObject]] = []
-    kept: list[ListedObject] = []
+    kept_objects: list[ListedObject] = []
     for entry, keys in objects.own:
         if _is_kept(entry.key, keys, keep, final):
-            kept.append(entry)
+            kept_objects.append(entry)
         else:
             delete.append((keys.deletion, entry))
     delete.sort(key=lambda due: (due[0], due[1].key))
     return ObjectsPlan(
         tuple(entry for _, entry in delete),
-        tuple(kept),
+        tuple(kept_objects),
         objects.foreign,
         tuple(order for order, _ in delete),
     )
@@ -152,8 +152,8 @@ def final_folders(store: ObjectStore) -> tuple[str, ...]:
     """Returns the folders of the final state: that of the newest complete checkpoint, and those
     needed to read the believed version (`version_folders`).
     """
-    whole = [stored.id for stored in stored_checkpoints(store) if stored.whole]
-    folders = [f"{max(whole).folder}/"] if whole else []
+    checkpoints = [stored.id for stored in stored_checkpoints(store) if stored.whole]
+    folders = [f"{max(checkpoints).folder}/"] if checkpoints else []
     pointer = believed_pointer(store)
     return (*folders, *version_folders(store, pointer.version if pointer else None))
 
@@ -217,8 +217,8 @@ def check_not_living(place: RunPlace, heartbeats_s: float = HEARTBEATS_S) -> Non
     store = open_present(place.store)
     living = [] if store is None else living_leases(store, SINGLE_HOLDERS, LEASE_WAIT_S)
     if living:
-        held = ", ".join(f"{one.role} (by {one.holder}, term {one.term})" for one in living)
-        raise LeaseHeld(f"the run {place.run} is running: leases are held of {held}; stop it")
+        leases = ", ".join(f"{lease.role} (by {lease.holder}, term {lease.term})" for lease in living)
+        raise LeaseHeld(f"the run {place.run} is running: leases are held of {leases}; stop it")
     if place.bus is not None and living_rollouts(place.bus, heartbeats_s):
         raise LeaseHeld(
             f"the run {place.run} is running: rollouts or relays report to {place.bus}; stop them"
@@ -280,7 +280,7 @@ def _fence(store: ObjectStore, run: str) -> None:
 
 def _delete_objects(store: ObjectStore, plan: RemovalPlan, keep: Collection[Keep]) -> None:
     """Delete the plan's objects, then those that appeared since; `PASSES_MAX` rounds at most."""
-    kept = tuple(entry.key for entry in plan.objects.kept)
+    kept_keys = tuple(entry.key for entry in plan.objects.kept)
     names = frozenset(entry.key.rpartition("/")[2] for entry in plan.objects.delete)
     due = plan.objects
     for _ in range(PASSES_MAX):
@@ -288,7 +288,7 @@ def _delete_objects(store: ObjectStore, plan: RemovalPlan, keep: Collection[Keep
             break
         for keys in due.groups():
             store.delete_all(keys)
-        due = plan_objects(listed_objects(store, plan.links), plan.place.run, keep, kept, names)
+        due = plan_objects(listed_objects(store, plan.links), plan.place.run, keep, kept_keys, names)
     for link in reversed(plan.links):  # a link behind another link first
         remove_link(link)
     root = folder_of_url(plan.place.store or "")

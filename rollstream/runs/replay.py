@@ -216,23 +216,23 @@ def replay_request(
         )
     parse_conditions(where)
     done = recorded.last()
-    wanted = done if last is None else last
-    if not 0 <= first < wanted <= done:
+    last_step = done if last is None else last
+    if not 0 <= first < last_step <= done:
         raise ConfigurationError(
-            f"--from-step {first} --to-step {wanted}: the ledger has steps 1 to {done}; "
+            f"--from-step {first} --to-step {last_step}: the ledger has steps 1 to {done}; "
             "give 0 ≤ from < to ≤ the last"
         )
-    return ReplayRequest(folder, before, now, changes, where, first, wanted)
+    return ReplayRequest(folder, before, now, changes, where, first, last_step)
 
 
-def replay_courses(asked: ReplayRequest) -> tuple[ReplayCourse, ReplayCourse]:
+def replay_courses(request: ReplayRequest) -> tuple[ReplayCourse, ReplayCourse]:
     """Returns two courses, each the settings, rule and filter under which steps are trained: the
     run's own, and the requested one.
     """
-    conditions = parse_conditions(asked.where)
-    own, now = _replay_course(asked.before, asked.folder), _replay_course(asked.now, asked.folder)
-    kept = ReplayCourse(now.settings, now.rule, training_filter(conditions))
-    return own, (kept if conditions else now)
+    conditions = parse_conditions(request.where)
+    own_course, now = _replay_course(request.before, request.folder), _replay_course(request.now, request.folder)
+    filtered_course = ReplayCourse(now.settings, now.rule, training_filter(conditions))
+    return own_course, (filtered_course if conditions else now)
 
 
 def _replay_course(c: Configuration, folder: RunFolder) -> ReplayCourse:
@@ -258,9 +258,9 @@ class ReplayStart:
 
 def find_replay_start(
     store: ObjectStore,
-    asked: ReplayRequest,
+    request: ReplayRequest,
     before: Mapping[str, Any] | None,
-    own: tuple[RunFolder, Configuration],
+    out: tuple[RunFolder, Configuration],
 ) -> tuple[ReplayStart, Learner]:
     """Returns the start, and a learner (model and optimiser) in the state of `behind`. If the
     replay's folder `own` has a checkpoint of a stopped replay, this one continues from the newest;
@@ -268,20 +268,20 @@ def find_replay_start(
     starts at the newest checkpoint in the run's `store` up to step `first`.
     """
     disable_progress_bar()  # of transformers: it would mix with the command's output
-    set_torch_threads(asked.before.trainer.threads)
-    model = starting_model(asked.before, asked.folder.path)
-    past = replayed_versions(store, *own)
-    learner = open_learner(model, asked.before.trainer, past)
-    done = newest_replay_checkpoint(*own) if before is not None else None
+    set_torch_threads(request.before.trainer.threads)
+    model = starting_model(request.before, request.folder.path)
+    past = replayed_versions(store, *out)
+    learner = open_learner(model, request.before.trainer, past)
+    done = newest_replay_checkpoint(*out) if before is not None else None
     if done is not None and before is not None:
         learner.load_state(done.tensors)
         return ReplayStart(before["checkpoint"], before["start"], done, past), learner
-    found = newest_checkpoint(store, asked.first).checkpoint
-    if found is None:
+    checkpoint = newest_checkpoint(store, request.first).checkpoint
+    if checkpoint is None:
         return ReplayStart(None, 0, ReplayProgress(0, {}, None), past), learner
-    learner.load_state(found.tensors)
-    progress = ReplayProgress(found.id.step, {}, None)
-    return ReplayStart(str(found.id), found.id.step, progress, past), learner
+    learner.load_state(checkpoint.tensors)
+    progress = ReplayProgress(checkpoint.id.step, {}, None)
+    return ReplayStart(str(checkpoint.id), checkpoint.id.step, progress, past), learner
 
 
 def replayed_versions(store: ObjectStore, folder: RunFolder, c: Configuration) -> PublishedVersions:
@@ -298,7 +298,7 @@ def replayed_versions(store: ObjectStore, folder: RunFolder, c: Configuration) -
 def run_replay(
     source: Bus,
     recorded: RecordedSteps,
-    asked: ReplayRequest,
+    request: ReplayRequest,
     start: ReplayStart,
     learner: Learner,
     out: tuple[RunFolder, Configuration],
@@ -307,20 +307,20 @@ def run_replay(
     written to the folder `out`. In an experiment a second learner with the new settings takes over
     the state after step `first`.
     """
-    own, wanted = replay_courses(asked)
+    own_course, requested_course = replay_courses(request)
     done = start.behind.step
     with open_replay_output(*out, start.behind, learner) as written:
         replay = ReplayTrainer(source, written, time.monotonic)
-        first = asked.first if asked.is_experiment else asked.last
+        first = request.first if request.is_experiment else request.last
         with closing(learner):
-            steps = recorded.planned(range(done + 1, first + 1), asked.last)
-            yield from replay.train(learner, own, steps)
+            steps = recorded.planned(range(done + 1, first + 1), request.last)
+            yield from replay.train(learner, own_course, steps)
             state = learner.state()
-        if asked.is_experiment:
-            with closing(_changed_learner(asked, start.past)) as changed:
+        if request.is_experiment:
+            with closing(_changed_learner(request, start.past)) as changed:
                 changed.load_state(local_tensors(state))
-                steps = recorded.planned(range(max(done, first) + 1, asked.last + 1), asked.last)
-                yield from replay.train(changed, wanted, steps)
+                steps = recorded.planned(range(max(done, first) + 1, request.last + 1), request.last)
+                yield from replay.train(changed, requested_course, steps)
 
 
 def differing_steps(
@@ -329,11 +329,11 @@ def differing_steps(
     """Returns the steps from `first` to `last` whose state hash in the replay's ledger differs from
     every hash that the run recorded for the step.
     """
-    again = read_own_ledger(*out)  # it may hold a step twice, after a resume: the last one counts
-    return [step for step in range(first, last + 1) if not recorded.has_state(again.done[step][-1])]
+    ledger = read_own_ledger(*out)  # it may hold a step twice, after a resume: the last one counts
+    return [step for step in range(first, last + 1) if not recorded.has_state(ledger.done[step][-1])]
 
 
-def _changed_learner(asked: ReplayRequest, past: PublishedVersions) -> Learner:
+def _changed_learner(request: ReplayRequest, past: PublishedVersions) -> Learner:
     """Returns a learner with the requested settings, still in the state of the starting model."""
-    model = starting_model(asked.before, asked.folder.path)
-    return open_learner(model, asked.now.trainer, past)
+    model = starting_model(request.before, request.folder.path)
+    return open_learner(model, request.now.trainer, past)

@@ -85,10 +85,10 @@ class ReplayProgress:
 
 def newest_replay_checkpoint(folder: RunFolder, c: Configuration) -> ReplayProgress | None:
     """Returns the progress at the newest checkpoint in a replay's folder; None if it has none."""
-    found = newest_checkpoint(open_store(store_url(c, folder.path), c.sync)).checkpoint
-    if found is None:
+    checkpoint = newest_checkpoint(open_store(store_url(c, folder.path), c.sync)).checkpoint
+    if checkpoint is None:
         return None
-    return ReplayProgress(found.id.step, found.tensors, ledger_position(found.state))
+    return ReplayProgress(checkpoint.id.step, checkpoint.tensors, ledger_position(checkpoint.state))
 
 
 def read_own_ledger(folder: RunFolder, c: Configuration) -> recorded_steps.RecordedSteps:
@@ -102,7 +102,7 @@ def read_own_ledger(folder: RunFolder, c: Configuration) -> recorded_steps.Recor
 
 @contextmanager
 def open_replay_output(
-    folder: RunFolder, c: Configuration, behind: ReplayProgress, learner: Learner
+    folder: RunFolder, c: Configuration, progress: ReplayProgress, learner: Learner
 ) -> Generator[ReplayOutput]:
     """Open the output of a replay in `folder`; everything is written when the block ends. `learner`
     must have the state of `behind`, the progress from which the replay continues.
@@ -125,21 +125,21 @@ def open_replay_output(
         )
         versions.open()  # 1
         ledger = Ledger(bus, term)
-        left = ledger.open(behind.ledger or Position())  # 2
-        configured = Configured(fingerprint(c), code_revision(), behind.step)
+        left_records = ledger.open(progress.ledger or Position())  # 2
+        configured = Configured(fingerprint(c), code_revision(), progress.step)
         ledger.append([configured])
-        versions.publish(behind.step, learner.snapshot(c.weights.dtype))  # 3
+        versions.publish(progress.step, learner.snapshot(c.weights.dtype))  # 3
         with MetricsFile(folder.metrics / "trainer.jsonl") as metrics:
-            for line in missing_lines(left.done, read_metrics(folder.metrics / "trainer.jsonl")):
+            for line in missing_lines(left_records.done, read_metrics(folder.metrics / "trainer.jsonl")):
                 metrics.append(line)
             publisher = StepPublisher(
                 store, versions, ledger, metrics, CheckpointRetention(c.checkpoints.keep)
             )
             every = c.checkpoints.every
-            out = ReplayOutput(publisher, ledger, c.weights.dtype, every, configured, term, left)
-            if behind.ledger is None:  # 3
-                state = out.state(behind.step, learner.updates)
-                write_checkpoint(store, behind.step, term, learner.state(), state.encode())
+            out = ReplayOutput(publisher, ledger, c.weights.dtype, every, configured, term, left_records)
+            if progress.ledger is None:  # 3
+                state = out.state(progress.step, learner.updates)
+                write_checkpoint(store, progress.step, term, learner.state(), state.encode())
             yield out
             publisher.close()
 
@@ -175,13 +175,13 @@ def refuse_other_request(path: Path, before: Mapping[str, Any], request: Mapping
     """Raise `ConfigurationError` if the recorded request `before` differs from this one; the error
     names each difference.
     """
-    found = [
+    differences = [
         f"  {key}: {json.dumps(before.get(key))} there, {json.dumps(value)} asked for"
         for key, value in request.items()
         if before.get(key) != value
     ]
-    if found:
-        lines = "\n".join(found)
+    if differences:
+        lines = "\n".join(differences)
         raise ConfigurationError(
             f"{path} holds another replay:\n{lines}\nrepeat its request to resume it, or give a "
             "new folder with --out"
@@ -256,14 +256,14 @@ class ReplaySource:
 
 @contextmanager
 def open_replay_source(
-    named: str, name: str | None = None, is_trusted: bool = False
+    argument: str, name: str | None = None, is_trusted: bool = False
 ) -> Generator[ReplaySource]:
     """Open the input that the user calls `named`: a run's folder, its config.json, or an archive (a
     folder or a store's URL). `name` selects the run in an archive that holds several. If the log
     has no ledger, the archive alone is read. The input is only read, as in `analysis/looking.py`;
     while the block runs, its model's files are kept in a private folder.
     """
-    location = locate_run(named, is_trusted)
+    location = locate_run(argument, is_trusted)
     location = location if name is None else replace(location, run=name)
     read = model_is_read(location) if location.configuration else nullcontext()
     with open_run_view(location) as view, read:
@@ -323,27 +323,27 @@ class OfflineTraining:
             )
         disable_progress_bar()
         set_torch_threads(c.trainer.threads)
-        own = store_for_writing(c, self.folder.path)
-        past = PublishedVersions(lambda: (own,), c.weights.dtype)
+        store = store_for_writing(c, self.folder.path)
+        past = PublishedVersions(lambda: (store,), c.weights.dtype)
         learner = open_learner(starting_model(c, self.folder.path), c.trainer, past)
-        behind = newest_replay_checkpoint(self.folder, c) or ReplayProgress(0, {}, None)
-        if behind.ledger is not None:
-            learner.load_state(behind.tensors)
-        used = recorded_steps.groups_used(read_own_ledger(self.folder, c), behind.step)
+        progress = newest_replay_checkpoint(self.folder, c) or ReplayProgress(0, {}, None)
+        if progress.ledger is not None:
+            learner.load_state(progress.tensors)
+        used = recorded_steps.groups_used(read_own_ledger(self.folder, c), progress.step)
         with closing(open_run_log_for_writing(c, self.folder.path)) as log, closing(learner):
             index = recorded_steps.index_log(log, self.course.rule.names)
             plan = recorded_steps.OfflinePlan(log, index, self.course, used)
-            with open_replay_output(self.folder, c, behind, learner) as written:
+            with open_replay_output(self.folder, c, progress, learner) as written:
                 replay = ReplayTrainer(log, written, time.monotonic)
-                steps = plan.steps(behind.step, c.trainer.steps)
+                steps = plan.steps(progress.step, c.trainer.steps)
                 yield from replay.train(learner, self.course, steps)
             self.left_over = plan.left_over
 
     @property
     def vocabulary(self) -> int:
         """Returns the size of the model's vocabulary."""
-        found: Any = read_model_config(self._model)
-        return int(found.get_text_config().vocab_size)
+        model_config: Any = read_model_config(self._model)
+        return int(model_config.get_text_config().vocab_size)
 
     def outcome(self) -> dict[str, Any]:
         """Returns the number of trained steps, of groups closed in them, and of groups that no step

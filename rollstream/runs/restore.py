@@ -82,7 +82,7 @@ class RestorePlan:
     @property
     def objects(self) -> tuple[BackupObject, ...]:
         """Returns the objects to restore."""
-        return tuple(one for one in self.backup.objects if one.key not in self.left_out)
+        return tuple(backup_object for backup_object in self.backup.objects if backup_object.key not in self.left_out)
 
     @property
     def urls(self) -> tuple[str, str]:
@@ -138,10 +138,10 @@ def plan_restore(
     before = config.load(path)
     now = config.load(path, [f"folder={folder.absolute()}", *overrides])
     _check_settings(before, now)
-    left_out = tuple(one.key for one in backup.objects if not is_backup_key(one.key))
-    given = {override.partition("=")[0].strip() for override in overrides}
+    left_out = tuple(backup_object.key for backup_object in backup.objects if not is_backup_key(backup_object.key))
+    override_keys = {override.partition("=")[0].strip() for override in overrides}
     plan = RestorePlan(backup, source, RunFolder(folder.absolute()), now, left_out)
-    unnamed = tuple(key for key in _outside(plan) if key not in given)
+    unnamed = tuple(key for key in _outside(plan) if key not in override_keys)
     plan = replace(plan, unnamed=unnamed)
     check_named(plan, on_this_machine=False)
     check_free(plan)
@@ -153,7 +153,7 @@ def plan_restore(
 
 def _configuration(source: ObjectStore, backup: Backup) -> bytes:
     """Returns the backup's `config.json`, verified."""
-    stored = next((one for one in backup.objects if one.key == CONFIGURATION), None)
+    stored = next((backup_object for backup_object in backup.objects if backup_object.key == CONFIGURATION), None)
     return source.get(CONFIGURATION) if stored is None else checked(source, stored)
 
 
@@ -162,7 +162,7 @@ def _check_names(backup: Backup, where: str) -> None:
     no key of a store (`../` leads out of the target), or a topic that no run has.
     """
     topics = [cut.topic.name for cut in backup.topics]
-    keys = [one.key for one in backup.objects]
+    keys = [backup_object.key for backup_object in backup.objects]
     for name in (*(key for key in keys if not is_key(key)), *({*topics} - {*topic_names()})):
         raise errors.CorruptObject(
             f"{where}: {BACKUP_KEY} names {name[:80]!r}, which no backup has: nothing is restored"
@@ -181,8 +181,8 @@ def _check_numbers(backup: Backup, where: str) -> None:
                 f"{where}: {BACKUP_KEY} states for topic {name} {partitions} partitions from "
                 f"{str(cut.begins)[:80]} to {str(cut.ends)[:80]}: nothing is restored"
             )
-        segments = [one for stored in backup.objects if (one := parse_segment(stored.key))]
-        if any(one.topic == name and one.partition >= partitions for one in segments):
+        segments = [segment for stored in backup.objects if (segment := parse_segment(stored.key))]
+        if any(segment.topic == name and segment.partition >= partitions for segment in segments):
             raise errors.CorruptObject(
                 f"{where}: {BACKUP_KEY} has records of a partition of topic {name} above its "
                 f"{partitions}: nothing is restored"
@@ -224,20 +224,20 @@ def check_named(plan: RestorePlan, on_this_machine: bool = True) -> None:
             )
 
 
-def checked(source: ObjectStore, wanted: BackupObject) -> bytes:
+def checked(source: ObjectStore, backup_object: BackupObject) -> bytes:
     """Returns the content of an object of the backup. Raises `CorruptObject` if it is missing, or
     its size or hash is not `wanted`.
     """
     try:
-        data = source.get(wanted.key)
+        data = source.get(backup_object.key)
     except errors.ObjectMissing:
         raise errors.CorruptObject(
-            f"the backup is damaged: object {wanted.key} is missing"
+            f"the backup is damaged: object {backup_object.key} is missing"
         ) from None
-    if described(wanted.key, data) != wanted:
+    if described(backup_object.key, data) != backup_object:
         raise errors.CorruptObject(
-            f"the backup is damaged: object {wanted.key} has {len(data)} bytes and another sha256 "
-            f"than {wanted.sha256[:12]}… of {wanted.bytes} bytes; use another backup"
+            f"the backup is damaged: object {backup_object.key} has {len(data)} bytes and another sha256 "
+            f"than {backup_object.sha256[:12]}… of {backup_object.bytes} bytes; use another backup"
         )
     return data
 
@@ -246,11 +246,11 @@ def _check_settings(before: Configuration, now: Configuration) -> None:
     """Raise `ConfigurationError` if an essential setting (one that roles compare with the run's)
     differs: a restored run is the same run, and its log and store keep their names (invariant 15).
     """
-    found = config.setting_changes(
+    changes = config.setting_changes(
         config.essential_settings(before), config.essential_settings(now)
     )
-    if found:
-        lines = "\n".join(f"  {one}" for one in found)
+    if changes:
+        lines = "\n".join(f"  {change}" for change in changes)
         urls = ", ".join(
             config.url_identity(config.setting_value(before, key)) for key in config.URL_SETTINGS
         )
@@ -275,9 +275,9 @@ def check_free(plan: RestorePlan) -> None:
     if scheme == "file" and not Path(path.removeprefix("//")).is_dir():
         return  # no store there yet; opening it would create the folder
     listed = open_store(store).list()
-    if found := plan_objects(listed, plan.backup.run, (), ()).delete:
+    if objects := plan_objects(listed, plan.backup.run, (), ()).delete:
         raise errors.ConfigurationError(
-            f"the store {store} has {len(found)} objects already ({found[0].key}, …); {advice}"
+            f"the store {store} has {len(objects)} objects already ({objects[0].key}, …); {advice}"
         )
 
 
@@ -296,25 +296,25 @@ def restore(plan: RestorePlan, progress: Callable[[str], None] = lambda part: No
     check_named(plan)
     plan.folder.path.mkdir(parents=True, exist_ok=True)
     store = store_for_writing(plan.settings, plan.folder.path)
-    by_key = {one.key: one for one in plan.objects}
+    by_key = {backup_object.key: backup_object for backup_object in plan.objects}
     _claim(plan, store, by_key)
     with closing(open_bus(plan.urls[0], sync=plan.settings.sync)) as bus:
         for topic in plan.backup.topics:  # 2
             progress(topic.topic.name)
             _restore_topic(bus, plan.source, topic, by_key)
-    for key, one in by_key.items():  # 3
+    for key, backup_object in by_key.items():  # 3
         name = key.removeprefix(STORE)
         if name != key and name != IDENTITY_KEY:
             progress(name)
-            data = checked(plan.source, one)
+            data = checked(plan.source, backup_object)
             written = _released(name, data) if name.startswith("roles/") else data
             put_private(store, name, written, name)
-    for key, one in by_key.items():  # 4
+    for key, backup_object in by_key.items():  # 4
         name = key.removeprefix(FOLDER)
         if name != key and key != CONFIGURATION:
             path = plan.folder.path / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(checked(plan.source, one))
+            path.write_bytes(checked(plan.source, backup_object))
     write_configuration(plan.folder, plan.settings)
     mark_deleted(store, plan.backup.run, deleted=False)
 
@@ -355,12 +355,12 @@ def _restore_topic(
     """
     name, keeps_offsets = cut.topic.name, cut.topic.cleanup == "safe"
     bus.create([cut.topic])
-    segments = [one for key in by_key if (one := parse_segment(key)) and one.topic == name]
-    segments.sort(key=lambda one: (one.partition, one.first))
+    segments = [parsed for key in by_key if (parsed := parse_segment(key)) and parsed.topic == name]
+    segments.sort(key=lambda part: (part.partition, part.first))
     for partition, begin in enumerate(cut.begins):
         if keeps_offsets:
             _fill(bus, name, partition, begin)
-        for segment in (one for one in segments if one.partition == partition):
+        for segment in (part for part in segments if part.partition == partition):
             for batch in _batches(source, segment, by_key[segment.key], cut):
                 offsets = bus.append(name, [_entry(message) for message in batch])
                 if keeps_offsets and offsets != [message.offset for message in batch]:
@@ -370,9 +370,9 @@ def _restore_topic(
                     )
     if keeps_offsets and any(cut.begins):
         bus.truncate(name, dict(enumerate(cut.begins)))
-    groups = dict.fromkeys(one.group for one in cut.commits) if keeps_offsets else ()
+    groups = dict.fromkeys(commit.group for commit in cut.commits) if keeps_offsets else ()
     for group in groups:
-        at = {one.partition: one.at for one in cut.commits if one.group == group}
+        at = {commit.partition: commit.at for commit in cut.commits if commit.group == group}
         bus.commit(group, name, at)
 
 

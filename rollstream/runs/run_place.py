@@ -60,28 +60,28 @@ def open_present_for_reading(store_url: str | None) -> ObjectStore | None:
     return open_store_for_reading(store_url, None if folder is None else ContainedFolder(folder))
 
 
-def find_run_place(named: str, bus: str | None = None, *, or_emptied: bool = False) -> RunPlace:
+def find_run_place(argument: str, bus: str | None = None, *, or_emptied: bool = False) -> RunPlace:
     """Locate the run that the user calls `named`: its folder, its config.json, or the URL of its
     store or its log. `bus` is the URL of the log of a run named by its store. Raises
     `ConfigurationError` if no run is there; with `or_emptied` an empty store is accepted as the
     place of a run that was removed.
     """
-    scheme, separator, _ = named.partition(":")
+    scheme, separator, _ = argument.partition(":")
     if separator and scheme in ("kafka", "sqlite"):
         if bus is not None:
-            raise ConfigurationError(f"--bus {bus}: {named} is a log already; name the store first")
-        return RunPlace(url_identity(named), None, named, None)
-    if separator and not os.path.exists(named):
-        store = open_present_for_reading(named)
+            raise ConfigurationError(f"--bus {bus}: {argument} is a log already; name the store first")
+        return RunPlace(url_identity(argument), None, argument, None)
+    if separator and not os.path.exists(argument):
+        store = open_present_for_reading(argument)
         identity = None if store is None else read_identity(store)
-        if identity is None and not (or_emptied and _is_emptied(named, store)):
+        if identity is None and not (or_emptied and _is_emptied(argument, store)):
             raise ConfigurationError(
-                f"{named} holds no run (no {IDENTITY_KEY}), so nothing there is a run's; "
+                f"{argument} holds no run (no {IDENTITY_KEY}), so nothing there is a run's; "
                 "is the URL right?"
             )
-        run = url_identity(named) if identity is None else identity.run
-        return RunPlace(run, None, bus, named)
-    path = Path(named).absolute()
+        run = url_identity(argument) if identity is None else identity.run
+        return RunPlace(run, None, bus, argument)
+    path = Path(argument).absolute()
     folder = path.parent if path.name == CONFIGURATION_FILE else path
     if bus is not None:
         raise ConfigurationError(f"--bus {bus}: {folder}/config.json names the run's log already")

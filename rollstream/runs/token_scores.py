@@ -95,21 +95,21 @@ def score_run_tokens(
     """
     folder, c = _folder_and_settings(source)
     assert source.store is not None
-    found = TokenScoring(folder / TOKEN_SCORES_FILE)
-    records = _wanted(source, where, found, advance)
+    scoring = TokenScoring(folder / TOKEN_SCORES_FILE)
+    records = _wanted(source, where, scoring, advance)
     first = next(records, None)
-    if first is None and not found.before:
+    if first is None and not scoring.before:
         raise ConfigurationError(f"{source.location.name} has no such finished trajectory")
     if first is None:
-        return found
+        return scoring
     disable_progress_bar()  # of transformers: it would mix with the command's output
     set_torch_threads(c.trainer.threads * c.trainer.workers)
     model = starting_model(c, folder)
     assert not isinstance(model, PacedModel), "refused before"
     scorer = VersionScorer(source.store, model, c.trainer)
     bounds = training_bounds(c, hf_vocabulary_size(model_folder(c, folder)))
-    write_token_scores(found.path, _rows(chain([first], records), scorer, bounds, found))
-    return found
+    write_token_scores(scoring.path, _rows(chain([first], records), scorer, bounds, scoring))
+    return scoring
 
 
 def _folder_and_settings(source: ReplaySource) -> tuple[Path, Configuration]:
@@ -130,32 +130,32 @@ def _folder_and_settings(source: ReplaySource) -> tuple[Path, Configuration]:
 
 
 def _wanted(
-    source: ReplaySource, where: Sequence[str], found: TokenScoring, advance: Callable[[int], None]
+    source: ReplaySource, where: Sequence[str], scoring: TokenScoring, advance: Callable[[int], None]
 ) -> Iterator[Trajectory]:
     """Yields the first completion of each trajectory (invariant 2), if it meets the conditions and
     the file has no scores of it.
     """
     conditions = parse_conditions(where)
     steps = source.recorded().step_of() if needs_steps(conditions) else {}
-    stored = stored_hashes(found.path)
+    stored = stored_hashes(scoring.path)
     seen: set[str] = set()
-    wanted = 0
-    for one in source.log.topic("trajectories").records():
+    selected = 0
+    for log_record in source.log.topic("trajectories").records():
         advance(1)
-        record = one.record
+        record = log_record.record
         if not isinstance(record, Trajectory) or record.trajectory in seen:
             continue
         seen.add(record.trajectory)
-        step = steps.get(one.address)
-        if not is_wanted_trajectory(conditions, record, one.timestamp_ms, step):
+        step = steps.get(log_record.address)
+        if not is_wanted_trajectory(conditions, record, log_record.timestamp_ms, step):
             continue
         if stored.get(record.trajectory) == text_hash(record):
-            found.before += 1
+            scoring.before += 1
             continue
-        wanted += 1
-        if wanted + len(stored) > TRAJECTORIES_MAX:
+        selected += 1
+        if selected + len(stored) > TRAJECTORIES_MAX:
             raise ConfigurationError(
-                f"{found.path} would hold more than {TRAJECTORIES_MAX:,} trajectories; select "
+                f"{scoring.path} would hold more than {TRAJECTORIES_MAX:,} trajectories; select "
                 "fewer with --where, or delete the file"
             )
         yield record
@@ -165,27 +165,27 @@ def _rows(
     records: Iterator[Trajectory],
     scorer: VersionScorer,
     bounds: TrainingBounds,
-    found: TokenScoring,
+    scoring: TokenScoring,
 ) -> Iterator[ScoredTrajectory]:
     """Yields the scores of the trajectories that a trainer can score, and counts them."""
     for chunk in _chunks(records):
         scorable = [record for record in chunk if refusal(record, bounds) is None]
-        found.refused += len(chunk) - len(scorable)
+        scoring.refused += len(chunk) - len(scorable)
         for record, (logprobs, entropy) in zip(scorable, scorer.score(scorable), strict=True):
-            found.add(record, logprobs)
+            scoring.add(record, logprobs)
             yield ScoredTrajectory(
                 record.trajectory, record.group, text_hash(record), logprobs, entropy
             )
 
 
 def _chunks(records: Iterator[Trajectory]) -> Iterator[list[Trajectory]]:
-    held: list[Trajectory] = []
+    chunk: list[Trajectory] = []
     tokens = 0
     for record in records:
-        held.append(record)
+        chunk.append(record)
         tokens += len(record.tokens)
         if tokens >= CHUNK_TOKENS:
-            yield held
-            held, tokens = [], 0
-    if held:
-        yield held
+            yield chunk
+            chunk, tokens = [], 0
+    if chunk:
+        yield chunk

@@ -186,8 +186,8 @@ def _critic_bytes(shape: ModelShape, form: TrainerForm) -> float:
     body = shape.parameters - (0 if shape.tied else shape.embedding_parameters)
     trained = body if form.lora_rank is None else trained_parameters(shape, form)
     is_apart = form.item != FLOAT32 or form.offload or form.lora_rank is not None
-    held = (0 if form.offload else STATE_BYTES) + form.workers * form.item
-    return held * trained + (form.item * body if is_apart else 0)
+    per_parameter = (0 if form.offload else STATE_BYTES) + form.workers * form.item
+    return per_parameter * trained + (form.item * body if is_apart else 0)
 
 
 def own_parameters(shape: ModelShape, form: TrainerForm) -> int:
@@ -246,18 +246,18 @@ def _pass_lines(shape: ModelShape, form: TrainerForm) -> list[MemoryLine]:
     """Returns the peak of a forward and backward pass for all workers: activations are freed while
     gradients are made, so the peak is at the begin or at the end of the backward pass.
     """
-    kept = kept_bytes(shape, form)
+    activations = kept_bytes(shape, form)
     head = _head_bytes(shape, form)
-    made = 0.0
+    gradients = 0.0
     if form.ranks == 1:
-        made = form.item * trained_parameters(shape, form)
+        gradients = form.item * trained_parameters(shape, form)
         if form.lora_rank is None and shape.tied:
             # The embedding's own gradient, before it is added to that of the head.
-            made += form.item * shape.embedding_parameters
+            gradients += form.item * shape.embedding_parameters
     return [
-        MemoryLine("activations of a micro-batch", form.workers * kept),
+        MemoryLine("activations of a micro-batch", form.workers * activations),
         MemoryLine("head and logits", form.workers * head),
-        MemoryLine("gradients beyond them", form.workers * max(0.0, made - kept)),
+        MemoryLine("gradients beyond them", form.workers * max(0.0, gradients - activations)),
     ]
 
 
@@ -324,14 +324,14 @@ def trainer_host_lines(
     whole at the rank that owns it (`owners` in `sharded/rank_plan.py`). The fullest rank is counted
     with the mean or, if it is larger, with the largest tensor; it has at most the sum of both.
     """
-    own, trained = own_parameters(shape, form), trained_parameters(shape, form)
+    own_trained, trained = own_parameters(shape, form), trained_parameters(shape, form)
     published = float(trained)
     if form.ranks > 1 and form.lora_rank is None:  # each rank has the whole adapter
         published = max(trained / form.ranks, max(rows * size for _, rows, size in shape.tensors))
     is_lent = (on_cpu or form.offload) and form.saved * trained > LENT_BYTES_MIN
-    critic = own if form.critic else 0
-    saved = form.saved * own + CHECKPOINT_BYTES * critic
-    state = saved + FLOAT32 * (own + critic) if form.offload else 0.0
+    critic = own_trained if form.critic else 0
+    saved = form.saved * own_trained + CHECKPOINT_BYTES * critic
+    state = saved + FLOAT32 * (own_trained + critic) if form.offload else 0.0
     is_base_here = form.offload and form.lora_rank is not None and form.ranks > 1
     base = form.item * _held_parameters(shape, form.ranks) if is_base_here else 0.0
     return (

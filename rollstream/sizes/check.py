@@ -43,18 +43,18 @@ def unassigned_use(c: Configuration, cards: Sequence[GpuCard]) -> dict[str, Sequ
     (`cuda:1`; the first without a number), where scorers with the reference are, too; all rollouts
     and the evaluation begin at the first.
     """
-    r, found = c.rollouts, dict[str, Sequence[GpuCard]]()
+    r, cards_by_process = c.rollouts, dict[str, Sequence[GpuCard]]()
     if _trains_on_gpus(c):
         first = int(c.trainer.device.partition(":")[2] or 0)
-        found["trainer"] = cards[first : first + c.trainer.processes]
+        cards_by_process["trainer"] = cards[first : first + c.trainer.processes]
         if c.scoring.holds_reference:
-            found |= {f"scorer-{n}": cards[first : first + 1] for n in range(c.scoring.count)}
+            cards_by_process |= {f"scorer-{n}": cards[first : first + 1] for n in range(c.scoring.count)}
     if _generates_on_gpus(c):
         for number in range(r.count):
-            found[f"rollout-{number}"] = cards[: r.kind.cards(r)]
+            cards_by_process[f"rollout-{number}"] = cards[: r.kind.cards(r)]
         if c.evaluation.enabled:
-            found["eval"] = cards[: r.kind.cards(r)]
-    return found
+            cards_by_process["eval"] = cards[: r.kind.cards(r)]
+    return cards_by_process
 
 
 def lone_use(

@@ -71,8 +71,8 @@ def accelerator_named(name: str) -> Accelerator | None:
     """
     joined = _SIZE.sub(r"\1gb", re.sub(r"[-_]", " ", name.lower()))
     words = joined.split(" ")
-    named = [card for card in _CARDS if set(card.name.lower().split()) <= set(words)]
-    card = max(named, key=lambda card: len(card.name.split()), default=None)
+    matches = [card for card in _CARDS if set(card.name.lower().split()) <= set(words)]
+    card = max(matches, key=lambda card: len(card.name.split()), default=None)
     if card is None:
         return None
     of_card = {*card.name.lower().split(), f"{card.memory / GB:g}gb", ""}
@@ -127,7 +127,7 @@ def parse_kinds(text: str) -> tuple[CardKind, ...]:
     `parse_gpus`, separated by commas, each with its price for an hour if known. Raises
     `ConfigurationError` for a wrong part and for a card that comes twice.
     """
-    found: list[CardKind] = []
+    kinds: list[CardKind] = []
     for part in text.split(","):
         gpus, at, price = part.partition("@")
         cards, card = parse_gpus(gpus)
@@ -135,8 +135,8 @@ def parse_kinds(text: str) -> tuple[CardKind, ...]:
             raise ConfigurationError(
                 f"--gpus {part}: write the price of one card for an hour after the @, as 8xH100@2.5"
             )
-        found.append(CardKind(card, cards, float(price or 0)))
-    names = [kind.card.name for kind in found]
+        kinds.append(CardKind(card, cards, float(price or 0)))
+    names = [kind.card.name for kind in kinds]
     if len(set(names)) < len(names):
         raise ConfigurationError(f"--gpus {text}: name each card once, with the number of all")
-    return tuple(found)
+    return tuple(kinds)

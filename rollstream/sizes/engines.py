@@ -164,8 +164,8 @@ def _engine_cards(request: PlanRequest, cards: int) -> Sequence[int]:
     """Returns the numbers of cards that one vLLM engine may have, ascending: powers of two that
     divide the model's attention heads.
     """
-    most = min(cards, CARDS_PER_MACHINE)
-    return [n for n in (1, 2, 4, 8) if n <= most and request.shape.heads % n == 0]
+    cards_max = min(cards, CARDS_PER_MACHINE)
+    return [n for n in (1, 2, 4, 8) if n <= cards_max and request.shape.heads % n == 0]
 
 
 def vllm_tokens(request: PlanRequest, tensor_parallel: int, share: float) -> int:
@@ -206,7 +206,7 @@ def _embedded(request: PlanRequest, share: float, memory: float) -> EngineSize |
         lines = sums.torch_engine_lines(request.shape, slots, request.context, sums.BFLOAT16)
         if total(lines) <= memory:
             cached = vllm_tokens(request, 1, share) // request.context
-            taken = total([one for one in _lines(request, 1) if one.what != sums.WEIGHTS])
+            taken = total([line for line in _lines(request, 1) if line.what != sums.WEIGHTS])
             reason = (
                 f"vLLM would cache {cached} longest sequences here and needs {SEQUENCES_MIN}: "
                 f"it takes {taken / GB:.1f} GB beside weights and cache"
@@ -236,14 +236,14 @@ def least_lines(request: PlanRequest, cards: int) -> tuple[int, tuple[MemoryLine
     the embedded engine if an adapter is trained and it needs less. The cache holds `SEQUENCES_MIN`
     longest sequences.
     """
-    shape, own = request.shape, _engine_cards(request, cards)[-1]
+    shape, engine_cards = request.shape, _engine_cards(request, cards)[-1]
     cache = SEQUENCES_MIN * request.context * sums.BFLOAT16 * shape.kv_numbers
-    cached = MemoryLine(f"KV cache of {SEQUENCES_MIN} sequences", cache / min(own, shape.kv_heads))
-    lines = (*_lines(request, own), cached)
+    cached = MemoryLine(f"KV cache of {SEQUENCES_MIN} sequences", cache / min(engine_cards, shape.kv_heads))
+    lines = (*_lines(request, engine_cards), cached)
     if not request.lora_rank:
-        return own, lines
+        return engine_cards, lines
     embedded = sums.torch_engine_lines(shape, SEQUENCES_MIN, request.context, sums.BFLOAT16)
-    return own, min(lines, embedded, key=total)
+    return engine_cards, min(lines, embedded, key=total)
 
 
 def kv_tokens(shape: ModelShape, tensor_parallel: int, free: float) -> int:

@@ -125,7 +125,7 @@ def best_layout(request: PlanRequest) -> CardLayout | None:
     """
     if request.cards == 1:
         return _shared_layout(request)
-    found = [
+    layouts = [
         layout
         for cards in _trainer_cards(request)
         for recompute in (False, True)
@@ -138,7 +138,7 @@ def best_layout(request: PlanRequest) -> CardLayout | None:
         generated = layout.rollout_tokens_per_s
         return layout.tokens_per_s, generated, balance, not layout.form.recompute
 
-    return max(found, key=rank, default=None)
+    return max(layouts, key=rank, default=None)
 
 
 def _trainer_cards(request: PlanRequest) -> Sequence[int]:
@@ -213,14 +213,14 @@ def _proposed_form(request: PlanRequest, form: TrainerForm) -> TrainerForm:
     The proposed one is the smallest with which a step takes as few rounds as with the largest
     useful one (`MICRO_BATCH_TOKENS_MAX`); it holds at least one sequence of full context.
     """
-    most = min(form.micro_batch_tokens, MICRO_BATCH_TOKENS_MAX)
+    tokens_max = min(form.micro_batch_tokens, MICRO_BATCH_TOKENS_MAX)
     if request.card.flops:
-        at_most = replace(form, micro_batch_tokens=most)
+        at_most = replace(form, micro_batch_tokens=tokens_max)
         compute_s, collectives_s = rates.round_s(request.shape, at_most, request.link(form.ranks))
-        most = form.micro_batch_tokens if collectives_s > compute_s else most
-    rounds = ceil(request.step_tokens / (form.ranks * most))
+        tokens_max = form.micro_batch_tokens if collectives_s > compute_s else tokens_max
+    rounds = ceil(request.step_tokens / (form.ranks * tokens_max))
     each = ceil(request.step_tokens / (form.ranks * rounds * request.context)) * request.context
-    return replace(form, micro_batch_tokens=max(request.context, min(each, most)))
+    return replace(form, micro_batch_tokens=max(request.context, min(each, tokens_max)))
 
 
 def _largest_form(request: PlanRequest, form: TrainerForm) -> TrainerForm | None:
@@ -271,7 +271,7 @@ def _shared_layout(request: PlanRequest) -> CardLayout | None:
     the rest. The best layout is the first by `rank`: KV cache (see `SEQUENCES_WANTED`), evaluation,
     rate, no gradient checkpointing.
     """
-    found = [
+    layouts = [
         layout
         for evaluated in (True, False)
         for recompute in (False, True)
@@ -284,7 +284,7 @@ def _shared_layout(request: PlanRequest) -> CardLayout | None:
         cached = min(engine.kv_tokens, SEQUENCES_WANTED * request.context)
         return cached, engine.has_evaluation, layout.tokens_per_s, is_kept
 
-    return max(found, key=rank, default=None)
+    return max(layouts, key=rank, default=None)
 
 
 def _shared_form(
@@ -330,14 +330,14 @@ def shortages_of(request: PlanRequest) -> tuple[Shortage, ...]:
     alone = request.cards == 1
     ranks = 1 if alone else _trainer_cards(request)[-1]
     form = trainer_form(request, ranks, recompute=True)
-    found: list[Shortage] = []
+    shortages: list[Shortage] = []
     trainer = sums.trainer_lines(shape, form)
     if total(trainer) > usable(card):
-        found.append(Shortage("trainer", trainer, usable(card)))
+        shortages.append(Shortage("trainer", trainer, usable(card)))
     cards, engine = engines.least_lines(request, 1 if alone else request.cards - 1)
     if total(engine) > card.memory * ENGINE_SHARE:
-        found.append(Shortage(f"rollout on {cards} cards", engine, card.memory * ENGINE_SHARE))
-    if alone and not found:
+        shortages.append(Shortage(f"rollout on {cards} cards", engine, card.memory * ENGINE_SHARE))
+    if alone and not shortages:
         both = (MemoryLine("trainer", total(trainer)), MemoryLine("rollout", total(engine)))
-        found.append(Shortage("trainer and rollout on one card", both, usable(card)))
-    return tuple(found)
+        shortages.append(Shortage("trainer and rollout on one card", both, usable(card)))
+    return tuple(shortages)

@@ -21,7 +21,7 @@ def figures(plan: RunPlan) -> dict[str, Any]:
     fits, the shortages, the change, and, if the plan or its change fits, the proposal.
     """
     request = plan.request
-    found: dict[str, Any] = {
+    json_object: dict[str, Any] = {
         "model": request.shape.name,
         "parameters": request.shape.parameters,
         "active_parameters": request.shape.active_parameters,
@@ -43,8 +43,8 @@ def figures(plan: RunPlan) -> dict[str, Any]:
     }
     proposed = plan.proposed
     if proposed is not None:
-        found |= _proposed_figures(proposed)
-    return found
+        json_object |= _proposed_figures(proposed)
+    return json_object
 
 
 def _proposed_figures(plan: RunPlan) -> dict[str, Any]:
@@ -119,17 +119,17 @@ def transfer_seconds(plan: RunPlan) -> dict[str, dict[str, float]]:
     request, layout = plan.request, plan.layout
     assert layout is not None
     versions = rates.version_bytes(request.shape, request.lora_rank or ADAPTER_RANK)
-    found: dict[str, dict[str, float]] = {}
+    seconds: dict[str, dict[str, float]] = {}
     for kind, size in (
         ("full", versions.full), ("delta", versions.delta), ("adapter", versions.adapter)
     ):  # fmt: skip
-        found[kind] = {
+        seconds[kind] = {
             "publish": rates.transfer_s(size, request.store_gbps),
             "fetch": rates.transfer_s(size, min(request.store_gbps, request.network_gbps)),
             "relay": rates.transfer_s(size, request.network_gbps),
             "load": rates.load_s(size, layout.engine.tensor_parallel),
         }
-    return found
+    return seconds
 
 
 def round_seconds(plan: RunPlan) -> dict[str, float]:

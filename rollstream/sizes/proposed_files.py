@@ -111,15 +111,15 @@ class MachineFile:
         """
         rollouts = self.settings["rollouts"]
         cards, count = rollouts.get("vllm", {}).get("tensor_parallel", 1), rollouts["count"]
-        own = "$n" if cards == 1 else f"$(seq -s, $((n * {cards})) $((n * {cards} + {cards - 1})))"
+        cards_text = "$n" if cards == 1 else f"$(seq -s, $((n * {cards})) $((n * {cards} + {cards - 1})))"
         rollout = f"{_command('rollout', file)} --name rollout-$(hostname)-$n"
-        found = [
-            f"for n in $(seq 0 {count - 1}); do CUDA_VISIBLE_DEVICES={own} {rollout} & done",
+        commands = [
+            f"for n in $(seq 0 {count - 1}); do CUDA_VISIBLE_DEVICES={cards_text} {rollout} & done",
         ]
         if self.settings["evaluation"]["enabled"]:
             first = ",".join(map(str, range(cards)))
-            found.append(f"(CUDA_VISIBLE_DEVICES={first} {_command('eval', file)} &)")
-        return found
+            commands.append(f"(CUDA_VISIBLE_DEVICES={first} {_command('eval', file)} &)")
+        return commands
 
 
 def _command(role: str, file: str) -> str:
@@ -150,8 +150,8 @@ def machine_files(plan: RunPlan) -> tuple[MachineFile, ...]:
     training = -(-ranks // CARDS_PER_MACHINE)
     rest = request.cards - training * CARDS_PER_MACHINE
     trainer = _file(plan, "trainer", training, devices)
-    own = {"rollouts": min(rest, CARDS_PER_MACHINE)}
-    rollouts = _file(plan, "rollouts", request.machines - training, own)
+    rollout_devices = {"rollouts": min(rest, CARDS_PER_MACHINE)}
+    rollouts = _file(plan, "rollouts", request.machines - training, rollout_devices)
     # A run has one evaluation, which shares its first rollout's cards.
     (rollouts if trainer.generates else trainer).settings["evaluation"]["enabled"] = False
     return trainer, rollouts
@@ -194,8 +194,8 @@ def run_settings(request: PlanRequest, layout: CardLayout) -> dict[str, dict[str
     relay: dict[str, Any] = {"enabled": request.machines > 1}
     if request.machines > 1:
         version = rates.version_bytes(request.shape, request.lora_rank).full
-        kept = max(RelaySettings().bytes_max, int(RELAY_VERSIONS * version))
-        relay |= {"host": "0.0.0.0", "port": RELAY_PORT, "bytes_max": kept}
+        cache_bytes = max(RelaySettings().bytes_max, int(RELAY_VERSIONS * version))
+        relay |= {"host": "0.0.0.0", "port": RELAY_PORT, "bytes_max": cache_bytes}
     return {
         "model": model,
         "sampling": {"tokens_max": context - min(PROMPT_MAX, context // PROMPT_SHARE)},
@@ -224,35 +224,35 @@ def toml_files(plan: RunPlan, file: str) -> dict[str, str]:
     """Returns the texts of the proposed files by their names: one file called `file`, or two with
     names made from it (`MachineFile.name`).
     """
-    found = machine_files(plan)
-    return {one.name(file): toml_text(plan, one, one.name(file)) for one in found}
+    files = machine_files(plan)
+    return {machine_file.name(file): toml_text(plan, machine_file, machine_file.name(file)) for machine_file in files}
 
 
-def toml_text(plan: RunPlan, one: MachineFile, file: str) -> str:
+def toml_text(plan: RunPlan, machine_file: MachineFile, file: str) -> str:
     """Returns the text of one file: comments, then the tables. `file` is its own name."""
     request, layout = plan.request, plan.layout
     assert layout is not None
     lines = [f"# {request.shape.name} on {request.cards} x {request.card.name}, by arithmetic"]
     if layout.engine.reason:
         lines.append(f"# engine torch: {layout.engine.reason}")
-    if one.kind != "run":
-        lines += [f"# {line}" for line in _start_lines(request, one, file)]
-    for table, values in one.settings.items():
+    if machine_file.kind != "run":
+        lines += [f"# {line}" for line in _start_lines(request, machine_file, file)]
+    for table, values in machine_file.settings.items():
         lines += _table_lines(table, values, _model_comment(request))
     return "\n".join(lines) + "\n"
 
 
-def _start_lines(request: PlanRequest, one: MachineFile, file: str) -> list[str]:
+def _start_lines(request: PlanRequest, machine_file: MachineFile, file: str) -> list[str]:
     """Returns the lines of the comment that explains, for a plan of several machines, how the run
     is started on the machines of this file.
     """
-    work = "generate" if one.kind == "rollouts" else "train"
-    last = request.cards % CARDS_PER_MACHINE if one.machines > 1 else 0
+    work = "generate" if machine_file.kind == "rollouts" else "train"
+    last = request.cards % CARDS_PER_MACHINE if machine_file.machines > 1 else 0
     partly = [f"The last one has {last} cards: fewer rollouts there."] if last else []
     return [
-        f"For machines that {work}: {one.machines} of {request.machines}. `rollstream run` starts",
+        f"For machines that {work}: {machine_file.machines} of {request.machines}. `rollstream run` starts",
         "the roles of one machine alone. Start here, and in brackets on the first one alone:",
-        *(f"  {command}" for command in one.commands(file)),
+        *(f"  {command}" for command in machine_file.commands(file)),
         *partly,
         "First set bus and store, alike in all files, to URLs that all machines reach",
         "(docs/how-to/deploy.md), and ROLLSTREAM_RELAY_TOKEN to one secret everywhere. RUN is a",

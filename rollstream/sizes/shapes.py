@@ -104,10 +104,10 @@ class ModelShape:
         else:
             count, size = self.experts.count, self.hidden * self.experts.intermediate
             matrices += [(count, 2 * size), (count, size), (count, self.hidden)]
-        whole = self.layer_parameters - sum(rows * size for rows, size in matrices)
-        found = [(self.layers, rows, size) for rows, size in (*matrices, (1, whole))]
+        small_parameters = self.layer_parameters - sum(rows * size for rows, size in matrices)
+        layer_tensors = [(self.layers, rows, size) for rows, size in (*matrices, (1, small_parameters))]
         roots = (1 if self.tied else 2, self.vocabulary, self.hidden)
-        return (*found, roots, (1, 1, self.hidden))
+        return (*layer_tensors, roots, (1, 1, self.hidden))
 
     @property
     def layer_parameters(self) -> int:
@@ -273,7 +273,7 @@ def find_shape(model: str) -> ModelShape:
     name = model.rpartition("/")[2].lower().removeprefix("meta-")
     if _QUANTISED.search(name):
         raise ConfigurationError(_quantised(model))
-    listed = [known for known in SHAPES if name == known or name.startswith(f"{known}-")]
+    listed = [listed_name for listed_name in SHAPES if name == listed_name or name.startswith(f"{listed_name}-")]
     if listed and not Path(model).exists():
         shape = SHAPES[max(listed, key=len)]
         return replace(shape, hub=model) if "/" in model else shape

@@ -106,12 +106,12 @@ def plan_unlike(
             value /= plan.per_hour
         return value, plan.rollout_tokens_per_s, -plan.trainer_cards, not plan.form.recompute
 
-    found = max(plans_of(request, kinds, objective), key=rank, default=None)
-    if found is None:
+    best = max(plans_of(request, kinds, objective), key=rank, default=None)
+    if best is None:
         return None
     cards = sum(kind.cards for kind in kinds)
     alike = best_layout(replace(request, card=weakest([k.card for k in kinds]), cards=cards))
-    return replace(found, works=with_answers(found.works, request.context), alike=alike)
+    return replace(best, works=with_answers(best.works, request.context), alike=alike)
 
 
 def weakest(cards: Sequence[Accelerator]) -> Accelerator:
@@ -136,7 +136,7 @@ def plans_of(
     sizes = [engines.own_engine(_on(request, kind), kind.cards) for kind in kinds]
     forms: dict[tuple[Accelerator, int], list[TrainerForm]] = {}
     for numbers in _assignments(kinds, objective):
-        training = [one for one, _ in numbers]
+        training = [training_cards for training_cards, _ in numbers]
         generating = [
             rest // size.tensor_parallel if size is not None else 0
             for (_, rest), size in zip(numbers, sizes, strict=True)
@@ -147,8 +147,8 @@ def plans_of(
         ranks = sum(training)
         trained = replace(request, card=card, cards=sum(kind.cards for kind in kinds))
         if (card, ranks) not in forms:
-            found = (training_form(trained, ranks, recompute) for recompute in (False, True))
-            forms[card, ranks] = [form for form in found if form is not None]
+            candidates = (training_form(trained, ranks, recompute) for recompute in (False, True))
+            forms[card, ranks] = [form for form in candidates if form is not None]
         works = tuple(
             _work(request, kind, size, used, count, sum(generating))
             for kind, size, used, count in zip(kinds, sizes, training, generating, strict=True)
@@ -173,8 +173,8 @@ def _assignments(
     yield from product(*options)
     for at, kind in enumerate(kinds):  # a trainer within one machine
         for some in range(1, min(CARDS_PER_MACHINE, kind.cards + 1)):
-            others = [[(0, rest) for used, rest in one if not used] for one in options]
-            for rest in product(*(one for n, one in enumerate(others) if n != at)):
+            others = [[(0, rest) for used, rest in pairs if not used] for pairs in options]
+            for rest in product(*(pairs for n, pairs in enumerate(others) if n != at)):
                 yield (*rest[:at], (some, kind.cards - some), *rest[at:])
 
 
@@ -222,15 +222,15 @@ def with_answers(works: Sequence[KindWork], context: int) -> tuple[KindWork, ...
     median = context / MEAN_SHARE / exp(spread**2 / 2)
     total = sum(work.tokens_per_s for work in works)
     bounds: Mapping[str, int] = {}
-    given = 0.0
-    for work in sorted(works, key=lambda one: (one.request_per_s, one.kind.card.name)):
+    assigned_per_s = 0.0
+    for work in sorted(works, key=lambda kind_work: (kind_work.request_per_s, kind_work.kind.card.name)):
         if not work.engines:
             continue
-        given += work.tokens_per_s
-        share = min(given / total, 1 - 1e-9) if total else 1 - 1e-9
+        assigned_per_s += work.tokens_per_s
+        share = min(assigned_per_s / total, 1 - 1e-9) if total else 1 - 1e-9
         # Of all tokens, this share is in answers of up to `longest` tokens (log-normal).
         longest = median * exp(spread * (NORMAL.inv_cdf(share) + spread))
-        is_last = given >= total * (1 - 1e-9)
+        is_last = assigned_per_s >= total * (1 - 1e-9)
         bounds = {**bounds, work.kind.card.name: context if is_last else int(longest)}
     return tuple(
         replace(work, answers_max=min(context, bounds.get(work.kind.card.name, 0)))

@@ -115,7 +115,7 @@ def _alike_line(plan: UnlikePlan) -> str:
 
 def toml_files(plan: UnlikePlan, file: str) -> dict[str, str]:
     """Returns the texts of the proposed files by their names, made from `file`."""
-    return {one.name(file): toml_text(own, one, one.name(file)) for one, own in machine_files(plan)}
+    return {machine_file.name(file): toml_text(kind_plan, machine_file, machine_file.name(file)) for machine_file, kind_plan in machine_files(plan)}
 
 
 def machine_files(plan: UnlikePlan) -> tuple[tuple[MachineFile, RunPlan], ...]:
@@ -125,27 +125,27 @@ def machine_files(plan: UnlikePlan) -> tuple[tuple[MachineFile, RunPlan], ...]:
     All differ only in `devices`, in the engine's size (`rollouts`) and in `evaluation.enabled`,
     which may differ from machine to machine. A kind with machines of both sorts has two files.
     """
-    found: list[tuple[MachineFile, RunPlan]] = []
+    files: list[tuple[MachineFile, RunPlan]] = []
     usual = next(work.engine for work in plan.works if work.engine is not None and work.engines)
-    for work in sorted(plan.works, key=lambda one: -one.trainer_cards):
+    for work in sorted(plan.works, key=lambda kind_work: -kind_work.trainer_cards):
         training = -(-work.trainer_cards // CARDS_PER_MACHINE)
         there = min(work.kind.cards, CARDS_PER_MACHINE)
         if training:
             first = min(work.trainer_cards, there)
             engine = work.engine if first < there else None
             cards = {"trainer": first, "rollouts": there - first if engine is not None else 0}
-            found.append(_file(plan, work, engine or usual, cards, training))
+            files.append(_file(plan, work, engine or usual, cards, training))
         rest = work.kind.cards - training * CARDS_PER_MACHINE
         if work.engine is not None and work.engines and rest > 0:
             machines = -(-rest // CARDS_PER_MACHINE)
             cards = {"trainer": 0, "rollouts": min(rest, CARDS_PER_MACHINE)}
-            found.append(_file(plan, work, work.engine, cards, machines))
+            files.append(_file(plan, work, work.engine, cards, machines))
     # A run has one evaluation, which shares the cards of a rollout.
-    first = next(file for file, _ in found if file.generates)
-    for file, _ in found:
+    first = next(file for file, _ in files if file.generates)
+    for file, _ in files:
         if file is not first:
             file.settings["evaluation"]["enabled"] = False
-    return tuple(found)
+    return tuple(files)
 
 
 def _file(
@@ -160,7 +160,7 @@ def _file(
     settings["devices"] = {role: count for role, count in cards.items() if count}
     settings["rollouts"]["count"] = max(1, cards["rollouts"] // engine.tensor_parallel)
     settings["trainer"]["processes"] = cards["trainer"] or settings["trainer"]["processes"]
-    own: PlanRequest = replace(request, cards=work.kind.cards)
+    kind_request: PlanRequest = replace(request, cards=work.kind.cards)
     kind = "trainer" if cards["trainer"] else "rollouts"
     file = MachineFile(
         kind=kind,
@@ -169,4 +169,4 @@ def _file(
         settings=settings,
         card=work.kind.card.name,
     )
-    return file, RunPlan(own, layout)
+    return file, RunPlan(kind_request, layout)

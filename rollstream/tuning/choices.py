@@ -44,7 +44,7 @@ class TuningChoice:
     def differences(self, other: "TuningChoice") -> int:
         """Returns the number of fields in which two choices differ."""
         return sum(
-            getattr(self, one.name) != getattr(other, one.name) for one in fields(TuningChoice)
+            getattr(self, field.name) != getattr(other, field.name) for field in fields(TuningChoice)
         )
 
 
@@ -166,12 +166,12 @@ def _lags(present: TuningChoice, lag_max: int | None) -> tuple[tuple[int | None,
     """Returns powers of two up to the largest bound, and that bound. A configuration without
     `max_lag` may keep none, with as much work outstanding or less.
     """
-    most = present.waves - 1 if lag_max is None else lag_max
-    bounds = {0, most} | {1 << power for power in range(16) if 1 << power <= most}
-    found: list[tuple[int | None, int]] = [(bound, bound + 1) for bound in sorted(bounds)]
+    bound_max = present.waves - 1 if lag_max is None else lag_max
+    bounds = {0, bound_max} | {1 << power for power in range(16) if 1 << power <= bound_max}
+    lags: list[tuple[int | None, int]] = [(bound, bound + 1) for bound in sorted(bounds)]
     if present.max_lag is None:
-        found += [(None, bound + 1) for bound in sorted(bounds) if bound]
-    return tuple(found)
+        lags += [(None, bound + 1) for bound in sorted(bounds) if bound]
+    return tuple(lags)
 
 
 def _repacks(c: Configuration, is_held: bool) -> tuple[float | None, ...]:
@@ -185,41 +185,41 @@ def changed_settings(c: Configuration, choice: TuningChoice) -> Mapping[str, Any
     """Returns the settings (dotted key → value) that make the configuration's choice this one;
     empty if it is its own.
     """
-    present, found = choice_of(c), dict[str, Any]()
+    present, settings = choice_of(c), dict[str, Any]()
     if (choice.rollouts, choice.trainer_gpus) != (present.rollouts, present.trainer_gpus):
-        found |= _split_settings(c, present, choice)
+        settings |= _split_settings(c, present, choice)
     if choice.slots != present.slots:
-        found["rollouts.slots"] = choice.slots
+        settings["rollouts.slots"] = choice.slots
     if (choice.max_lag, choice.waves) != (present.max_lag, present.waves):
         if choice.max_lag != present.max_lag:
-            found["dispatch.max_lag"] = choice.max_lag
+            settings["dispatch.max_lag"] = choice.max_lag
         if choice.max_lag is None:
-            found["dispatch.ready_groups_max"] = choice.waves * c.trainer.groups_per_step
+            settings["dispatch.ready_groups_max"] = choice.waves * c.trainer.groups_per_step
     if choice.on_update != present.on_update:
-        found["rollouts.on_update"] = choice.on_update
+        settings["rollouts.on_update"] = choice.on_update
     if choice.on_update == "keep_version":
         every_s = choice.repack_every_s
         if (every_s is not None) != c.dispatch.repack:
-            found["dispatch.repack"] = every_s is not None
+            settings["dispatch.repack"] = every_s is not None
         if every_s is not None and every_s != c.dispatch.repack_every_s:
-            found["dispatch.repack_every_s"] = every_s
+            settings["dispatch.repack_every_s"] = every_s
     if choice.drafts != present.drafts:
-        found["rollouts.drafts"] = "history" if choice.drafts else "off"
-    return found
+        settings["rollouts.drafts"] = "history" if choice.drafts else "off"
+    return settings
 
 
 def _split_settings(
     c: Configuration, present: TuningChoice, choice: TuningChoice
 ) -> Mapping[str, Any]:
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if choice.rollouts != present.rollouts:
-        found["rollouts.count"] = choice.rollouts
+        settings["rollouts.count"] = choice.rollouts
     if choice.trainer_gpus != present.trainer_gpus:
-        found |= _trainer_settings(c, present, choice)
+        settings |= _trainer_settings(c, present, choice)
     if c.devices.trainer is not None or c.devices.rollouts is not None:
-        found["devices.trainer"] = choice.trainer_gpus
-        found["devices.rollouts"] = choice.rollouts * rollout_gpus(c)
-    return found
+        settings["devices.trainer"] = choice.trainer_gpus
+        settings["devices.rollouts"] = choice.rollouts * rollout_gpus(c)
+    return settings
 
 
 def _trainer_settings(

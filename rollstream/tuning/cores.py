@@ -27,15 +27,15 @@ def on_shared_cores(
     run cannot be simulated.
     """
     slower = 1.0
-    found = simulate(slower)
+    prediction = simulate(slower)
     for _ in range(ROUNDS_MAX - 1):
-        if found is None:
+        if prediction is None:
             return None
-        busy = rollout_threads * (1 - found.idle_share)
-        busy += trainer_threads * (1 - found.trainer_idle_share)
+        busy = rollout_threads * (1 - prediction.idle_share)
+        busy += trainer_threads * (1 - prediction.trainer_idle_share)
         used = busy / slower / cores
         if abs(used - 1) <= CLOSE or (used < 1 and slower == 1.0):
-            return found
+            return prediction
         slower = max(1.0, slower * used)
-        found = simulate(slower)
-    return found
+        prediction = simulate(slower)
+    return prediction

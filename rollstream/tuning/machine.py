@@ -199,10 +199,10 @@ def at_cpu_time(engine: Roofline, run: RunMeasurements, slots: int) -> Roofline:
     """
     if not run.points or run.decode_cpu_token_s is None:
         return engine
-    rows = [min(slots, max(1, round(one.rows))) for one in run.points]
+    rows = [min(slots, max(1, round(point.rows))) for point in run.points]
     each = [
-        engine.step_s(count, one.kv_tokens * count / one.rows) / count
-        for count, one in zip(rows, run.points, strict=True)
+        engine.step_s(count, point.kv_tokens * count / point.rows) / count
+        for count, point in zip(rows, run.points, strict=True)
     ]
     return scaled_roofline(engine, float(np.mean(each)) / run.decode_cpu_token_s)
 
@@ -218,14 +218,14 @@ def _checked(
     if recorded is None or run.tokens_per_s is None or _step_of(recorded) != _step_of(c):
         return machine
     choice = choice_of(recorded)
-    found = machine.predicted(choice, choice.waves + 1)
-    if found is None or not run.tokens_per_s:
+    prediction = machine.predicted(choice, choice.waves + 1)
+    if prediction is None or not run.tokens_per_s:
         return machine
-    off = found.tokens_per_s / run.tokens_per_s
+    off = prediction.tokens_per_s / run.tokens_per_s
     if machine.cores is not None and off > 1:
         machine = replace(machine, cores=machine.cores * max(CORES_SHARE_MIN, 1 / off))
-        found = machine.predicted(choice, choice.waves + 1) or found
-        off = found.tokens_per_s / run.tokens_per_s
+        prediction = machine.predicted(choice, choice.waves + 1) or prediction
+        off = prediction.tokens_per_s / run.tokens_per_s
     return replace(machine, checked=off)
 
 
@@ -235,19 +235,19 @@ def _step_of(c: Configuration) -> tuple[int, int]:
 
 def _unknown(c: Configuration, drafts: DraftGain | None, cores: int | None) -> list[str]:
     """Returns what no profile and no log shows, in words."""
-    found = ["what lag costs in learning: no choice has more than the configuration permits"]
-    found += ["environments that wait, and shared prefixes"]
+    unknowns = ["what lag costs in learning: no choice has more than the configuration permits"]
+    unknowns += ["environments that wait, and shared prefixes"]
     if c.rollouts.can_draft and drafts is None:
-        found.append("what drafts give: no RUN with drafts shows it, so they stay as they are")
+        unknowns.append("what drafts give: no RUN with drafts shows it, so they stay as they are")
     if c.model.lora.rank:
-        found.append("that a rollout with adapters serves several versions and never drains")
+        unknowns.append("that a rollout with adapters serves several versions and never drains")
     if cores is not None:
-        found.append(f"how the {cores} cores are divided: all threads are slowed by one factor")
+        unknowns.append(f"how the {cores} cores are divided: all threads are slowed by one factor")
     elif trains_on_cpu(c):
-        found.append("how rollouts and trainer share the cores: each unit is simulated as a core")
+        unknowns.append("how rollouts and trainer share the cores: each unit is simulated as a core")
     elif c.has_model:
-        found.append("whether more slots fit a GPU's memory: `rollstream run` checks it")
-    return found
+        unknowns.append("whether more slots fit a GPU's memory: `rollstream run` checks it")
+    return unknowns
 
 
 def _workload(
@@ -300,7 +300,7 @@ def _engine(
         raise ConfigurationError(
             "no step times of the engine are known: make a profile (`rollstream profile CONFIG`), "
             f"or give a recorded run behind CONFIG with at least {POINTS_MIN} finished answers of "
-            f"several tokens{'' if run is None else f' (this one has {len(run.points)})'}"
+            f"several tokens{'' if run is None else f' (this point has {len(run.points)})'}"
         )
     gain = None if run is None else run.drafts
     if alone is None:
@@ -313,7 +313,7 @@ def _engine(
     timed = (recorded and _paced(recorded)) or alone
     if gain is not None:
         timed = with_drafts(timed, gain)
-    ratios = [one.token_s / timed.step_s(round(one.rows), one.kv_tokens) for one in points]
+    ratios = [point.token_s / timed.step_s(round(point.rows), point.kv_tokens) for point in points]
     return scaled_roofline(alone, 1 / float(np.quantile(ratios, WAITLESS_SHARE)))
 
 

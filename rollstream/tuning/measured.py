@@ -142,8 +142,8 @@ class RunLogFold:
             case Applied():
                 self.updates.append(record.seconds)
             case Prompt() if record.epoch:
-                known = self.epochs.get(record.epoch, record.group)
-                self.epochs[record.epoch] = min(known, record.group)
+                first_group = self.epochs.get(record.epoch, record.group)
+                self.epochs[record.epoch] = min(first_group, record.group)
             case RolloutStatus():
                 self.capacity[record.rollout] = record.kv_capacity
                 self.busy[record.rollout, record.term] = record.busy_s, record.tokens_total
@@ -177,7 +177,7 @@ class RunLogFold:
         tokens, passes, guessed = self.drafted
         return RunMeasurements(
             groups=_lengths_by_group(answers),
-            prompt_tokens=round(fmean(one.prompt for one in answers)) if answers else 0,
+            prompt_tokens=round(fmean(answer.prompt for answer in answers)) if answers else 0,
             prompts=min((first // epoch for epoch, first in self.epochs.items()), default=None),
             correlation=length_correlation(answers),
             points=tuple(decode_points(answers)),
@@ -202,7 +202,7 @@ class RunLogFold:
         time in which the trainer did not wait, and at least the computing time of its threads: it
         waits and computes at once.
         """
-        prompt = fmean(one.prompt for one in answers) if answers else 0.0
+        prompt = fmean(answer.prompt for answer in answers) if answers else 0.0
         work_s = tokens = 0.0
         steps = self._recent()
         for done in steps:
@@ -254,11 +254,11 @@ def _lengths_by_group(answers: Sequence[FinishedAnswer]) -> tuple[tuple[int, ...
     """Returns the lengths of each group's answers in the order of their indices, from group 0 to
     the last; () for a group without finished answers.
     """
-    found: defaultdict[int, dict[int, int]] = defaultdict(dict)
-    for one in answers:
-        found[one.group][one.index] = one.tokens
-    ends = 1 + max(found, default=-1)
-    return tuple(tuple(n for _, n in sorted(found.get(g, {}).items())) for g in range(ends))
+    lengths: defaultdict[int, dict[int, int]] = defaultdict(dict)
+    for answer in answers:
+        lengths[answer.group][answer.index] = answer.tokens
+    ends = 1 + max(lengths, default=-1)
+    return tuple(tuple(n for _, n in sorted(lengths.get(g, {}).items())) for g in range(ends))
 
 
 def decode_points(answers: Sequence[FinishedAnswer]) -> list[DecodePoint]:
@@ -266,9 +266,9 @@ def decode_points(answers: Sequence[FinishedAnswer]) -> list[DecodePoint]:
     never finished are missing from the counts, so the last ones of a killed run seem a little fast.
     """
     by_rollout: defaultdict[str, list[FinishedAnswer]] = defaultdict(list)
-    for one in answers:
-        if one.finished_s > one.started_s:
-            by_rollout[one.rollout].append(one)
+    for answer in answers:
+        if answer.finished_s > answer.started_s:
+            by_rollout[answer.rollout].append(answer)
     return [point for group in by_rollout.values() for point in _points_of_rollout(group)]
 
 
@@ -276,11 +276,11 @@ def _points_of_rollout(answers: Sequence[FinishedAnswer]) -> list[DecodePoint]:
     """Between two starts or ends the rows are constant and the cached tokens grow evenly, so both
     are integrated exactly, and their means over an answer's time follow from the integrals.
     """
-    origin = min(one.started_s for one in answers)  # small numbers: squares of times are subtracted
-    begin = np.array([one.started_s - origin for one in answers])
-    end = np.array([one.finished_s - origin for one in answers])
-    tokens = np.array([float(one.tokens) for one in answers])
-    prompt = np.array([float(one.prompt) for one in answers])
+    origin = min(answer.started_s for answer in answers)  # small numbers: squares of times are subtracted
+    begin = np.array([answer.started_s - origin for answer in answers])
+    end = np.array([answer.finished_s - origin for answer in answers])
+    tokens = np.array([float(answer.tokens) for answer in answers])
+    prompt = np.array([float(answer.prompt) for answer in answers])
     speed = tokens / (end - begin)
     at = np.unique(np.concatenate([begin, end]))
     rows = _stepwise(at, begin, end, np.ones(len(answers)))
@@ -296,8 +296,8 @@ def _points_of_rollout(answers: Sequence[FinishedAnswer]) -> list[DecodePoint]:
     )
     return [
         DecodePoint(float(mean_rows[i]), float(mean_kv[i]), float(seconds[i] / tokens[i]))
-        for i, one in enumerate(answers)
-        if one.is_whole and one.tokens >= TOKENS_MIN
+        for i, answer in enumerate(answers)
+        if answer.is_whole and answer.tokens >= TOKENS_MIN
     ]
 
 
@@ -306,19 +306,19 @@ def fit_step_times(points: Sequence[DecodePoint]) -> Roofline:
     weights', the rows' and the cached tokens' time, none of them negative. What the points cannot
     tell apart, since their batches are alike, is shared out evenly.
     """
-    rows = np.array([one.rows for one in points])
-    kv = np.array([one.kv_tokens for one in points])
-    seconds = np.array([one.token_s for one in points])
+    rows = np.array([point.rows for point in points])
+    kv = np.array([point.kv_tokens for point in points])
+    seconds = np.array([point.token_s for point in points])
     columns = [np.ones(len(points)), rows, kv]
     means = [max(1e-12, float(column.mean())) for column in columns]
-    kept, solved = [0, 1, 2], np.zeros(3)
-    while kept:
-        matrix = np.stack([columns[n] / means[n] / seconds for n in kept], axis=1)
-        found = np.linalg.lstsq(matrix, np.ones(len(points)), rcond=None)[0]
-        if (found >= 0).all():
-            solved[kept] = found
+    active, solved = [0, 1, 2], np.zeros(3)
+    while active:
+        matrix = np.stack([columns[n] / means[n] / seconds for n in active], axis=1)
+        coefficients = np.linalg.lstsq(matrix, np.ones(len(points)), rcond=None)[0]
+        if (coefficients >= 0).all():
+            solved[active] = coefficients
             break
-        kept.remove(kept[int(found.argmin())])
+        active.remove(active[int(coefficients.argmin())])
     weights_s, row_s, kv_s = (float(solved[n] / means[n]) for n in range(3))
     return Roofline(weights_s, kv_s, row_s, overlapping=False)
 
@@ -342,12 +342,12 @@ def length_correlation(answers: Sequence[FinishedAnswer]) -> float:
     """
     if not answers:
         return 0.0
-    order = np.argsort(np.argsort([one.tokens for one in answers], kind="stable"), kind="stable")
+    order = np.argsort(np.argsort([answer.tokens for answer in answers], kind="stable"), kind="stable")
     normal = NormalDist()
     deviates = [normal.inv_cdf((rank + 0.5) / len(answers)) for rank in order.tolist()]
     by_group: defaultdict[int, list[float]] = defaultdict(list)
-    for one, deviate in zip(answers, deviates, strict=True):
-        by_group[one.group].append(deviate)
+    for answer, deviate in zip(answers, deviates, strict=True):
+        by_group[answer.group].append(deviate)
     products = pairs = 0.0
     for group in by_group.values():
         products += sum(group) ** 2 - sum(deviate * deviate for deviate in group)

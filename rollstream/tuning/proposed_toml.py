@@ -9,12 +9,12 @@ from typing import Any, cast
 
 def merged_tables(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the tables with the changes, which are given by dotted keys."""
-    found = dict(tables)
+    merged = dict(tables)
     for key, value in changes.items():
         first, _, rest = key.partition(".")
-        below = cast(Mapping[str, Any], found.get(first) or {})
-        found[first] = merged_tables(below, {rest: value}) if rest else value
-    return found
+        below = cast(Mapping[str, Any], merged.get(first) or {})
+        merged[first] = merged_tables(below, {rest: value}) if rest else value
+    return merged
 
 
 def table_lines(tables: Mapping[str, Any], name: str = "") -> list[str]:
@@ -38,7 +38,7 @@ def _value(value: object) -> str:
     """Returns a value as TOML; null, which TOML lacks, as the text that means it there."""
     if isinstance(value, dict):
         items = cast(Mapping[str, object], value).items()
-        return "{ " + ", ".join(f"{_key(key)} = {_value(one)}" for key, one in items) + " }"
+        return "{ " + ", ".join(f"{_key(key)} = {_value(inner)}" for key, inner in items) + " }"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_value, cast(Sequence[object], value))) + "]"
     return '"null"' if value is None else json.dumps(value)

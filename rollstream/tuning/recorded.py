@@ -37,12 +37,12 @@ class RecordedRun:
     configuration: Configuration | None
 
 
-def read_run(named: str) -> RecordedRun:
+def read_run(argument: str) -> RecordedRun:
     """Reads the run or archive that `named` names (a path or URL). Topics that are missing, as most
     are in an archive, leave their measurements unknown. Raises `ConfigurationError` if neither a
     run nor an archive is there.
     """
-    location = locate_run(named)
+    location = locate_run(argument)
     configuration = _configuration(location)
     fold = RunLogFold(1 if configuration is None else configuration.trainer_threads)
     with open_run_view(location) as view:
@@ -71,9 +71,9 @@ def read_engine(c: Configuration, folders: list[Path]) -> Roofline | None:
 
     for folder in folders:
         model = _read_model(local_model_folder(c, folder), folder if c.model.path is None else None)
-        found = None if model is None else run_profile(c, folder, model)
-        if found is not None:
-            return found.roofline
+        stored_profile = None if model is None else run_profile(c, folder, model)
+        if stored_profile is not None:
+            return stored_profile.roofline
     if c.rollouts.profile is None:
         return None
     profile = read_profile(c.rollouts.profile)  # no model to compare it with
@@ -103,5 +103,5 @@ def _read_model(model: Path, run: Path | None) -> "PreTrainedConfig | None":
 
 def folders_of(configured: RunFolder, run: RecordedRun | None) -> list[Path]:
     """Returns the folders in which a profile may be: the configuration's run, then RUN."""
-    found = [configured.path]
-    return found if run is None or run.folder is None else [*found, run.folder]
+    folders = [configured.path]
+    return folders if run is None or run.folder is None else [*folders, run.folder]

@@ -55,15 +55,15 @@ class TuningProposal:
             return None
         return self.best.predicted.tokens_per_s / self.present.predicted.tokens_per_s - 1
 
-    def rows(self, most: int) -> list[PredictedChoice]:
+    def rows(self, rows_max: int) -> list[PredictedChoice]:
         """Returns the proposal, then the best choice of each other policy, then the best others."""
         shown, policies = [self.best], {self.best.choice.on_update}
-        for one in self.others:
-            if one.choice.on_update not in policies:
-                policies.add(one.choice.on_update)
-                shown.append(one)
-        shown += [one for one in self.others if one not in shown][: max(0, most - len(shown))]
-        return [shown[0], *sorted(shown[1:], key=lambda one: -one.worth)]
+        for candidate in self.others:
+            if candidate.choice.on_update not in policies:
+                policies.add(candidate.choice.on_update)
+                shown.append(candidate)
+        shown += [candidate for candidate in self.others if candidate not in shown][: max(0, rows_max - len(shown))]
+        return [shown[0], *sorted(shown[1:], key=lambda candidate: -candidate.worth)]
 
 
 @dataclass(slots=True)
@@ -129,19 +129,19 @@ def propose(
     for start in _starts(space, present):
         search.climb(start)
     now = search.found[present]
-    known = [PredictedChoice(c, p) for c, p in search.found.items() if p is not None]
+    candidates = [PredictedChoice(c, p) for c, p in search.found.items() if p is not None]
     mine = None if now is None else PredictedChoice(present, now)
-    usable = [one for one in known if present_fits or one.choice != present]
+    usable = [candidate for candidate in candidates if present_fits or candidate.choice != present]
     if mine is not None and present_fits:
         usable = [o for o in usable if o.predicted.tokens_per_s >= mine.predicted.tokens_per_s]
     if not usable:
         return None
-    most = max(one.worth for one in usable)
-    close = [one for one in usable if one.worth >= (1 - tolerance) * most]
-    best = min(close, key=lambda one: (one.choice.differences(present), -one.worth))
+    worth_max = max(candidate.worth for candidate in usable)
+    close = [candidate for candidate in usable if candidate.worth >= (1 - tolerance) * worth_max]
+    best = min(close, key=lambda candidate: (candidate.choice.differences(present), -candidate.worth))
     others = sorted(
-        (one for one in known if one.choice not in (best.choice, present)),
-        key=lambda one: -one.worth,
+        (candidate for candidate in candidates if candidate.choice not in (best.choice, present)),
+        key=lambda candidate: -candidate.worth,
     )
     return TuningProposal(best, mine, present_fits, tuple(others))
 
