@@ -1,10 +1,5 @@
-"""Finds the archived files of one run for DuckDB, and the offsets that must come from the log.
-
-`ArchivedFiles` lists and checks a run's files; `ArchiveCache` gives each file a local path. Files
-of a `file:` store are read in place; files of other stores are fetched into a bounded cache. First
-and last offsets come from file names and footers, without reading data, and `offset_gaps` computes
-the offsets that no file holds. A damaged file raises `CorruptObject`, or is left out if
-`skip_corrupt` is set.
+"""Finds the archived files of one run for DuckDB, and the offsets that must come from the log, by
+file names and footers.
 """
 
 import os
@@ -41,7 +36,7 @@ class ReadableFile:
 
 @dataclass(frozen=True, slots=True)
 class OffsetGap:
-    """Offsets `[start, end)` of a partition that no archived file holds; with `end` None, all from
+    """Offsets `[start, end)` of a partition that no archived file holds; `end` None: all from
     `start` on. `fence` is the fence before `start`, (0, 0) if unknown.
     """
 
@@ -89,11 +84,8 @@ CACHE_BYTES = 16 << 30
 
 
 class ArchiveCache:
-    """Gives each archived file a local path: in the store itself if it is a `file:` store, else in
-    a bounded LRU cache.
-
-    Archived objects never change, so cached files stay valid. A topic larger than the cache raises
-    `ConfigurationError`. `warn` receives a message before a download.
+    """Gives each archived file a local path: in place for a `file:` store, else in a bounded LRU
+    cache. A topic larger than the cache raises `ConfigurationError`.
     """
 
     def __init__(
@@ -120,6 +112,7 @@ class ArchiveCache:
                 f"the archive of {files[0].topic} has {total:,} bytes and the cache holds "
                 f"{self._bytes_max:,}: copy the archive to a folder and query that"
             )
+        # Archived objects never change, so cached files stay valid.
         missing = {path: file for path, file in files_by_path.items() if not path.exists()}
         if missing:
             size = sum(file.bytes for file in missing.values())
@@ -135,9 +128,9 @@ class ArchiveCache:
         return [str(path) for path in files_by_path]
 
     def _make_room(self, size: int, keep: set[Path]) -> None:
-        """Evict the least recently used files until `size` more bytes fit."""
         file_stats = [(p, p.stat()) for p in self._cache.rglob("*") if p.is_file()]
         total = sum(stat.st_size for _, stat in file_stats)
+        # Least recently used files first.
         for path, stat in sorted(file_stats, key=lambda pair: pair[1].st_mtime):
             if total + size <= self._bytes_max:
                 return
@@ -156,8 +149,8 @@ def _cached_name(url: str) -> str:
 
 
 def archive_folder(url: str) -> Path:
-    """Returns the local folder below which the archived files of a store are read: of the store
-    itself if it is a `file:` store, else of the cache.
+    """Returns the local folder below which a store's archived files are read: the store's own for a
+    `file:` store, else the cache's.
     """
     scheme, _, rest = url.partition(":")
     if scheme == "file":
@@ -173,7 +166,7 @@ _FOOTER_KEYS = ("last", "schema", "fence")
 @dataclass(slots=True)
 class ArchivedFiles:
     """Lists, fetches and checks the archived files of one run. `warn` receives messages for the
-    user.
+    user. A damaged file raises `CorruptObject`, or is left out if `skip_corrupt` is set.
     """
 
     location: RunLocation
@@ -186,7 +179,7 @@ class ArchivedFiles:
     _fetched: ArchiveCache | None = None
 
     def run(self) -> str:
-        """Returns the run's name: the configured one, or the archive's only run."""
+        """Returns the run's name: the configured one, or that of the archive's only run."""
         if self.location.run is not None:
             return self.location.run
         return archived_run(self.location, self._all())
@@ -229,9 +222,7 @@ class ArchivedFiles:
         return readable_files
 
     def check(self, topic: str) -> None:
-        """Read all files of the topic completely. A damaged file raises `CorruptObject`, or is left
-        out from now on if `skip_corrupt` is set.
-        """
+        """Read all files of the topic completely, to find damaged ones."""
         for file in self._held(topic):
             try:
                 self.connection.execute(
@@ -250,7 +241,6 @@ class ArchivedFiles:
         return self._files
 
     def _footers(self, paths: Sequence[str]) -> dict[str, dict[str, str]]:
-        """Returns the entries that the archive wrote into the footer of each readable file."""
         good_paths = [path for path in paths if path not in self.bad]
         try:
             return self._read_footers(good_paths) if good_paths else {}

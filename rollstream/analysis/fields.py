@@ -1,10 +1,8 @@
-"""Reads the fields of records, and selects records by conditions such as `reward>=1` (`--where`):
-`parse_condition` checks a condition's text against a topic's fields, `meets` applies conditions.
+"""Reads the fields of records, and selects records by conditions such as `reward>=1` (`--where`).
 
 A condition is FIELD, one of `= != < <= > >= ~` (`~`: contains the text), and VALUE. FIELD is a
 dotted path (`scores.style_full`, `spans.0.start`); the value of an array is its length. A record
-without the field, or with null there, meets only `=null`, and `!=` with any other value. `time` is
-a record's append time, compared with an ISO 8601 date or time.
+without the field, or with null there, meets only `=null`, and `!=` with any other value.
 """
 
 import re
@@ -27,10 +25,10 @@ from rollstream.streams.records import TOPIC_RECORDS, Dead, Record, Trajectory
 from rollstream.streams.topics import catalogue, is_dead_letter_topic
 
 ENVELOPE: tuple[str, ...] = ("partition", "offset", "key", "schema", "term", "void", "time")
-"""Fields that every record has besides its own; `term` is the term of the record's writer."""
+"""Fields that every record has besides its own; `term` is that of its writer."""
 DERIVED = {"lag_finish": "number"}
-"""Fields of trajectories that are computed, by kind. `lag_finish` is the newest version known when
-the trajectory finished, minus the version of its oldest span.
+"""Computed fields of trajectories, by kind. `lag_finish` is the newest version known when the
+trajectory finished, minus the version of its oldest span.
 """
 
 _CONDITION = re.compile(r"\s*([\w./:-]+?)\s*(!=|<=|>=|=|<|>|~)\s*(.*?)\s*", re.DOTALL)
@@ -41,11 +39,7 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class FieldCondition:
-    """A condition `path operator wanted` on a record's values, as `parse_condition` made it.
-
-    A number is compared as a number, true and false by these words, other values as text. For
-    `schema` a name without its version (`take` for `take/1`) selects all versions.
-    """
+    """A condition `path operator wanted` on a record's values, as `parse_condition` made it."""
 
     path: tuple[str, ...]
     operator: str
@@ -53,6 +47,7 @@ class FieldCondition:
 
     def holds(self, values: Mapping[str, Any]) -> bool:
         field_value = _at(values, self.path)
+        # `take` selects all versions, `take/1` one.
         if self.path == ("schema",) and "/" not in self.wanted:
             field_value = str(field_value).partition("/")[0]
         if field_value is None or self.wanted == "null":
@@ -71,16 +66,16 @@ class FieldCondition:
 
 def record_values(record: Record, whole: bool = False) -> dict[str, Any]:
     """Returns a record's own fields as builtins; arrays are lists if `whole`, else their lengths.
-    Names of arrays lose the suffix with the type that they have in the log (`tokens:u4`).
     """
     hook: Callable[[Any], Any] = np.ndarray.tolist if whole else len
     own_fields: dict[str, Any] = msgspec.to_builtins(record, enc_hook=hook)
+    # In the log, names of arrays have a suffix with their type (`tokens:u4`).
     return {name.partition(":")[0]: value for name, value in own_fields.items()}
 
 
 def derived_values(record: Record | None, timestamp_ms: int) -> dict[str, Any]:
-    """Returns the fields that conditions may name but the record does not store: `time` (seconds
-    since 1970), and of a trajectory `lag_finish`.
+    """Returns the fields that a record does not store: `time` (seconds since 1970), and of a
+    trajectory `lag_finish`.
     """
     derived: dict[str, Any] = {"time": timestamp_ms / 1000}
     if isinstance(record, Trajectory):
@@ -90,14 +85,12 @@ def derived_values(record: Record | None, timestamp_ms: int) -> dict[str, Any]:
 
 
 def oldest_version(record: Trajectory) -> int | None:
-    """Returns the version number of the oldest span; None without generated tokens."""
+    """Returns the version of the oldest span; None without generated tokens."""
     return min((span.version.number for span in record.spans), default=None)
 
 
 def record_fields(log_record: LogRecord, whole: bool = False) -> dict[str, Any]:
-    """Returns the fields of envelope and record as builtins. Arrays are lists if `whole`, else
-    their lengths.
-    """
+    """Returns the fields of envelope and record as builtins; arrays as in `record_values`."""
     own_fields = {} if log_record.record is None else record_values(log_record.record, whole)
     envelope = {
         "partition": log_record.address.partition,
@@ -110,8 +103,8 @@ def record_fields(log_record: LogRecord, whole: bool = False) -> dict[str, Any]:
 
 
 def meets(log_record: LogRecord, conditions: Sequence[FieldCondition], more: Mapping[str, Any]) -> bool:
-    """True if the record meets all conditions; `more` holds further fields that only the caller
-    knows, by name.
+    """Returns whether the record meets all conditions; `more` holds further fields that the caller
+    knows.
     """
     values = record_fields(log_record) | derived_values(log_record.record, log_record.timestamp_ms) | dict(more)
     return all(condition.holds(values) for condition in conditions)
@@ -123,7 +116,7 @@ def known_topics() -> tuple[str, ...]:
 
 
 def check_topic(topic: str) -> None:
-    """Raises `ConfigurationError`, naming the nearest topic, for an unknown topic."""
+    """Raises `ConfigurationError`, naming the nearest topic, for an unknown one."""
     if topic not in known_topics() and not is_dead_letter_topic(topic):
         raise ConfigurationError(
             f"no topic {topic!r}{nearest(topic, known_topics())}; "
@@ -132,9 +125,9 @@ def check_topic(topic: str) -> None:
 
 
 def parse_condition(text: str, topic: str, more: Mapping[str, str] | None = None) -> FieldCondition:
-    """Parses a condition on records of a topic. `more` maps the caller's further fields to their
-    kinds (`number`, `text`, `time` or `open`). Raises `ConfigurationError` for an unknown field or
-    an invalid comparison.
+    """Parses a condition on records of a topic. `more` maps further fields to their kinds
+    (`number`, `text`, `time` or `open`). Raises `ConfigurationError` for an unknown field or an
+    invalid comparison.
     """
     match = _CONDITION.fullmatch(text)
     if match is None:
@@ -171,7 +164,6 @@ def _fields_of(topic: str) -> dict[str, str]:
 
 
 def _walk(cls: type[Struct], prefix: str, kinds: dict[str, str]) -> None:
-    """Add the fields of a class, and of the structs in it, to `found`, each name after `prefix`."""
     for field in fields(cls):
         inner = [t for t in get_args(field.type) or (field.type,) if t is not type(None)]
         name, is_array = f"{prefix}{field.name}", ":" in field.encode_name
@@ -186,14 +178,12 @@ def _walk(cls: type[Struct], prefix: str, kinds: dict[str, str]) -> None:
 
 
 def _kind_at(kinds: Mapping[str, str], name: str) -> str | None:
-    """Returns the kind of a field; None for an unknown one. A field inside an `open` one whose
-    inner names are unknown is `open` too.
-    """
     if name in kinds:
         return kinds[name]
     parent = name.rpartition(".")[0]
     while parent:
         if parent in kinds:
+            # A field inside an `open` one whose inner names are unknown is `open` too.
             deeper = kinds[parent] == "open" and not any(k.startswith(f"{parent}.") for k in kinds)
             return "open" if deeper else None
         parent = parent.rpartition(".")[0]
@@ -201,7 +191,7 @@ def _kind_at(kinds: Mapping[str, str], name: str) -> str | None:
 
 
 def _at(values: object, path: Sequence[str]) -> Any:
-    """Returns the value at a path: its length if it is a list, None if the path does not exist."""
+    """Returns the value at a path (a list's length), None if the path does not exist."""
     for part in path:
         if isinstance(values, Mapping):
             values = cast("Mapping[str, object]", values).get(part)
@@ -214,7 +204,6 @@ def _at(values: object, path: Sequence[str]) -> Any:
 
 
 def _seconds(text: str, operator: str, operand: str) -> str:
-    """Returns an ISO 8601 date or time as seconds since 1970; without a zone it is UTC."""
     try:
         moment = datetime.fromisoformat(operand)
     except ValueError:
@@ -224,6 +213,7 @@ def _seconds(text: str, operator: str, operand: str) -> str:
             f"--where {text!r}: compare time by < <= > >= with a date or a time of ISO 8601, as "
             "time>=2026-03-01T09:30 (UTC, unless it names its zone)"
         )
+    # Without a zone it is UTC.
     return repr((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
 
 

@@ -1,9 +1,5 @@
 """Reads trajectories of a run from archive and log, through the SQL views of `rollstream query`.
-
-`trajectory_records` converts rows of a view back to records. `trajectory_details` gathers all that
-is known about one trajectory, for `rollstream inspect`: its first completion, which is the valid
-one (invariant 2), its group, and its assignments and partials as long as the log keeps them. `Run`
-is the public interface, which `rollstream.open_run(url)` returns.
+`Run` is the public interface, which `rollstream.open_run(url)` returns.
 """
 
 import logging
@@ -32,8 +28,8 @@ BATCH_ROWS = 256  # per batch in memory
 def trajectory_records(
     session: QuerySession, where: str | None = None, view: str = "completions"
 ) -> Iterator[Trajectory]:
-    """Yields the rows of a view that meet the SQL condition `where` (None: all), as records,
-    archived rows first. Void records (invariant 7) and rows that are not a record are left out.
+    """Yields the rows of a view that meet the SQL condition `where`, as records, archived rows
+    first. Void records (invariant 7) and rows that are not a record are left out.
     """
     condition = "true" if where is None else where
     sql = f"SELECT * FROM {view} WHERE ({condition}) AND reason IS NULL AND NOT void"
@@ -44,8 +40,8 @@ def trajectory_records(
 
 
 def archive_tables(session: QuerySession, sql: str) -> Iterator[pa.Table]:
-    """Yields a query's rows in batches, with the columns that the archive has for `trajectories`.
-    Columns that the query does not return, because the files are older than these, are missing.
+    """Yields a query's rows in batches, with the archive's columns for `trajectories`; columns that
+    the query does not return are missing.
     """
     reader: Any = session.arrow(sql, lambda relation: relation.to_arrow_reader(BATCH_ROWS))
     present = set(reader.schema.names)
@@ -64,10 +60,10 @@ ViewRow = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryDetails:
-    """Holds the records about one trajectory, and view rows as column → value. `record` is its
-    first completion, None until it finishes; `completions` counts all of them, late ones included.
-    `reward`, `annotations`, `spans`, `trained` and `group` are rows of the views `rewards`,
-    `scores`, `spans`, `trained` (with `done`, the time of the step) and `groups`.
+    """The records about one trajectory, and view rows as column → value. `record` is its first
+    completion, which is the valid one (invariant 2), None until it finishes; `completions` counts
+    all of them, late ones included. `trained` has `done` too, the time of the step. `assignments`
+    and `partials` are those that the log still holds.
     """
 
     trajectory: str
@@ -85,8 +81,8 @@ class TrajectoryDetails:
 def trajectory_names(
     session: QuerySession, name: str | None, group: int | None, last: bool
 ) -> list[str]:
-    """Returns the names of the selected trajectories: all of `group` if it is given; else, with
-    `last`, the one that finished last; else the one whose name is `name` or begins with it. Raises
+    """Returns the names of the selected trajectories: all of `group`; else, with `last`, the one
+    that finished last; else the one whose name is `name` or begins with it. Raises
     `ConfigurationError` if there is none, or if several names begin with `name`.
     """
     if group is not None:
@@ -133,10 +129,8 @@ def trajectory_details(session: QuerySession, trajectory: str) -> TrajectoryDeta
 
 
 def _by_name(session: QuerySession, name: str) -> list[ViewRow]:
-    """Finds an admitted trajectory, finished or not, by its name or by a prefix that only its name
-    has. Raises `ConfigurationError` if several names have the prefix; returns [] if none has.
-    """
     admitted = "(SELECT unnest(trajectories) AS trajectory FROM admissions)"
+    # Admitted trajectories, finished or not.
     rows = _rows(session, f"SELECT trajectory FROM {admitted} WHERE trajectory = {sql_literal(name)}")
     if rows:
         return rows
@@ -156,14 +150,12 @@ def _by_name(session: QuerySession, name: str) -> list[ViewRow]:
 
 
 def _keyed(session: QuerySession, topic: str, key: str) -> Iterator[Record]:
-    """Yields the records of `topic` with this key that the log still holds, none without a log.
-    Records of other keys are not decoded.
-    """
     view, key_bytes = session.view(), key.encode()
     if view is None or not view.has(topic):
         return
     for segment in view.topic(topic, view.begin(topic)).segments():
         for message in segment if isinstance(segment, list) else ():
+            # Records of other keys are not decoded.
             if message.key == key_bytes and message.value is not None:
                 with suppress(DecodeError):
                     yield decode(message.value).record

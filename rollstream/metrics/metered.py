@@ -1,6 +1,5 @@
-"""Measures how a process uses its run's log and store (`MeteredBus`, `MeteredStore`): durations,
-bytes, retries and writes in doubt, by the names of `catalogue.py`. Each wrapper gives the same
-guarantees as what it wraps, to several threads too. An operation and its bytes are counted at once.
+"""Measures how a process uses its run's log and store, by the names of `catalogue.py`. Each wrapper
+keeps the guarantees of the wrapped, to several threads too.
 """
 
 import threading
@@ -25,8 +24,6 @@ LATENCY_BUCKETS = (0.001, 0.003, *SECONDS_BUCKETS)
 
 
 class _Durations:
-    """Histograms of durations, one for each operation."""
-
     def __init__(self, operations: Sequence[str], timer: Callable[[], float]) -> None:
         self._timer = timer
         self._histograms = {operation: MetricHistogram(LATENCY_BUCKETS) for operation in operations}
@@ -34,27 +31,24 @@ class _Durations:
 
     @contextmanager
     def timed(self, operation: str, counts: Counter[str] | None = None) -> Generator[Counter[str]]:
-        """Add the duration of the block, also if it raises. What the block puts into the counter
-        that it gets is added to `counts` in the same moment.
-        """
         started, more = self._timer(), Counter[str]()
         try:
             yield more
         finally:
             with self.lock:
                 self._histograms[operation].add(self._timer() - started)
+                # What the block counted is added in the same moment.
                 if counts is not None:
                     counts.update(more)
 
     def histograms(self) -> dict[str, MetricHistogram]:
-        """Returns copies; the caller has the lock."""
+        # The caller has the lock.
         return {name: histogram.copy() for name, histogram in self._histograms.items()}
 
 
 class MeteredBus(BusWrapper):
     """Measures appends, and the requests for positions (begin, end, committed, commit), which are
-    one exchange with a broker each. Reads are not timed, because they wait for new records; their
-    bytes are counted. An append that raises is in doubt (`Bus.append`).
+    one exchange with a broker each. An append that raises is in doubt (`Bus.append`).
     """
 
     def __init__(self, below: Bus, timer: Callable[[], float] = time.perf_counter) -> None:
@@ -86,6 +80,7 @@ class MeteredBus(BusWrapper):
         wait_s: float = 0.0,
         exact: bool = True,
     ) -> list[Message]:
+        # Not timed: a read waits for new records.
         messages = self._below.read(
             topic,
             positions,
@@ -115,7 +110,7 @@ class MeteredBus(BusWrapper):
             return super().committed(group, topic)
 
     def metric_values(self) -> MetricValues:
-        """Returns the metrics of this bus and of the one below; any thread may call it."""
+        """Returns the metrics of this bus and of the one below; thread-safe."""
         with self._durations.lock:
             seconds, appended = self._durations.histograms(), dict(self._appended)
         return {
@@ -176,7 +171,7 @@ class MeteredStore:
             self._below.delete_all(keys)
 
     def metric_values(self) -> MetricValues:
-        """Returns the metrics of this store and of the one below; any thread may call it."""
+        """Returns the metrics of this store and of the one below; thread-safe."""
         below = self._below
         with self._durations.lock:
             seconds, sizes = self._durations.histograms(), dict(self._bytes)

@@ -1,9 +1,6 @@
-"""Plans and makes a fork: a new run that begins at a checkpoint of another run, its parent. The
-fork's trainer, dispatch and prompt source find the state in log and store that the parent would
-have left if it had stopped after the checkpoint's step (docs/reference/fork.md).
-
-`plan_fork`, `check_folders`, `find_checkpoint` and `prompts_left_at` check and compute, and write
-nothing; `make_fork` writes the fork in six numbered steps. The parent is never written.
+"""Plans and makes a fork: a new run that begins at a checkpoint of its parent, which is never
+written. Its roles find the state that the parent would have left if it had stopped after the
+checkpoint's step (docs/reference/fork.md).
 """
 
 import secrets
@@ -68,16 +65,14 @@ from rollstream.streams.writer import FencedWriter
 UNCHANGEABLE_SETTINGS = (
     "model", "trainer.updates_per_step", "trainer.epochs", "trainer.optimiser",
 )  # fmt: skip
-"""Settings that a fork cannot change: with other values the checkpoint would have no meaning."""
+"""With other values the checkpoint would have no meaning."""
 OWN_SETTINGS = ("run", "bus", "store")
-"""Settings that every fork has of its own; they do not count as changes."""
+"""Settings of every fork's own; they do not count as changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForkPlan:
-    """Holds what a fork is made from: the parent with its settings (`before`), and the fork's own
-    folder with its settings (`now`).
-    """
+    """The parent with its settings (`before`), and the fork's folder with its settings (`now`)."""
 
     parent: ForkParent
     before: Configuration
@@ -95,9 +90,8 @@ class ForkPlan:
 
 
 def plan_fork(parent: ForkParent, out: Path, overrides: list[str], step: int) -> ForkPlan:
-    """Returns the plan of a fork at `step` in the folder `out`. Its settings are the parent's, but
-    for the `overrides` (`key=value`). Raises `ConfigurationError` if the fork could not run with
-    them.
+    """Returns the plan of a fork at `step` in the folder `out`, with the parent's settings but for
+    the `overrides` (`key=value`). Raises `ConfigurationError` if the fork could not run with them.
     """
     folder = run_folder.RunFolder(out.absolute())
     before = config.load(parent.settings)
@@ -108,9 +102,8 @@ def plan_fork(parent: ForkParent, out: Path, overrides: list[str], step: int) ->
 
 
 def check_folders(parent: run_folder.RunFolder | None, out: Path) -> None:
-    """Raise `ConfigurationError` if the folder `parent` cannot be forked because it holds a replay,
-    or if the fork's folder `out` is inside it or is not empty. `parent` is None if only the
-    parent's store is left.
+    """Raise `ConfigurationError` if the folder `parent` holds a replay, or if the fork's folder
+    `out` is inside it or not empty. `parent` is None if only the parent's store is left.
     """
     folder = run_folder.RunFolder(out.absolute())
     if parent is not None and (parent.path / REPLAY_FILE).exists():
@@ -123,9 +116,6 @@ def check_folders(parent: run_folder.RunFolder | None, out: Path) -> None:
 
 
 def _check_settings(plan: ForkPlan, step: int) -> None:
-    """Raise `ConfigurationError` if the fork has the parent's name, bus or store, changes a setting
-    that cannot change, has no step left to train, or needs a version of the parent.
-    """
     before, now = plan.before, plan.now
     if now.run == before.run:
         raise ConfigurationError(f"run: a fork has a name of its own, got {now.run} (the parent's)")
@@ -157,9 +147,8 @@ def _check_settings(plan: ForkPlan, step: int) -> None:
 
 
 def find_checkpoint(store: ObjectStore, text: str) -> Checkpoint:
-    """Returns the newest readable checkpoint up to the step in `text`; for `latest`, the newest of
-    all. If there is none, raises `ObjectMissing`, which names the checkpoints that are kept and
-    why some could not be read.
+    """Returns the newest readable checkpoint up to the step in `text`, or of all for `latest`.
+    Raises `ObjectMissing`, which names the present checkpoints and why some could not be read.
     """
     step = whole_number(text)
     if text != "latest" and step is None:
@@ -177,18 +166,17 @@ def find_checkpoint(store: ObjectStore, text: str) -> Checkpoint:
 
 def prompts_left_at(log: Bus, state: TrainerState, had: PromptsLeft) -> PromptsLeft:
     """Returns the prompts whose groups were neither trained nor closed up to the checkpoint's step:
-    the fork generates these. `state` is from the checkpoint; `had` are the prompts that the parent
-    itself began with (all, unless it is a fork too).
-
-    The checkpoint names the groups that were open then. `log` is the parent's log or, where that is
-    lost, its archive, which may end before the checkpoint's positions. The ledger in it names the
-    groups that ended in later steps of the parent: for the fork they have not ended. A checkpoint
-    of an earlier release lacks the number of the next group, so `log` must hold the admissions that
-    its trainer had read; raises `ConfigurationError` if it does not.
+    the fork generates these. `had` are the prompts that the parent itself began with, `log` is the
+    parent's log or, where that is lost, its archive. Raises `ConfigurationError` if a checkpoint of
+    an earlier release needs admissions that `log` lacks.
     """
     if state.next_group:
+        # The checkpoint names the groups that were open then. Groups that ended in later steps of
+        # the parent have not ended for the fork.
         later = _ended_later(log, state)
         return prompts_left(had, state.next_group, state.open_groups, state.ended, later)
+    # A checkpoint of an earlier release lacks the number of the next group: the admissions that its
+    # trainer had read name it.
     admitted = _admitted_groups(log)
     upto = state.intake_positions()["admissions"]
     if any(log.end("admissions")[p] < at.offset for p, at in upto.items()):
@@ -205,7 +193,6 @@ def prompts_left_at(log: Bus, state: TrainerState, had: PromptsLeft) -> PromptsL
 
 
 def _admitted_groups(log: Bus) -> dict[Address, int]:
-    """Returns the number of each admitted group in the log, by the address of its admission."""
     reader = TopicReader(log, "admissions", from_begin(log, "admissions"))
     return {
         received.address: received.record.group
@@ -215,14 +202,12 @@ def _admitted_groups(log: Bus) -> dict[Address, int]:
 
 
 def _ended_later(log: Bus, state: TrainerState) -> set[int]:
-    """Returns the groups that the ledger ends in a step after the checkpoint's, read from the
-    ledger position in the checkpoint on. Takes of later steps may be older than the checkpoint, if
-    a trainer that repeated steps wrote it; then that position is before these takes
-    (`TrainerState.ahead`).
-    """
+    """Returns the groups that the ledger ends in a step after the checkpoint's."""
     groups: set[int] = set()
     if log.end("ledger")[0] <= state.ledger.offset:
         return groups
+    # Takes of later steps may be older than the checkpoint, if a trainer that repeated steps wrote
+    # it; then its ledger position is before them (`TrainerState.ahead`).
     for received in TopicReader(log, "ledger", {0: state.ledger}).read_to(log.end("ledger")):
         match received.record:
             case Take() as take if take.step > state.step:
@@ -238,19 +223,17 @@ def make_fork(
     plan: ForkPlan, checkpoint: Checkpoint, left_prompts: PromptsLeft, parent: ReplaySource
 ) -> Parentage:
     """Make the fork as planned, from this checkpoint of the opened `parent` and with the prompts
-    `left`; it is complete when this function returns. Raises `ConfigurationError` if the fork's log
-    or store already holds a run.
+    `left_prompts`; it is complete when this function returns. Raises `ConfigurationError` if the
+    fork's log or store already holds a run.
 
     1. Make the fork's folder and copy the starting model's files.
     2. Write the state that a trainer leaves after the checkpoint's step: the version of that step
-       as an anchor, the checkpoint, and `Configured` (settings and code revision) in the ledger.
-    3. Write the state of dispatch: the groups of all steps so far count as trained and none is
-       open, so dispatch does not admit a burst of groups.
+       as an anchor, the checkpoint, and `Configured` in the ledger.
+    3. Write the state of dispatch.
     4. Append the prompts whose groups are generated again, and the first prompt after them; the
        prompt source continues after it.
-    5. Store the parentage: parent, checkpoint and changed settings.
-    6. Write `config.json` last: a folder without it is no run, so a process that is killed before
-       leaves no fork.
+    5. Store the parentage.
+    6. Write `config.json` last: a folder without it is no run, so a killed process leaves no fork.
     """
     c, folder, step = plan.now, plan.folder, checkpoint.id.step
     folder.path.mkdir(parents=True, exist_ok=True)
@@ -276,7 +259,6 @@ def make_fork(
 
 
 def _check_empty(bus: Bus, store: ObjectStore, c: Configuration) -> None:
-    """Raise `ConfigurationError` if the fork's store or log already holds a run."""
     if read_pointer(store) is not None:
         raise ConfigurationError(f"store: {c.store} holds a run already; give the fork a new one")
     for topic in ("ledger", "prompts", "admissions"):
@@ -285,19 +267,15 @@ def _check_empty(bus: Bus, store: ObjectStore, c: Configuration) -> None:
 
 
 def _copy_model(plan: ForkPlan, store: ObjectStore, parent: ReplaySource) -> None:
-    """Put the starting model, which roles read when they start, into the fork's store: that in the
-    parent's store. An earlier release stored none: then that of `model.path` or of the parent's
-    folder, or, if only its store is left, its believed version (with LoRA, the base of its
-    adapters).
-    """
     assert parent.store is not None
+    # An earlier release stored no model: then that of `model.path` or of the parent's folder, or,
+    # if only its store is left, its believed version (with LoRA, the base of its adapters).
     if copy_model(parent.store, store, plan.now.run) is None:
         _copy_model_files(plan, parent)
         store_starting_model(store, plan.now, plan.folder.path)
 
 
 def _copy_model_files(plan: ForkPlan, parent: ReplaySource) -> None:
-    """Copy the model's files into the fork's folder, unless `model.path` names them."""
     if plan.now.model.path is not None:
         return
     if plan.parent.folder is not None:
@@ -318,7 +296,6 @@ def _copy_model_files(plan: ForkPlan, parent: ReplaySource) -> None:
 
 @contextmanager
 def _held_lease_term(store: ObjectStore, role: str) -> Generator[int]:
-    """Hold the lease of this role in the fork's store, and yield its term for writing."""
     lease = acquire_lease(store, LeaseCandidate(role, "fork", secrets.token_hex(16)), wait_s=0.0)
     yield lease.term
     lease.release()
@@ -327,9 +304,7 @@ def _held_lease_term(store: ObjectStore, role: str) -> Generator[int]:
 def _write_trainer_state(
     bus: Bus, store: ObjectStore, plan: ForkPlan, checkpoint: Checkpoint, term: int
 ) -> str:
-    """Write the state of a trainer that has just finished the checkpoint's step: version,
-    checkpoint, and the first records of the ledger. Returns the hash of fp32 weights and optimiser.
-    """
+    """Returns the hash of fp32 weights and optimiser."""
     c, step = plan.now, checkpoint.id.step
     disable_progress_bar()  # of transformers: it would mix with the command's output
     set_torch_threads(c.trainer.threads)
@@ -376,7 +351,8 @@ def _write_trainer_state(
 def _write_dispatch_state(
     store: ObjectStore, c: Configuration, step: int, left_prompts: PromptsLeft
 ) -> None:
-    """Persist dispatch's state under term 0, so that the fork's first dispatch takes it over."""
+    # All groups so far count as trained and none is open, so dispatch admits no burst of groups.
+    # Term 0: the fork's first dispatch takes it over.
     trained = step * c.trainer.groups_per_step
     begin = {"ledger": {"0": Position()}}
     state = PersistedState(0, begin, admitted=trained, trained=trained, next_group=left_prompts.first())
@@ -384,7 +360,6 @@ def _write_dispatch_state(
 
 
 def _append_prompts(bus: Bus, order: PromptOrder, left_prompts: PromptsLeft, term: int) -> None:
-    """Append the prompts of the groups to generate again and the first one after them."""
     writer = FencedWriter(bus, "prompts", "prompts", term)
     writer.open()
     prompts = [order.at(group) for group in (*left_prompts.again, left_prompts.on)]
