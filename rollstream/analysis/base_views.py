@@ -122,7 +122,7 @@ class TopicViews:
         from rollstream.storage.archive.schema import arrow_schema
 
         if topic not in self._tables:
-            # It has this release's columns, also where no row is copied.
+            # With this release's columns, also where no row is copied.
             empty: object = arrow_schema(topic).empty_table()
             self._with_rows(f"CREATE TABLE live_{topic} AS", topic, empty)
             self._tables.add(topic)

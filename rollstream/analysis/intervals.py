@@ -255,8 +255,8 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
     """Returns the regularised incomplete beta function I_x(a, b)."""
     if x <= 0 or x >= 1:
         return float(x >= 1)
-    # Its continued fraction (Abramowitz and Stegun 26.5.8) converges fast below the mean; above it,
-    # symmetry.
+    # The continued fraction (Abramowitz and Stegun 26.5.8) converges fast below the mean; above it,
+    # symmetry helps.
     if x > (a + 1) / (a + b + 2):
         return 1 - _incomplete_beta(b, a, 1 - x)
     logs = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)

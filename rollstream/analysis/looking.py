@@ -214,8 +214,8 @@ def trainer_settings(location: RunLocation) -> Mapping[str, Any]:
     imported.
     """
     values, names = location.table("trainer"), refused_code(location)
-    # It is a part of the rule which samples are trained: a default would make another rule than the
-    # run's.
+    # The advantage is a part of the rule which samples are trained: a default would make another
+    # rule than the run's.
     if "advantage" in values and values["advantage"] in names:
         return {}
     return {key: value for key, value in values.items() if value not in names}

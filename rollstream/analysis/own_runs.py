@@ -64,7 +64,7 @@ def remember_urls(urls: Iterable[str]) -> bool:
     """Add URLs of logs and stores, or hosts as HOST:PORT, to those that the user named; returns
     whether all could be written.
     """
-    # Each is a file of its own, so processes that start together lose none.
+    # Each URL is a file of its own, so processes that start together lose none.
     return all(
         is_named(url) or write_private(_url_file(url), url.encode(errors="replace")) for url in urls
     )

@@ -86,10 +86,10 @@ class Behaviours:
         folder, number = trajectory.behaviour
         stored = self._run(folder).numbers
         if number not in stored:
-            stored_range = f"{min(stored)} to {max(stored)}" if stored else "none"
+            extent = f"{min(stored)} to {max(stored)}" if stored else "none"
             raise ConfigurationError(
                 f"{label}: trajectory {trajectory.record.trajectory} is of version {number} of "
-                f"{folder}, which is not stored (stored: {stored_range}); give its `logprobs`, or leave "
+                f"{folder}, which is not stored (stored: {extent}); give its `logprobs`, or leave "
                 "out `run` and `version` to use those of the initial model"
             )
 

@@ -228,7 +228,7 @@ def remove(plan: RemovalPlan, keep: Collection[Keep]) -> Iterator[str]:
     store = open_present(place.store)
     folder = None if place.folder is None or not place.folder.is_dir() else place.folder
     if folder is not None and plan:
-        # It proves after 5 that the rest is the run's.
+        # The id proves after 5 that the rest is the run's.
         write_removal(folder, place.run, plan.proof.id)  # 1
     if store is not None and (plan.objects.delete or plan.objects.kept):
         # From here a role that starts, of any release, reads the mark and ends; a running one ends

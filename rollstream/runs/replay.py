@@ -71,7 +71,7 @@ def training_filter(
     """
 
     def keep(record: Trajectory, version: int) -> bool:
-        # Its append time is not at hand: the time when it finished stands for it.
+        # The append time is not at hand: the time when the trajectory finished stands for it.
         values = fields.record_values(record) | fields.derived_values(
             record, round(record.finished_s * 1000)
         )

@@ -209,20 +209,20 @@ def check_named(plan: RestorePlan, on_this_machine: bool = True) -> None:
             )
 
 
-def checked(source: ObjectStore, backup_object: BackupObject) -> bytes:
+def checked(source: ObjectStore, expected: BackupObject) -> bytes:
     """Returns the content of an object of the backup. Raises `CorruptObject` if it is missing, or
     has another size or hash.
     """
     try:
-        data = source.get(backup_object.key)
+        data = source.get(expected.key)
     except errors.ObjectMissing:
         raise errors.CorruptObject(
-            f"the backup is damaged: object {backup_object.key} is missing"
+            f"the backup is damaged: object {expected.key} is missing"
         ) from None
-    if described(backup_object.key, data) != backup_object:
+    if described(expected.key, data) != expected:
         raise errors.CorruptObject(
-            f"the backup is damaged: object {backup_object.key} has {len(data)} bytes and another sha256 "
-            f"than {backup_object.sha256[:12]}… of {backup_object.bytes} bytes; use another backup"
+            f"the backup is damaged: object {expected.key} has {len(data)} bytes and another sha256 "
+            f"than {expected.sha256[:12]}… of {expected.bytes} bytes; use another backup"
         )
     return data
 

@@ -180,7 +180,8 @@ def decoding_rate(
     request: PlanRequest, engine: EngineSize, engines_in_all: int
 ) -> tuple[float, float]:
     """Returns the rows that an engine decodes and its tokens per second."""
-    # Sequences of half the context fill the KV cache; the lag bound admits so many trajectories.
+    # The KV cache holds so many sequences of half the context; the lag bound admits so many
+    # trajectories.
     rows = min(engine.slots, max(1, 2 * engine.kv_tokens // request.context))
     rows = min(rows, (1 + LAG_MAX) * request.trajectories / engines_in_all)
     return rows, rates.decode_tokens_per_s(

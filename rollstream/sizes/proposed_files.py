@@ -104,7 +104,7 @@ class MachineFile:
         commands = [
             f"for n in $(seq 0 {count - 1}); do CUDA_VISIBLE_DEVICES={cards_text} {rollout} & done",
         ]
-        # It shares the first rollout's cards.
+        # The evaluation shares the first rollout's cards.
         if self.settings["evaluation"]["enabled"]:
             first = ",".join(map(str, range(cards)))
             commands.append(f"(CUDA_VISIBLE_DEVICES={first} {_command('eval', file)} &)")
@@ -229,7 +229,8 @@ def _start_lines(request: PlanRequest, machine_file: MachineFile, file: str) -> 
     last = request.cards % CARDS_PER_MACHINE if machine_file.machines > 1 else 0
     partly = [f"The last one has {last} cards: fewer rollouts there."] if last else []
     return [
-        f"For machines that {work}: {machine_file.machines} of {request.machines}. `rollstream run` starts",
+        f"For machines that {work}: {machine_file.machines} of {request.machines}. "
+        "`rollstream run` starts",
         "the roles of one machine alone. Start here, and in brackets on the first one alone:",
         *(f"  {command}" for command in machine_file.commands(file)),
         *partly,

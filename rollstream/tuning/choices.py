@@ -156,7 +156,7 @@ def _lags(present: TuningChoice, lag_max: int | None) -> tuple[tuple[int | None,
     bound_max = present.waves - 1 if lag_max is None else lag_max
     bounds = {0, bound_max} | {1 << power for power in range(16) if 1 << power <= bound_max}
     lags: list[tuple[int | None, int]] = [(bound, bound + 1) for bound in sorted(bounds)]
-    # It may keep no bound, with as much work outstanding or less.
+    # A configuration without a bound may keep none, with as much work outstanding or less.
     if present.max_lag is None:
         lags += [(None, bound + 1) for bound in sorted(bounds) if bound]
     return tuple(lags)

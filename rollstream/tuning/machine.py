@@ -302,7 +302,7 @@ def _engine(
 
 def _paced(c: Configuration) -> Roofline | None:
     roofline = c.rollouts.kind.roofline(c)
-    # On the wall.
+    # In wall seconds.
     return None if roofline is None else scaled_roofline(roofline, c.paced.time_scale)
 
 

@@ -258,7 +258,8 @@ def decode_points(answers: Sequence[FinishedAnswer]) -> list[DecodePoint]:
 
 
 def _points_of_rollout(answers: Sequence[FinishedAnswer]) -> list[DecodePoint]:
-    origin = min(answer.started_s for answer in answers)  # small numbers: squares of times are subtracted
+    # Small numbers, because squares of times are subtracted.
+    origin = min(answer.started_s for answer in answers)
     begin = np.array([answer.started_s - origin for answer in answers])
     end = np.array([answer.finished_s - origin for answer in answers])
     tokens = np.array([float(answer.tokens) for answer in answers])
