@@ -65,8 +65,7 @@ class FieldCondition:
 
 
 def record_values(record: Record, whole: bool = False) -> dict[str, Any]:
-    """Returns a record's own fields as builtins; arrays are lists if `whole`, else their lengths.
-    """
+    """Returns a record's fields as builtins; arrays are lists if `whole`, else their lengths."""
     hook: Callable[[Any], Any] = np.ndarray.tolist if whole else len
     own_fields: dict[str, Any] = msgspec.to_builtins(record, enc_hook=hook)
     # In the log, names of arrays have a suffix with their type (`tokens:u4`).
@@ -102,11 +101,17 @@ def record_fields(log_record: LogRecord, whole: bool = False) -> dict[str, Any]:
     return envelope | own_fields
 
 
-def meets(log_record: LogRecord, conditions: Sequence[FieldCondition], more: Mapping[str, Any]) -> bool:
+def meets(
+    log_record: LogRecord, conditions: Sequence[FieldCondition], more: Mapping[str, Any]
+) -> bool:
     """Returns whether the record meets all conditions; `more` holds further fields that the caller
     knows.
     """
-    values = record_fields(log_record) | derived_values(log_record.record, log_record.timestamp_ms) | dict(more)
+    values = (
+        record_fields(log_record)
+        | derived_values(log_record.record, log_record.timestamp_ms)
+        | dict(more)
+    )
     return all(condition.holds(values) for condition in conditions)
 
 

@@ -131,7 +131,9 @@ def trajectory_details(session: QuerySession, trajectory: str) -> TrajectoryDeta
 def _by_name(session: QuerySession, name: str) -> list[ViewRow]:
     admitted = "(SELECT unnest(trajectories) AS trajectory FROM admissions)"
     # Admitted trajectories, finished or not.
-    rows = _rows(session, f"SELECT trajectory FROM {admitted} WHERE trajectory = {sql_literal(name)}")
+    rows = _rows(
+        session, f"SELECT trajectory FROM {admitted} WHERE trajectory = {sql_literal(name)}"
+    )
     if rows:
         return rows
     rows = _rows(

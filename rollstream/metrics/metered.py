@@ -90,7 +90,9 @@ class MeteredBus(BusWrapper):
             exact=exact,
         )
         if messages:
-            self._read[topic] += sum(len(message.key) + len(message.value or b"") for message in messages)
+            self._read[topic] += sum(
+                len(message.key) + len(message.value or b"") for message in messages
+            )
         return messages
 
     def begin(self, topic: str) -> dict[int, int]:

@@ -202,7 +202,9 @@ class BackupCopy:
     def _topic(self, cut: TopicCut) -> dict[str, BackupObject]:
         name, objects = cut.topic.name, dict[str, BackupObject]()
         for partition, (begin, end) in enumerate(zip(cut.begins, cut.ends, strict=True)):
-            segments = [s for s in self._segments(cut, partition) if s.end > begin and s.first < end]
+            segments = [
+                s for s in self._segments(cut, partition) if s.end > begin and s.first < end
+            ]
             for start, stop in missing_ranges(begin, end, segments):
                 segments += self._range(name, partition, start, stop)
             for segment in segments:

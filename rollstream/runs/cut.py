@@ -111,11 +111,19 @@ def fix_cut(bus: Bus, store: ObjectStore, run: str) -> Cut:
     # After 3: an earlier listing may lack the newest version.
     names |= manifest_names(store, weight_objects := list(store.list("weights/v")))  # 4
     versions = [
-        candidate for candidate in weight_objects if declared_keys(candidate.key, names) and _is_version(candidate.key, number)
+        candidate
+        for candidate in weight_objects
+        if declared_keys(candidate.key, names) and _is_version(candidate.key, number)
     ]
     listed = [entry for entry, keys in own_objects if keys.copied == "later"]
-    cut_objects = [*(candidate for candidate in listed if _is_kept(candidate.key, checkpoints)), *versions]
-    required = (*(f"{newest.folder}/" for newest in checkpoints[-1:]), *version_folders(store, version))
+    cut_objects = [
+        *(candidate for candidate in listed if _is_kept(candidate.key, checkpoints)),
+        *versions,
+    ]
+    required = (
+        *(f"{newest.folder}/" for newest in checkpoints[-1:]),
+        *version_folders(store, version),
+    )
     _check_complete(required, cut_objects)
     cuts = tuple(
         TopicCut(
@@ -126,7 +134,9 @@ def fix_cut(bus: Bus, store: ObjectStore, run: str) -> Cut:
         )
         for topic in topics
     )
-    return Cut(cuts, read, tuple(cut_objects), required, number, "".join(map(str, checkpoints[-1:])))
+    return Cut(
+        cuts, read, tuple(cut_objects), required, number, "".join(map(str, checkpoints[-1:]))
+    )
 
 
 def _commits(bus: Bus, topic: str) -> Iterator[CommittedPosition]:

@@ -96,7 +96,9 @@ def plan_fork(parent: ForkParent, out: Path, overrides: list[str], step: int) ->
     folder = run_folder.RunFolder(out.absolute())
     before = config.load(parent.settings)
     own_settings = [f"run={before.run[:48]}-at-{step}", f"folder={folder.path}"]
-    plan = ForkPlan(parent, before, folder, config.load(parent.settings, [*own_settings, *overrides]))
+    plan = ForkPlan(
+        parent, before, folder, config.load(parent.settings, [*own_settings, *overrides])
+    )
     _check_settings(plan, step)
     return plan
 
@@ -156,8 +158,12 @@ def find_checkpoint(store: ObjectStore, text: str) -> Checkpoint:
     restored = newest_checkpoint(store, step)
     if restored.checkpoint is not None:
         return restored.checkpoint
-    kept_ids = ", ".join(str(stored.id) for stored in stored_checkpoints(store) if stored.whole) or "none"
-    why = "".join(f"; {skipped_id} cannot be read: {reason}" for skipped_id, reason in restored.skipped)
+    kept_ids = (
+        ", ".join(str(stored.id) for stored in stored_checkpoints(store) if stored.whole) or "none"
+    )
+    why = "".join(
+        f"; {skipped_id} cannot be read: {reason}" for skipped_id, reason in restored.skipped
+    )
     raise ObjectMissing(
         f"no checkpoint up to step {text} is kept; kept are: {kept_ids}{why}; fork at "
         "one of their steps or at latest, and keep more of a later run with checkpoints.keep"
@@ -355,7 +361,9 @@ def _write_dispatch_state(
     # Term 0: the fork's first dispatch takes it over.
     trained = step * c.trainer.groups_per_step
     begin = {"ledger": {"0": Position()}}
-    state = PersistedState(0, begin, admitted=trained, trained=trained, next_group=left_prompts.first())
+    state = PersistedState(
+        0, begin, admitted=trained, trained=trained, next_group=left_prompts.first()
+    )
     store.create(STATE_KEY, encode_json(state))
 
 

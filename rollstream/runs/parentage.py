@@ -174,7 +174,9 @@ class RecoveryPoint:
     """
 
 
-def recovery_point(store: ObjectStore, log: Bus, step: int, left_prompts: PromptsLeft) -> RecoveryPoint:
+def recovery_point(
+    store: ObjectStore, log: Bus, step: int, left_prompts: PromptsLeft
+) -> RecoveryPoint:
     """Returns the recovery point of a run of which the store is left, with its archive as `log`."""
     pointer, archived = believed_pointer(store), 0
     for received in TopicReader(log, "ledger", from_begin(log, "ledger")).read_to(

@@ -204,7 +204,9 @@ def check_not_living(place: RunPlace, heartbeats_s: float = HEARTBEATS_S) -> Non
     store = open_present(place.store)
     living = [] if store is None else living_leases(store, SINGLE_HOLDERS, LEASE_WAIT_S)
     if living:
-        leases = ", ".join(f"{lease.role} (by {lease.holder}, term {lease.term})" for lease in living)
+        leases = ", ".join(
+            f"{lease.role} (by {lease.holder}, term {lease.term})" for lease in living
+        )
         raise LeaseHeld(f"the run {place.run} is running: leases are held of {leases}; stop it")
     if place.bus is not None and living_rollouts(place.bus, heartbeats_s):
         raise LeaseHeld(
@@ -272,7 +274,9 @@ def _delete_objects(store: ObjectStore, plan: RemovalPlan, keep: Collection[Keep
             break
         for keys in due.groups():
             store.delete_all(keys)
-        due = plan_objects(listed_objects(store, plan.links), plan.place.run, keep, kept_keys, names)
+        due = plan_objects(
+            listed_objects(store, plan.links), plan.place.run, keep, kept_keys, names
+        )
     for link in reversed(plan.links):  # a link behind another link first
         remove_link(link)
     root = folder_of_url(plan.place.store or "")

@@ -67,8 +67,7 @@ def needs_steps(conditions: Sequence[fields.FieldCondition]) -> bool:
 def training_filter(
     conditions: Sequence[fields.FieldCondition],
 ) -> Callable[[Trajectory, int], bool]:
-    """Returns the filter `keep(trajectory, version)` of the step that is trained from this version.
-    """
+    """Returns the filter `keep(trajectory, version)` of the step that is trained from this version."""
 
     def keep(record: Trajectory, version: int) -> bool:
         # The append time is not at hand: the time when the trajectory finished stands for it.
@@ -216,7 +215,10 @@ def replay_request(
 def replay_courses(request: ReplayRequest) -> tuple[ReplayCourse, ReplayCourse]:
     """Returns the run's own course (settings, rule and filter of steps) and the requested one."""
     conditions = parse_conditions(request.where)
-    own_course, now = _replay_course(request.before, request.folder), _replay_course(request.now, request.folder)
+    own_course, now = (
+        _replay_course(request.before, request.folder),
+        _replay_course(request.now, request.folder),
+    )
     filtered_course = ReplayCourse(now.settings, now.rule, training_filter(conditions))
     return own_course, (filtered_course if conditions else now)
 
@@ -303,7 +305,9 @@ def run_replay(
             # A second learner with the new settings takes over the state after step `first`.
             with closing(_changed_learner(request, start.past)) as changed:
                 changed.load_state(local_tensors(state))
-                steps = recorded.planned(range(max(done, first) + 1, request.last + 1), request.last)
+                steps = recorded.planned(
+                    range(max(done, first) + 1, request.last + 1), request.last
+                )
                 yield from replay.train(changed, requested_course, steps)
 
 
@@ -312,7 +316,9 @@ def differing_steps(
 ) -> list[int]:
     """Returns the steps whose state hash in the replay's ledger differs from every recorded one."""
     ledger = read_own_ledger(*out)  # it may hold a step twice, after a resume: the last one counts
-    return [step for step in range(first, last + 1) if not recorded.has_state(ledger.done[step][-1])]
+    return [
+        step for step in range(first, last + 1) if not recorded.has_state(ledger.done[step][-1])
+    ]
 
 
 def _changed_learner(request: ReplayRequest, past: PublishedVersions) -> Learner:

@@ -124,13 +124,17 @@ def open_replay_output(
         ledger.append([configured])
         versions.publish(progress.step, learner.snapshot(c.weights.dtype))  # 3
         with MetricsFile(folder.metrics / "trainer.jsonl") as metrics:
-            for line in missing_lines(left_records.done, read_metrics(folder.metrics / "trainer.jsonl")):
+            for line in missing_lines(
+                left_records.done, read_metrics(folder.metrics / "trainer.jsonl")
+            ):
                 metrics.append(line)
             publisher = StepPublisher(
                 store, versions, ledger, metrics, CheckpointRetention(c.checkpoints.keep)
             )
             every = c.checkpoints.every
-            out = ReplayOutput(publisher, ledger, c.weights.dtype, every, configured, term, left_records)
+            out = ReplayOutput(
+                publisher, ledger, c.weights.dtype, every, configured, term, left_records
+            )
             if progress.ledger is None:  # 3
                 state = out.state(progress.step, learner.updates)
                 write_checkpoint(store, progress.step, term, learner.state(), state.encode())

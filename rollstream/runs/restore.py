@@ -73,7 +73,11 @@ class RestorePlan:
 
     @property
     def objects(self) -> tuple[BackupObject, ...]:
-        return tuple(backup_object for backup_object in self.backup.objects if backup_object.key not in self.left_out)
+        return tuple(
+            backup_object
+            for backup_object in self.backup.objects
+            if backup_object.key not in self.left_out
+        )
 
     @property
     def urls(self) -> tuple[str, str]:
@@ -129,7 +133,11 @@ def plan_restore(
     before = config.load(path)
     now = config.load(path, [f"folder={folder.absolute()}", *overrides])
     _check_settings(before, now)
-    left_out = tuple(backup_object.key for backup_object in backup.objects if not is_backup_key(backup_object.key))
+    left_out = tuple(
+        backup_object.key
+        for backup_object in backup.objects
+        if not is_backup_key(backup_object.key)
+    )
     override_keys = {override.partition("=")[0].strip() for override in overrides}
     plan = RestorePlan(backup, source, RunFolder(folder.absolute()), now, left_out)
     unnamed = tuple(key for key in _outside(plan) if key not in override_keys)
@@ -143,7 +151,10 @@ def plan_restore(
 
 
 def _configuration(source: ObjectStore, backup: Backup) -> bytes:
-    stored = next((backup_object for backup_object in backup.objects if backup_object.key == CONFIGURATION), None)
+    stored = next(
+        (backup_object for backup_object in backup.objects if backup_object.key == CONFIGURATION),
+        None,
+    )
     return source.get(CONFIGURATION) if stored is None else checked(source, stored)
 
 
@@ -221,8 +232,8 @@ def checked(source: ObjectStore, expected: BackupObject) -> bytes:
         ) from None
     if described(expected.key, data) != expected:
         raise errors.CorruptObject(
-            f"the backup is damaged: object {expected.key} has {len(data)} bytes and another sha256 "
-            f"than {expected.sha256[:12]}… of {expected.bytes} bytes; use another backup"
+            f"the backup is damaged: object {expected.key} has {len(data)} bytes and another "
+            f"sha256 than {expected.sha256[:12]}… of {expected.bytes} bytes; use another backup"
         )
     return data
 

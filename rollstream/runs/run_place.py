@@ -63,7 +63,9 @@ def find_run_place(argument: str, bus: str | None = None, *, or_emptied: bool = 
     scheme, separator, _ = argument.partition(":")
     if separator and scheme in ("kafka", "sqlite"):
         if bus is not None:
-            raise ConfigurationError(f"--bus {bus}: {argument} is a log already; name the store first")
+            raise ConfigurationError(
+                f"--bus {bus}: {argument} is a log already; name the store first"
+            )
         return RunPlace(url_identity(argument), None, argument, None)
     if separator and not os.path.exists(argument):
         store = open_present_for_reading(argument)

@@ -126,7 +126,10 @@ def _folder_and_settings(source: ReplaySource) -> tuple[Path, Configuration]:
 
 
 def _wanted(
-    source: ReplaySource, where: Sequence[str], scoring: TokenScoring, advance: Callable[[int], None]
+    source: ReplaySource,
+    where: Sequence[str],
+    scoring: TokenScoring,
+    advance: Callable[[int], None],
 ) -> Iterator[Trajectory]:
     conditions = parse_conditions(where)
     steps = source.recorded().step_of() if needs_steps(conditions) else {}

@@ -141,8 +141,7 @@ def trained_parameters(shape: ModelShape, form: TrainerForm) -> int:
 
 
 def trainer_lines(shape: ModelShape, form: TrainerForm) -> tuple[MemoryLine, ...]:
-    """Returns a rank's memory on its device, without context and fragmentation (`engines.usable`).
-    """
+    """Returns a rank's memory on its device, without context and fragmentation (see `usable`)."""
     lines: list[MemoryLine] = []
     if not form.offload:
         state = (form.saved + FLOAT32) * own_parameters(shape, form)
@@ -344,7 +343,8 @@ def torch_engine_lines(
         ),
         MemoryLine(
             # A large version is streamed (`rollout/weights.py`).
-            "version held by the rollout", published if published <= STREAMED_BYTES else 0.0
+            "version held by the rollout",
+            published if published <= STREAMED_BYTES else 0.0,
         ),
         MemoryLine("an update's largest tensor", UPDATE_COPIES * head),
     )

@@ -1,5 +1,4 @@
-"""Refuses a run whose model cannot fit into the memory of its GPUs (cards), before any role starts.
-"""
+"""Refuses, before any role starts, a run whose model cannot fit into the memory of its GPUs."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -41,7 +40,9 @@ def unassigned_use(c: Configuration, cards: Sequence[GpuCard]) -> dict[str, Sequ
         first = int(c.trainer.device.partition(":")[2] or 0)
         cards_by_process["trainer"] = cards[first : first + c.trainer.processes]
         if c.scoring.holds_reference:
-            cards_by_process |= {f"scorer-{n}": cards[first : first + 1] for n in range(c.scoring.count)}
+            cards_by_process |= {
+                f"scorer-{n}": cards[first : first + 1] for n in range(c.scoring.count)
+            }
     if _generates_on_gpus(c):
         for number in range(r.count):
             cards_by_process[f"rollout-{number}"] = cards[: r.kind.cards(r)]

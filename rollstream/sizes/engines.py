@@ -218,7 +218,9 @@ def least_lines(request: PlanRequest, cards: int) -> tuple[int, tuple[MemoryLine
     """
     shape, engine_cards = request.shape, _engine_cards(request, cards)[-1]
     cache = SEQUENCES_MIN * request.context * sums.BFLOAT16 * shape.kv_numbers
-    cached = MemoryLine(f"KV cache of {SEQUENCES_MIN} sequences", cache / min(engine_cards, shape.kv_heads))
+    cached = MemoryLine(
+        f"KV cache of {SEQUENCES_MIN} sequences", cache / min(engine_cards, shape.kv_heads)
+    )
     lines = (*_lines(request, engine_cards), cached)
     if not request.lora_rank:
         return engine_cards, lines

@@ -99,7 +99,9 @@ class MachineFile:
     def _engine_commands(self, file: str) -> list[str]:
         rollouts = self.settings["rollouts"]
         cards, count = rollouts.get("vllm", {}).get("tensor_parallel", 1), rollouts["count"]
-        cards_text = "$n" if cards == 1 else f"$(seq -s, $((n * {cards})) $((n * {cards} + {cards - 1})))"
+        cards_text = (
+            "$n" if cards == 1 else f"$(seq -s, $((n * {cards})) $((n * {cards} + {cards - 1})))"
+        )
         rollout = f"{_command('rollout', file)} --name rollout-$(hostname)-$n"
         commands = [
             f"for n in $(seq 0 {count - 1}); do CUDA_VISIBLE_DEVICES={cards_text} {rollout} & done",
@@ -207,7 +209,10 @@ def run_settings(request: PlanRequest, layout: CardLayout) -> dict[str, dict[str
 def toml_files(plan: RunPlan, file: str) -> dict[str, str]:
     """Returns the texts of the proposed files by their names (`MachineFile.name`)."""
     files = machine_files(plan)
-    return {machine_file.name(file): toml_text(plan, machine_file, machine_file.name(file)) for machine_file in files}
+    return {
+        machine_file.name(file): toml_text(plan, machine_file, machine_file.name(file))
+        for machine_file in files
+    }
 
 
 def toml_text(plan: RunPlan, machine_file: MachineFile, file: str) -> str:

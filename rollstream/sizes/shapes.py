@@ -102,7 +102,9 @@ class ModelShape:
             matrices += [(count, 2 * size), (count, size), (count, self.hidden)]
         small_parameters = self.layer_parameters - sum(rows * size for rows, size in matrices)
         # Norms and biases are small: one tensor of one row.
-        layer_tensors = [(self.layers, rows, size) for rows, size in (*matrices, (1, small_parameters))]
+        layer_tensors = [
+            (self.layers, rows, size) for rows, size in (*matrices, (1, small_parameters))
+        ]
         roots = (1 if self.tied else 2, self.vocabulary, self.hidden)
         return (*layer_tensors, roots, (1, 1, self.hidden))
 
@@ -261,7 +263,11 @@ def find_shape(model: str) -> ModelShape:
     if _QUANTISED.search(name):
         raise ConfigurationError(_quantised(model))
     # `Qwen/Qwen2.5-7B-Instruct` has the sizes of `qwen2.5-7b`.
-    listed = [listed_name for listed_name in SHAPES if name == listed_name or name.startswith(f"{listed_name}-")]
+    listed = [
+        listed_name
+        for listed_name in SHAPES
+        if name == listed_name or name.startswith(f"{listed_name}-")
+    ]
     if listed and not Path(model).exists():
         shape = SHAPES[max(listed, key=len)]
         return replace(shape, hub=model) if "/" in model else shape

@@ -212,7 +212,9 @@ def with_answers(works: Sequence[KindWork], context: int) -> tuple[KindWork, ...
     total = sum(work.tokens_per_s for work in works)
     bounds: Mapping[str, int] = {}
     assigned_per_s = 0.0
-    for work in sorted(works, key=lambda kind_work: (kind_work.request_per_s, kind_work.kind.card.name)):
+    for work in sorted(
+        works, key=lambda kind_work: (kind_work.request_per_s, kind_work.kind.card.name)
+    ):
         if not work.engines:
             continue
         assigned_per_s += work.tokens_per_s

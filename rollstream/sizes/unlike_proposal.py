@@ -114,7 +114,10 @@ def _alike_line(plan: UnlikePlan) -> str:
 
 def toml_files(plan: UnlikePlan, file: str) -> dict[str, str]:
     """Returns the texts of the proposed files by their names, made from `file`."""
-    return {machine_file.name(file): toml_text(kind_plan, machine_file, machine_file.name(file)) for machine_file, kind_plan in machine_files(plan)}
+    return {
+        machine_file.name(file): toml_text(kind_plan, machine_file, machine_file.name(file))
+        for machine_file, kind_plan in machine_files(plan)
+    }
 
 
 def machine_files(plan: UnlikePlan) -> tuple[tuple[MachineFile, RunPlan], ...]:

@@ -39,7 +39,8 @@ class TuningChoice:
     def differences(self, other: "TuningChoice") -> int:
         """Returns the number of differing fields."""
         return sum(
-            getattr(self, field.name) != getattr(other, field.name) for field in fields(TuningChoice)
+            getattr(self, field.name) != getattr(other, field.name)
+            for field in fields(TuningChoice)
         )
 
 

@@ -231,7 +231,9 @@ def _unknown(c: Configuration, drafts: DraftGain | None, cores: int | None) -> l
     if cores is not None:
         unknowns.append(f"how the {cores} cores are divided: all threads are slowed by one factor")
     elif trains_on_cpu(c):
-        unknowns.append("how rollouts and trainer share the cores: each unit is simulated as a core")
+        unknowns.append(
+            "how rollouts and trainer share the cores: each unit is simulated as a core"
+        )
     elif c.has_model:
         unknowns.append("whether more slots fit a GPU's memory: `rollstream run` checks it")
     return unknowns
@@ -282,7 +284,7 @@ def _engine(
         raise ConfigurationError(
             "no step times of the engine are known: make a profile (`rollstream profile CONFIG`), "
             f"or give a recorded run behind CONFIG with at least {POINTS_MIN} finished answers of "
-            f"several tokens{'' if run is None else f' (this point has {len(run.points)})'}"
+            f"several tokens{'' if run is None else f' (this one has {len(run.points)})'}"
         )
     gain = None if run is None else run.drafts
     if alone is None:
@@ -312,8 +314,7 @@ def _training(
     recorded: Configuration | None,
     assumed: list[str],
 ) -> tuple[float, float]:
-    """Returns the trainer's seconds per token on one unit, and those of a step beside its tokens.
-    """
+    """Returns the trainer's seconds per token on one unit, and of a step beside its tokens."""
     assumed.append("a trainer that is as much faster as it has more GPUs")
     units = trainer_gpus(c)
     if not c.has_model:

@@ -326,7 +326,9 @@ def length_correlation(answers: Sequence[FinishedAnswer]) -> float:
     """
     if not answers:
         return 0.0
-    order = np.argsort(np.argsort([answer.tokens for answer in answers], kind="stable"), kind="stable")
+    order = np.argsort(
+        np.argsort([answer.tokens for answer in answers], kind="stable"), kind="stable"
+    )
     normal = NormalDist()
     deviates = [normal.inv_cdf((rank + 0.5) / len(answers)) for rank in order.tolist()]
     by_group: defaultdict[int, list[float]] = defaultdict(list)

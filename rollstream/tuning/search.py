@@ -55,7 +55,9 @@ class TuningProposal:
             if candidate.choice.on_update not in policies:
                 policies.add(candidate.choice.on_update)
                 shown.append(candidate)
-        shown += [candidate for candidate in self.others if candidate not in shown][: max(0, rows_max - len(shown))]
+        shown += [candidate for candidate in self.others if candidate not in shown][
+            : max(0, rows_max - len(shown))
+        ]
         return [shown[0], *sorted(shown[1:], key=lambda candidate: -candidate.worth)]
 
 
@@ -129,7 +131,9 @@ def propose(
         return None
     worth_max = max(candidate.worth for candidate in usable)
     close = [candidate for candidate in usable if candidate.worth >= (1 - tolerance) * worth_max]
-    best = min(close, key=lambda candidate: (candidate.choice.differences(present), -candidate.worth))
+    best = min(
+        close, key=lambda candidate: (candidate.choice.differences(present), -candidate.worth)
+    )
     others = sorted(
         (candidate for candidate in candidates if candidate.choice not in (best.choice, present)),
         key=lambda candidate: -candidate.worth,
