@@ -1,10 +1,5 @@
-"""Finds the archived files of one run for DuckDB, and the offsets that must come from the log.
-
-`ArchivedFiles` lists and checks a run's files; `ArchiveCache` gives each file a local path. Files
-of a `file:` store are read in place; files of other stores are fetched into a bounded cache. First
-and last offsets come from file names and footers, without reading data, and `offset_gaps` computes
-the offsets that no file holds. A damaged file raises `CorruptObject`, or is left out if
-`skip_corrupt` is set.
+"""Finds the archived files of one run for DuckDB, and the offsets that must come from the log, by
+file names and footers.
 """
 
 import os
@@ -41,7 +36,7 @@ class ReadableFile:
 
 @dataclass(frozen=True, slots=True)
 class OffsetGap:
-    """Offsets `[start, end)` of a partition that no archived file holds; with `end` None, all from
+    """Offsets `[start, end)` of a partition that no archived file holds; `end` None: all from
     `start` on. `fence` is the fence before `start`, (0, 0) if unknown.
     """
 
@@ -51,32 +46,32 @@ class OffsetGap:
     fence: tuple[int, int] = (0, 0)
 
 
-def offset_gaps(held: Iterable[ReadableFile], partitions: Iterable[int]) -> list[OffsetGap]:
+def offset_gaps(files: Iterable[ReadableFile], partitions: Iterable[int]) -> list[OffsetGap]:
     """Returns the offsets to read from the log, by partition; the open end of each comes last."""
     by_partition: defaultdict[int, list[ReadableFile]] = defaultdict(list)
-    for file in held:
+    for file in files:
         by_partition[file.partition].append(file)
-    found: list[OffsetGap] = []
+    gaps: list[OffsetGap] = []
     for partition in sorted({*by_partition, *partitions}):
         at, fence = 0, (0, 0)
         for file in sorted(by_partition[partition], key=lambda file: file.first):
             if file.first > at:
-                found.append(OffsetGap(partition, at, file.first, fence))
+                gaps.append(OffsetGap(partition, at, file.first, fence))
             at, fence = max(at, file.last + 1), file.fence
-        found.append(OffsetGap(partition, at, None, fence))
-    return found
+        gaps.append(OffsetGap(partition, at, None, fence))
+    return gaps
 
 
-def overlapping(held: Iterable[ReadableFile]) -> list[tuple[ReadableFile, ReadableFile]]:
+def overlapping(files: Iterable[ReadableFile]) -> list[tuple[ReadableFile, ReadableFile]]:
     """Returns pairs of files with common offsets: their rows would count twice."""
-    found: list[tuple[ReadableFile, ReadableFile]] = []
+    pairs: list[tuple[ReadableFile, ReadableFile]] = []
     before: ReadableFile | None = None
-    for file in sorted(held, key=lambda file: (file.partition, file.first)):
+    for file in sorted(files, key=lambda file: (file.partition, file.first)):
         if before and before.partition == file.partition and file.first <= before.last:
-            found.append((before, file))
+            pairs.append((before, file))
         if before is None or before.partition != file.partition or file.last > before.last:
             before = file
-    return found
+    return pairs
 
 
 def gaps_in_words(lost: Sequence[OffsetGap]) -> str:
@@ -89,11 +84,8 @@ CACHE_BYTES = 16 << 30
 
 
 class ArchiveCache:
-    """Gives each archived file a local path: in the store itself if it is a `file:` store, else in
-    a bounded LRU cache.
-
-    Archived objects never change, so cached files stay valid. A topic larger than the cache raises
-    `ConfigurationError`. `warn` receives a message before a download.
+    """Gives each archived file a local path: in place for a `file:` store, else in a bounded LRU
+    cache. A topic larger than the cache raises `ConfigurationError`.
     """
 
     def __init__(
@@ -113,32 +105,33 @@ class ArchiveCache:
         if len(local) == len(files):
             return [str(path) for path in local]
         folder = self._cache / _cached_name(self._url)
-        wanted = {folder / file.key: file for file in files}
+        files_by_path = {folder / file.key: file for file in files}
         total = sum(file.bytes for file in files)
         if total > self._bytes_max:
             raise ConfigurationError(
                 f"the archive of {files[0].topic} has {total:,} bytes and the cache holds "
                 f"{self._bytes_max:,}: copy the archive to a folder and query that"
             )
-        missing = {path: file for path, file in wanted.items() if not path.exists()}
+        # Archived objects never change, so cached files stay valid.
+        missing = {path: file for path, file in files_by_path.items() if not path.exists()}
         if missing:
             size = sum(file.bytes for file in missing.values())
             self._warn(f"fetching {len(missing)} archived files, {size:,} bytes, to {folder}")
-            self._make_room(size, keep=set(wanted))
+            self._make_room(size, keep=set(files_by_path))
         for path, file in missing.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             partial = path.with_suffix(f".{os.getpid()}.partial")
             partial.write_bytes(self._store.get(file.key))
             os.replace(partial, path)
-        for path in wanted:
+        for path in files_by_path:
             os.utime(path)
-        return [str(path) for path in wanted]
+        return [str(path) for path in files_by_path]
 
     def _make_room(self, size: int, keep: set[Path]) -> None:
-        """Evict the least recently used files until `size` more bytes fit."""
-        held = [(p, p.stat()) for p in self._cache.rglob("*") if p.is_file()]
-        total = sum(stat.st_size for _, stat in held)
-        for path, stat in sorted(held, key=lambda one: one[1].st_mtime):
+        file_stats = [(p, p.stat()) for p in self._cache.rglob("*") if p.is_file()]
+        total = sum(stat.st_size for _, stat in file_stats)
+        # Least recently used files first.
+        for path, stat in sorted(file_stats, key=lambda pair: pair[1].st_mtime):
             if total + size <= self._bytes_max:
                 return
             if path not in keep:
@@ -156,8 +149,8 @@ def _cached_name(url: str) -> str:
 
 
 def archive_folder(url: str) -> Path:
-    """Returns the local folder below which the archived files of a store are read: of the store
-    itself if it is a `file:` store, else of the cache.
+    """Returns the local folder below which a store's archived files are read: the store's own for a
+    `file:` store, else the cache's.
     """
     scheme, _, rest = url.partition(":")
     if scheme == "file":
@@ -173,7 +166,7 @@ _FOOTER_KEYS = ("last", "schema", "fence")
 @dataclass(slots=True)
 class ArchivedFiles:
     """Lists, fetches and checks the archived files of one run. `warn` receives messages for the
-    user.
+    user. A damaged file raises `CorruptObject`, or is left out if `skip_corrupt` is set.
     """
 
     location: RunLocation
@@ -186,7 +179,7 @@ class ArchivedFiles:
     _fetched: ArchiveCache | None = None
 
     def run(self) -> str:
-        """Returns the run's name: the configured one, or the archive's only run."""
+        """Returns the run's name: the configured one, or that of the archive's only run."""
         if self.location.run is not None:
             return self.location.run
         return archived_run(self.location, self._all())
@@ -216,22 +209,20 @@ class ArchivedFiles:
             return []
         paths = self._fetched.paths(files)
         footers = self._footers(paths)
-        held = [
+        readable_files = [
             _readable_file(path, file, footers[path])
             for file, path in zip(files, paths, strict=True)
             if path in footers
         ]
-        for one, other in overlapping(held):
+        for first, other in overlapping(readable_files):
             raise CorruptObject(
-                f"{one.path} and {other.path} hold the same rows of {topic}: one of them was "
+                f"{first.path} and {other.path} hold the same rows of {topic}: one of them was "
                 "added by hand; move it out of the archive"
             )
-        return held
+        return readable_files
 
     def check(self, topic: str) -> None:
-        """Read all files of the topic completely. A damaged file raises `CorruptObject`, or is left
-        out from now on if `skip_corrupt` is set.
-        """
+        """Read all files of the topic completely, to find damaged ones."""
         for file in self._held(topic):
             try:
                 self.connection.execute(
@@ -250,19 +241,18 @@ class ArchivedFiles:
         return self._files
 
     def _footers(self, paths: Sequence[str]) -> dict[str, dict[str, str]]:
-        """Returns the entries that the archive wrote into the footer of each readable file."""
-        wanted = [path for path in paths if path not in self.bad]
+        good_paths = [path for path in paths if path not in self.bad]
         try:
-            return self._read_footers(wanted) if wanted else {}
+            return self._read_footers(good_paths) if good_paths else {}
         except duckdb.Error:
             pass  # read the files one by one to find the damaged one
-        found: dict[str, dict[str, str]] = {}
-        for path in wanted:
+        footers: dict[str, dict[str, str]] = {}
+        for path in good_paths:
             try:
-                found |= self._read_footers([path])
+                footers |= self._read_footers([path])
             except duckdb.Error as error:
                 self._found_bad(path, error)
-        return found
+        return footers
 
     def _read_footers(self, paths: Sequence[str]) -> dict[str, dict[str, str]]:
         rows = self.connection.execute(

@@ -1,9 +1,6 @@
-"""Defines the base views of `rollstream query` in DuckDB: one per archived topic, and the tables
-`evaluations`, `settings` and `MISPLACED`. `views.py` derives all other views from these in SQL.
-
-A topic's view has each row of archive and log exactly once. It joins two parts without a common
-row: the archived Parquet files, which DuckDB reads in place, and the table `live_<topic>` with the
-rows that no file holds, copied from the log. A warning names the rows that neither holds.
+"""Defines the base views of `rollstream query`: one per archived topic, and the tables
+`evaluations`, `settings` and `MISPLACED`. A topic's view has each row of archive and log exactly
+once.
 """
 
 import json
@@ -24,7 +21,7 @@ if TYPE_CHECKING:  # imports numpy, which a query of the archive does not need
     from rollstream.storage.log_view import LogView
 
 HIVE = "hive_partitioning = true, hive_types = {topic: VARCHAR, run: VARCHAR, date: DATE}"
-"""Options for reading archived files: their paths encode the columns topic, run and date."""
+"""Paths of archived files encode the columns topic, run and date."""
 EVALUATION_COLUMNS = {
     "step": "BIGINT",
     "seconds": "DOUBLE",
@@ -36,19 +33,16 @@ EVALUATION_COLUMNS = {
     "prompts": "VARCHAR",
     "by_prompt": "DOUBLE[][]",
 }
-"""Columns of `evaluations`, each from the field of that name in a line of `eval.jsonl`. A further
+"""Columns of `evaluations`, from the fields of the same names in a line of `eval.jsonl`. A further
 column `line` holds the whole line as JSON.
 """
 
 
 @dataclass(slots=True)
 class TopicViews:
-    """Defines the views of topics and redefines them when their files change. A session calls
-    `define` when a query first names a topic; if the query then fails, it calls `renew` (files were
-    merged) or `complete` (files of an older release lack columns), and repeats the query.
-
-    `view` returns the reader of the run's log and archive, None without a log. `warn` receives
-    messages for the user.
+    """Defines the views of topics. A session calls `define` when a query first names a topic; if
+    the query fails, it calls `renew` (files were merged) or `complete` (files of an older release
+    lack columns), and repeats it. `view` returns the reader of log and archive, None without a log.
     """
 
     connection: duckdb.DuckDBPyConnection
@@ -60,28 +54,28 @@ class TopicViews:
     _files: dict[str, Sequence[archive_files.ReadableFile]] = field(
         default_factory=dict[str, Sequence[archive_files.ReadableFile]]
     )
-    """The archived files that each topic's view reads; the store may hold newer ones by now."""
+    """The archived files that each topic's view reads; the store may hold newer ones."""
 
     def define(self, topic: str) -> None:
-        """Define the topic's view over the files that the archive lists now. All other offsets are
-        read by `LogView` and copied, even if they are archived meanwhile.
-        """
-        held = self.archive.held(topic)
-        lost = self._copy_others(topic, held)
+        """Define the topic's view over the files that the archive lists now."""
+        files = self.archive.held(topic)
+        # Rows at all other offsets are copied from the log, even if they are archived meanwhile: so
+        # archive and log have no common row.
+        lost = self._copy_others(topic, files)
         if lost:
             offsets = archive_files.gaps_in_words(lost)
             self.warn(
                 f"{topic}: neither the archive nor the log holds offsets {offsets}; "
                 "the result lacks these rows"
             )
-        if not held:
+        if not files:
             self._make_table(topic)
-        self._files[topic] = held
-        self._make_view(topic, held)
+        self._files[topic] = files
+        self._make_view(topic, files)
 
     def renew(self) -> bool:
-        """Define the views again whose files are gone because the archive merged them with others.
-        Returns False if no file was gone.
+        """Define the views again whose files are gone because the archive merged them. Returns
+        False if no file was gone.
         """
         gone = [t for t, of in self._files.items() if not all(Path(o.path).exists() for o in of)]
         self.archive.refresh()
@@ -92,8 +86,8 @@ class TopicViews:
         return bool(gone)
 
     def complete(self, topic: str) -> bool:
-        """Add the columns that this release has and the files of an older release lack, as null.
-        Returns False if the view had all columns already.
+        """Add the columns of this release that files of an older one lack, as null. Returns False
+        if the view had all columns already.
         """
         names = self._columns(topic)
         self._make_table(topic)
@@ -101,21 +95,19 @@ class TopicViews:
         return self._columns(topic) != names
 
     def _copy_others(
-        self, topic: str, held: Sequence[archive_files.ReadableFile]
+        self, topic: str, files: Sequence[archive_files.ReadableFile]
     ) -> Sequence[archive_files.OffsetGap]:
-        """Copy the rows that no file of `held` contains into `live_<topic>`. Returns the offsets
-        that neither archive nor log holds.
-        """
+        """Returns the offsets that neither archive nor log holds."""
         view = self.view()
         if view is None:
-            return [gap for gap in archive_files.offset_gaps(held, ()) if gap.end is not None]
+            return [gap for gap in archive_files.offset_gaps(files, ()) if gap.end is not None]
         from rollstream.streams.records import Fence, Position
 
         if not view.has(topic):
             return []
         lost: list[archive_files.OffsetGap] = []
         ends = view.end(topic)
-        for gap in archive_files.offset_gaps(held, range(view.partitions(topic))):
+        for gap in archive_files.offset_gaps(files, range(view.partitions(topic))):
             end = ends.get(gap.partition, 0) if gap.end is None else gap.end
             start = {gap.partition: Position(gap.start, Fence(*gap.fence))}
             reader = view.topic(topic, start, skip_damaged=self.archive.skip_corrupt)
@@ -127,31 +119,28 @@ class TopicViews:
         return lost
 
     def _make_table(self, topic: str) -> None:
-        """Create `live_<topic>`, empty and with this release's columns, unless it exists."""
         from rollstream.storage.archive.schema import arrow_schema
 
         if topic not in self._tables:
+            # With this release's columns, also where no row is copied.
             empty: object = arrow_schema(topic).empty_table()
             self._with_rows(f"CREATE TABLE live_{topic} AS", topic, empty)
             self._tables.add(topic)
 
     def _with_rows(self, statement: str, topic: str, table: object) -> None:
-        """Run an SQL statement on Arrow rows, to which the columns of `HIVE` are added, so that the
-        rows have the columns of archived ones.
-        """
         connection = self.connection
         connection.register("arrow_rows", table)
-        named = "timestamp::DATE AS date, ?::VARCHAR AS run, ?::VARCHAR AS topic"
+        # The columns of `HIVE`, which archived rows have from their paths.
+        columns = "timestamp::DATE AS date, ?::VARCHAR AS run, ?::VARCHAR AS topic"
         connection.execute(
-            f"{statement} SELECT *, {named} FROM arrow_rows", [self.archive.run(), topic]
+            f"{statement} SELECT *, {columns} FROM arrow_rows", [self.archive.run(), topic]
         )
         connection.unregister("arrow_rows")
 
-    def _make_view(self, topic: str, held: Sequence[archive_files.ReadableFile]) -> None:
-        """Create the view as the union of the files and of `live_<topic>`, if there is one."""
+    def _make_view(self, topic: str, files: Sequence[archive_files.ReadableFile]) -> None:
         parts: list[str] = []
-        if held:
-            paths = ", ".join(archive_files.sql_literal(one.path) for one in held)
+        if files:
+            paths = ", ".join(archive_files.sql_literal(file.path) for file in files)
             parts.append(f"SELECT * FROM read_parquet([{paths}], {HIVE}, union_by_name = true)")
         if topic in self._tables:
             parts.append(f"SELECT * FROM live_{topic}")
@@ -163,28 +152,26 @@ class TopicViews:
 
 
 def define_misplaced(connection: duckdb.DuckDBPyConnection, partitions: int) -> None:
-    """Create the table `MISPLACED` of groups that have rows in a wrong partition of `trajectories`,
-    one that does not belong to their key. The view `completions` leaves these rows out, as the
-    trainer does. The table is empty if the number of partitions is unknown (0).
+    """Create the table `MISPLACED` of groups with rows in a partition of `trajectories` that does
+    not belong to their key; empty if the number of partitions is unknown (0).
     """
     wrong: list[tuple[int, int]] = []
     if partitions:
         query = 'SELECT DISTINCT "group", partition FROM trajectories WHERE "group" IS NOT NULL'
-        found = connection.execute(query).fetchall()
-        wrong = [(g, p) for g, p in found if not is_in_key_partition(g, p, partitions)]
+        rows = connection.execute(query).fetchall()
+        # The view `completions` leaves these rows out, as the trainer does.
+        wrong = [(g, p) for g, p in rows if not is_in_key_partition(g, p, partitions)]
     connection.execute(f'CREATE OR REPLACE TABLE {MISPLACED} ("group" BIGINT, partition INTEGER)')
     if wrong:
-        groups, held = zip(*wrong, strict=True)
+        groups, wrong_partitions = zip(*wrong, strict=True)
         connection.execute(
             f"INSERT INTO {MISPLACED} SELECT unnest(?::BIGINT[]), unnest(?::INTEGER[])",
-            [list(groups), list(held)],
+            [list(groups), list(wrong_partitions)],
         )
 
 
 def define_evaluations(connection: duckdb.DuckDBPyConnection, location: RunLocation) -> None:
-    """Create the table `evaluations` from the lines of `metrics/eval.jsonl`, empty without that
-    file.
-    """
+    """Create the table `evaluations` from `metrics/eval.jsonl`, empty without that file."""
     from rollstream.storage.metrics_file import read_metrics
 
     columns = ", ".join(f"{name} {kind}" for name, kind in EVALUATION_COLUMNS.items())
@@ -201,9 +188,7 @@ def define_evaluations(connection: duckdb.DuckDBPyConnection, location: RunLocat
 
 
 def define_settings(connection: duckdb.DuckDBPyConnection, location: RunLocation) -> None:
-    """Create the table `settings`: one row with the settings that other views use, null without a
-    configuration.
-    """
+    """Create the table `settings`: one row, null without a configuration."""
     columns = "run VARCHAR, max_lag BIGINT, process_rewards BOOLEAN"
     connection.execute(f"CREATE TABLE settings ({columns})")
     values = [location.run, location.max_lag, location.process_rewards]

@@ -1,6 +1,5 @@
 """Confines DuckDB to one run (`confine`): a query, from any author, reads the run's archived files
-and no other file, opens no connection, and loads no extension. Tables and names that a run's files
-contain cannot reach further than the query itself.
+and no other file, opens no connection, and loads no extension.
 """
 
 import os
@@ -13,21 +12,21 @@ from rollstream.analysis.locate import RunLocation
 
 
 def confine(connection: duckdb.DuckDBPyConnection, location: RunLocation) -> None:
-    """Let the connection read below the run's archive alone, or below the cache of archives that
-    are not in a folder. Its settings cannot be changed afterwards.
+    """Let the connection read below the run's archive, or the cache of a remote one, alone. Its
+    settings cannot be changed afterwards.
     """
     folder = archive_folder(location.store)
     # A link to another disk is resolved before a file is read, so where it leads is allowed, too.
     allowed = [Path(os.path.realpath(folder))]
     if location.folder is not None:
         allowed += location.files.also
-    listed = ", ".join(sql_literal(f"{one}/") for one in allowed)
+    listed = ", ".join(sql_literal(f"{path}/") for path in allowed)
     close_settings(connection, f"SET allowed_directories = [{listed}]")
 
 
 def close_settings(connection: duckdb.DuckDBPyConnection, allowed: str) -> None:
-    """Run the setting of what stays `allowed`, refuse everything else outside of the database, and
-    keep these settings.
+    """Run the setting `allowed`, refuse everything else outside of the database, and lock the
+    settings.
     """
     for setting in (
         allowed,

@@ -88,9 +88,9 @@ def _serving(
             )
         case records.RelayStatus():
             newest = max((v.number for v in record.versions), default=None)
-            held = "no version yet" if newest is None else f"newest v{newest}"
+            newest_text = "no version yet" if newest is None else f"newest v{newest}"
             return (
-                f"{record.relay}/{record.term} on {record.node}: {held}, from "
+                f"{record.relay}/{record.term} on {record.node}: {newest_text}, from "
                 f"{record.upstream or 'the store'}"
             )
         case records.WeightsAnnounced():

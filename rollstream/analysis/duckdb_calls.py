@@ -1,6 +1,5 @@
-"""Makes calls of DuckDB that Ctrl-C can end (`interruptibly`): its C++ code does not return to
-Python meanwhile, so the main thread would see the signal only afterwards. `distinct_columns` names
-the columns of a result.
+"""Makes calls of DuckDB that Ctrl-C can end (`interruptibly`), and names the columns of a result
+(`distinct_columns`).
 """
 
 import os
@@ -18,9 +17,9 @@ _EXIT_INTERRUPTED = 130
 
 
 def interruptibly(connection: duckdb.DuckDBPyConnection, work: Callable[[], Returned]) -> Returned:
-    """Returns `work()`, which uses the connection alone. In the main thread the work runs in
-    another thread: at `KeyboardInterrupt` the connection is interrupted and the exception raised;
-    if the work does not end within `END_S`, this ends the process.
+    """Returns `work()`, which uses the connection alone. At `KeyboardInterrupt` the connection is
+    interrupted and the exception raised; if the work does not end within `END_S`, this ends the
+    process.
     """
     if threading.current_thread() is not threading.main_thread():
         return work()
@@ -36,6 +35,8 @@ def interruptibly(connection: duckdb.DuckDBPyConnection, work: Callable[[], Retu
             ended.set()
 
     try:
+        # DuckDB's C++ code does not return to Python meanwhile: in the main thread the signal would
+        # be seen only afterwards.
         threading.Thread(target=record, name="query", daemon=True).start()
         ended.wait()
     except KeyboardInterrupt:
@@ -56,8 +57,8 @@ def _ends(ended: threading.Event) -> bool:
 
 
 def distinct_columns(names: Sequence[str]) -> tuple[str, ...]:
-    """Returns names of columns that also differ as they are printed (`printable`): one that another
-    column has, to its left, gets a number, as in `step`, `step_1`.
+    """Returns column names that also differ as they are printed (`printable`): a repeated one gets
+    a number, as in `step`, `step_1`.
     """
     taken = {printable(name) for name in names}
     distinct, shown = list[str](), set[str]()

@@ -1,16 +1,14 @@
-"""The SQL of the views that show what became of trajectories, and of whom training learns: `fates`,
-`bias` and `pass_at_k` (`views.py` lists them).
-
-A run may drop trajectories for their lag or at a deadline, and mask tokens that are too old. If
-these are mostly long answers or hard prompts, training sees short and easy ones: a bias that a mean
-reward hides. `difficulty` is 1 minus the mean reward of the finished trajectories of a prompt's
-group, `prompt_length` their mean length: both are known of a trajectory that never finished, too,
-if another one of its group did.
+"""The SQL of `fates`, `bias` and `pass_at_k`, which show what became of trajectories, and a bias
+that a mean reward hides: if dropped ones are mostly long answers or hard prompts, training sees
+short and easy ones.
 """
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 K_OF_PASS = tuple(2**power for power in range(11))
 
+# `difficulty` (1 minus the mean reward) and `prompt_length` are means over the finished
+# trajectories of a prompt's group, so an unfinished trajectory has them too if another one of its
+# group finished.
 FATES = """
 WITH members AS (
     SELECT "group", wave, unnest(trajectories) AS trajectory FROM (

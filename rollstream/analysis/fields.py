@@ -1,10 +1,8 @@
-"""Reads the fields of records, and selects records by conditions such as `reward>=1` (`--where`):
-`parse_condition` checks a condition's text against a topic's fields, `meets` applies conditions.
+"""Reads the fields of records, and selects records by conditions such as `reward>=1` (`--where`).
 
 A condition is FIELD, one of `= != < <= > >= ~` (`~`: contains the text), and VALUE. FIELD is a
 dotted path (`scores.style_full`, `spans.0.start`); the value of an array is its length. A record
-without the field, or with null there, meets only `=null`, and `!=` with any other value. `time` is
-a record's append time, compared with an ISO 8601 date or time.
+without the field, or with null there, meets only `=null`, and `!=` with any other value.
 """
 
 import re
@@ -27,10 +25,10 @@ from rollstream.streams.records import TOPIC_RECORDS, Dead, Record, Trajectory
 from rollstream.streams.topics import catalogue, is_dead_letter_topic
 
 ENVELOPE: tuple[str, ...] = ("partition", "offset", "key", "schema", "term", "void", "time")
-"""Fields that every record has besides its own; `term` is the term of the record's writer."""
+"""Fields that every record has besides its own; `term` is that of its writer."""
 DERIVED = {"lag_finish": "number"}
-"""Fields of trajectories that are computed, by kind. `lag_finish` is the newest version known when
-the trajectory finished, minus the version of its oldest span.
+"""Computed fields of trajectories, by kind. `lag_finish` is the newest version known when the
+trajectory finished, minus the version of its oldest span.
 """
 
 _CONDITION = re.compile(r"\s*([\w./:-]+?)\s*(!=|<=|>=|=|<|>|~)\s*(.*?)\s*", re.DOTALL)
@@ -41,79 +39,79 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class FieldCondition:
-    """A condition `path operator wanted` on a record's values, as `parse_condition` made it.
-
-    A number is compared as a number, true and false by these words, other values as text. For
-    `schema` a name without its version (`take` for `take/1`) selects all versions.
-    """
+    """A condition `path operator wanted` on a record's values, as `parse_condition` made it."""
 
     path: tuple[str, ...]
     operator: str
     wanted: str
 
     def holds(self, values: Mapping[str, Any]) -> bool:
-        found = _at(values, self.path)
+        field_value = _at(values, self.path)
+        # `take` selects all versions, `take/1` one.
         if self.path == ("schema",) and "/" not in self.wanted:
-            found = str(found).partition("/")[0]
-        if found is None or self.wanted == "null":
-            is_null = found is None and self.wanted == "null"
+            field_value = str(field_value).partition("/")[0]
+        if field_value is None or self.wanted == "null":
+            is_null = field_value is None and self.wanted == "null"
             return (self.operator == "=") == is_null if self.operator in ("=", "!=") else False
         if self.operator == "~":
-            return self.wanted in str(found)
-        if isinstance(found, bool):
-            return _COMPARE[self.operator](str(found).lower(), self.wanted.lower())
-        if isinstance(found, int | float):
+            return self.wanted in str(field_value)
+        if isinstance(field_value, bool):
+            return _COMPARE[self.operator](str(field_value).lower(), self.wanted.lower())
+        if isinstance(field_value, int | float):
             if not _is_number(self.wanted):  # of a field whose kind only the record has
                 return self.operator == "!="
-            return _COMPARE[self.operator](found, float(self.wanted))
-        return _COMPARE[self.operator](str(found), self.wanted)
+            return _COMPARE[self.operator](field_value, float(self.wanted))
+        return _COMPARE[self.operator](str(field_value), self.wanted)
 
 
 def record_values(record: Record, whole: bool = False) -> dict[str, Any]:
-    """Returns a record's own fields as builtins; arrays are lists if `whole`, else their lengths.
-    Names of arrays lose the suffix with the type that they have in the log (`tokens:u4`).
-    """
+    """Returns a record's fields as builtins; arrays are lists if `whole`, else their lengths."""
     hook: Callable[[Any], Any] = np.ndarray.tolist if whole else len
-    found: dict[str, Any] = msgspec.to_builtins(record, enc_hook=hook)
-    return {name.partition(":")[0]: value for name, value in found.items()}
+    own_fields: dict[str, Any] = msgspec.to_builtins(record, enc_hook=hook)
+    # In the log, names of arrays have a suffix with their type (`tokens:u4`).
+    return {name.partition(":")[0]: value for name, value in own_fields.items()}
 
 
 def derived_values(record: Record | None, timestamp_ms: int) -> dict[str, Any]:
-    """Returns the fields that conditions may name but the record does not store: `time` (seconds
-    since 1970), and of a trajectory `lag_finish`.
+    """Returns the fields that a record does not store: `time` (seconds since 1970), and of a
+    trajectory `lag_finish`.
     """
-    found: dict[str, Any] = {"time": timestamp_ms / 1000}
+    derived: dict[str, Any] = {"time": timestamp_ms / 1000}
     if isinstance(record, Trajectory):
         oldest = oldest_version(record)
-        found["lag_finish"] = None if oldest is None else record.trainer_version.number - oldest
-    return found
+        derived["lag_finish"] = None if oldest is None else record.trainer_version.number - oldest
+    return derived
 
 
 def oldest_version(record: Trajectory) -> int | None:
-    """Returns the version number of the oldest span; None without generated tokens."""
+    """Returns the version of the oldest span; None without generated tokens."""
     return min((span.version.number for span in record.spans), default=None)
 
 
-def record_fields(one: LogRecord, whole: bool = False) -> dict[str, Any]:
-    """Returns the fields of envelope and record as builtins. Arrays are lists if `whole`, else
-    their lengths.
-    """
-    found = {} if one.record is None else record_values(one.record, whole)
+def record_fields(log_record: LogRecord, whole: bool = False) -> dict[str, Any]:
+    """Returns the fields of envelope and record as builtins; arrays as in `record_values`."""
+    own_fields = {} if log_record.record is None else record_values(log_record.record, whole)
     envelope = {
-        "partition": one.address.partition,
-        "offset": one.address.offset,
-        "key": one.key,
-        "term": one.term,
-        "void": one.void,
+        "partition": log_record.address.partition,
+        "offset": log_record.address.offset,
+        "key": log_record.key,
+        "term": log_record.term,
+        "void": log_record.void,
     }
-    return envelope | found
+    return envelope | own_fields
 
 
-def meets(one: LogRecord, conditions: Sequence[FieldCondition], more: Mapping[str, Any]) -> bool:
-    """True if the record meets all conditions; `more` holds further fields that only the caller
-    knows, by name.
+def meets(
+    log_record: LogRecord, conditions: Sequence[FieldCondition], more: Mapping[str, Any]
+) -> bool:
+    """Returns whether the record meets all conditions; `more` holds further fields that the caller
+    knows.
     """
-    values = record_fields(one) | derived_values(one.record, one.timestamp_ms) | dict(more)
+    values = (
+        record_fields(log_record)
+        | derived_values(log_record.record, log_record.timestamp_ms)
+        | dict(more)
+    )
     return all(condition.holds(values) for condition in conditions)
 
 
@@ -123,7 +121,7 @@ def known_topics() -> tuple[str, ...]:
 
 
 def check_topic(topic: str) -> None:
-    """Raises `ConfigurationError`, naming the nearest topic, for an unknown topic."""
+    """Raises `ConfigurationError`, naming the nearest topic, for an unknown one."""
     if topic not in known_topics() and not is_dead_letter_topic(topic):
         raise ConfigurationError(
             f"no topic {topic!r}{nearest(topic, known_topics())}; "
@@ -132,16 +130,16 @@ def check_topic(topic: str) -> None:
 
 
 def parse_condition(text: str, topic: str, more: Mapping[str, str] | None = None) -> FieldCondition:
-    """Parses a condition on records of a topic. `more` maps the caller's further fields to their
-    kinds (`number`, `text`, `time` or `open`). Raises `ConfigurationError` for an unknown field or
-    an invalid comparison.
+    """Parses a condition on records of a topic. `more` maps further fields to their kinds
+    (`number`, `text`, `time` or `open`). Raises `ConfigurationError` for an unknown field or an
+    invalid comparison.
     """
     match = _CONDITION.fullmatch(text)
     if match is None:
         raise ConfigurationError(
             f"--where {text!r}: write FIELD=VALUE, with one of = != < <= > >= ~ (contains)"
         )
-    name, operator, wanted = match.groups()
+    name, operator, operand = match.groups()
     kinds = _fields_of(topic) | dict(more or {})
     kind = _kind_at(kinds, name)
     if kind is None:
@@ -149,51 +147,48 @@ def parse_condition(text: str, topic: str, more: Mapping[str, str] | None = None
         raise ConfigurationError(
             f"--where {text!r}: {topic} has no field {name}{near}; fields: {', '.join(kinds)}"
         )
-    if kind == "number" and operator != "~" and wanted != "null" and not _is_number(wanted):
-        raise ConfigurationError(f"--where {text!r}: {name} is a number, but {wanted!r} is not")
+    if kind == "number" and operator != "~" and operand != "null" and not _is_number(operand):
+        raise ConfigurationError(f"--where {text!r}: {name} is a number, but {operand!r} is not")
     if kind == "time":
-        wanted = _seconds(text, operator, wanted)
-    return FieldCondition(tuple(name.split(".")), operator, wanted)
+        operand = _seconds(text, operator, operand)
+    return FieldCondition(tuple(name.split(".")), operator, operand)
 
 
 def _fields_of(topic: str) -> dict[str, str]:
     """Maps each dotted field of a topic's records to its kind: `number` (arrays too, by their
     lengths), `text`, `time`, or `open` (has inner fields, whose names may be unknown here).
     """
-    found = {
+    kinds = {
         name: "number" if name in ("partition", "offset", "term") else "text" for name in ENVELOPE
     }
-    found["time"] = "time"
-    found |= DERIVED if topic == "trajectories" else {}
+    kinds["time"] = "time"
+    kinds |= DERIVED if topic == "trajectories" else {}
     for cls in (Dead,) if is_dead_letter_topic(topic) else TOPIC_RECORDS[topic]:
-        _walk(cls, "", found)
-    return found
+        _walk(cls, "", kinds)
+    return kinds
 
 
-def _walk(cls: type[Struct], prefix: str, found: dict[str, str]) -> None:
-    """Add the fields of a class, and of the structs in it, to `found`, each name after `prefix`."""
+def _walk(cls: type[Struct], prefix: str, kinds: dict[str, str]) -> None:
     for field in fields(cls):
         inner = [t for t in get_args(field.type) or (field.type,) if t is not type(None)]
         name, is_array = f"{prefix}{field.name}", ":" in field.encode_name
         struct = inner[0] if len(inner) == 1 and isinstance(inner[0], type) else None
         if is_array or set(inner) <= {int, float}:
-            found[name] = "number"
+            kinds[name] = "number"
         elif struct is not None and issubclass(struct, Struct) and "tuple" not in str(field.type):
-            found[name] = "open"
-            _walk(struct, f"{name}.", found)
+            kinds[name] = "open"
+            _walk(struct, f"{name}.", kinds)
         else:
-            found[name] = "open" if str(field.type).startswith(("dict", "tuple")) else "text"
+            kinds[name] = "open" if str(field.type).startswith(("dict", "tuple")) else "text"
 
 
 def _kind_at(kinds: Mapping[str, str], name: str) -> str | None:
-    """Returns the kind of a field; None for an unknown one. A field inside an `open` one whose
-    inner names are unknown is `open` too.
-    """
     if name in kinds:
         return kinds[name]
     parent = name.rpartition(".")[0]
     while parent:
         if parent in kinds:
+            # A field inside an `open` one whose inner names are unknown is `open` too.
             deeper = kinds[parent] == "open" and not any(k.startswith(f"{parent}.") for k in kinds)
             return "open" if deeper else None
         parent = parent.rpartition(".")[0]
@@ -201,7 +196,7 @@ def _kind_at(kinds: Mapping[str, str], name: str) -> str | None:
 
 
 def _at(values: object, path: Sequence[str]) -> Any:
-    """Returns the value at a path: its length if it is a list, None if the path does not exist."""
+    """Returns the value at a path (a list's length), None if the path does not exist."""
     for part in path:
         if isinstance(values, Mapping):
             values = cast("Mapping[str, object]", values).get(part)
@@ -213,18 +208,18 @@ def _at(values: object, path: Sequence[str]) -> Any:
     return len(cast("Sequence[object]", values)) if isinstance(values, list | tuple) else values
 
 
-def _seconds(text: str, operator: str, wanted: str) -> str:
-    """Returns an ISO 8601 date or time as seconds since 1970; without a zone it is UTC."""
+def _seconds(text: str, operator: str, operand: str) -> str:
     try:
-        found = datetime.fromisoformat(wanted)
+        moment = datetime.fromisoformat(operand)
     except ValueError:
-        found = None
-    if found is None or operator == "~":
+        moment = None
+    if moment is None or operator == "~":
         raise ConfigurationError(
             f"--where {text!r}: compare time by < <= > >= with a date or a time of ISO 8601, as "
             "time>=2026-03-01T09:30 (UTC, unless it names its zone)"
         )
-    return repr((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp())
+    # Without a zone it is UTC.
+    return repr((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
 
 
 def _is_number(text: str) -> bool:

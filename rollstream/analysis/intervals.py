@@ -1,10 +1,5 @@
 """Intervals, tests and power for means and paired differences (Student's t), and the percentile
-bootstrap for other statistics. Pure functions of numbers; NumPy alone, no SciPy.
-
-The tests are those of textbooks: the paired t-test; two one-sided tests for equivalence
-(Schuirmann, "A comparison of the two one-sided tests procedure", 1987); power from the distribution
-of the estimated standard deviation. Efron and Tibshirani, "An Introduction to the Bootstrap"
-(1993), chapter 13, has the percentile interval.
+bootstrap. Pure functions of numbers, by NumPy without SciPy.
 """
 
 import math
@@ -15,6 +10,9 @@ from statistics import NormalDist, fmean, stdev
 import numpy as np
 from numpy.typing import NDArray
 
+# Sources: the paired t-test of textbooks; Schuirmann, "A comparison of the two one-sided tests
+# procedure" (1987), for equivalence; Efron and Tibshirani, "An Introduction to the Bootstrap"
+# (1993), chapter 13, for the percentile interval.
 CONFIDENCE = 0.95
 EQUIVALENCE_LEVEL = 0.05
 """Level of each one-sided test, so the interval that must lie within the margin has 90 %."""
@@ -24,8 +22,8 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True, slots=True)
 class MeanInterval:
-    """The mean of `count` independent values, and the interval of its expectation at `confidence`.
-    Both ends are infinite for fewer than two values.
+    """The mean of `count` independent values, and its interval at `confidence`. Both ends are
+    infinite for fewer than two values.
     """
 
     count: int
@@ -39,10 +37,10 @@ class MeanInterval:
 class PairedDifference:
     """The mean difference second − first over `pairs` pairs, with its interval at `confidence`.
 
-    `deviation` is the standard deviation of the pairs' differences, `p` the two-sided p-value of
-    "no difference", `detectable` the smallest true difference that a test of this size at 1 −
-    `confidence` finds with a probability of 80 % if `deviation` is right. `correlation` is that of
-    the pairs (nan if a side is constant): pairing helps as far as it is above 0.
+    `deviation` is the standard deviation of the differences, `p` the two-sided p-value of "no
+    difference", `detectable` the smallest true difference that such a test finds with a probability
+    of 80 %. `correlation` is that of the pairs (nan if a side is constant): pairing helps if it is
+    above 0.
     """
 
     pairs: int
@@ -61,9 +59,8 @@ class PairedDifference:
 @dataclass(frozen=True, slots=True)
 class Equivalence:
     """Two one-sided tests of |difference| < `margin`. `low` and `high` are the ends of the 90 %
-    interval; `is_shown` states that both lie within the margin, which is `p` < 5 %. `power` is the
-    probability of that if the true difference is 0 and the deviation as estimated: a test that is
-    not passed with little power decides nothing.
+    interval; `is_shown` (`p` < 5 %): both lie within the margin. `power` is the probability of that
+    if the true difference is 0: a failed test with little power decides nothing.
     """
 
     margin: float
@@ -92,40 +89,40 @@ def paired_difference(
     differences = [b - a for a, b in zip(first, second, strict=True)]
     if len(differences) < 2:
         raise ValueError(f"{len(differences)} pairs: an interval needs two at least")
-    found = mean_interval(differences, confidence)
+    interval = mean_interval(differences, confidence)
     deviation = stdev(differences)
     return PairedDifference(
-        found.count,
+        interval.count,
         fmean(first),
         fmean(second),
-        found.mean,
+        interval.mean,
         deviation,
-        found.low,
-        found.high,
+        interval.low,
+        interval.high,
         confidence,
-        _two_sided(found.mean, deviation, found.count),
-        detectable_difference(deviation, found.count, 1 - confidence),
+        _two_sided(interval.mean, deviation, interval.count),
+        detectable_difference(deviation, interval.count, 1 - confidence),
         _correlation(first, second),
     )
 
 
 def equivalence(
-    found: PairedDifference, margin: float, level: float = EQUIVALENCE_LEVEL
+    comparison: PairedDifference, margin: float, level: float = EQUIVALENCE_LEVEL
 ) -> Equivalence:
     """Returns the two one-sided tests of a paired comparison for a margin above 0."""
-    degrees, error = found.pairs - 1, found.deviation / math.sqrt(found.pairs)
+    degrees, error = comparison.pairs - 1, comparison.deviation / math.sqrt(comparison.pairs)
     half = student_quantile(1 - level, degrees) * error
-    low, high = found.difference - half, found.difference + half
-    nearest = margin - abs(found.difference)  # distance to the bound that is nearer
+    low, high = comparison.difference - half, comparison.difference + half
+    nearest = margin - abs(comparison.difference)  # distance to the bound that is nearer
     p = _upper_tail(nearest, error, degrees)
     is_shown = -margin < low and high < margin
-    power = equivalence_power(margin, found.deviation, found.pairs, level)
+    power = equivalence_power(margin, comparison.deviation, comparison.pairs, level)
     return Equivalence(margin, low, high, p, is_shown, power)
 
 
 def difference_power(difference: float, deviation: float, pairs: int, level: float) -> float:
     """Returns the probability that the two-sided paired t-test at `level` rejects "no difference"
-    when the true mean difference and standard deviation are these.
+    for this true mean difference and standard deviation.
     """
     if deviation == 0:
         return 1.0 if difference else level
@@ -181,11 +178,11 @@ def bootstrap_interval(
     """
     generator = np.random.default_rng(seed)
     drawn = (generator.integers(0, count, count) for _ in range(draws))
-    found = np.array([statistic(indices) for indices in drawn])
-    kept = found[~np.isnan(found)]
-    if not len(kept):
+    estimates = np.array([statistic(indices) for indices in drawn])
+    valid_estimates = estimates[~np.isnan(estimates)]
+    if not len(valid_estimates):
         return -math.inf, math.inf
-    low, high = np.quantile(kept, [(1 - confidence) / 2, (1 + confidence) / 2])
+    low, high = np.quantile(valid_estimates, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)
 
 
@@ -196,7 +193,7 @@ def student_cdf(t: float, degrees: float) -> float:
 
 
 def student_quantile(probability: float, degrees: float) -> float:
-    """Returns the quantile of Student's t for a probability between 0 and 1, both excluded."""
+    """Returns the quantile of Student's t for a probability in (0, 1)."""
     if probability == 0.5:
         return 0.0
     if probability < 0.5:
@@ -238,9 +235,8 @@ _REACH = 10.0  # standard deviations of the integration range
 
 
 def _over_scales(probability: Callable[[float], float], degrees: int) -> float:
-    """Returns the mean of `probability(s)` over the distribution of s = estimated / true standard
-    deviation, which is √(χ²/degrees).
-    """
+    # The mean over the distribution of s = estimated / true standard deviation, √(χ²/degrees), by
+    # the log of its density.
     spread = _REACH / math.sqrt(2 * degrees)
     scales = np.linspace(max(1e-9, 1 - spread), 1 + spread, _POINTS)
     half = degrees / 2
@@ -256,11 +252,11 @@ def _over_scales(probability: Callable[[float], float], degrees: int) -> float:
 
 
 def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """Returns the regularised incomplete beta function I_x(a, b) by its continued fraction
-    (Abramowitz and Stegun 26.5.8), which converges fast below the mean; above it by symmetry.
-    """
+    """Returns the regularised incomplete beta function I_x(a, b)."""
     if x <= 0 or x >= 1:
         return float(x >= 1)
+    # The continued fraction (Abramowitz and Stegun 26.5.8) converges fast below the mean; above it,
+    # symmetry helps.
     if x > (a + 1) / (a + b + 2):
         return 1 - _incomplete_beta(b, a, 1 - x)
     logs = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
@@ -269,7 +265,7 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
 
 
 def _beta_fraction(a: float, b: float, x: float) -> float:
-    """Evaluates the continued fraction by Lentz's method."""
+    # Lentz's method.
     tiny = 1e-300
     c, d = 1.0, 1 / (1 - (a + b) * x / (a + 1) or tiny)
     value = d

@@ -1,10 +1,4 @@
-"""Locates a run's log, store (which holds the archive) and files from the argument of a command: a
-run's folder, its config.json, an archive, or a store's URL (`locate_run`). `looking.py` opens what
-was located. Nothing is created; a run whose log is missing is read from its archive alone.
-
-The configuration is read as plain JSON, not as `config.settings.Configuration`: a query needs a few
-keys, and importing the validation takes longer than the query.
-"""
+"""Locates a run's log, store (which holds the archive) and files from the argument of a command."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -22,6 +16,8 @@ from rollstream.foreign_json import parse_loose_json
 if TYPE_CHECKING:
     from rollstream.storage.archive.file_names import ArchiveFile
 
+# The configuration is read as plain JSON, not as `config.settings.Configuration`: a query needs a
+# few keys, and importing the validation takes longer than the query.
 RUNS_FOLDER = Path("runs")
 ARCHIVE_FOLDER = "archive"
 CONFIGURATION = "config.json"
@@ -32,10 +28,10 @@ SIMULATION_FILE = "simulation.json"  # the results of a simulation, in a folder 
 
 @dataclass(frozen=True)
 class RunLocation:
-    """States where a run's data is. `name` names it in messages; `store` and `bus` are URLs with
-    absolute paths. `bus` is None if there is no log, `folder` (the run's or, for a store alone, the
-    store's) if only the URL of a remote store is known, and `run` (the run's name) if it must be
-    read from the archive. `configuration` is the content of config.json, empty without that file.
+    """States where a run's data is. `name` is for messages; `store` and `bus` are URLs with
+    absolute paths. `bus` is None without a log (the archive is read alone), `folder` (the run's, or
+    of a store alone the store's) if only a remote store is known, `run` (the run's name) if the
+    archive must name it. `configuration` is empty without config.json.
     """
 
     name: str
@@ -46,14 +42,14 @@ class RunLocation:
     folder: Path | None = None
     configuration: Mapping[str, Any] = field(default_factory=dict[str, Any])
     is_trusted: bool = False
-    """Whether the user gave `--trust`: the code that the run names may be imported."""
+    """Whether `--trust` was given: the code that the run names may be imported."""
     named: tuple[str, ...] = ()
-    """URLs that the user named on the command line."""
+    """URLs on the user's command line."""
 
     @cached_property
     def files(self) -> ContainedFolder:
         """The run's folder, whose links are followed only inside it and into folders that the user
-        named for it. Raises `ConfigurationError` if the run has no folder.
+        named. Raises `ConfigurationError` if the run has no folder.
         """
         if self.folder is None:
             raise ConfigurationError(f"{self.name} has no folder, only a store")
@@ -62,12 +58,12 @@ class RunLocation:
     @cached_property
     def id(self) -> str:
         """The run's id in its store; "" if it cannot be read."""
-        found = run_id(self.store, self.named) if self.has_store else ""
-        return "" if len(found) == len(folder_key(Path())) else found
+        stored_id = run_id(self.store, self.named) if self.has_store else ""
+        return "" if len(stored_id) == len(folder_key(Path())) else stored_id
 
     @property
     def key(self) -> str:
-        """By what the user's private folder knows the run: its id, or its folder without one."""
+        """The run's key in the user's private folder: its id, or its folder without one."""
         return self.id or ("" if self.folder is None else folder_key(self.folder))
 
     def has_file(self, *parts: str) -> bool:
@@ -76,7 +72,6 @@ class RunLocation:
 
     @property
     def is_replay(self) -> bool:
-        """Whether the folder was written by a replay."""
         return self.has_file(REPLAY_FILE)
 
     @property
@@ -108,55 +103,54 @@ class RunLocation:
         return cast("Mapping[str, Any]", values) if isinstance(values, dict) else {}
 
 
-def locate_run(named: str | None, is_trusted: bool = False) -> RunLocation:
-    """Returns the location of `named` (a path or URL); None means the newest run in `RUNS_FOLDER`.
-    Raises `ConfigurationError` if neither a run nor an archive is there. A URL of another scheme
-    than `file:` is taken as the store's, or its archive's, without a check. `is_trusted` is
-    `RunLocation.is_trusted`.
+def locate_run(argument: str | None, is_trusted: bool = False) -> RunLocation:
+    """Returns the location of `argument` (a run's folder, its config.json, an archive, or a store's
+    URL; None: the newest run). Raises `ConfigurationError` if neither a run nor an archive is
+    there; a URL of another scheme than `file:` is not checked.
     """
-    if named is None:
+    if argument is None:
         return locate_run(str(newest_run(RUNS_FOLDER)), is_trusted)
-    named = run_path(named)
-    scheme, separator, rest = named.partition(":")
-    if separator and scheme != "file" and not os.path.exists(named):
-        store = named.rstrip("/").removesuffix(f"/{ARCHIVE_FOLDER}")
-        return RunLocation(named, store, is_trusted=is_trusted, named=(store,))
-    path = Path(rest.removeprefix("//") if separator and scheme == "file" else named).absolute()
+    argument = run_path(argument)
+    scheme, separator, rest = argument.partition(":")
+    if separator and scheme != "file" and not os.path.exists(argument):
+        store = argument.rstrip("/").removesuffix(f"/{ARCHIVE_FOLDER}")
+        return RunLocation(argument, store, is_trusted=is_trusted, named=(store,))
+    path = Path(rest.removeprefix("//") if separator and scheme == "file" else argument).absolute()
     if path.is_file() and path.suffix == ".json":
         location = _configured(path.parent, path.name)
     elif may_hold_run(path):
         location = _configured(path, CONFIGURATION)
     else:
-        location = _archive_alone(path, named)
+        location = _archive_alone(path, argument)
     return replace(location, is_trusted=is_trusted)
 
 
-def run_path(named: str) -> str:
-    """Returns `runs/NAME` for the name of a run that exists there and not in the present folder;
-    otherwise the argument unchanged. The argument may be any text, for instance a query: what
-    cannot be a path does not exist.
+def run_path(argument: str) -> str:
+    """Returns `runs/NAME` for the name of a run there, unless the present folder has that name;
+    otherwise the argument unchanged.
     """
-    in_runs = os.path.join(RUNS_FOLDER, named)
-    is_there = "/" not in named and not os.path.exists(named) and os.path.isdir(in_runs)
-    return in_runs if is_there else named
+    in_runs = os.path.join(RUNS_FOLDER, argument)
+    # The argument may be any text, for instance a query: a text that cannot be a path does not
+    # exist.
+    is_there = "/" not in argument and not os.path.exists(argument) and os.path.isdir(in_runs)
+    return in_runs if is_there else argument
 
 
 def locate_asked_run(
-    named: str | None, name: str | None, warn: Callable[[str], None], is_trusted: bool = False
+    argument: str | None, name: str | None, warn: Callable[[str], None], is_trusted: bool = False
 ) -> RunLocation:
-    """Returns the location that a command line names: `named` is its RUN, and `name` selects a run
-    in an archive that holds several. Without `named` the newest run is taken, and `warn` receives a
-    message with its name.
+    """Returns the location of a command's RUN; `name` selects a run in an archive that holds
+    several. Without RUN the newest run is taken, and `warn` receives its name.
     """
-    location = locate_run(named, is_trusted)
-    if named is None:
+    location = locate_run(argument, is_trusted)
+    if argument is None:
         warn(f"using the newest run, {location.name}")
     return location if name is None else replace(location, run=name)
 
 
 def may_hold_run(folder: Path) -> bool:
-    """Returns whether the folder has the `config.json` of a run, and not that of a model. One that
-    cannot be read may be a run's.
+    """Returns whether the folder has the `config.json` of a run, and not of a model; True if it
+    cannot be read.
     """
     if not (folder / CONFIGURATION).exists():
         return False
@@ -171,26 +165,24 @@ def newest_run(runs: Path) -> Path:
     """Returns the folder in `runs` with the most recently written config.json. Raises
     `ConfigurationError` if there is none.
     """
-    found = [path for path in runs.glob("*/config.json") if may_hold_run(path.parent)]
-    if not found:
+    paths = [path for path in runs.glob("*/config.json") if may_hold_run(path.parent)]
+    if not paths:
         raise ConfigurationError(
             f"{runs.absolute()} holds no run; name one: a run's folder, its config.json, "
             "or an archive (a folder or URL)"
         )
-    return max(found, key=lambda path: path.stat().st_mtime).parent
+    return max(paths, key=lambda path: path.stat().st_mtime).parent
 
 
-def _archive_alone(path: Path, named: str) -> RunLocation:
-    """Returns the location of a folder without config.json: a store, the `archive/` in a store, or
-    a run's folder that has lost its config.json. Raises `ConfigurationError` for any other path.
-    """
+def _archive_alone(path: Path, argument: str) -> RunLocation:
     if not path.is_dir():
-        raise ConfigurationError(f"{named}: no such run or archive; is the path right?")
+        raise ConfigurationError(f"{argument}: no such run or archive; is the path right?")
+    # A store, the `archive/` in a store, or a run's folder that has lost its config.json.
     if path.name == ARCHIVE_FOLDER and any(path.glob("topic=*")):
         path = path.parent
     for store in (path, path / "store"):
         if (store / ARCHIVE_FOLDER).is_dir():
-            return RunLocation(named, f"file:{store}", folder=path)
+            return RunLocation(argument, f"file:{store}", folder=path)
     raise ConfigurationError(
         f"{path} holds neither a run (no config.json there) "
         f"nor an archive (no folder {ARCHIVE_FOLDER}/)"
@@ -198,9 +190,6 @@ def _archive_alone(path: Path, named: str) -> RunLocation:
 
 
 def _configured(folder: Path, file: str) -> RunLocation:
-    """Returns the location that the configuration in `file` of the folder states; relative paths in
-    it are inside `folder`.
-    """
     configuration = read_configuration(folder / file)
     bus = url_inside(str(configuration.get("bus", "sqlite:bus")), folder)
     scheme, _, rest = bus.partition(":")
@@ -217,7 +206,7 @@ def _configured(folder: Path, file: str) -> RunLocation:
 
 def read_configuration(path: Path) -> dict[str, Any]:
     """Returns the content of a run's `config.json`. Raises `ConfigurationError` if it holds no
-    table, and `OutsideRun` if it is no regular file of its folder.
+    table, `OutsideRun` if it is no regular file of its folder.
     """
     try:
         values = parse_loose_json(ContainedFolder(path.parent).read(path.name))

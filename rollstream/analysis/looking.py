@@ -1,14 +1,12 @@
-"""Opens a run for a reader: log, store, archive, model and settings. The run may come
-from another user, so this is the one way by which commands that look open a run, and it guarantees
-(SECURITY.md):
+"""Opens a run for a reader. It may come from another user, so all commands that only read open a
+run here, with these guarantees (SECURITY.md):
 
-* Nothing is written, made, locked or cleaned up (`streams/sqlite/read_only.py`,
-  `storage/stores/read_only.py`).
-* A link that leaves the run's folder is refused by name, unless the user named the folder to which
-  it leads (`rollstream trust RUN --folder`), and so are files that are not regular.
-* No module is imported that the run names, unless the user began the run on this machine, trusts
-  it, or gives `--trust` (`user_code`).
-* Secrets are sent only to hosts that the user named (`check_hosts`).
+* Nothing is written, made, locked or cleaned up.
+* A link that leaves the run's folder is refused, unless the user named its target, and so are files
+  that are not regular.
+* No module that the run names is imported, unless the user began the run on this machine, trusts
+  it, or gives `--trust`.
+* Secrets are sent only to hosts that the user named.
 """
 
 import os
@@ -33,7 +31,7 @@ if TYPE_CHECKING:  # opening a run imports them
 
 
 def open_run_store(location: RunLocation, deadline_s: float = inf) -> "ObjectStore":
-    """Opens the run's store, for reading only. Raises `ConfigurationError` if it has none."""
+    """Opens the run's store for reading. Raises `ConfigurationError` if it has none."""
     from rollstream.storage.stores.read_only import open_store_for_reading
 
     if not location.has_store:
@@ -42,9 +40,9 @@ def open_run_store(location: RunLocation, deadline_s: float = inf) -> "ObjectSto
 
 
 def open_run_log(location: RunLocation, store_s: float = inf) -> "Bus":
-    """Opens the run's log, which the location must have, for reading only. Records too large for
-    the log are read from the store, if there is one. Raises `BusError` within seconds if no Kafka
-    broker accepts a connection.
+    """Opens the run's log, which the location must have, for reading. Records too large for the log
+    are read from the store, if there is one. Raises `BusError` within seconds if no Kafka broker
+    accepts a connection.
     """
     from rollstream.storage.claim_check import ClaimCheck
 
@@ -53,9 +51,7 @@ def open_run_log(location: RunLocation, store_s: float = inf) -> "Bus":
 
 
 def open_stored_log(location: RunLocation) -> "Bus":
-    """Opens the run's log as it is stored, for a copy: a large record is its claim. As
-    `open_run_log` otherwise.
-    """
+    """Opens the run's log as it is stored, for a copy: a large record is its claim."""
     from rollstream.streams.connect import check_reachable, open_bus_for_reading
 
     assert location.bus is not None
@@ -66,14 +62,14 @@ def open_stored_log(location: RunLocation) -> "Bus":
 
 @contextmanager
 def open_run_view(location: RunLocation, store_s: float = inf) -> Generator["LogView"]:
-    """Opens log and archive of the run as one read-only log (`LogView`); one may be missing."""
+    """Opens log and archive of the run as one read-only log; one of them may be missing."""
     with closing(run_view(location, store_s)) as view:
         yield view
 
 
 def run_view(location: RunLocation, store_s: float = inf) -> "LogView":
-    """Returns log and archive of the run as one read-only log, for the caller to close. No read of
-    the store waits longer than `store_s` for an answer.
+    """As `open_run_view`, for the caller to close. No read of the store waits longer than
+    `store_s`.
     """
     from rollstream.storage.archive.reading import archived_files
     from rollstream.storage.log_view import LogView
@@ -87,9 +83,8 @@ def run_view(location: RunLocation, store_s: float = inf) -> "LogView":
 
 
 def _contained(location: RunLocation, url: str) -> ContainedFolder | None:
-    """Returns the folder of a log or store on this machine, None for one on other hosts. Raises
-    `ConfigurationError` if the run names a folder outside of its own, or a host, that the user did
-    not name.
+    """Returns the folder of a local log or store, None for a remote one. Raises
+    `ConfigurationError` for a folder outside of the run's, or a host, that the user did not name.
     """
     folder = folder_of_url(url)
     if folder is None:
@@ -105,9 +100,9 @@ def _contained(location: RunLocation, url: str) -> ContainedFolder | None:
 
 
 def _check_token(location: RunLocation, url: str) -> None:
-    """Raise `ConfigurationError` if the log's URL names a function that may not be imported."""
     from rollstream.streams.kind import bus_kind
 
+    # The log's URL may name a function to import.
     kind = bus_kind(url)
     token = "" if kind is None else kind.function(url)
     if token and not permits_run_code(location, (token,)):
@@ -118,12 +113,12 @@ def _check_token(location: RunLocation, url: str) -> None:
 
 
 def permits_run_code(location: RunLocation, names: tuple[str, ...]) -> bool:
-    """Returns whether the code that these import paths name may be imported for the run: the user
-    gave `--trust`, or began or trusted this run with these names, and the module does not lie in
-    the run's own folder, which may have been exchanged.
+    """Returns whether the code that these import paths name may be imported: the user gave
+    `--trust`, or began or trusted this run with these names.
     """
     if not names or location.is_trusted:
         return True
+    # A module in the run's own folder may have been exchanged.
     return permits_code(names, location.id) and not any(
         _is_inside_run(location, name) for name in names
     )
@@ -146,14 +141,14 @@ def _is_inside_run(location: RunLocation, name: str) -> bool:
 
 
 def refused_code(location: RunLocation, table: str = "trainer") -> tuple[str, ...]:
-    """Returns the import paths in a table of the run's configuration that may not be imported."""
+    """Returns the import paths in a table of the configuration that may not be imported."""
     names = tuple(sorted(code_names({table: location.table(table)})))
     return () if permits_run_code(location, names) else names
 
 
 def require_code(location: RunLocation, *tables: str) -> None:
-    """Raise `ConfigurationError` if a command that uses these tables of the run's settings as its
-    own (by default all), a replay or a fork, would import code that may not be imported.
+    """Raise `ConfigurationError` if a command that uses these tables of the run's settings (by
+    default all) as its own would import code that may not be imported.
     """
     used = {name: location.table(name) for name in tables} or location.configuration
     names = tuple(sorted(code_names(used)))
@@ -165,9 +160,9 @@ def require_code(location: RunLocation, *tables: str) -> None:
 
 
 def model_file(location: RunLocation, name: str) -> bytes | None:
-    """Returns a small file of the model that the run starts from, e.g. `tokenizer.json`, as it is
-    in the run's folder, in the folder that `model.path` names if the run is the user's own, or in
-    the store; None if none of them has it. Nothing is written.
+    """Returns a small file of the starting model, e.g. `tokenizer.json`: from the run's folder,
+    from the folder of `model.path` if the run is the user's own, or from the store; None without
+    it.
     """
     from rollstream.storage.hf_folder import find_hf_folder
     from rollstream.storage.starting_model.manifest import read_model_manifest
@@ -215,11 +210,12 @@ def _is_own(location: RunLocation) -> bool:
 
 
 def trainer_settings(location: RunLocation) -> Mapping[str, Any]:
-    """Returns the table `trainer` of the run's configuration without the settings that name code
-    which may not be imported. If that code is a part of the rule which samples are trained, nothing
-    of it is returned: a default in its place would make a rule that is not the run's.
+    """Returns the table `trainer` of the configuration without settings whose code may not be
+    imported.
     """
     values, names = location.table("trainer"), refused_code(location)
+    # The advantage is a part of the rule which samples are trained: a default would make another
+    # rule than the run's.
     if "advantage" in values and values["advantage"] in names:
         return {}
     return {key: value for key, value in values.items() if value not in names}

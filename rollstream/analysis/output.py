@@ -1,10 +1,5 @@
-"""Formats query results (`QueryResult`) as a table of the terminal's width (`table_lines`), as
-lines for a pipe (`tab_lines`), as JSON lines (`json_lines`) or as CSV (`write_csv`).
-
-All but the table have every row and all of each value, and are written batch by batch, so a result
-of any size takes little memory. A table has the first rows, with long values shortened, and notes
-what was left out. `json_value`, `cell_text` and `tab_separated` format single values and rows, also
-for other commands.
+"""Formats query results as a table of the terminal's width, as lines for a pipe, as JSON lines or
+as CSV. All but the table are complete, and are written batch by batch in little memory.
 """
 
 import json
@@ -28,8 +23,8 @@ _NUMBERS = frozenset([*_WHOLE, *(f"U{kind}" for kind in _WHOLE), "FLOAT", "DOUBL
 
 def json_value(value: Any, is_exact: bool = False) -> Any:
     """Returns a value as JSON types: times as ISO text or "infinity", durations as seconds, bytes
-    as hex digits, a decimal number that no float equals and values of other types as text. NaN and
-    infinities become null, or with `is_exact` the texts "NaN", "Infinity" and "-Infinity".
+    as hex digits, decimals that no float equals and other types as text. NaN and infinities become
+    null, or with `is_exact` the texts "NaN", "Infinity" and "-Infinity".
     """
     if isinstance(value, float):
         if math.isfinite(value):
@@ -50,14 +45,14 @@ def json_value(value: Any, is_exact: bool = False) -> Any:
         return value.hex()
     if isinstance(value, dict):
         pairs = cast("dict[Any, Any]", value)
-        return {str(key): json_value(one, is_exact) for key, one in pairs.items()}
+        return {str(key): json_value(inner, is_exact) for key, inner in pairs.items()}
     if isinstance(value, list | tuple):
-        return [json_value(one, is_exact) for one in cast("Sequence[Any]", value)]
+        return [json_value(inner, is_exact) for inner in cast("Sequence[Any]", value)]
     return str(value)
 
 
 def json_lines(answer: "QueryResult") -> Iterator[str]:
-    """Yields each row as the text of one JSON object, by column names."""
+    """Yields each row as one JSON object."""
     for rows in answer.batches:
         for row in rows:
             pairs = zip(answer.names, row, strict=True)
@@ -77,8 +72,8 @@ def write_csv(answer: "QueryResult", file: TextIO) -> None:
 
 
 def tab_lines(answer: "QueryResult", rows_max: int | None = None) -> Iterator[str]:
-    """Yields the columns' names and every row, or the first `rows_max`, as lines for a pipe: whole
-    values, separated by tabs. Lists and maps are written as JSON, null as an empty field.
+    """Yields the columns' names and every row, or the first `rows_max`, separated by tabs, values
+    as in `write_csv` but whole.
     """
     yield tab_separated(answer.names)
     for row in islice((row for batch in answer.batches for row in batch), rows_max):
@@ -87,26 +82,25 @@ def tab_lines(answer: "QueryResult", rows_max: int | None = None) -> Iterator[st
 
 
 def tab_separated(cells: Sequence[str]) -> str:
-    """Returns a table's row as one line of a pipe; tabs and line breaks in it become escapes."""
+    """Returns a row as one line of a pipe; tabs and line breaks become escapes."""
     return "\t".join(cell.replace("\t", "\\t").replace("\n", "\\n") for cell in cells)
 
 
 def table_lines(answer: "QueryResult", rows_max: int, width: int) -> Iterator[str]:
     """Yields the lines of a table of the first `rows_max` rows, with as many columns as fit into
     `width` characters, then a line if there are more rows and one that names the other columns.
-
-    It does not use rich's tables, whose import takes half as long as that of DuckDB.
     """
     rows = list(islice((row for batch in answer.batches for row in batch), rows_max + 1))
     texts = [list(answer.names), *([cell_text(value) for value in row] for row in rows[:rows_max])]
     widths = [max(_width(row[index]) for row in texts) for index in range(len(answer.names))]
+    # Not by rich's tables, whose import takes half as long as that of DuckDB.
     fitting = _fitting(widths, width)
     numeric = [kind.split("(")[0] in _NUMBERS for kind in answer.kinds]
     for number, row in enumerate(texts):
         cells = zip(row[:fitting], widths, numeric, strict=False)
-        yield " │ ".join(_padded(*one) for one in cells).rstrip()
+        yield " │ ".join(_padded(*cell) for cell in cells).rstrip()
         if number == 0:
-            yield "─┼─".join("─" * one for one in widths[:fitting])
+            yield "─┼─".join("─" * column_width for column_width in widths[:fitting])
     if len(rows) > rows_max:
         yield f"the first {rows_max} rows; --rows N, --csv or --json print more"
     if fitting < len(answer.names):
@@ -114,7 +108,7 @@ def table_lines(answer: "QueryResult", rows_max: int, width: int) -> Iterator[st
 
 
 def cell_text(value: Any) -> str:
-    """Returns a value as short text for a table: null as "-", of a long list or map the first items
+    """Returns a value as short text for a table: null as "-", a long list or map by its first items
     and their number in all, long text cut off.
     """
     if value is None:
@@ -138,27 +132,24 @@ def cell_text(value: Any) -> str:
         )
     if isinstance(value, list | tuple):
         items = cast("Sequence[Any]", value)
-        return "[" + _some([cell_text(one) for one in items[:ITEMS_SHOWN]], len(items)) + "]"
+        return "[" + _some([cell_text(inner) for inner in items[:ITEMS_SHOWN]], len(items)) + "]"
     text = str(json_value(value)).replace("\n", "\\n")
     return text if len(text) <= CELL_CHARACTERS else text[: CELL_CHARACTERS - 1] + "…"
 
 
 def _some(shown: Sequence[str], count: int) -> str:
-    """Returns the shown items as text, with the `count` of all items if some are not shown."""
     return ", ".join(shown) + (f", … {count} in all" if count > len(shown) else "")
 
 
 def _number(value: float) -> str:
-    """Returns a number with six significant digits; from 100 000 on with up to three decimals
-    instead, because six digits would cut off whole ones.
-    """
+    # From 100 000 on, six digits would cut off whole ones.
     if not math.isfinite(value) or abs(value) < 1e5:
         return f"{value:.6g}"
     return f"{value:.3f}".rstrip("0").rstrip(".")
 
 
 def _field(value: Any) -> Any:
-    """Returns a value in the form that is written to CSV; NaN and infinities as `nan` and `inf`."""
+    # NaN and infinities become `nan` and `inf`.
     if isinstance(value, Decimal) or (isinstance(value, float) and not math.isfinite(value)):
         return str(value)
     value = json_value(value, is_exact=True)
@@ -168,12 +159,10 @@ def _field(value: Any) -> Any:
 
 
 def _fitting(widths: Sequence[int], width: int) -> int:
-    """Returns how many of the columns, from the left, fit into `width` with their separators; at
-    least one.
-    """
+    """Returns how many columns, from the left, fit into `width`; at least one."""
     used = 0
-    for index, one in enumerate(widths):
-        used += one + (3 if index else 0)
+    for index, column_width in enumerate(widths):
+        used += column_width + (3 if index else 0)
         if used > width and index:
             return index
     return len(widths)
@@ -185,9 +174,9 @@ def _padded(text: str, width: int, to_right: bool) -> str:
 
 
 def _width(text: str) -> int:
-    """Returns the width of the text on a terminal, where some characters take two places."""
     if text.isascii():
         return len(text)
+    # Some characters take two places on a terminal.
     from rich.cells import cell_len
 
     return cell_len(text)

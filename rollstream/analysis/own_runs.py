@@ -1,9 +1,6 @@
-"""Keeps, in the private folder of this machine's user, what the user named: the runs that the user
-began here and the code that they name (`OwnRun`), the URLs of their logs and stores, hosts, and the
-folders to which links of a run may lead.
-
-A run's folder may come from another user, so nothing that it states counts as the user's word.
-`roles/context.py` and `rollstream run` remember what they start; `rollstream trust` adds.
+"""Keeps, in the user's private folder, the runs that the user began on this machine with the code
+that they name (`OwnRun`), and the URLs, hosts and link targets that the user named. A run's folder
+may come from another user, so nothing in it counts as the user's word.
 """
 
 import json
@@ -20,7 +17,7 @@ from rollstream.private_state import read_private, write_private
 
 IMPORT_PATH = re.compile(r"\w+(\.\w+)*:\w+(\.\w+)*")  # `module:function`
 URL_VARIABLES = ("ROLLSTREAM_BUS", "ROLLSTREAM_STORE")
-"""Environment variables that state the log's and the store's URL: the user's word."""
+"""Environment variables with the log's and the store's URL: the user's word."""
 _ID = re.compile(r"[0-9a-f]{8,40}|[0-9a-f]{64}")  # drawn, or of `folder_key`
 
 
@@ -33,14 +30,12 @@ class OwnRun:
 
 
 def folder_key(folder: Path) -> str:
-    """Returns the key of a run without an id, such as an archive alone: its folder's path."""
+    """Returns the key of a run without an id, such as an archive alone, by its folder."""
     return sha256(os.path.realpath(folder).encode(errors="surrogateescape")).hexdigest()
 
 
 def own_run(key: str) -> OwnRun:
-    """Returns what the user allows the run of this id; nothing for a run that the user neither
-    began on this machine nor trusts.
-    """
+    """Returns the user's permissions for the run of this id; none for an unknown run."""
     content = read_private(f"runs/{key}.json") if _ID.fullmatch(key) else None
     if content is None:
         return OwnRun()
@@ -54,7 +49,7 @@ def own_run(key: str) -> OwnRun:
 
 
 def remember_run(key: str, code: Iterable[str] = (), folders: Iterable[str] = ()) -> bool:
-    """Add to what the user allows this run; returns whether it could be written."""
+    """Add to the user's permissions for this run; returns whether they could be written."""
     if not _ID.fullmatch(key):
         return False
     before = own_run(key)
@@ -67,9 +62,9 @@ def remember_run(key: str, code: Iterable[str] = (), folders: Iterable[str] = ()
 
 def remember_urls(urls: Iterable[str]) -> bool:
     """Add URLs of logs and stores, or hosts as HOST:PORT, to those that the user named; returns
-    whether all could be written. Each is a file of its own, so processes that start together lose
-    none.
+    whether all could be written.
     """
+    # Each URL is a file of its own, so processes that start together lose none.
     return all(
         is_named(url) or write_private(_url_file(url), url.encode(errors="replace")) for url in urls
     )
@@ -77,17 +72,17 @@ def remember_urls(urls: Iterable[str]) -> bool:
 
 def remember_begun(key: str, configuration: Mapping[str, Any], folder: Path) -> None:
     """Remember a run that the user begins or continues on this machine: the code that its
-    configuration names, the URLs of its log and store, and where the links in its folder lead. A
-    private folder that cannot be written is no error: looking then asks for `--trust`.
+    configuration names, its URLs, and the targets of the links in its folder.
     """
     urls = [str(configuration[name]) for name in ("bus", "store") if name in configuration]
     names = {*code_names(configuration), *token_names(urls)}
+    # A private folder that cannot be written is no error: later commands then ask for `--trust`.
     remember_run(key, names, map(str, _linked_folders(folder)))
     remember_urls(url for url in urls if url)
 
 
 def _linked_folders(folder: Path) -> Iterator[Path]:
-    """Yields the folders outside of the run's folder to which links in it or its store lead."""
+    # Links in the run's folder or its store.
     root = Path(os.path.realpath(folder))
     for parent in (root, root / "store"):
         with suppress(OSError), os.scandir(parent) as entries:
@@ -115,10 +110,9 @@ def _content(url: str) -> bytes:
 
 
 def code_names(configuration: Mapping[str, Any]) -> frozenset[str]:
-    """Returns the import paths (`module:function`) among the values of a configuration's tables.
-    Its plain values are none, though the URLs of log and store may look like one.
-    """
+    """Returns the import paths (`module:function`) among the values of a configuration's tables."""
     names: set[str] = set()
+    # Not top-level values: the URLs of log and store may look like an import path.
     pending: list[Any] = [v for v in configuration.values() if isinstance(v, dict | list)]
     while pending:
         value = pending.pop()

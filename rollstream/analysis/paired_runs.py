@@ -1,11 +1,7 @@
-"""Compares two runs over the prompts that both had, pair by pair (`paired_figures`): held-out
-rewards by prompt, and rewards and lengths of training groups by group.
-
-Runs of one seed draw the same prompts in the same order, and their randomness of sampling is a
-function of seed, trajectory and position (invariant 10): pairs share their luck, so the interval of
-a paired difference is narrower than that of two means. The interval is about these two runs. Runs
-of other seeds differ by more: a statement about a setting needs several seeds, with one pair of
-runs as one value (`benchmarks/evidence`).
+"""Compares two runs over the prompts that both had, pair by pair. Randomness of sampling is a
+function of seed, trajectory and position (invariant 10): runs of one seed share their luck, so the
+interval is narrower than that of two means. It is about these two runs: a statement about a setting
+needs several seeds (`benchmarks/evidence`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,8 +36,8 @@ _EVALUATIONS = "SELECT step, prompts, by_prompt FROM evaluations WHERE len(by_pr
 
 @dataclass(frozen=True, slots=True)
 class PairedFigure:
-    """One compared metric. `where` names the step or the groups that were compared, `unit` what a
-    pair is. `equivalence` is None unless a margin was given; it applies to rewards only.
+    """One compared metric. `where` names the step or the groups, `unit` is that of a pair.
+    `equivalence` is None without a margin; it applies to rewards only.
     """
 
     name: str
@@ -51,7 +47,6 @@ class PairedFigure:
     equivalence: Equivalence | None = None
 
     def line(self) -> dict[str, Any]:
-        """Returns the figure as a JSON object."""
         return asdict(self)
 
 
@@ -74,7 +69,7 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class RunFigures:
-    """What a run has to pair: its groups by number, and its evaluations by step."""
+    """A run's groups by number, and its evaluations by step."""
 
     groups: Mapping[int, GroupFigures]
     evaluations: Mapping[int, HeldOut]
@@ -84,7 +79,7 @@ def read_figures(session: QuerySession) -> RunFigures:
     """Returns the figures of a run, from its log, archive and `metrics/eval.jsonl`."""
     groups = {int(r[0]): GroupFigures(str(r[1]), r[2], r[3]) for r in _rows(session, _GROUPS)}
     evaluations = {
-        int(step): HeldOut(str(prompts), tuple(float(one[2]) for one in by_prompt))
+        int(step): HeldOut(str(prompts), tuple(float(prompt_row[2]) for prompt_row in by_prompt))
         for step, prompts, by_prompt in _rows(session, _EVALUATIONS)
     }
     return RunFigures(groups, evaluations)
@@ -93,10 +88,10 @@ def read_figures(session: QuerySession) -> RunFigures:
 def paired_figures(
     first: RunFigures, second: RunFigures, confidence: float, margin: float | None = None
 ) -> list[PairedFigure]:
-    """Returns the comparisons for which the runs have `PAIRS_MIN` pairs or more: of the newest
-    evaluation that both have, of all common groups, and of the last fifth of them.
+    """Returns the comparisons with `PAIRS_MIN` pairs or more: of the newest common evaluation, of
+    all common groups, and of the last fifth of them.
     """
-    found: list[PairedFigure] = []
+    figures: list[PairedFigure] = []
 
     def add(name: str, where: str, unit: str, pairs: Sequence[tuple[float, float]]) -> None:
         if len(pairs) < PAIRS_MIN:
@@ -104,7 +99,7 @@ def paired_figures(
         a, b = zip(*pairs, strict=True)
         difference = paired_difference(a, b, confidence)
         tested = None if margin is None or name == "length" else equivalence(difference, margin)
-        found.append(PairedFigure(name, where, unit, difference, tested))
+        figures.append(PairedFigure(name, where, unit, difference, tested))
 
     for step, pairs in _held_out(first, second):
         add("held-out, sampled", f"step {step}", "prompt", pairs)
@@ -115,7 +110,7 @@ def paired_figures(
         add("reward", where, "group", rewards)
     lengths = [(first.groups[g].tokens, second.groups[g].tokens) for g in groups]
     add("length", "all groups", "group", lengths)
-    return found
+    return figures
 
 
 def common_groups(first: RunFigures, second: RunFigures) -> list[int]:

@@ -1,5 +1,5 @@
-"""Decides what a run that may come from another user is permitted, by what the user named
-(`own_runs.py`): to which hosts secrets are sent (`check_hosts`), and which run it is (`run_id`).
+"""Decides, for a run that may come from another user, to which hosts secrets are sent
+(`check_hosts`) and which run it is (`run_id`), by the user's own statements (`own_runs.py`).
 """
 
 from collections.abc import Collection
@@ -17,16 +17,14 @@ from rollstream.streams.kind import NamedBrokers, bus_kind
 
 
 def folder_of_url(url: str) -> Path | None:
-    """Returns the absolute path of the folder that a `file:` or `sqlite:` URL names; None for
-    another URL.
-    """
+    """Returns the absolute path that a `file:` or `sqlite:` URL names; None for another URL."""
     scheme, _, rest = url.partition(":")
     return Path(rest.removeprefix("//")).absolute() if scheme in ("file", "sqlite") else None
 
 
-def run_id(store: str, named: Collection[str]) -> str:
-    """Returns the id in the `run.json` of the store with this URL; "" if it cannot be read. `named`
-    are URLs that the user named on the command line.
+def run_id(store: str, named_urls: Collection[str]) -> str:
+    """Returns the id in the store's `run.json`; "" if it cannot be read. `named_urls` are those on
+    the user's command line.
     """
     from rollstream.foreign_json import parse_json
     from rollstream.storage.stores.read_only import open_store_for_reading
@@ -34,7 +32,7 @@ def run_id(store: str, named: Collection[str]) -> str:
     with suppress(RollstreamError, ValueError):
         folder = folder_of_url(store)
         if folder is None:
-            check_hosts(store, store, named)
+            check_hosts(store, store, named_urls)
         # A folder outside of the run is read here before the user is asked for it: one regular file
         # of it, of which only the id is used.
         contained = None if folder is None else ContainedFolder(folder)
@@ -45,12 +43,12 @@ def run_id(store: str, named: Collection[str]) -> str:
     return ""
 
 
-def check_hosts(run: str, url: str, named: Collection[str]) -> None:
-    """Raise `ConfigurationError` if opening this URL of the log or store of `run` could send a
-    secret of the user to a host that the user did not name, or in plain text to one that only the
-    run's configuration names. `named` are URLs that the user named on the command line.
+def check_hosts(run: str, url: str, named_urls: Collection[str]) -> None:
+    """Raise `ConfigurationError` if opening this URL of a log or store could send a secret to a
+    host that the user did not name, or in plain text to one that only the run's configuration
+    names. `named_urls` are those on the user's command line.
     """
-    if url in named or is_named(url):
+    if url in named_urls or is_named(url):
         return
     log = bus_kind(url)
     brokers = None if log is None else log.named_brokers(url)

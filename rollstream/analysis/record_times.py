@@ -1,6 +1,5 @@
-"""Bounds the timestamps of records to those that a calendar has (`with_known_times`, `utc_time`). A
-log holds any number of milliseconds; DuckDB and Python's `datetime` raise at most of them, and one
-record would end the view of all others. An impossible time counts as unknown.
+"""Bounds the timestamps of records to those of a calendar; others count as unknown. DuckDB and
+Python's `datetime` raise at them, and one record would end the view of all others.
 """
 
 from datetime import UTC, datetime
@@ -10,7 +9,7 @@ if TYPE_CHECKING:  # `tail` formats times without it
     import pyarrow as pa
 
 FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999
-"""The begin of year 1 and the end of year 9999."""
+"""Begin of year 1 and end of year 9999."""
 
 
 def utc_time(timestamp_ms: int) -> datetime | None:
@@ -21,7 +20,7 @@ def utc_time(timestamp_ms: int) -> datetime | None:
 
 
 def with_known_times(table: "pa.Table") -> "pa.Table":
-    """Returns the table with null in its column `timestamp` for each impossible time."""
+    """Returns the table with null in `timestamp` for each impossible time."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -35,6 +34,6 @@ def with_known_times(table: "pa.Table") -> "pa.Table":
     inside = compute.and_(
         compute.greater_equal(numbers, FIRST_MS), compute.less_equal(numbers, LAST_MS)
     )
-    known = compute.if_else(inside, times, pa.scalar(None, times.type))
+    known_times = compute.if_else(inside, times, pa.scalar(None, times.type))
     field: Any = table.schema.field(at)
-    return table.set_column(at, field.with_nullable(True), known)
+    return table.set_column(at, field.with_nullable(True), known_times)

@@ -1,10 +1,5 @@
-"""Answers SQL queries about one run with an in-memory DuckDB (`QuerySession`); statements that
-write are refused. `TokenText` converts tokens to text, also inside SQL (`text_of`).
-
-A session defines the views of `views.py` when a query first names them. A topic's view reads the
-archived files in place, and a copy of the rows that only the log holds, made at that moment: so a
-session sees one state of each topic. An unreadable file raises an error that names it, or is left
-out with a warning if `skip_corrupt` is set.
+"""Answers SQL queries about one run with an in-memory DuckDB (`QuerySession`), which sees one state
+of each topic and refuses statements that write. `TokenText` converts tokens to text.
 """
 
 import os
@@ -45,8 +40,8 @@ _NO_TABLE = r"Table with name (\w+) does not exist"
 
 
 def single_query(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
-    """Returns the one query in `sql` without its closing semicolon. Raises `ConfigurationError` if
-    `sql` is wrong, has several statements, or has one that is no query.
+    """Returns the one query in `sql` without its semicolon. Raises `ConfigurationError` for wrong
+    SQL, several statements, or a statement that is no query.
     """
     sql = _utf8(sql)
     try:
@@ -71,13 +66,11 @@ def single_query(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
 
 
 def _utf8(sql: str) -> str:
-    """Returns the query as UTF-8 can carry it. Under an ASCII locale Python hands over the bytes of
-    an argument as surrogates.
-    """
     try:
         sql.encode()
     except UnicodeEncodeError:
         try:
+            # Under an ASCII locale Python passes the bytes of an argument as surrogates.
             return os.fsencode(sql).decode()
         except UnicodeError:
             raise ConfigurationError(f"the query is not UTF-8: {sql.strip()[:80]!r}") from None
@@ -85,15 +78,13 @@ def _utf8(sql: str) -> str:
 
 
 def _verb(sql: str, kind: str) -> str:
-    """Returns the first word of a statement, or its kind if a comment stands before it. DuckDB has
-    one kind for several words, such as INSTALL and LOAD.
-    """
+    # DuckDB has one kind for several words, such as INSTALL and LOAD.
     word = re.match(r"\s*([a-zA-Z]+)", sql)
     return word[1].upper() if word else kind
 
 
 def explain_error(error: duckdb.Error, sql: str) -> ConfigurationError:
-    """Returns an error for the user: DuckDB's message, with a hint where one is known."""
+    """Returns an error for the user: DuckDB's message, with a hint where one exists."""
     text = str(error).strip()
     missing = re.search(_NO_TABLE, text)
     if missing:
@@ -123,8 +114,8 @@ Converted = TypeVar("Converted")
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """Holds a query's result: distinct names of the columns, their DuckDB types (`kinds`), and the
-    rows in `batches`, an iterator that can be read once. Times are UTC.
+    """A query's result: distinct names of the columns, their DuckDB types (`kinds`), and the rows
+    in `batches`, an iterator that can be read once. Times are UTC.
     """
 
     names: tuple[str, ...]
@@ -133,9 +124,8 @@ class QueryResult:
 
 
 class QuerySession:
-    """Answers queries about the run at `location`, for one thread: `answer` returns Python values,
-    `arrow` hands DuckDB's relation to the caller. `warn` receives messages for the user, e.g. about
-    missing rows. With `skip_corrupt` damaged files of the archive are left out.
+    """Answers queries about the run at `location`, for one thread. `warn` receives messages for the
+    user, e.g. about missing rows. With `skip_corrupt` damaged files of the archive are left out.
     """
 
     def __init__(
@@ -153,10 +143,9 @@ class QuerySession:
         self._opened = ExitStack()
 
     def answer(self, sql: str) -> QueryResult:
-        """Returns the rows of one query as Python values, in batches.
-
-        Raises `ConfigurationError` for a wrong query and `CorruptObject` for a damaged file, both
-        here or while the batches are read.
+        """Returns the rows of one query as Python values, in batches. Raises `ConfigurationError`
+        for a wrong query and `CorruptObject` for a damaged file, both here or while the batches are
+        read.
         """
         with self._explained(sql):
             text = single_query(self.connection, sql)
@@ -168,8 +157,8 @@ class QuerySession:
         return QueryResult(names, kinds, self._batches(cursor, sql))
 
     def arrow(self, sql: str, take: Callable[[duckdb.DuckDBPyRelation], Converted]) -> Converted:
-        """Returns `take(relation)` for the query as a DuckDB relation; `take` may convert it, for
-        instance to Arrow. Raises the errors of `answer`.
+        """Returns `take(relation)` for the query as a DuckDB relation. Raises the errors of
+        `answer`.
         """
         with self._explained(sql):
             text = single_query(self.connection, sql)
@@ -190,33 +179,31 @@ class QuerySession:
             self.archive.check(topic)
 
     def define(self, names: Iterable[str]) -> None:
-        """Define these views and the views that they read, as far as they are not defined yet."""
+        """Define these views and the views that they read, unless they are defined."""
         for name in dependency_order(names):
             self._define_once(name, lambda name=name: self._define(name))
 
     @cached_property
     def archive(self) -> "ArchivedFiles":
-        """The archived files of the run, listed at first use."""
         from rollstream.analysis.archive_files import ArchivedFiles
 
         return ArchivedFiles(self.location, self.connection, self.skip_corrupt, self.warn)
 
     @cached_property
     def _topic_views(self) -> "TopicViews":
-        """The views of topics, which join archived files and rows of the log."""
         from rollstream.analysis.base_views import TopicViews
 
         return TopicViews(self.connection, self.archive, self.view, self.warn)
 
     def view(self) -> "LogView | None":
-        """Returns a reader of the run's log and archive, opened once; None if there is no log."""
+        """Returns a reader of the run's log and archive, opened once; None without a log."""
         if self._view is None and self.location.bus is not None:
             self._view = self._opened.enter_context(open_run_view(self.location))
         return self._view
 
     def interrupt(self) -> None:
-        """End the query that `answer` runs or whose batches are read, which then raises DuckDB's
-        `InterruptException`. Another thread may call this; without such a query it does nothing.
+        """End the running query, which then raises DuckDB's `InterruptException`. Any thread may
+        call this; without a query it does nothing.
         """
         if self._cursor is not None:
             self._cursor.interrupt()
@@ -240,12 +227,10 @@ class QuerySession:
 
     @contextmanager
     def _explained(self, sql: str) -> Generator[None]:
-        """Converts DuckDB's errors in the block to `ConfigurationError`. If a damaged file may be
-        the cause, the files are checked first (`check`), which raises `CorruptObject` for it.
-        """
         try:
             yield
         except duckdb.Error as error:
+            # A damaged file may be the cause: `check` raises `CorruptObject` for it.
             is_invalid_input = isinstance(error, duckdb.InvalidInputException)
             if is_invalid_input or not isinstance(error, _OF_QUERIES):  # perhaps damaged files
                 self.check()
@@ -256,19 +241,17 @@ class QuerySession:
         return interruptibly(self._cursor, partial(self._cursor.execute, sql))
 
     def _run(self, sql: str, run: Callable[[str], Converted]) -> Converted:
-        """Define the views that the query names, and return `run(sql)`. If that fails because files
-        of an older release lack columns, or because the archive has merged files, the views are
-        defined again (with all columns, or over the merged files) and the query is repeated once.
-        """
         if uses_text(sql):
             self._define_once("text_of", lambda: define_text(self.connection, self.location))
         try:
             self.define(views_named_in(sql))
             return run(sql)
         except duckdb.BinderException:
+            # Files of an older release lack columns.
             if not self._completed():
                 raise
         except duckdb.IOException:
+            # The archive merged files since the views were defined.
             if not self._topic_views.renew():
                 raise
         self.define(views_named_in(sql))
@@ -283,7 +266,6 @@ class QuerySession:
             self._defined.add(name)
 
     def _define(self, name: str) -> None:
-        """Define one view: a derived one by its SQL in `views.py`, a base view by `base_views`."""
         if name == "completions":
             self._define_misplaced()
         if VIEWS[name].query:
@@ -304,13 +286,10 @@ class QuerySession:
             base_views.define_settings(self.connection, self.location)
 
     def _define_misplaced(self) -> None:
-        """Define the table of groups with completions in a wrong partition, which the view
-        `completions` leaves out. The number of partitions comes from the log, or without a log from
-        the archived ledger (`LogView.key_partitions`).
-        """
         from rollstream.analysis.base_views import define_misplaced
 
         with ExitStack() as opened:
+            # The number of partitions comes from the log, or without one from the archived ledger.
             view = self.view() or opened.enter_context(open_run_view(self.location))
             define_misplaced(self.connection, view.key_partitions("trajectories"))
 
@@ -318,9 +297,7 @@ class QuerySession:
         self.connection.execute(f"CREATE OR REPLACE VIEW {name} AS {VIEWS[name].query}")
 
     def _completed(self) -> bool:
-        """Add the columns that files of an older release lack to the topics' views, and define the
-        derived views again. Returns False if no column was missing.
-        """
+        """Returns False if no topic's view lacked a column."""
         if not [topic for topic in self._topics() if self._topic_views.complete(topic)]:
             return False
         for name in dependency_order(self._defined & VIEWS.keys()):
@@ -330,9 +307,7 @@ class QuerySession:
 
 
 def _in_exact_types(sql: str, kinds: Sequence[str]) -> str:
-    """Returns the query with its columns cast by `_READ_AS`. The columns get names by
-    position, because a query may have several columns of one name.
-    """
+    # Names by position: a query may have several columns of one name.
     columns = [f"c{index}" for index in range(len(kinds))]
     chosen = [
         f"{column}::{_READ_AS[kind]}" if kind in _READ_AS else column
@@ -354,8 +329,8 @@ CREATE MACRO answer_of(tokens, sources) AS list_filter(tokens, lambda t, i: sour
 
 class TokenText:
     """Converts tokens to text by a `tokenizer.json`, whose content `load` returns at the first use,
-    without importing transformers or torch. If there is none, `is_known` is False, and the text
-    consists of token numbers. `numbered` returns tokens that only the files beside it have.
+    without importing transformers or torch. Without one the text consists of token numbers.
+    `numbered` returns tokens that only the files beside it have.
     """
 
     def __init__(
@@ -380,18 +355,18 @@ class TokenText:
         return self._tokenizer.decode([int(t) for t in tokens], skip_special_tokens=False)
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """Returns the text of each token. A token that is only a part of a character, and so has no
-        text of its own, is shown as the tokenizer's vocabulary writes it.
+        """Returns the text of each token. A token that is only a part of a character is shown as
+        the tokenizer's vocabulary writes it.
         """
         if self._content is None:
             return [f"{token} " for token in tokens]
-        known: dict[int, str] = {}
+        texts: dict[int, str] = {}
         for token in {int(t) for t in tokens}:
             piece = self._tokenizer.decode([token], skip_special_tokens=False)
             if not piece or "\ufffd" in piece:
                 piece = self._tokenizer.id_to_token(token) or f"<{token}>"
-            known[token] = piece
-        return [known[int(token)] for token in tokens]
+            texts[token] = piece
+        return [texts[int(token)] for token in tokens]
 
     @cached_property
     def _tokenizer(self) -> "Tokenizer":
@@ -399,25 +374,23 @@ class TokenText:
 
         assert self._content is not None
         try:
-            made = Tokenizer.from_buffer(self._content)
+            tokenizer = Tokenizer.from_buffer(self._content)
             for number, text in sorted(self._numbered().items()):
-                if number == made.get_vocab_size(with_added_tokens=True):
-                    made.add_special_tokens([text])  # pyright: ignore[reportUnknownMemberType]
-            return made
+                if number == tokenizer.get_vocab_size(with_added_tokens=True):
+                    tokenizer.add_special_tokens([text])  # pyright: ignore[reportUnknownMemberType]
+            return tokenizer
         except Exception as error:  # the library raises nothing narrower
             raise ConfigurationError(f"the run's {TOKENIZER} is no tokenizer: {error}") from error
 
 
 def run_text(location: RunLocation) -> TokenText:
-    """Returns the text of the run's tokens, by the tokenizer that its task names, else by that of
-    its model.
-    """
+    """Returns the text of the run's tokens, by the tokenizer of its task, else of its model."""
 
     def read(name: str) -> bytes | None:
-        own = None
+        task_file = None
         if location.table("task").get("tokenizer") is not None:
-            own = model_file(location, f"{TASK_TOKENIZER}{name}")
-        return model_file(location, name) if own is None else own
+            task_file = model_file(location, f"{TASK_TOKENIZER}{name}")
+        return model_file(location, name) if task_file is None else task_file
 
     return TokenText(
         lambda: read(TOKENIZER),
@@ -426,9 +399,9 @@ def run_text(location: RunLocation) -> TokenText:
 
 
 def define_text(connection: duckdb.DuckDBPyConnection, location: RunLocation) -> None:
-    """Define the SQL functions `text_of(tokens)`, which returns text, and `prompt_of(tokens,
-    sources)` and `answer_of(tokens, sources)`, which return the prompt's and the generated ones of
-    a trajectory's tokens.
+    """Define the SQL functions `text_of(tokens)`, and `prompt_of(tokens, sources)` and
+    `answer_of(tokens, sources)`, which return the prompt's and the generated tokens of a
+    trajectory.
     """
     text = run_text(location)
 

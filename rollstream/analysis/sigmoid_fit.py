@@ -1,12 +1,10 @@
-"""Fits a reward curve by a saturating sigmoid in the compute that was spent (`fit_sigmoid`), as in
-Khatri et al., "The Art of Scaling Reinforcement Learning Compute for LLMs" (2025, ScaleRL):
+"""Fits a reward curve by a saturating sigmoid in the spent compute, as in Khatri et al., "The Art
+of Scaling Reinforcement Learning Compute for LLMs" (2025, ScaleRL):
 
     R(C) = R0 + (A − R0) / (1 + (Cmid / C)^B)
 
-R0 is the reward at the start, A the asymptote, Cmid the compute at which half of the gain is made,
-B the steepness. The fit is least squares, the intervals are Student's, from the linearised model.
-Residuals of one run are not independent: the covariance grows by (1 + ρ)/(1 − ρ) with their
-correlation ρ from one point to the next, where it is positive.
+R0 is the reward at the start, A the asymptote, Cmid the compute of half of the gain, B the
+steepness. The fit is least squares; intervals are Student's, from the linearised model.
 """
 
 import math
@@ -19,7 +17,7 @@ from numpy.typing import NDArray
 from rollstream.analysis.intervals import CONFIDENCE, student_quantile
 
 POINTS_MIN = 8
-"""Fewer points give no fit: four parameters would leave fewer than four degrees of freedom."""
+"""With fewer, four parameters would leave fewer than four degrees of freedom."""
 _STEEPNESS = (0.3, 0.5, 0.8, 1.2, 2.0, 3.0, 5.0, 8.0)
 _MIDPOINTS = 24  # per grid, from the smallest compute to `_BEYOND` times the largest
 _BEYOND = 10.0
@@ -41,10 +39,8 @@ class Estimate:
 @dataclass(frozen=True, slots=True)
 class SigmoidFit:
     """The fitted curve. `residual` is the standard deviation of the points around it, `correlation`
-    that of neighbouring residuals.
-
-    `is_determined` is False where the points say too little about the asymptote: its interval is
-    wider than the gain that they show, or Cmid is beyond the largest compute.
+    that of neighbouring residuals. `is_determined` is False if the asymptote's interval is wider
+    than the points' gain, or Cmid is beyond the largest compute.
     """
 
     start: Estimate
@@ -67,7 +63,7 @@ class SigmoidFit:
 def fit_sigmoid(
     compute: Sequence[float], reward: Sequence[float], confidence: float = CONFIDENCE
 ) -> SigmoidFit | None:
-    """Returns the fit to points in the order of their compute (at least 0), in any unit; None for
+    """Returns the fit to points in the order of their compute (at least 0, in any unit); None for
     fewer than `POINTS_MIN` points, or where all rewards are equal.
     """
     c, r = np.array(compute, np.float64), np.array(reward, np.float64)
@@ -79,6 +75,7 @@ def fit_sigmoid(
     freedom = len(c) - len(theta)
     variance = float(residuals @ residuals) / freedom
     correlation = _neighbours(residuals)
+    # Residuals of one run are not independent: their covariance grows by (1 + ρ)/(1 − ρ).
     rho = min(max(correlation, 0.0), _CORRELATION_MAX)
     slopes = _slopes(theta, c)
     errors = _errors(slopes.T @ slopes, variance * (1 + rho) / (1 - rho))
@@ -120,26 +117,24 @@ def _slopes(theta: Floats, compute: Floats) -> Floats:
 
 
 def _best_of_grid(compute: Floats, reward: Floats) -> Floats:
-    """Returns the best parameters of a grid over B and Cmid: for given B and Cmid the curve is
-    linear in R0 and A, so both are solved for exactly.
-    """
     smallest = float(compute[compute > 0].min())
     midpoints = np.geomspace(smallest, _BEYOND * float(compute.max()), _MIDPOINTS)
-    best, found = math.inf, np.zeros(4)
+    best, theta = math.inf, np.zeros(4)
     for steepness in _STEEPNESS:
         for midpoint in midpoints:
             risen = _risen(math.log(steepness), math.log(midpoint), compute)
+            # For given B and Cmid the curve is linear in R0 and A, so both are solved for exactly.
             design = np.stack([1 - risen, risen], axis=1)
             ends = np.linalg.lstsq(design, reward, rcond=None)[0]
             error = float(np.sum((reward - design @ ends) ** 2))
             if error < best:
                 best = error
-                found = np.array([*ends, math.log(steepness), math.log(midpoint)])
-    return found
+                theta = np.array([*ends, math.log(steepness), math.log(midpoint)])
+    return theta
 
 
 def _refined(theta: Floats, compute: Floats, reward: Floats) -> Floats:
-    """Returns the least-squares parameters by Levenberg's and Marquardt's method."""
+    # Levenberg's and Marquardt's method.
     damping = 1e-3
     error = float(np.sum((reward - _curve(theta, compute)) ** 2))
     for _ in range(_ROUNDS):
@@ -161,14 +156,13 @@ def _refined(theta: Floats, compute: Floats, reward: Floats) -> Floats:
 
 
 def _errors(information: Floats, variance: float) -> Floats:
-    """Returns the standard errors of the parameters; infinite where the points do not tell."""
     if np.linalg.cond(information) > 1e14:
+        # The points do not determine the parameters.
         return np.full(len(information), math.inf)
     return np.sqrt(np.maximum(np.diag(np.linalg.inv(information)) * variance, 0.0))
 
 
 def _neighbours(residuals: Floats) -> float:
-    """Returns the correlation of neighbouring residuals."""
     total = float(residuals @ residuals)
     return float(residuals[:-1] @ residuals[1:]) / total if total else 0.0
 

@@ -1,10 +1,6 @@
-"""Keeps the trainer's scores of recorded tokens in a file beside a run: for each generated token of
-a trajectory its log-probability and the entropy of its distribution, under the version that sampled
-it. `rollstream replay --token-scores` computes them; `explore` and `inspect` show them.
-
-The file is Parquet, one row per trajectory. It is replaced as a whole, so a reader sees the old or
-the new one. A row names the text that it belongs to by a hash, so scores never appear beside other
-tokens. Neither reading nor writing imports torch.
+"""Keeps the trainer's scores of recorded tokens in a file beside a run: log-probability and entropy
+under the version that sampled the token. The file is Parquet, one row per trajectory, and replaced
+as a whole. Neither reading nor writing imports torch.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,10 +21,10 @@ from rollstream.whole_file import whole_file
 TOKEN_SCORES_FILE = "token-scores.parquet"
 FORMAT, FORMAT_KEY = 1, b"rollstream.token_scores"
 TRAJECTORIES_MAX = 200_000
-"""Most trajectories that are scored into one file; an export of the explorer holds as many."""
+"""Most trajectories of one file; an export of the explorer holds as many."""
 GROUP_ROWS, GROUP_TOKENS = 256, 1 << 20
-"""A row group has at most so many rows, and ends with the row that reaches so many tokens: what a
-reader of one trajectory decodes.
+"""Bounds of a row group, which a reader of one trajectory decodes: it ends with the row that
+reaches either.
 """
 GROUP_BYTES_MAX = 256 << 20
 """A larger row group is not decoded: the file may be another person's."""
@@ -46,9 +42,9 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredTrajectory:
-    """Holds the trainer's scores of one trajectory's G generated tokens: `logprobs` [G] at the
-    temperature of the sampling, and `entropy` [G] in nats. Both are NaN for tokens whose version
-    could not be loaded. `hash` is the `text_hash` of the scored record.
+    """The trainer's scores of one trajectory's G generated tokens: `logprobs` [G] at the
+    temperature of the sampling, `entropy` [G] in nats. Both are NaN for tokens whose version could
+    not be loaded. `hash` is the `text_hash` of the scored record.
     """
 
     trajectory: str
@@ -59,15 +55,15 @@ class ScoredTrajectory:
 
 
 def text_hash(record: Trajectory) -> str:
-    """Returns the hash of the scored input: the tokens, and the log-probabilities that the rollout
-    recorded.
+    """Returns the hash of the scored input: the tokens, and the rollout's log-probabilities. By it
+    scores never appear beside other tokens.
     """
     return content_hash(record.tokens.tobytes() + record.logprobs.tobytes())
 
 
 def write_token_scores(path: Path, rows: Iterable[ScoredTrajectory]) -> None:
-    """Replace the file by one with these rows and those of other trajectories that it has. A
-    failure leaves the file as it was. Raises `ConfigurationError` if the file cannot be read.
+    """Replace the file by one with these rows and those of other trajectories that it has; a
+    failure leaves it as it was. Raises `ConfigurationError` if it cannot be read.
     """
     written: set[str] = set()
     with (
@@ -78,22 +74,22 @@ def write_token_scores(path: Path, rows: Iterable[ScoredTrajectory]) -> None:
             written.update(_names(table))
             writer.write_table(table)
         for table in _stored_tables(path):
-            kept = table.filter(pa.array([name not in written for name in _names(table)]))
-            if kept.num_rows:
-                writer.write_table(kept)
+            other_rows = table.filter(pa.array([name not in written for name in _names(table)]))
+            if other_rows.num_rows:
+                writer.write_table(other_rows)
 
 
 def stored_hashes(path: Path) -> dict[str, str]:
     """Returns the hash of each trajectory in the file; {} without a file."""
-    found: dict[str, str] = {}
+    hashes: dict[str, str] = {}
     for table in _stored_tables(path, ("trajectory", "hash")):
-        found |= zip(_names(table), table.column("hash").to_pylist(), strict=True)
-    return found
+        hashes |= zip(_names(table), table.column("hash").to_pylist(), strict=True)
+    return hashes
 
 
 def read_token_scores(path: Path, record: Trajectory) -> ScoredTrajectory | None:
-    """Returns the scores of exactly this record; None if the file is missing, or has none of it.
-    Raises `ConfigurationError` for a file that cannot be read.
+    """Returns the scores of exactly this record; None if there are none. Raises
+    `ConfigurationError` for a file that cannot be read.
     """
     for table in _stored_tables(path, group=record.group):
         names = _names(table)
@@ -104,24 +100,20 @@ def read_token_scores(path: Path, record: Trajectory) -> ScoredTrajectory | None
 
 
 def _matching(row: Mapping[str, Any], record: Trajectory) -> ScoredTrajectory | None:
-    """Returns the row if it is of exactly this record, and whole."""
-    given: tuple[list[float | None], ...] = tuple(
+    scores: tuple[list[float | None], ...] = tuple(
         row[name] or [] for name in ("logprob", "entropy")
     )
     if row["hash"] != text_hash(record) or not all(
-        len(values) == len(record.logprobs) and None not in values for values in given
+        len(values) == len(record.logprobs) and None not in values for values in scores
     ):
         return None
-    logprobs, entropy = (np.array(values, np.float32) for values in given)
+    logprobs, entropy = (np.array(values, np.float32) for values in scores)
     return ScoredTrajectory(record.trajectory, record.group, row["hash"], logprobs, entropy)
 
 
 def _stored_tables(
     path: Path, columns: Sequence[str] | None = None, group: int | None = None
 ) -> Iterator[pa.Table]:
-    """Yields the row groups of the file; with `group` those that may have one of its trajectories,
-    by their statistics. Raises `ConfigurationError` for a file that cannot be read.
-    """
     file = _opened(path)
     if file is None:
         return
@@ -129,9 +121,10 @@ def _stored_tables(
     with file:
         for number in range(file.num_row_groups):
             part = file.metadata.row_group(number)
-            known: Any = part.column(at).statistics
-            if group is not None and known is not None and known.has_min_max:
-                lowest, highest = known.min, known.max
+            # With `group`, only row groups that may have one of its trajectories are read.
+            statistics: Any = part.column(at).statistics
+            if group is not None and statistics is not None and statistics.has_min_max:
+                lowest, highest = statistics.min, statistics.max
                 if not lowest <= group <= highest:
                     continue
             if part.total_byte_size > GROUP_BYTES_MAX:
@@ -148,17 +141,14 @@ def _names(table: pa.Table) -> list[str]:
 
 
 def _opened(path: Path) -> pq.ParquetFile | None:
-    """Returns the opened file, None if there is none. Raises `ConfigurationError` for one that is
-    damaged or of another format.
-    """
     if not path.is_file():
         return None
     try:
         file = pq.ParquetFile(path)
-        found = (file.schema_arrow.metadata or {}).get(FORMAT_KEY)
+        stored_format = (file.schema_arrow.metadata or {}).get(FORMAT_KEY)
     except (OSError, pa.ArrowException) as error:
         raise _unreadable(path, error) from None
-    if found != str(FORMAT).encode() or not file.schema_arrow.equals(SCHEMA):
+    if stored_format != str(FORMAT).encode() or not file.schema_arrow.equals(SCHEMA):
         raise ConfigurationError(
             f"{path} has another format than {FORMAT} of this release; delete it to compute the "
             "scores again"
@@ -171,17 +161,16 @@ def _unreadable(path: Path, error: object) -> ConfigurationError:
 
 
 def _tables(rows: Iterable[ScoredTrajectory]) -> Iterator[pa.Table]:
-    """Yields the rows as row groups."""
-    held: list[ScoredTrajectory] = []
+    batch: list[ScoredTrajectory] = []
     tokens = 0
     for row in rows:
-        held.append(row)
+        batch.append(row)
         tokens += len(row.logprobs)
-        if len(held) >= GROUP_ROWS or tokens >= GROUP_TOKENS:
-            yield _table(held)
-            held, tokens = [], 0
-    if held:
-        yield _table(held)
+        if len(batch) >= GROUP_ROWS or tokens >= GROUP_TOKENS:
+            yield _table(batch)
+            batch, tokens = [], 0
+    if batch:
+        yield _table(batch)
 
 
 def _table(rows: list[ScoredTrajectory]) -> pa.Table:

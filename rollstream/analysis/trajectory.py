@@ -1,9 +1,5 @@
 """Reads trajectories of a run from archive and log, through the SQL views of `rollstream query`.
-
-`trajectory_records` converts rows of a view back to records. `trajectory_details` gathers all that
-is known about one trajectory, for `rollstream inspect`: its first completion, which is the valid
-one (invariant 2), its group, and its assignments and partials as long as the log keeps them. `Run`
-is the public interface, which `rollstream.open_run(url)` returns.
+`Run` is the public interface, which `rollstream.open_run(url)` returns.
 """
 
 import logging
@@ -32,11 +28,11 @@ BATCH_ROWS = 256  # per batch in memory
 def trajectory_records(
     session: QuerySession, where: str | None = None, view: str = "completions"
 ) -> Iterator[Trajectory]:
-    """Yields the rows of a view that meet the SQL condition `where` (None: all), as records,
-    archived rows first. Void records (invariant 7) and rows that are not a record are left out.
+    """Yields the rows of a view that meet the SQL condition `where`, as records, archived rows
+    first. Void records (invariant 7) and rows that are not a record are left out.
     """
-    wanted = "true" if where is None else where
-    sql = f"SELECT * FROM {view} WHERE ({wanted}) AND reason IS NULL AND NOT void"
+    condition = "true" if where is None else where
+    sql = f"SELECT * FROM {view} WHERE ({condition}) AND reason IS NULL AND NOT void"
     for table in archive_tables(session, sql):
         for record in records_of(table):
             if isinstance(record, Trajectory):
@@ -44,8 +40,8 @@ def trajectory_records(
 
 
 def archive_tables(session: QuerySession, sql: str) -> Iterator[pa.Table]:
-    """Yields a query's rows in batches, with the columns that the archive has for `trajectories`.
-    Columns that the query does not return, because the files are older than these, are missing.
+    """Yields a query's rows in batches, with the archive's columns for `trajectories`; columns that
+    the query does not return are missing.
     """
     reader: Any = session.arrow(sql, lambda relation: relation.to_arrow_reader(BATCH_ROWS))
     present = set(reader.schema.names)
@@ -64,10 +60,10 @@ ViewRow = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryDetails:
-    """Holds the records about one trajectory, and view rows as column → value. `record` is its
-    first completion, None until it finishes; `completions` counts all of them, late ones included.
-    `reward`, `annotations`, `spans`, `trained` and `group` are rows of the views `rewards`,
-    `scores`, `spans`, `trained` (with `done`, the time of the step) and `groups`.
+    """The records about one trajectory, and view rows as column → value. `record` is its first
+    completion, which is the valid one (invariant 2), None until it finishes; `completions` counts
+    all of them, late ones included. `trained` has `done` too, the time of the step. `assignments`
+    and `partials` are those that the log still holds.
     """
 
     trajectory: str
@@ -85,16 +81,16 @@ class TrajectoryDetails:
 def trajectory_names(
     session: QuerySession, name: str | None, group: int | None, last: bool
 ) -> list[str]:
-    """Returns the names of the selected trajectories: all of `group` if it is given; else, with
-    `last`, the one that finished last; else the one whose name is `name` or begins with it. Raises
+    """Returns the names of the selected trajectories: all of `group`; else, with `last`, the one
+    that finished last; else the one whose name is `name` or begins with it. Raises
     `ConfigurationError` if there is none, or if several names begin with `name`.
     """
     if group is not None:
         rows = _rows(session, f'FROM admissions SELECT trajectories WHERE "group" = {group}')
-        named = [t for row in rows for t in row["trajectories"] or ()]
-        if not named:
+        names = [t for row in rows for t in row["trajectories"] or ()]
+        if not names:
             raise ConfigurationError(f"no group {group} was admitted in {session.location.name}")
-        return named
+        return names
     if last:
         newest = 'ORDER BY timestamp DESC, "offset" DESC LIMIT 1'
         rows = _rows(session, f"SELECT trajectory FROM completions {newest}")
@@ -103,8 +99,8 @@ def trajectory_names(
     else:
         rows = _by_name(session, name)
     if not rows:
-        wanted = "no trajectory finished yet" if last else f"no trajectory is called {name!r}…"
-        raise ConfigurationError(f"{wanted} in {session.location.name}")
+        problem = "no trajectory finished yet" if last else f"no trajectory is called {name!r}…"
+        raise ConfigurationError(f"{problem} in {session.location.name}")
     return [str(rows[0]["trajectory"])]
 
 
@@ -133,38 +129,36 @@ def trajectory_details(session: QuerySession, trajectory: str) -> TrajectoryDeta
 
 
 def _by_name(session: QuerySession, name: str) -> list[ViewRow]:
-    """Finds an admitted trajectory, finished or not, by its name or by a prefix that only its name
-    has. Raises `ConfigurationError` if several names have the prefix; returns [] if none has.
-    """
-    known = "(SELECT unnest(trajectories) AS trajectory FROM admissions)"
-    found = _rows(session, f"SELECT trajectory FROM {known} WHERE trajectory = {sql_literal(name)}")
-    if found:
-        return found
-    found = _rows(
+    admitted = "(SELECT unnest(trajectories) AS trajectory FROM admissions)"
+    # Admitted trajectories, finished or not.
+    rows = _rows(
+        session, f"SELECT trajectory FROM {admitted} WHERE trajectory = {sql_literal(name)}"
+    )
+    if rows:
+        return rows
+    rows = _rows(
         session,
-        f"SELECT DISTINCT trajectory FROM {known} "
+        f"SELECT DISTINCT trajectory FROM {admitted} "
         f"WHERE starts_with(trajectory, {sql_literal(name)}) "
         f"ORDER BY ALL LIMIT {NAMES_SHOWN + 1}",
     )
-    if len(found) > 1:
-        names = [str(row["trajectory"]) for row in found]
+    if len(rows) > 1:
+        names = [str(row["trajectory"]) for row in rows]
         more = ", …" if len(names) > NAMES_SHOWN else ""
         raise ConfigurationError(
             f"{name!r} begins several names: {', '.join(names[:NAMES_SHOWN])}{more}"
         )
-    return found
+    return rows
 
 
 def _keyed(session: QuerySession, topic: str, key: str) -> Iterator[Record]:
-    """Yields the records of `topic` with this key that the log still holds, none without a log.
-    Records of other keys are not decoded.
-    """
-    view, wanted = session.view(), key.encode()
+    view, key_bytes = session.view(), key.encode()
     if view is None or not view.has(topic):
         return
     for segment in view.topic(topic, view.begin(topic)).segments():
         for message in segment if isinstance(segment, list) else ():
-            if message.key == wanted and message.value is not None:
+            # Records of other keys are not decoded.
+            if message.key == key_bytes and message.value is not None:
                 with suppress(DecodeError):
                     yield decode(message.value).record
 
@@ -178,13 +172,13 @@ def details_json(details: TrajectoryDetails, text: TokenText) -> dict[str, Any]:
     """Returns the details as a JSON object with the names of the fields, but `orders` for the
     assignments. `record` also has `pieces`, the text of each token, null without a tokenizer.
     """
-    found = {part.name: getattr(details, part.name) for part in fields(details)}
+    json_fields = {part.name: getattr(details, part.name) for part in fields(details)}
     if details.record is not None:
         pieces = text.pieces(details.record.tokens.tolist()) if text.is_known else None
-        found["record"] = record_values(details.record, whole=True) | {"pieces": pieces}
-    found["orders"] = [record_values(one) for one in found.pop("assignments")]
-    found["partials"] = [record_values(one) for one in found.pop("partials")]
-    return json_value(found)
+        json_fields["record"] = record_values(details.record, whole=True) | {"pieces": pieces}
+    json_fields["orders"] = [record_values(record) for record in json_fields.pop("assignments")]
+    json_fields["partials"] = [record_values(record) for record in json_fields.pop("partials")]
+    return json_value(json_fields)
 
 
 log = logging.getLogger(__name__)
@@ -236,10 +230,10 @@ class Run:
         """Returns the first completion of the trajectory of this name; raises `ConfigurationError`
         if no such trajectory finished.
         """
-        found = next(self.trajectories(f"trajectory = {sql_literal(name)}"), None)
-        if found is None:
+        record = next(self.trajectories(f"trajectory = {sql_literal(name)}"), None)
+        if record is None:
             raise ConfigurationError(f"no trajectory {name!r} finished in {self._place.name}")
-        return found
+        return record
 
     def tokens_text(self, trajectory: Trajectory | str) -> str:
         """Returns the whole text of a trajectory, given as record or by name, special tokens

@@ -1,10 +1,7 @@
-"""Names all views of `rollstream query` (`VIEWS`). Base views are made by `base_views.py`: one per
-archived topic, `settings` and `evaluations`. The others are derived from them by the SQL here.
-
-A topic's view holds every row of archive and log exactly once, unfiltered. Derived views hold only
-valid rows: no void records (invariant 7), no undecodable bytes, and of a trajectory's completions
-the first in its group's partition (invariant 2). They read a list column (tokens, spans) only for
-a query of something computed from it, so a million rows are counted without reading tokens.
+"""Names all views of `rollstream query` (`VIEWS`): base views (`base_views.py`), which hold every
+row unfiltered, and views derived from them. Those hold only valid rows: no void records (invariant
+7), no undecodable bytes, and of a trajectory's completions the first in its group's partition
+(invariant 2).
 """
 
 import re
@@ -20,13 +17,12 @@ METRICS = (
     "lag_finish_max", "lag_consumed_mean", "lag_consumed_max", "tokens_trained", "seconds",
     "wait_s", "busy_s",
 )  # fmt: skip
-"""Metrics of a step that are columns of `steps`; its map `metrics` holds all metrics."""
+"""Metrics that are columns of `steps`; its map `metrics` holds all."""
 
 
 MISPLACED = "misplaced_groups"
-"""Name of a table of pairs (group, partition): the partition of `trajectories` holds completions of
-the group, but the group's key belongs to another partition. Trainer, dispatch and audit ignore
-these completions, and so do the derived views.
+"""Name of a table of pairs (group, partition) of completions in a partition to which the group's
+key does not belong. Trainer, dispatch, audit and the derived views ignore these.
 """
 
 
@@ -43,14 +39,11 @@ class SqlView:
 
 
 def _is_valid(schema: str) -> str:
-    """Returns the SQL condition that a row is a readable record of this schema and not void."""
     return f"schema = '{schema}' AND reason IS NULL AND NOT void"
 
 
 def _effective_takes(columns: str) -> str:
-    """Returns a subquery for these columns of the takes that count: those that no record of the
-    ledger superseded. A take is superseded if the learner could not compute it (invariant 12).
-    """
+    # A take is superseded if the learner could not compute it (invariant 12).
     return f"""(
     SELECT {columns} FROM ledger t WHERE {_is_valid("take/1")} AND NOT EXISTS (
         SELECT 1 FROM ledger s WHERE s.schema = 'superseded/1' AND s.reason IS NULL AND NOT s.void
@@ -59,6 +52,8 @@ def _effective_takes(columns: str) -> str:
 )"""
 
 
+# The views read a list column (tokens, spans) only for a query of something computed from it, so a
+# million rows are counted without reading tokens.
 _COMPLETIONS = f"""
 SELECT trajectories.* FROM trajectories SEMI JOIN (
     SELECT partition, min("offset") AS "offset"
@@ -323,8 +318,7 @@ _READS_CATALOGUE = frozenset({"show", "describe", "information_schema", "duckdb_
 
 def views_named_in(sql: str) -> frozenset[str]:
     """Returns the views that a query may use: those whose names occur in it as words, or all of
-    them if it reads DuckDB's catalogue. Only these are made; a superfluous one costs time but never
-    changes a result.
+    them if it reads DuckDB's catalogue. A superfluous one costs time but never changes a result.
     """
     words = set(_WORD.findall(sql.lower()))
     if words & _READS_CATALOGUE:
@@ -333,21 +327,19 @@ def views_named_in(sql: str) -> frozenset[str]:
 
 
 def uses_text(sql: str) -> bool:
-    """True if the query calls a function that decodes tokens to text, such as `answer_of`: these
-    need the import of a tokenizer.
-    """
+    """Returns whether the query calls a function that decodes tokens, which imports a tokenizer."""
     return _TEXT.search(sql) is not None
 
 
 def dependency_order(names: Iterable[str]) -> list[str]:
-    """Returns these views and all views that they need, each after those that it needs."""
-    found: dict[str, None] = {}
+    """Returns these views and all that they need, each after those that it needs."""
+    ordered: dict[str, None] = {}
 
     def add(name: str) -> None:
         for need in VIEWS[name].needs:
             add(need)
-        found.setdefault(name)
+        ordered.setdefault(name)
 
     for name in sorted(names):
         add(name)
-    return list(found)
+    return list(ordered)

@@ -1,10 +1,5 @@
-"""Serves the metrics and the health of one process by HTTP (`/metrics` for Prometheus, `/healthz`;
-`serve_metrics`), and writes the endpoint's address into a file of the run's folder.
-
-A role gives its process's `ProcessMetrics` the functions that return its metrics; at each request
-`MetricsCollector` calls them. The role's loop polls a `TimedStopEvent` once per turn (one
-iteration), and `/healthz` reports a loop without turns as stalled. No error here ends a role: if
-the address is unavailable, the role logs a warning and works without metrics.
+"""Serves the metrics and the health of one process by HTTP (`/metrics` for Prometheus, `/healthz`).
+No error here ends a role: if the address is unavailable, it works without metrics.
 """
 
 import json
@@ -41,15 +36,14 @@ from rollstream.streams.reader import TopicReader
 from rollstream.streams.release import RELEASE
 
 MetricsSource = Callable[[], MetricValues]
-"""Returns metrics by their names in `catalogue.py`; the server's threads call it."""
+"""Returns metrics by their names in `catalogue.py`; called by the server's threads."""
 ReadersSource = Callable[[], Sequence[TopicReader]]
-"""Returns the readers of topics whose lag and counts are served."""
+"""Returns the readers whose lag and counts are served."""
 
 
 class TimedStopEvent(threading.Event):
     """Wraps the stop event of a role, and records in `turned_s` the time on `clock` at which the
-    role last polled it. A role polls its stop event once per iteration of its loop, so it needs no
-    other code to show that it makes progress, and the cost is one reading of a clock.
+    role last polled it.
     """
 
     def __init__(self, stop: threading.Event, clock: Callable[[], float]) -> None:
@@ -58,6 +52,8 @@ class TimedStopEvent(threading.Event):
         self.turned_s = clock()
 
     def is_set(self) -> bool:
+        # A role polls its stop event once per iteration of its loop, so it needs no other code to
+        # show progress.
         self.turned_s = self._clock()
         return self._stop.is_set()
 
@@ -76,10 +72,9 @@ class TimedStopEvent(threading.Event):
 
 @dataclass(frozen=True, slots=True)
 class LoopHealth:
-    """States whether a role's loop makes progress: `starting` until the role offers metrics (a
-    standby stays so until it holds the lease), `stopping` after a request to stop, `stalled` in
-    any phase if its loop has made no iteration for too long. `turn_age_s` is the number of seconds
-    since its last iteration.
+    """Whether a role's loop makes progress: `starting` until the role offers metrics (a standby
+    stays so until it holds the lease), `stopping` after a request to stop, `stalled` in any phase
+    after too long without an iteration. `turn_age_s` is the time since the last one, in seconds.
     """
 
     state: Literal["starting", "running", "stopping", "stalled"]
@@ -87,8 +82,8 @@ class LoopHealth:
 
 
 class ProcessMetrics:
-    """Connects the role of a process with its endpoint: the role registers sources of metrics, the
-    endpoint reads them. The role's loop must poll `stop`: the health follows from these polls.
+    """Connects the role of a process with its endpoint: the role registers sources of metrics. Its
+    loop must poll `stop`: the health follows from these polls.
     """
 
     def __init__(self, stop: threading.Event, clock: Callable[[], float] = time.monotonic) -> None:
@@ -102,27 +97,24 @@ class ProcessMetrics:
         """Unix time of the newest call of `offer`; 0 before the first."""
 
     def offer(self, source: MetricsSource, readers: ReadersSource | None = None) -> None:
-        """Serve these metrics and readers too; from now on the role counts as running."""
+        """Serve these metrics and readers too; the role then counts as running."""
         self.offered_s = time.time()
         self.sources.append(source)
         if readers is not None:
             self.readers.append(readers)
 
     def turn_by(self, stop: threading.Event) -> TimedStopEvent:
-        """Returns the event that the role's loop polls from now on. It is set when `stop` is: the
-        loop ends by `stop` and not by its process's stop event.
+        """Returns the event that the role's loop polls from now on, in place of its process's stop
+        event; it is set when `stop` is.
         """
         self.stop = TimedStopEvent(stop, self._clock)
         return self.stop
 
     def turn_age_s(self) -> float:
-        """Returns the seconds since the last iteration of the role's loop."""
         return max(0.0, self._clock() - self.stop.turned_s)
 
     def health(self, stalled_s: float) -> LoopHealth:
-        """Returns the health; the role is `stalled` after `stalled_s` seconds without an iteration
-        of its loop.
-        """
+        """Returns the health; `stalled` after `stalled_s` seconds without an iteration."""
         age = self.turn_age_s()
         if age > stalled_s:
             return LoopHealth("stalled", age)
@@ -138,11 +130,9 @@ LAG_S = 1.0  # that a scrape waits for the ends of topics; Prometheus itself wai
 
 
 class MetricsCollector(Collector):
-    """Reads all sources at each scrape, a request for `/metrics`, and adds `labels` (run, role,
-    name) to every series.
-
-    A failing source loses only its own metrics: the error is logged once per source and kind, and
-    counted in `scrape_errors_total`. A metric without an entry in the catalogue is such an error.
+    """Reads all sources at each scrape, and adds `labels` to every series. A failing source, or a
+    metric without an entry in the catalogue, loses only its own metrics, and is counted in
+    `scrape_errors_total`.
     """
 
     def __init__(self, watch: ProcessMetrics, labels: Mapping[str, str]) -> None:
@@ -175,12 +165,12 @@ class MetricsCollector(Collector):
 
     @cached_property
     def _revision(self) -> str:
-        """The revision of this code, which git states in a tenth of a second: asked at a scrape."""
+        # At a scrape: git takes a tenth of a second.
         return code_revision()
 
     def _of_readers(self) -> dict[str, MetricValue]:
-        """Returns the readers' metrics by topic. Of several readers of a topic, `behind_records`
-        is the largest lag, and the other metrics are sums.
+        """Of several readers of a topic, `behind_records` is the largest lag; other metrics are
+        sums.
         """
         totals: dict[str, dict[str, float]] = {"dead": {}, "void": {}, "lost": {}}
         readers = [reader for read in list(self._watch.readers) for reader in self._read(read, ())]
@@ -192,22 +182,21 @@ class MetricsCollector(Collector):
         return {f"reader_{name}": values for name, values in by_name.items() if values}
 
     def _lag_of(self, readers: Sequence[TopicReader]) -> dict[str, float]:
-        """Returns the lag by topic; {} if the brokers do not answer within `LAG_S`. It is asked in
-        a thread of its own, one at a time, because they may take a minute to fail, in which the
-        other metrics are needed most.
-        """
+        """Returns the lag by topic; {} if the brokers do not answer within `LAG_S`."""
 
         def ask() -> None:
-            behind: dict[str, float] = {}
+            lags: dict[str, float] = {}
             for reader in readers:
-                left = self._read(reader.behind, None)
-                if left is not None:
-                    behind[reader.topic] = max(left, behind.get(reader.topic, 0))
-            self._behind = behind
+                lag = self._read(reader.behind, None)
+                if lag is not None:
+                    lags[reader.topic] = max(lag, lags.get(reader.topic, 0))
+            self._behind = lags
 
         asking = self._asking
         if asking is None or not asking.is_alive():
             self._behind = {}
+            # Brokers may take a minute to fail, in which the other metrics are needed most: one
+            # thread at a time asks them.
             asking = threading.Thread(target=ask, name="metrics-lag", daemon=True)
             self._asking = asking
             asking.start()
@@ -215,11 +204,9 @@ class MetricsCollector(Collector):
         return {} if asking.is_alive() else self._behind
 
     def _read(self, read: Callable[[], T], otherwise: T) -> T:
-        """Returns a source's value, or `otherwise` if the source raises: its error must not fail
-        the scrape.
-        """
         try:
             return read()
+        # The error of one source must not fail the scrape.
         except Exception as error:  # noqa: BLE001
             self._record_error(
                 f"{getattr(read, '__qualname__', read)}: {type(error).__name__}: {error}"
@@ -241,13 +228,13 @@ CLIENT_S = 5.0  # longest read or write of a client
 PageResponse = tuple[int, str, bytes]
 """Status, content type and body."""
 PageHandler = Callable[[str], PageResponse]
-"""A handler gets a request's `Accept` header and returns the response."""
+"""Request's `Accept` header → response."""
 TEXT = "text/plain; charset=utf-8"
 
 
 def serve_pages(host: str, port: int, pages: Mapping[str, PageHandler]) -> BoundedServer:
-    """Serve these paths until `end` of the returned server is called. Raises `OSError` if the
-    address is unavailable.
+    """Serve these paths until `end` of the returned server. Raises `OSError` if the address is
+    unavailable.
     """
 
     class Responder(HttpResponder):
@@ -264,11 +251,10 @@ def serve_pages(host: str, port: int, pages: Mapping[str, PageHandler]) -> Bound
 
 
 def _answer(pages: Mapping[str, PageHandler], path: str, accept: str) -> PageResponse:
-    """Returns the page's response. An error of the page is logged and answered with 500."""
     page = pages.get(path)
     if page is None:
-        known = ", ".join(sorted(pages))
-        return 404, TEXT, f"served here: {known}\n".encode()
+        paths = ", ".join(sorted(pages))
+        return 404, TEXT, f"served here: {paths}\n".encode()
     try:
         return page(accept)
     except Exception:
@@ -277,16 +263,15 @@ def _answer(pages: Mapping[str, PageHandler], path: str, accept: str) -> PageRes
 
 
 def endpoint_file(folder: Path, name: str) -> Path:
-    """Returns the path of the file with the endpoint's address,
-    `RUN/metrics/endpoints/<name>.json`. Each start under a name replaces the file, and a clean end
-    removes it; after `kill -9` it stays until the next start.
+    """Returns the path of the file with the endpoint's address. A clean end removes it; after `kill
+    -9` it stays until the next start under that name.
     """
     return RunFolder(folder).metrics / "endpoints" / f"{quote(name, safe='')}.json"
 
 
 def metrics_port(configuration: Configuration, environment: Mapping[str, str]) -> int:
-    """Returns the port of this process: `ROLLSTREAM_METRICS_PORT`, which the supervisor sets for
-    each role and compose for each service, else the setting `metrics.port`. 0 means any free port.
+    """Returns the port of this process: `ROLLSTREAM_METRICS_PORT`, which supervisor and compose
+    set, else the setting `metrics.port`; 0 means any free port.
     """
     text = environment.get(METRICS_PORT, "")
     if not text:
@@ -387,10 +372,8 @@ def _url(host: str, port: int) -> str:
 
 
 def _remove_file(file: Path) -> None:
-    """Remove the file if this process wrote it; a successor of the same name may have
-    replaced it.
-    """
     try:
+        # A successor of the same name may have replaced it.
         if parse_json(file.read_bytes(), dict[str, Any]).get("pid") == os.getpid():
             file.unlink()
     except (OSError, ValueError):

@@ -1,10 +1,6 @@
 """Forwards a run's metrics files (`metrics/*.jsonl`) to TensorBoard or Weights & Biases, from a
-process of its own (`Forwarder`), which only reads the run.
-
-Each new JSON line becomes a point (`metric_point`), which a `Sink` logs at the target. The position
-up to which each file was forwarded is stored beside the files, after the points were logged: so no
-line is lost, and a crash can log lines again, at the same steps. Each target's library is imported
-only here, and only if the target is used.
+process of its own (`Forwarder`), which only reads the run. No line is lost; a crash can log lines
+again, at the same steps.
 """
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportAttributeAccessIssue=false
@@ -30,9 +26,8 @@ _NOT_METRICS = frozenset({"step", "term", "time_s", "pid"})  # numbers that desc
 
 @dataclass(frozen=True, slots=True)
 class MetricPoint:
-    """Holds the numbers of one line: `values` by metric name, of the `series` (the file's name, or
-    role or process in it) at `step`. `time_s` is in seconds since the epoch, None if the line has
-    no time.
+    """The numbers of one line: `values` by metric name, of the `series` (the file's name, or role
+    or process in it) at `step`. `time_s` is in seconds since the epoch, None without a time.
     """
 
     series: str
@@ -42,13 +37,12 @@ class MetricPoint:
 
 
 def metric_point(stem: str, number: int, line: Mapping[str, Any]) -> MetricPoint | None:
-    """Returns the point of line `number` (from 1) of `<stem>.jsonl`; None if the line holds no
-    metric. A point has the line's training step (`trainer.jsonl`, `eval.jsonl`), or the line number
-    if the line has no step. Of the supervisor's lines only starts of roles are forwarded, with
-    their number of restarts.
+    """Returns the point of line `number` (from 1) of `<stem>.jsonl`, at the line's training step
+    or, if it has none, its number; None if the line holds no metric.
     """
     time_s = line.get("time_s")
     at = float(time_s) if _is_number(time_s) else None
+    # Of the supervisor's lines only starts of roles are forwarded, with their number of restarts.
     if stem == "supervisor":
         if line.get("event") != "start" or not _is_number(line.get("restart")):
             return None
@@ -65,7 +59,7 @@ def metric_point(stem: str, number: int, line: Mapping[str, Any]) -> MetricPoint
 
 
 def _numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Yields the metrics of a line; the name of a nested one is its path, joined by `/`."""
+    """Yields the metrics of a line; a nested name is its path, joined by `/`."""
     for name, value in values.items():
         if isinstance(value, dict):
             yield from _numbers(cast(dict[str, Any], value), f"{prefix}{name}/")
@@ -78,16 +72,14 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 class Sink(Protocol):
-    """Passes points to one target. `where` tells the user where to look at them."""
+    """Passes points to one target. `where` tells the user where to see them."""
 
     where: str
 
     def log(self, point: MetricPoint) -> None: ...
 
     def flush(self) -> None:
-        """Returns once all logged points are on disk or in the library's own process, so that they
-        survive the death of this one.
-        """
+        """Returns once all logged points survive the death of this process."""
         ...
 
     def close(self) -> None: ...
@@ -119,10 +111,7 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """Logs to the Weights & Biases run with this `id`; a later start with the same id continues the
-    run. Each series has its own step, because W&B's global step only grows and the files are read
-    one after the other.
-    """
+    """Logs to the Weights & Biases run with this `id`, which a later start continues."""
 
     def __init__(self, name: str, id: str, folder: Path, settings: Mapping[str, Any]) -> None:
         try:
@@ -145,6 +134,8 @@ class WandbSink:
 
     def log(self, point: MetricPoint) -> None:
         step = f"{point.series}/step"
+        # Each series has its own step: W&B's global step only grows, and the files are read one
+        # after the other.
         if point.series not in self._series:
             self._series.add(point.series)
             self._run.define_metric(step)
@@ -169,9 +160,9 @@ READ_BYTES_MAX = 1 << 20  # per read of a file; lines are far shorter
 
 
 class FilePosition(msgspec.Struct, frozen=True):
-    """States how far a file was forwarded: up to the byte `offset`, which is behind line number
-    `line`. The last forwarded line has `before` bytes and this `hash`, so that a file which
-    replaced the forwarded one (another run's, for instance) is not forwarded from its middle.
+    """How far a file was forwarded: up to the byte `offset`, behind line number `line`. The last
+    forwarded line has `before` bytes and this `hash`, so that a file which replaced the forwarded
+    one is not forwarded from its middle.
     """
 
     offset: int = 0
@@ -182,8 +173,8 @@ class FilePosition(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class MetricsLine:
-    """Holds one line of a metrics file: its number from 1, its JSON object (`values`; None if it is
-    none), and the position `after` it.
+    """One line of a metrics file: its number from 1, its JSON object (None if it is none), and the
+    position `after` it.
     """
 
     number: int
@@ -192,14 +183,14 @@ class MetricsLine:
 
 
 def read_lines(path: Path, place: FilePosition) -> Iterator[MetricsLine]:
-    """Yields the complete lines after `place`, up to `READ_BYTES_MAX` bytes; no lines if the file
-    does not exist yet. If the run thinned the file (removed older lines to bound its size), the
-    place is found again. Raises `CorruptObject` if the place is of another file.
+    """Yields the complete lines after `place`, up to `READ_BYTES_MAX` bytes; none if the file does
+    not exist. Raises `CorruptObject` if the place is of another file.
     """
     try:
         with path.open("rb") as file:
             file.seek(place.offset - place.before)
             if place.offset and _hash(file.read(place.before)) != place.hash:
+                # The run thins its files: it removes older lines to bound their sizes.
                 place = _in_thinned(path, place)
                 file.seek(place.offset)
             data = file.read(READ_BYTES_MAX)
@@ -207,19 +198,16 @@ def read_lines(path: Path, place: FilePosition) -> Iterator[MetricsLine]:
         if place.offset:
             raise _replaced(path) from None
         return
-    *whole, rest = data.split(b"\n")
+    *raw_lines, rest = data.split(b"\n")
     if len(rest) == READ_BYTES_MAX:
         raise CorruptObject(f"{path} has a line of more than {READ_BYTES_MAX} bytes; it is damaged")
-    for raw in (line + b"\n" for line in whole):
+    for raw in (line + b"\n" for line in raw_lines):
         after = FilePosition(place.offset + len(raw), place.line + 1, len(raw), _hash(raw))
         yield MetricsLine(after.line, _parsed(raw), after)
         place = after
 
 
 def _in_thinned(path: Path, place: FilePosition) -> FilePosition:
-    """Returns the position behind the last forwarded line, which is found by its hash, in a file of
-    which older lines were removed. Raises `CorruptObject` if the line is not there.
-    """
     offset = 0
     for raw in path.read_bytes().splitlines(keepends=True):
         offset += len(raw)
@@ -250,8 +238,8 @@ log = logging.getLogger(__name__)
 
 
 class ForwardState(msgspec.Struct, frozen=True):
-    """The content of `RUN/metrics/forward-<to>.json`, where `<to>` is the target: the `id` of the
-    run at the target, drawn at the first start, and by file name how far each file was forwarded.
+    """The content of `RUN/metrics/forward-<to>.json`: the `id` of the run at the target, drawn at
+    the first start, and by file name how far each file was forwarded.
     """
 
     id: str
@@ -259,9 +247,8 @@ class ForwardState(msgspec.Struct, frozen=True):
 
 
 class Forwarder:
-    """Forwards the files in the folder `metrics` to the target `to`. `open_sink` opens the target
-    for the stored id. The constructor raises `LeaseHeld` if another process forwards this run to
-    the same target.
+    """Forwards the files in the folder `metrics` to the target `to`, which `open_sink` opens for
+    the stored id. The constructor raises `LeaseHeld` if another process forwards this run there.
     """
 
     def __init__(self, metrics: Path, to: str, open_sink: Callable[[str], Sink]) -> None:
@@ -277,9 +264,9 @@ class Forwarder:
     def once(self) -> int:
         """Forward all new lines of each file; returns their number.
 
-        1. Log the lines.  2. Flush the sink.  3. Store the file's position.
-        After a crash before 3 the next start logs the same lines again, at the same steps. Raises
-        `CorruptObject` for a file that is not the one forwarded before, or is damaged.
+        1. Log the lines.  2. Flush the sink.  3. Store the file's position. A crash before 3
+           repeats the lines, at the same steps. Raises `CorruptObject` for a file that is another
+           than before, or damaged.
         """
         count = 0
         for path in sorted(self._metrics.glob("*.jsonl")):

@@ -1,6 +1,5 @@
-"""Measures how a process uses its run's log and store (`MeteredBus`, `MeteredStore`): durations,
-bytes, retries and writes in doubt, by the names of `catalogue.py`. Each wrapper gives the same
-guarantees as what it wraps, to several threads too. An operation and its bytes are counted at once.
+"""Measures how a process uses its run's log and store, by the names of `catalogue.py`. Each wrapper
+keeps the guarantees of the wrapped, to several threads too.
 """
 
 import threading
@@ -25,36 +24,31 @@ LATENCY_BUCKETS = (0.001, 0.003, *SECONDS_BUCKETS)
 
 
 class _Durations:
-    """Histograms of durations, one for each operation."""
-
     def __init__(self, operations: Sequence[str], timer: Callable[[], float]) -> None:
         self._timer = timer
-        self._histograms = {one: MetricHistogram(LATENCY_BUCKETS) for one in operations}
+        self._histograms = {operation: MetricHistogram(LATENCY_BUCKETS) for operation in operations}
         self.lock = threading.Lock()
 
     @contextmanager
     def timed(self, operation: str, counts: Counter[str] | None = None) -> Generator[Counter[str]]:
-        """Add the duration of the block, also if it raises. What the block puts into the counter
-        that it gets is added to `counts` in the same moment.
-        """
         started, more = self._timer(), Counter[str]()
         try:
             yield more
         finally:
             with self.lock:
                 self._histograms[operation].add(self._timer() - started)
+                # What the block counted is added in the same moment.
                 if counts is not None:
                     counts.update(more)
 
     def histograms(self) -> dict[str, MetricHistogram]:
-        """Returns copies; the caller has the lock."""
+        # The caller has the lock.
         return {name: histogram.copy() for name, histogram in self._histograms.items()}
 
 
 class MeteredBus(BusWrapper):
     """Measures appends, and the requests for positions (begin, end, committed, commit), which are
-    one exchange with a broker each. Reads are not timed, because they wait for new records; their
-    bytes are counted. An append that raises is in doubt (`Bus.append`).
+    one exchange with a broker each. An append that raises is in doubt (`Bus.append`).
     """
 
     def __init__(self, below: Bus, timer: Callable[[], float] = time.perf_counter) -> None:
@@ -68,7 +62,7 @@ class MeteredBus(BusWrapper):
         try:
             with self._durations.timed("append", self._appended) as counted:
                 offsets = super().append(topic, entries)
-                counted[topic] = sum(len(one.key) + len(one.value or b"") for one in entries)
+                counted[topic] = sum(len(entry.key) + len(entry.value or b"") for entry in entries)
         except RecordTooLarge:
             raise
         except BusError:
@@ -86,7 +80,8 @@ class MeteredBus(BusWrapper):
         wait_s: float = 0.0,
         exact: bool = True,
     ) -> list[Message]:
-        found = self._below.read(
+        # Not timed: a read waits for new records.
+        messages = self._below.read(
             topic,
             positions,
             records_max=records_max,
@@ -94,9 +89,11 @@ class MeteredBus(BusWrapper):
             wait_s=wait_s,
             exact=exact,
         )
-        if found:
-            self._read[topic] += sum(len(one.key) + len(one.value or b"") for one in found)
-        return found
+        if messages:
+            self._read[topic] += sum(
+                len(message.key) + len(message.value or b"") for message in messages
+            )
+        return messages
 
     def begin(self, topic: str) -> dict[int, int]:
         with self._durations.timed("positions"):
@@ -115,7 +112,7 @@ class MeteredBus(BusWrapper):
             return super().committed(group, topic)
 
     def metric_values(self) -> MetricValues:
-        """Returns the metrics of this bus and of the one below; any thread may call it."""
+        """Returns the metrics of this bus and of the one below; thread-safe."""
         with self._durations.lock:
             seconds, appended = self._durations.histograms(), dict(self._appended)
         return {
@@ -150,9 +147,9 @@ class MeteredStore:
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         with self._durations.timed("read", self._bytes) as counted:
-            found = self._below.get(key, start, end)
-            counted["read"] = len(found)
-        return found
+            content = self._below.get(key, start, end)
+            counted["read"] = len(content)
+        return content
 
     def stat(self, key: str) -> ObjectStat:
         with self._durations.timed("stat"):
@@ -160,9 +157,9 @@ class MeteredStore:
 
     def read(self, key: str) -> tuple[bytes, str]:
         with self._durations.timed("read", self._bytes) as counted:
-            found = self._below.read(key)
-            counted["read"] = len(found[0])
-        return found
+            content_etag = self._below.read(key)
+            counted["read"] = len(content_etag[0])
+        return content_etag
 
     def list(self, prefix: str = "") -> Iterator[ListedObject]:
         return self._listed(self._below.list(prefix))
@@ -176,7 +173,7 @@ class MeteredStore:
             self._below.delete_all(keys)
 
     def metric_values(self) -> MetricValues:
-        """Returns the metrics of this store and of the one below; any thread may call it."""
+        """Returns the metrics of this store and of the one below; thread-safe."""
         below = self._below
         with self._durations.lock:
             seconds, sizes = self._durations.histograms(), dict(self._bytes)

@@ -1,4 +1,4 @@
-"""Converts values of metrics to the families and samples that Prometheus' encoder accepts."""
+"""Converts values of metrics to the families and samples of Prometheus' encoder."""
 
 from collections.abc import Mapping
 from itertools import accumulate
@@ -10,14 +10,14 @@ from rollstream.metrics.catalogue import PREFIX, Family
 
 
 def to_metric(family: Family, value: MetricValue, labels: Mapping[str, str]) -> Metric:
-    """Returns one metric family with its series; all of them have `labels`."""
+    """Returns one metric family with its series, all with `labels`."""
     name = PREFIX + family.name
     metric = Metric(name.removesuffix("_total"), f"{family.unit}: {family.meaning}", family.kind)
     if not isinstance(value, Mapping):
         _add_samples(metric, name, value, labels)
         return metric
-    for label, one in value.items():
-        _add_samples(metric, name, one, {**labels, family.label: label})
+    for label, series_value in value.items():
+        _add_samples(metric, name, series_value, {**labels, family.label: label})
     return metric
 
 
@@ -43,7 +43,7 @@ def _add_buckets(
 
 
 def with_labels(metric: Metric, labels: Mapping[str, str]) -> Metric:
-    """Returns the metric with these labels too on each sample; its own take precedence."""
+    """Returns the metric with these labels on each sample; its own take precedence."""
     samples = metric.samples
     metric.samples = [s._replace(labels={**labels, **s.labels}) for s in samples]
     return metric

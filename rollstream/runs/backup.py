@@ -1,10 +1,6 @@
-"""Backs up a run, living or not, into an object store, and only reads the run (`back_up` has the
-steps; docs/how-to/backup-and-recover.md).
-
-A backup holds a consistent cut (`cut.py`): a state of log and store that a crash of all processes
-at one moment could have left. It also holds the files that a resumed run reads from its folder.
-`backup.json` lists every object with its hash and is written last: `restore.py` refuses a backup
-without it, and the same command completes such a backup.
+"""Backs up a run, living or not, into an object store: a consistent cut (`cut.py`) of log and
+store, and the files that a resumed run reads from its folder. `backup.json` lists every object with
+its hash and is written last.
 """
 
 import os
@@ -51,13 +47,13 @@ from rollstream.streams.values import Address
 SEGMENT_BYTES = 32 << 20
 CUTS_MAX = 200  # attempts; each copies less than the one before, even if every step truncates
 TRUNCATED_FIRST = ("partials", "assignments", "prompts")
-"""Topics to copy before the others, because dispatch truncates them every few seconds."""
+"""Topics to copy first, because dispatch truncates them every few seconds."""
 _ROWS = msgspec.msgpack.Decoder(list[tuple[int, int, bytes, bytes | None]])
 
 
 @dataclass(frozen=True, slots=True)
 class BackupObject:
-    """Describes one object of the backup, by its key there."""
+    """One object of the backup, by its key there."""
 
     key: str
     bytes: int
@@ -76,9 +72,9 @@ class Backup:
     needs: tuple[str, ...]
     time_s: float
     step: int
-    """The step of the newest version at the cut."""
+    """Of the newest version at the cut."""
     checkpoint: str
-    """The newest checkpoint, from which a restored run resumes; "" if there is none."""
+    """The newest one, from which a restored run resumes; "" without one."""
     topics: tuple[TopicCut, ...]
     objects: tuple[BackupObject, ...]
     format: int = FORMAT
@@ -90,7 +86,6 @@ def encode_segment(messages: Sequence[Message]) -> bytes:
 
 
 def decode_segment(segment: LogSegment, data: bytes) -> list[Message]:
-    """Returns the records of a segment."""
     return [
         Message(segment.topic, segment.partition, offset, timestamp_ms, key, value)
         for offset, timestamp_ms, key, value in _ROWS.decode(data)
@@ -98,27 +93,27 @@ def decode_segment(segment: LogSegment, data: bytes) -> list[Message]:
 
 
 def missing_ranges(begin: int, end: int, present: Iterable[LogSegment]) -> list[tuple[int, int]]:
-    """Returns the ranges within offsets `[begin, end)` of a partition that no segment holds."""
-    found: list[tuple[int, int]] = []
+    """Returns the ranges of offsets `[begin, end)` that no segment holds."""
+    ranges: list[tuple[int, int]] = []
     at = begin
-    for segment in sorted(present, key=lambda held: held.first):
+    for segment in sorted(present, key=lambda part: part.first):
         if segment.end <= at:
             continue
         if segment.first >= end:
             break
         if segment.first > at:
-            found.append((at, segment.first))
+            ranges.append((at, segment.first))
         at = segment.end
     if at < end:
-        found.append((at, end))
-    return found
+        ranges.append((at, end))
+    return ranges
 
 
 @dataclass(slots=True)
 class BackupCopy:
-    """Copies a run into one destination, `target`. Segments and objects that never change and that
-    `target` has already are not copied again but read there, for their hashes. `present` maps the
-    keys in `target` to sizes in bytes. `progress` gets the name of each part before its copy.
+    """Copies a run into `target`, without the segments and objects that it has already. `present`
+    maps the keys in `target` to sizes in bytes. `progress` gets the name of each part before its
+    copy.
     """
 
     bus: Bus
@@ -132,15 +127,16 @@ class BackupCopy:
     )
 
     def copy(self, cut: Cut) -> dict[str, BackupObject]:
-        """Copy log and store (steps 2 and 3 of `back_up`); returns the copied objects by key.
-        Raises `PositionLost` or `ObjectMissing` if the run removed a part before it was copied.
+        """Copy log and store; returns the copied objects by key. Raises `PositionLost` or
+        `ObjectMissing` if the run removed a part before it was copied.
         """
-        found: dict[str, BackupObject] = {}
+        # Steps 2 and 3 of `back_up`.
+        objects: dict[str, BackupObject] = {}
         for topic in sorted(cut.topics, key=lambda part: part.topic.name not in TRUNCATED_FIRST):
             self.progress(f"{LOG}{topic.topic.name}")
-            found |= self._topic(topic)  # 2
+            objects |= self._topic(topic)  # 2
         for key, data in cut.read.items():
-            found[STORE + key] = self._write(STORE + key, data)
+            objects[STORE + key] = self._write(STORE + key, data)
         for unit, entries in _units(cut):  # 3
             self.progress(f"{STORE}{unit}")
             try:
@@ -149,22 +145,22 @@ class BackupCopy:
                 if unit.startswith(("weights/", "checkpoints/")) and unit not in cut.required:
                     continue  # retention deletes the oldest; the run resumes without it
                 raise
-            found |= {part.key: part for part in copied}
+            objects |= {part.key: part for part in copied}
         # Terms last: a term that was read before the cut may be below an `Opened` of the log, and a
         # role would draw that term a second time.
         roles = [entry for entry in self.store.list("roles/") if declared_keys(entry.key)]
         for role in sorted(roles, key=lambda entry: is_generation(entry.key)):
             with suppress(errors.ObjectMissing):  # a name that was retired meanwhile
-                found[STORE + role.key] = self._write(STORE + role.key, self.store.get(role.key))
-        return found
+                objects[STORE + role.key] = self._write(STORE + role.key, self.store.get(role.key))
+        return objects
 
     def files(self, folder: ContainedFolder) -> dict[str, BackupObject]:
         """Copy the files of the run's folder that a resumed run reads; returns them by key. Raises
-        `OutsideRun` if one of them, or a folder of theirs, is behind a link that leaves the folder.
+        `OutsideRun` if one is behind a link that leaves the folder.
         """
         listed = [*self.store.list("model/"), *self.store.list("weights/v")]
         names = manifest_names(self.store, listed)
-        found: dict[str, BackupObject] = {}
+        objects: dict[str, BackupObject] = {}
         paths = [name for name in COPIED if folder.has_file(name)]
         for part in COPIED_FOLDERS:
             paths += [path for path, _ in folder.walk(part, skip=lambda name: False)]
@@ -172,19 +168,19 @@ class BackupCopy:
             declared = declared_files(path, names)
             if declared is not None and declared.copied:
                 key = check_key(f"{FOLDER}{path}")
-                found[key] = self._write(key, _content(folder, path))
-        return found
+                objects[key] = self._write(key, _content(folder, path))
+        return objects
 
     def check_history(self, cut: Cut) -> None:
-        """Raise `ConfigurationError` if the last record held of a partition is not the run's. Then
-        the run was restored after this backup had begun, and wrote other records at its offsets.
-        """
+        """Raise `ConfigurationError` if the last copied record of a partition is not the run's."""
         for topic in cut.topics:
             for partition, begin in enumerate(topic.begins):
-                held = self._segments(topic, partition)
-                last = max(held, key=lambda segment: segment.end, default=None)
+                segments = self._segments(topic, partition)
+                last = max(segments, key=lambda segment: segment.end, default=None)
                 if last is None or last.end <= begin:
                     continue
+                # A run that was restored after this backup had begun wrote other records at its
+                # offsets.
                 message = decode_segment(last, self.target.get(last.key))[-1]
                 where = {partition: message.offset}
                 ahead = message.offset >= topic.ends[partition]
@@ -197,35 +193,34 @@ class BackupCopy:
                     )
 
     def _segments(self, cut: TopicCut, partition: int) -> list[LogSegment]:
-        """Returns the partition's segments in the destination that can be used again. A compacted
-        topic has none, because compaction also removes records that a segment holds.
-        """
+        # Compaction also removes records that a segment holds.
         if cut.topic.cleanup == "compact":
             return []
-        found = (parse_segment(key) for key in self.present)
-        return [s for s in found if s and (s.topic, s.partition) == (cut.topic.name, partition)]
+        segments = (parse_segment(key) for key in self.present)
+        return [s for s in segments if s and (s.topic, s.partition) == (cut.topic.name, partition)]
 
     def _topic(self, cut: TopicCut) -> dict[str, BackupObject]:
-        name, found = cut.topic.name, dict[str, BackupObject]()
+        name, objects = cut.topic.name, dict[str, BackupObject]()
         for partition, (begin, end) in enumerate(zip(cut.begins, cut.ends, strict=True)):
-            held = [s for s in self._segments(cut, partition) if s.end > begin and s.first < end]
-            for start, stop in missing_ranges(begin, end, held):
-                held += self._range(name, partition, start, stop)
-            for segment in held:
-                found[segment.key] = self._segment(segment)
-                self._blobs(segment, begin, end, found)
-        return found
+            segments = [
+                s for s in self._segments(cut, partition) if s.end > begin and s.first < end
+            ]
+            for start, stop in missing_ranges(begin, end, segments):
+                segments += self._range(name, partition, start, stop)
+            for segment in segments:
+                objects[segment.key] = self._segment(segment)
+                self._blobs(segment, begin, end, objects)
+        return objects
 
     def _range(self, topic: str, partition: int, start: int, end: int) -> Iterator[LogSegment]:
-        """Copy offsets `[start, end)` into segments of bounded size, and yield each."""
-        first, size, held = start, 0, list[Message]()
+        first, size, batch = start, 0, list[Message]()
         for messages in partition_batches(self.bus, topic, partition, start, end):
-            held += messages
+            batch += messages
             size += sum(len(m.key) + len(m.value or b"") for m in messages)
-            if size >= SEGMENT_BYTES and held[-1].offset + 1 < end:
-                yield self._add(LogSegment(topic, partition, first, held[-1].offset + 1), held)
-                first, size, held = held[-1].offset + 1, 0, []
-        yield self._add(LogSegment(topic, partition, first, end), held)
+            if size >= SEGMENT_BYTES and batch[-1].offset + 1 < end:
+                yield self._add(LogSegment(topic, partition, first, batch[-1].offset + 1), batch)
+                first, size, batch = batch[-1].offset + 1, 0, []
+        yield self._add(LogSegment(topic, partition, first, end), batch)
 
     def _add(self, segment: LogSegment, messages: Sequence[Message]) -> LogSegment:
         self._made[segment.key] = self._write(segment.key, encode_segment(messages))
@@ -233,37 +228,33 @@ class BackupCopy:
         return segment
 
     def _segment(self, segment: LogSegment) -> BackupObject:
-        """Describe the segment; it is read again if an earlier process copied it."""
         if segment.key not in self._made:
+            # An earlier process copied it.
             data = self.target.get(segment.key)
             self._made[segment.key] = described(segment.key, data)
             self._claims[segment.key] = list(_claims(decode_segment(segment, data)))
         return self._made[segment.key]
 
     def _blobs(
-        self, segment: LogSegment, begin: int, end: int, found: dict[str, BackupObject]
+        self, segment: LogSegment, begin: int, end: int, objects: dict[str, BackupObject]
     ) -> None:
-        """Copy the large records that this segment's records in `[begin, end)` name. A large record
-        that is missing although the log keeps its claim is left out: readers dead-letter the claim.
-        """
         for at, key in self._claims[segment.key]:
             if not begin <= at.offset < end:
                 continue
             try:
                 copied = self._object(ListedObject(key, -1))
             except errors.ObjectMissing:
+                # While the log keeps the claim of a missing record, readers dead-letter it.
                 if self.bus.begin(segment.topic)[at.partition] > at.offset:
                     raise
                 continue
-            found[copied.key] = copied
+            objects[copied.key] = copied
 
     def _object(self, entry: ListedObject) -> BackupObject:
-        """Copy an object that never changes, unless the destination has it with the same size.
-        `entry.bytes` is -1 if the size is unknown.
-        """
         key = STORE + entry.key
         if key not in self._made:
             size = self.present.get(key)
+            # Objects never change; -1 is an unknown size.
             if size is not None and entry.bytes in (size, -1):
                 self._made[key] = described(key, self.target.get(key))
             else:
@@ -282,12 +273,11 @@ def _content(folder: ContainedFolder, path: str) -> bytes:
 
 
 def described(key: str, data: bytes) -> BackupObject:
-    """Describe an object of this content by its size and hash."""
     return BackupObject(key, len(data), sha256(data).hexdigest())
 
 
 def _claims(messages: Iterable[Message]) -> Iterator[tuple[Address, str]]:
-    """Yields the key of each large record with the address of the log record that names it."""
+    """Yields the key of each large record with the address of its claim."""
     for message in messages:
         if not is_claim(message):
             continue
@@ -298,15 +288,13 @@ def _claims(messages: Iterable[Message]) -> Iterator[tuple[Address, str]]:
 
 
 def _units(cut: Cut) -> list[tuple[str, list[ListedObject]]]:
-    """Returns the listed objects by unit, required units first. A version or checkpoint is one
-    unit, because it is copied completely or left out; any other object is a unit by itself.
-    """
-    found: dict[str, list[ListedObject]] = {folder: [] for folder in cut.required}
+    units: dict[str, list[ListedObject]] = {folder: [] for folder in cut.required}
     for entry in cut.listed:
         root, name, *rest = entry.key.split("/")
+        # A version or checkpoint is copied completely or left out.
         is_folder = root in ("weights", "checkpoints") and bool(rest)
-        found.setdefault(f"{root}/{name}/" if is_folder else entry.key, []).append(entry)
-    return list(found.items())
+        units.setdefault(f"{root}/{name}/" if is_folder else entry.key, []).append(entry)
+    return list(units.items())
 
 
 def back_up(
@@ -318,9 +306,8 @@ def back_up(
     clock: Callable[[], float] = time.time,
     files: ContainedFolder | None = None,
 ) -> Backup:
-    """Back up the run whose `config.json` is in `folder` into `target`, or complete a backup of it
-    that was interrupted there. `files` is that folder with the folders into which its links may
-    lead; without it no link out of the folder is followed.
+    """Back up the run whose `config.json` is in `folder` into `target`, or complete its interrupted
+    backup there. `files` is that folder with the folders into which its links may lead.
 
     1. Copy the files of `folder` that a resumed run reads, and fix a cut (`cut.py`).
     2. Copy the log up to the cut, with offsets and timestamps, and the large records that it names.
@@ -328,9 +315,8 @@ def back_up(
        roles.
     4. Write `backup.json`.
 
-    If the run truncates or deletes a part before the copy reaches it, 1 to 3 are repeated, and only
-    missing parts are copied. Raises `ConfigurationError` if `target` holds anything else than an
-    interrupted backup of this run, `StoreError` if `CUTS_MAX` attempts were too slow for the run.
+    Raises `ConfigurationError` if `target` holds anything else than an interrupted backup of this
+    run, `StoreError` if `CUTS_MAX` attempts were too slow for the run.
     """
     files = files or ContainedFolder(folder)
     run = load_for_viewing(files.file("config.json")).run
@@ -339,17 +325,19 @@ def back_up(
         raise errors.ConfigurationError(
             f"the run {run} was deleted, or is being deleted; nothing to back up"
         )
-    present = {one.key: one.bytes for one in target.list()}
+    present = {entry.key: entry.bytes for entry in target.list()}
     _claim(target, identity, present)
     copying = BackupCopy(bus, store, target, progress, present)
     lost: errors.PositionLost | errors.ObjectMissing | None = None
+    # If the run truncates or deletes a part before the copy reaches it, 1 to 3 are repeated, and
+    # only missing parts are copied.
     for attempt in range(CUTS_MAX):
         try:
-            found = copying.files(files)
+            objects = copying.files(files)
             cut = fix_cut(bus, store, run)  # 1
             if not attempt:
                 copying.check_history(cut)
-            found |= copying.copy(cut)
+            objects |= copying.copy(cut)
             break
         except (errors.PositionLost, errors.ObjectMissing) as error:
             lost = error
@@ -359,44 +347,41 @@ def back_up(
             f"the run truncated or deleted during each of {CUTS_MAX} attempts what was being "
             f"copied ({lost}); repeat the command, which copies the rest, or use a faster target"
         ) from lost
-    for key in set(copying.present) - set(found) - {BEGUN_KEY}:
+    for key in set(copying.present) - set(objects) - {BEGUN_KEY}:
         if is_backup_key(key):
             target.delete(key)  # copied by an earlier attempt, and not part of this cut
     backup = Backup(
         run, identity.id, RELEASE, identity.needs, clock(), cut.step, cut.checkpoint,
-        cut.topics, tuple(found[key] for key in sorted(found)),
+        cut.topics, tuple(objects[key] for key in sorted(objects)),
     )  # fmt: skip
     target.put(BACKUP_KEY, seal(backup))  # 4
     return backup
 
 
 def _claim(target: ObjectStore, identity: RunIdentity, present: dict[str, int]) -> None:
-    """Mark an empty target as this run's. Does nothing if it holds this run's interrupted backup;
-    raises `ConfigurationError` if it holds anything else.
-    """
-    wanted = encode_json({"run": identity.run, "id": identity.id})
+    mark = encode_json({"run": identity.run, "id": identity.id})
     if BACKUP_KEY in present:
         raise errors.ConfigurationError("the destination holds a complete backup; give a new one")
     if present and BEGUN_KEY not in present:
         raise errors.ConfigurationError("the destination is not empty; give a new one")
     with suppress(errors.ObjectExists):
-        target.create(BEGUN_KEY, wanted)
-    if target.get(BEGUN_KEY) != wanted:
+        target.create(BEGUN_KEY, mark)
+    if target.get(BEGUN_KEY) != mark:
         raise errors.ConfigurationError("the destination holds a part of another run's backup")
-    present[BEGUN_KEY] = len(wanted)
+    present[BEGUN_KEY] = len(mark)
 
 
-def open_backup(named: str, must_exist: bool = False) -> ObjectStore:
-    """Open the store of a backup; `named` is the URL of an object store, or a folder. One that
-    `must_exist` is opened for reading only; raises `ConfigurationError` if it is a missing folder.
+def open_backup(url_or_folder: str, must_exist: bool = False) -> ObjectStore:
+    """Open the store of a backup, by URL or folder. One that `must_exist` is opened for reading;
+    raises `ConfigurationError` if it is a missing folder.
     """
-    is_url = ":" in named and not os.path.exists(named)
-    url = named if is_url else f"file:{Path(named).absolute()}"
+    is_url = ":" in url_or_folder and not os.path.exists(url_or_folder)
+    url = url_or_folder if is_url else f"file:{Path(url_or_folder).absolute()}"
     path = Path(url.removeprefix("file:").removeprefix("//"))
     if not must_exist:
         return open_store(url)
     if not url.startswith("file:"):
         return open_store_for_reading(url, None)
     if not path.is_dir():
-        raise errors.ConfigurationError(f"{named}: no such backup; is the path right?")
+        raise errors.ConfigurationError(f"{url_or_folder}: no such backup; is the path right?")
     return open_store_for_reading(url, ContainedFolder(path))

@@ -1,6 +1,5 @@
 """Names the objects of a backup: segments of the log, objects of the run's store, files of its
-folder, and the two objects that begin and complete it. `is_backup_key` decides whether a backup may
-have an object: a backup may come from another user, and its destination may hold other files.
+folder, and the objects that begin and complete it.
 """
 
 import re
@@ -18,7 +17,7 @@ _SEGMENT = re.compile(r"log/([A-Za-z0-9._-]+)/(\d{5})-(\d{20})-(\d{20})\.msgpack
 
 @dataclass(frozen=True, slots=True)
 class LogSegment:
-    """Names an object that holds the records of one partition at offsets `[first, end)`."""
+    """An object with the records of one partition at offsets `[first, end)`."""
 
     topic: str
     partition: int
@@ -31,7 +30,7 @@ class LogSegment:
 
 
 def parse_segment(key: str) -> LogSegment | None:
-    """Returns the segment that a key names; None for other keys."""
+    """Returns the segment of a key; None for other keys."""
     match = _SEGMENT.fullmatch(key)
     if match is None:
         return None
@@ -40,9 +39,10 @@ def parse_segment(key: str) -> LogSegment | None:
 
 
 def is_backup_key(key: str) -> bool:
-    """Returns whether a backup may have an object of this key: a segment of the log, or an object
-    or file of a form that a run writes. Names of a model's files are not compared with manifests.
+    """Returns whether a backup may have an object of this key: a segment, or an object or file of a
+    form that a run writes.
     """
+    # A backup may come from another user, and its destination may hold other files.
     if key.startswith(STORE):
         name = key.removeprefix(STORE)
         return is_key(key) and any(

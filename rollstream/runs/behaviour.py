@@ -1,9 +1,6 @@
-"""Computes the log-probabilities that trajectories of other programs lack (`Behaviours`): under the
-stored version of a run that emitted them, where they name it, else under the model that training
-starts from.
-
-The first are those of the policy that emitted the tokens, up to the rounding of another engine. The
-second only make the importance ratio 1 in the first step.
+"""Computes the log-probabilities that trajectories of other programs lack: under the stored version
+that emitted them, up to the rounding of another engine; else under the starting model, which only
+makes the importance ratio 1 in the first step.
 """
 
 from collections.abc import Callable, Mapping
@@ -55,8 +52,8 @@ class RunBehaviour:
         self._policy: FrozenPolicy | None = None
 
     def fill(self, record: Trajectory, number: int) -> Trajectory:
-        """Returns the record with the log-probabilities of its tokens under this version, at the
-        record's temperature. Each record is scored alone.
+        """Returns the record, scored alone, with log-probabilities under this version, at its
+        temperature.
         """
         c = self._configuration
         if self._read[0] != number:
@@ -74,30 +71,29 @@ class RunBehaviour:
 
 @dataclass(slots=True)
 class Behaviours:
-    """Fills in log-probabilities; `start` loads the model that training starts from."""
+    """Fills in log-probabilities; `start` loads the starting model."""
 
     start: Callable[[], PreTrainedModel]
     _runs: dict[str, RunBehaviour] = field(default_factory=dict[str, RunBehaviour])
     _started: BehaviourModel | None = None
 
     def check(self, label: str, trajectory: SourceTrajectory) -> None:
-        """Raise `ConfigurationError` if the trajectory names a version that is not stored; `label`
-        is its source's name in the error.
+        """Raise `ConfigurationError`, which names the source `label`, if the trajectory's version
+        is not stored.
         """
         if trajectory.behaviour is None:
             return
         folder, number = trajectory.behaviour
         stored = self._run(folder).numbers
         if number not in stored:
-            kept = f"{min(stored)} to {max(stored)}" if stored else "none"
+            extent = f"{min(stored)} to {max(stored)}" if stored else "none"
             raise ConfigurationError(
                 f"{label}: trajectory {trajectory.record.trajectory} is of version {number} of "
-                f"{folder}, which is not stored (stored: {kept}); give its `logprobs`, or leave "
+                f"{folder}, which is not stored (stored: {extent}); give its `logprobs`, or leave "
                 "out `run` and `version` to use those of the initial model"
             )
 
     def fill(self, trajectory: SourceTrajectory) -> Trajectory:
-        """Returns the record with the log-probabilities that it lacks."""
         if trajectory.behaviour is not None:
             folder, number = trajectory.behaviour
             return self._run(folder).fill(trajectory.record, number)

@@ -1,6 +1,5 @@
-"""Sorts the files of a run's folder, beside its log and store, into the run's and the user's
-(`folder_files`), and deletes the run's (`delete_files`). No link is followed: a link in the place
-of a folder of the run's files is removed, and everything behind it stays.
+"""Sorts the files of a run's folder into the run's and the user's (`folder_files`), and deletes the
+run's (`delete_files`). A link is removed, and everything behind it stays.
 """
 
 import os
@@ -18,13 +17,13 @@ from rollstream.config.run_files import (
 from rollstream.runs.links import FolderLink, folder_links, remove_empty_folders, remove_link
 
 LAST = (CONFIGURATION_FILE, REMOVAL_FILE, *LOCKS)
-"""Files at the top of the folder that a removal deletes after all others."""
+"""Files that a removal deletes after all others."""
 
 
 @dataclass(frozen=True, slots=True)
 class FolderFiles:
-    """Holds the files to `delete`, the `links` to remove, and the `foreign` files, which are not
-    the run's and stay. It is false if there is nothing to delete.
+    """The files to `delete`, the `links` to remove, and the `foreign` files, which stay. It is
+    false if there is nothing to delete.
     """
 
     delete: tuple[Path, ...] = ()
@@ -39,8 +38,8 @@ def folder_files(
     folder: Path | None, is_kept: bool, names: Collection[str], beside: Collection[Path]
 ) -> FolderFiles:
     """Sort the files of a run's folder. With `is_kept` the files stay that readers of a kept part
-    of the store need. `names` are files that the run's manifests name, and `beside` are the folders
-    of log and store, whose content the caller sorts.
+    of the store need. `names` are files in the run's manifests; `beside` are the folders of log and
+    store, whose content the caller sorts.
     """
     if folder is None or not folder.is_dir():
         return FolderFiles()
@@ -60,7 +59,6 @@ def folder_files(
 
 
 def _files(folder: Path, closed: Collection[Path]) -> Iterator[Path]:
-    """Yields the files below the folder, and links to folders, but nothing in `closed`."""
     for path, folders, files in os.walk(folder):
         inner = [Path(path, name) for name in sorted(folders)]
         yield from (entry for entry in inner if entry.is_symlink() and entry not in closed)
@@ -69,9 +67,7 @@ def _files(folder: Path, closed: Collection[Path]) -> Iterator[Path]:
 
 
 def delete_files(folder: Path, files: FolderFiles) -> None:
-    """Delete the run's files, but for those that go last (`LAST`), the links, and the folders that
-    are empty then.
-    """
+    """Delete the run's files except `LAST`, the links, and the folders that are empty then."""
     for path in files.delete:
         if path.parent != folder or path.name not in LAST:
             path.unlink(missing_ok=True)

@@ -1,9 +1,6 @@
-"""Plans and makes a fork: a new run that begins at a checkpoint of another run, its parent. The
-fork's trainer, dispatch and prompt source find the state in log and store that the parent would
-have left if it had stopped after the checkpoint's step (docs/reference/fork.md).
-
-`plan_fork`, `check_folders`, `find_checkpoint` and `prompts_left_at` check and compute, and write
-nothing; `make_fork` writes the fork in six numbered steps. The parent is never written.
+"""Plans and makes a fork: a new run that begins at a checkpoint of its parent, which is never
+written. Its roles find the state that the parent would have left if it had stopped after the
+checkpoint's step (docs/reference/fork.md).
 """
 
 import secrets
@@ -68,16 +65,14 @@ from rollstream.streams.writer import FencedWriter
 UNCHANGEABLE_SETTINGS = (
     "model", "trainer.updates_per_step", "trainer.epochs", "trainer.optimiser",
 )  # fmt: skip
-"""Settings that a fork cannot change: with other values the checkpoint would have no meaning."""
+"""With other values the checkpoint would have no meaning."""
 OWN_SETTINGS = ("run", "bus", "store")
-"""Settings that every fork has of its own; they do not count as changes."""
+"""Settings of every fork's own; they do not count as changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForkPlan:
-    """Holds what a fork is made from: the parent with its settings (`before`), and the fork's own
-    folder with its settings (`now`).
-    """
+    """The parent with its settings (`before`), and the fork's folder with its settings (`now`)."""
 
     parent: ForkParent
     before: Configuration
@@ -88,29 +83,29 @@ class ForkPlan:
         """Returns the essential settings (those that a run records and compares) in which fork and
         parent differ, without `OWN_SETTINGS`.
         """
-        found = config.setting_changes(
+        differences = config.setting_changes(
             config.essential_settings(self.before), config.essential_settings(self.now)
         )
-        return [change for change in found if change.key not in OWN_SETTINGS]
+        return [change for change in differences if change.key not in OWN_SETTINGS]
 
 
 def plan_fork(parent: ForkParent, out: Path, overrides: list[str], step: int) -> ForkPlan:
-    """Returns the plan of a fork at `step` in the folder `out`. Its settings are the parent's, but
-    for the `overrides` (`key=value`). Raises `ConfigurationError` if the fork could not run with
-    them.
+    """Returns the plan of a fork at `step` in the folder `out`, with the parent's settings but for
+    the `overrides` (`key=value`). Raises `ConfigurationError` if the fork could not run with them.
     """
     folder = run_folder.RunFolder(out.absolute())
     before = config.load(parent.settings)
-    own = [f"run={before.run[:48]}-at-{step}", f"folder={folder.path}"]
-    wanted = ForkPlan(parent, before, folder, config.load(parent.settings, [*own, *overrides]))
-    _check_settings(wanted, step)
-    return wanted
+    own_settings = [f"run={before.run[:48]}-at-{step}", f"folder={folder.path}"]
+    plan = ForkPlan(
+        parent, before, folder, config.load(parent.settings, [*own_settings, *overrides])
+    )
+    _check_settings(plan, step)
+    return plan
 
 
 def check_folders(parent: run_folder.RunFolder | None, out: Path) -> None:
-    """Raise `ConfigurationError` if the folder `parent` cannot be forked because it holds a replay,
-    or if the fork's folder `out` is inside it or is not empty. `parent` is None if only the
-    parent's store is left.
+    """Raise `ConfigurationError` if the folder `parent` holds a replay, or if the fork's folder
+    `out` is inside it or not empty. `parent` is None if only the parent's store is left.
     """
     folder = run_folder.RunFolder(out.absolute())
     if parent is not None and (parent.path / REPLAY_FILE).exists():
@@ -122,14 +117,11 @@ def check_folders(parent: run_folder.RunFolder | None, out: Path) -> None:
     run_folder.require_new(folder.path, "give a new folder with --out", "fork")
 
 
-def _check_settings(wanted: ForkPlan, step: int) -> None:
-    """Raise `ConfigurationError` if the fork has the parent's name, bus or store, changes a setting
-    that cannot change, has no step left to train, or needs a version of the parent.
-    """
-    before, now = wanted.before, wanted.now
+def _check_settings(plan: ForkPlan, step: int) -> None:
+    before, now = plan.before, plan.now
     if now.run == before.run:
         raise ConfigurationError(f"run: a fork has a name of its own, got {now.run} (the parent's)")
-    for change in wanted.changes():
+    for change in plan.changes():
         if any(
             change.key == name or change.key.startswith(f"{name}.")
             for name in UNCHANGEABLE_SETTINGS
@@ -147,9 +139,9 @@ def _check_settings(wanted: ForkPlan, step: int) -> None:
                 f"{number} at step {step}, and a fork has none of these; fork at a step where it "
                 "is that step's own version, or choose v0 or a model"
             )
-    parents = {"bus": wanted.parent.bus, "store": wanted.parent.store}
+    parents = {"bus": plan.parent.bus, "store": plan.parent.store}
     for name, url_of in (("bus", run_folder.bus_url), ("store", run_folder.store_url)):
-        url, other = url_of(now, wanted.folder.path), parents[name]
+        url, other = url_of(now, plan.folder.path), parents[name]
         if other is not None and config.url_identity(url) == config.url_identity(other):
             raise ConfigurationError(
                 f"{name}: {url} is the parent's; give the fork one of its own with --set {name}=URL"
@@ -157,9 +149,8 @@ def _check_settings(wanted: ForkPlan, step: int) -> None:
 
 
 def find_checkpoint(store: ObjectStore, text: str) -> Checkpoint:
-    """Returns the newest readable checkpoint up to the step in `text`; for `latest`, the newest of
-    all. If there is none, raises `ObjectMissing`, which names the checkpoints that are kept and
-    why some could not be read.
+    """Returns the newest readable checkpoint up to the step in `text`, or of all for `latest`.
+    Raises `ObjectMissing`, which names the present checkpoints and why some could not be read.
     """
     step = whole_number(text)
     if text != "latest" and step is None:
@@ -167,28 +158,31 @@ def find_checkpoint(store: ObjectStore, text: str) -> Checkpoint:
     restored = newest_checkpoint(store, step)
     if restored.checkpoint is not None:
         return restored.checkpoint
-    kept = ", ".join(str(one.id) for one in stored_checkpoints(store) if one.whole) or "none"
-    why = "".join(f"; {one} cannot be read: {reason}" for one, reason in restored.skipped)
+    kept_ids = (
+        ", ".join(str(stored.id) for stored in stored_checkpoints(store) if stored.whole) or "none"
+    )
+    why = "".join(
+        f"; {skipped_id} cannot be read: {reason}" for skipped_id, reason in restored.skipped
+    )
     raise ObjectMissing(
-        f"no checkpoint up to step {text} is kept; kept are: {kept}{why}; fork at "
+        f"no checkpoint up to step {text} is kept; kept are: {kept_ids}{why}; fork at "
         "one of their steps or at latest, and keep more of a later run with checkpoints.keep"
     )
 
 
 def prompts_left_at(log: Bus, state: TrainerState, had: PromptsLeft) -> PromptsLeft:
     """Returns the prompts whose groups were neither trained nor closed up to the checkpoint's step:
-    the fork generates these. `state` is from the checkpoint; `had` are the prompts that the parent
-    itself began with (all, unless it is a fork too).
-
-    The checkpoint names the groups that were open then. `log` is the parent's log or, where that is
-    lost, its archive, which may end before the checkpoint's positions. The ledger in it names the
-    groups that ended in later steps of the parent: for the fork they have not ended. A checkpoint
-    of an earlier release lacks the number of the next group, so `log` must hold the admissions that
-    its trainer had read; raises `ConfigurationError` if it does not.
+    the fork generates these. `had` are the prompts that the parent itself began with, `log` is the
+    parent's log or, where that is lost, its archive. Raises `ConfigurationError` if a checkpoint of
+    an earlier release needs admissions that `log` lacks.
     """
     if state.next_group:
+        # The checkpoint names the groups that were open then. Groups that ended in later steps of
+        # the parent have not ended for the fork.
         later = _ended_later(log, state)
         return prompts_left(had, state.next_group, state.open_groups, state.ended, later)
+    # A checkpoint of an earlier release lacks the number of the next group: the admissions that its
+    # trainer had read name it.
     admitted = _admitted_groups(log)
     upto = state.intake_positions()["admissions"]
     if any(log.end("admissions")[p] < at.offset for p, at in upto.items()):
@@ -205,7 +199,6 @@ def prompts_left_at(log: Bus, state: TrainerState, had: PromptsLeft) -> PromptsL
 
 
 def _admitted_groups(log: Bus) -> dict[Address, int]:
-    """Returns the number of each admitted group in the log, by the address of its admission."""
     reader = TopicReader(log, "admissions", from_begin(log, "admissions"))
     return {
         received.address: received.record.group
@@ -215,60 +208,56 @@ def _admitted_groups(log: Bus) -> dict[Address, int]:
 
 
 def _ended_later(log: Bus, state: TrainerState) -> set[int]:
-    """Returns the groups that the ledger ends in a step after the checkpoint's, read from the
-    ledger position in the checkpoint on. Takes of later steps may be older than the checkpoint, if
-    a trainer that repeated steps wrote it; then that position is before these takes
-    (`TrainerState.ahead`).
-    """
-    found: set[int] = set()
+    """Returns the groups that the ledger ends in a step after the checkpoint's."""
+    groups: set[int] = set()
     if log.end("ledger")[0] <= state.ledger.offset:
-        return found
+        return groups
+    # Takes of later steps may be older than the checkpoint, if a trainer that repeated steps wrote
+    # it; then its ledger position is before them (`TrainerState.ahead`).
     for received in TopicReader(log, "ledger", {0: state.ledger}).read_to(log.end("ledger")):
         match received.record:
             case Take() as take if take.step > state.step:
-                found |= {group.group for group in take.groups}
+                groups |= {group.group for group in take.groups}
             case GroupClosed() as closed if closed.step > state.step:
-                found.add(closed.group)
+                groups.add(closed.group)
             case _:
                 pass
-    return found
+    return groups
 
 
 def make_fork(
-    wanted: ForkPlan, checkpoint: Checkpoint, left: PromptsLeft, parent: ReplaySource
+    plan: ForkPlan, checkpoint: Checkpoint, left_prompts: PromptsLeft, parent: ReplaySource
 ) -> Parentage:
     """Make the fork as planned, from this checkpoint of the opened `parent` and with the prompts
-    `left`; it is complete when this function returns. Raises `ConfigurationError` if the fork's log
-    or store already holds a run.
+    `left_prompts`; it is complete when this function returns. Raises `ConfigurationError` if the
+    fork's log or store already holds a run.
 
     1. Make the fork's folder and copy the starting model's files.
     2. Write the state that a trainer leaves after the checkpoint's step: the version of that step
-       as an anchor, the checkpoint, and `Configured` (settings and code revision) in the ledger.
-    3. Write the state of dispatch: the groups of all steps so far count as trained and none is
-       open, so dispatch does not admit a burst of groups.
+       as an anchor, the checkpoint, and `Configured` in the ledger.
+    3. Write the state of dispatch.
     4. Append the prompts whose groups are generated again, and the first prompt after them; the
        prompt source continues after it.
-    5. Store the parentage: parent, checkpoint and changed settings.
-    6. Write `config.json` last: a folder without it is no run, so a process that is killed before
-       leaves no fork.
+    5. Store the parentage.
+    6. Write `config.json` last: a folder without it is no run, so a killed process leaves no fork.
     """
-    c, folder, step = wanted.now, wanted.folder, checkpoint.id.step
+    c, folder, step = plan.now, plan.folder, checkpoint.id.step
     folder.path.mkdir(parents=True, exist_ok=True)
     store = run_folder.store_for_writing(c, folder.path)
     with closing(run_folder.open_run_log_for_writing(c, folder.path)) as bus:
         bus.create(catalogue())
         _check_empty(bus, store, c)
-        _copy_model(wanted, store, parent)  # 1
+        _copy_model(plan, store, parent)  # 1
         with ExitStack() as roles:
             trainer = roles.enter_context(_held_lease_term(store, "trainer"))
             prompts = roles.enter_context(_held_lease_term(store, "prompts"))
-            state_hash = _write_trainer_state(bus, store, wanted, checkpoint, trainer)  # 2
-            _write_dispatch_state(store, c, step, left)  # 3
-            _append_prompts(bus, prompt_order(c, folder.path), left, prompts)  # 4
-        changes = {change.key: (change.before, change.now) for change in wanted.changes()}
+            state_hash = _write_trainer_state(bus, store, plan, checkpoint, trainer)  # 2
+            _write_dispatch_state(store, c, step, left_prompts)  # 3
+            _append_prompts(bus, prompt_order(c, folder.path), left_prompts, prompts)  # 4
+        changes = {change.key: (change.before, change.now) for change in plan.changes()}
         parentage = Parentage(
-            wanted.before.run, wanted.parent.where, str(checkpoint.id), step, state_hash,
-            left, changes,
+            plan.before.run, plan.parent.where, str(checkpoint.id), step, state_hash,
+            left_prompts, changes,
         )  # fmt: skip
         write_parentage(store, parentage)  # 5
     run_folder.write_configuration(folder, c)  # 6
@@ -276,7 +265,6 @@ def make_fork(
 
 
 def _check_empty(bus: Bus, store: ObjectStore, c: Configuration) -> None:
-    """Raise `ConfigurationError` if the fork's store or log already holds a run."""
     if read_pointer(store) is not None:
         raise ConfigurationError(f"store: {c.store} holds a run already; give the fork a new one")
     for topic in ("ledger", "prompts", "admissions"):
@@ -284,25 +272,21 @@ def _check_empty(bus: Bus, store: ObjectStore, c: Configuration) -> None:
             raise ConfigurationError(f"bus: {c.bus} holds a run already; give the fork a new one")
 
 
-def _copy_model(wanted: ForkPlan, store: ObjectStore, parent: ReplaySource) -> None:
-    """Put the starting model, which roles read when they start, into the fork's store: that in the
-    parent's store. An earlier release stored none: then that of `model.path` or of the parent's
-    folder, or, if only its store is left, its believed version (with LoRA, the base of its
-    adapters).
-    """
+def _copy_model(plan: ForkPlan, store: ObjectStore, parent: ReplaySource) -> None:
     assert parent.store is not None
-    if copy_model(parent.store, store, wanted.now.run) is None:
-        _copy_model_files(wanted, parent)
-        store_starting_model(store, wanted.now, wanted.folder.path)
+    # An earlier release stored no model: then that of `model.path` or of the parent's folder, or,
+    # if only its store is left, its believed version (with LoRA, the base of its adapters).
+    if copy_model(parent.store, store, plan.now.run) is None:
+        _copy_model_files(plan, parent)
+        store_starting_model(store, plan.now, plan.folder.path)
 
 
-def _copy_model_files(wanted: ForkPlan, parent: ReplaySource) -> None:
-    """Copy the model's files into the fork's folder, unless `model.path` names them."""
-    if wanted.now.model.path is not None:
+def _copy_model_files(plan: ForkPlan, parent: ReplaySource) -> None:
+    if plan.now.model.path is not None:
         return
-    if wanted.parent.folder is not None:
+    if plan.parent.folder is not None:
         for name, _ in parent.location.files.walk(MODEL, skip=lambda name: False):
-            target = wanted.folder.path / name
+            target = plan.folder.path / name
             target.parent.mkdir(parents=True, exist_ok=True)
             with parent.location.files.open(name) as source, target.open("wb") as copy:
                 shutil.copyfileobj(source, copy)
@@ -311,32 +295,29 @@ def _copy_model_files(wanted: ForkPlan, parent: ReplaySource) -> None:
     assert store is not None
     pointer = believed_pointer(store)
     if pointer is None or pointer.version is None:
-        raise ConfigurationError(f"{wanted.parent.where} holds no version, so no model to start")
-    start = BASE if wanted.now.model.lora.rank else pointer.version
-    export_version(store, start, wanted.folder.model, wanted.now.weights.shard_bytes)
+        raise ConfigurationError(f"{plan.parent.where} holds no version, so no model to start")
+    start = BASE if plan.now.model.lora.rank else pointer.version
+    export_version(store, start, plan.folder.model, plan.now.weights.shard_bytes)
 
 
 @contextmanager
 def _held_lease_term(store: ObjectStore, role: str) -> Generator[int]:
-    """Hold the lease of this role in the fork's store, and yield its term for writing."""
     lease = acquire_lease(store, LeaseCandidate(role, "fork", secrets.token_hex(16)), wait_s=0.0)
     yield lease.term
     lease.release()
 
 
 def _write_trainer_state(
-    bus: Bus, store: ObjectStore, wanted: ForkPlan, checkpoint: Checkpoint, term: int
+    bus: Bus, store: ObjectStore, plan: ForkPlan, checkpoint: Checkpoint, term: int
 ) -> str:
-    """Write the state of a trainer that has just finished the checkpoint's step: version,
-    checkpoint, and the first records of the ledger. Returns the hash of fp32 weights and optimiser.
-    """
-    c, step = wanted.now, checkpoint.id.step
+    """Returns the hash of fp32 weights and optimiser."""
+    c, step = plan.now, checkpoint.id.step
     disable_progress_bar()  # of transformers: it would mix with the command's output
     set_torch_threads(c.trainer.threads)
-    learner = open_learner(starting_model(c, wanted.folder.path), c.trainer)
+    learner = open_learner(starting_model(c, plan.folder.path), c.trainer)
     learner.load_state(checkpoint.tensors)
     writer = FencedWriter(bus, "weights", "trainer", term)
-    files = version_files(c, wanted.folder.path)
+    files = version_files(c, plan.folder.path)
     versions = VersionWriter(store, writer, c.run, term, c.weights, files, lambda: ())
     versions.open()
     versions.publish(step, learner.snapshot(c.weights.dtype))
@@ -356,9 +337,9 @@ def _write_trainer_state(
     write_checkpoint(store, step, term, tensors, state.encode())
     ledger = Ledger(bus, term)
     ledger.open(Position())
-    origin = f"{wanted.before.run} {checkpoint.id}"
+    origin = f"{plan.before.run} {checkpoint.id}"
     run_id = read_or_create_identity(store, c.run).id
-    remember_begun(run_id, c.model_dump(mode="json"), wanted.folder.path)
+    remember_begun(run_id, c.model_dump(mode="json"), plan.folder.path)
     record_configuration(store, c)
     ledger.append(
         [
@@ -374,18 +355,20 @@ def _write_trainer_state(
 
 
 def _write_dispatch_state(
-    store: ObjectStore, c: Configuration, step: int, left: PromptsLeft
+    store: ObjectStore, c: Configuration, step: int, left_prompts: PromptsLeft
 ) -> None:
-    """Persist dispatch's state under term 0, so that the fork's first dispatch takes it over."""
+    # All groups so far count as trained and none is open, so dispatch admits no burst of groups.
+    # Term 0: the fork's first dispatch takes it over.
     trained = step * c.trainer.groups_per_step
     begin = {"ledger": {"0": Position()}}
-    kept = PersistedState(0, begin, admitted=trained, trained=trained, next_group=left.first())
-    store.create(STATE_KEY, encode_json(kept))
+    state = PersistedState(
+        0, begin, admitted=trained, trained=trained, next_group=left_prompts.first()
+    )
+    store.create(STATE_KEY, encode_json(state))
 
 
-def _append_prompts(bus: Bus, order: PromptOrder, left: PromptsLeft, term: int) -> None:
-    """Append the prompts of the groups to generate again and the first one after them."""
+def _append_prompts(bus: Bus, order: PromptOrder, left_prompts: PromptsLeft, term: int) -> None:
     writer = FencedWriter(bus, "prompts", "prompts", term)
     writer.open()
-    prompts = [order.at(group) for group in (*left.again, left.on)]
+    prompts = [order.at(group) for group in (*left_prompts.again, left_prompts.on)]
     writer.append([(str(prompt.group), prompt) for prompt in prompts])

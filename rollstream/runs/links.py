@@ -1,9 +1,6 @@
-"""Finds links inside a run's store or folder (`store_links`, `folder_links`), so that a removal
-shows where they lead, deletes on the other side only the run's files, and names what stays.
-
-A user may move large objects to another disk and put a link in their place. But a run that another
-user made may have a link to anything. So a removal goes through a link only where keys are so
-specific that no other files have them (`RunKeys.linked`), and never into another run.
+"""Finds links inside a run's store or folder. A user may move large objects to another disk behind
+a link, but a run of another user may link to anything: a removal goes through a link only where
+keys are so specific that no other files have them (`RunKeys.linked`), and never into another run.
 """
 
 import os
@@ -24,9 +21,8 @@ from rollstream.storage.stores.file import FileStore
 
 @dataclass(frozen=True, slots=True)
 class FolderLink:
-    """Describes a link to a folder. `prefix` is the common start of the keys behind it, `target`
-    the folder that it leads to, resolved. If it is `followed`, a removal deletes the run's objects
-    there; otherwise the link alone, and everything behind it stays.
+    """A link to a folder. `prefix` is the common start of the keys behind it, `target` its resolved
+    target. If `followed`, a removal deletes the run's objects there; otherwise the link alone.
     """
 
     path: Path
@@ -36,8 +32,8 @@ class FolderLink:
 
 
 def store_links(store: ObjectStore | None, run_id: str) -> tuple[FolderLink, ...]:
-    """Returns the links in a store's folder that stand in the place of a folder of a run's objects;
-    none for a store that is no folder. `run_id` is the run's.
+    """Returns the links in a store's folder in the place of a folder of the run's objects; none for
+    another store.
     """
     if not isinstance(store, FileStore):
         return ()
@@ -52,11 +48,9 @@ def store_links(store: ObjectStore | None, run_id: str) -> tuple[FolderLink, ...
 
 
 def _links(folder: Path, prefix: str, run_id: str, passed: set[Path]) -> Iterator[FolderLink]:
-    """Yields the links at or below `folder`, whose keys start with `prefix`, and those behind
-    followed links. A link to a folder in `passed` is not followed, so loops end.
-    """
     if folder.is_symlink():
         target = _real(folder)
+        # A target is passed once, so loops end.
         is_open = _is_passable(prefix) and target not in passed
         link = FolderLink(folder, target, prefix, is_open and not _is_of_another(target, run_id))
         yield link
@@ -71,8 +65,8 @@ def _links(folder: Path, prefix: str, run_id: str, passed: set[Path]) -> Iterato
 
 
 def _roots() -> dict[str, bool]:
-    """Returns the folders at the top of a store that have declared keys, each with whether it may
-    be a link.
+    """Returns the top folders of a store that have declared keys, each with whether it may be a
+    link.
     """
     roots: dict[str, bool] = {}
     for keys in declarations():
@@ -83,15 +77,12 @@ def _roots() -> dict[str, bool]:
 
 
 def _is_passable(prefix: str) -> bool:
-    """Returns whether a removal may go through a link in the place of this folder: a folder at the
-    top of the store, or one in the archive, whose keys have the run's name.
-    """
     root, _, rest = prefix.partition("/")
+    # Keys in the archive have the run's name.
     return _roots()[root] and (not rest or root == "archive")
 
 
 def _is_of_another(target: Path, run_id: str) -> bool:
-    """Returns whether the folder is inside the store of another run."""
     for folder in (target, *target.parents):
         with suppress(OSError, ValueError):
             content = ContainedFolder(folder).read(IDENTITY_KEY)
@@ -100,8 +91,8 @@ def _is_of_another(target: Path, run_id: str) -> bool:
 
 
 def listed_objects(store: ObjectStore, links: Iterable[FolderLink]) -> list[ListedObject]:
-    """Returns all objects of the store, also those behind followed links, and none behind others,
-    in the order of their keys.
+    """Returns the objects of the store in the order of their keys, those behind followed links
+    included, those behind others not.
     """
     every = {entry.key: entry for entry in store.list()}
     closed: list[str] = []
@@ -114,11 +105,10 @@ def listed_objects(store: ObjectStore, links: Iterable[FolderLink]) -> list[List
 
 
 def folder_links(folder: Path) -> tuple[FolderLink, ...]:
-    """Returns the links that stand in the place of one of the folders of a run's files. None is
-    followed: names like `logs/trainer.log` are not specific enough.
-    """
+    """Returns the links in the place of a folder of the run's files."""
     paths = {name: folder / name for name in FOLDERS}
     return tuple(
+        # Never followed: names like `logs/trainer.log` are not specific enough.
         FolderLink(path, _real(path), f"{name}/", False)
         for name, path in paths.items()
         if path.is_symlink() and not path.parent.is_symlink()
@@ -126,19 +116,19 @@ def folder_links(folder: Path) -> tuple[FolderLink, ...]:
 
 
 def _real(path: Path) -> Path:
-    """Returns the path without links; one in a loop of links stays as it is."""
+    # A path in a loop of links stays as it is.
     return Path(os.path.realpath(path))
 
 
 def remove_link(link: FolderLink) -> None:
-    """Remove the link, and the empty folders that it leads to if it was followed."""
+    """Remove the link and, if it was followed, the empty folders behind it."""
     if link.followed:
         remove_empty_folders(link.target)
     link.path.unlink(missing_ok=True)
 
 
 def remove_empty_folders(folder: Path) -> None:
-    """Remove the folder and the folders in it, as far as they hold no file; no link is followed."""
+    """Remove the folders here that hold no file; no link is followed."""
     if folder.is_symlink() or not folder.is_dir():
         return
     for path, _, _ in os.walk(folder, topdown=False):

@@ -1,8 +1,6 @@
-"""Decides which objects of a store are a run's own: those whose keys have a form that one of the
-run's writers declares (`storage/stores/run_keys.py`), and that are not in a place of another run.
-
-`rm`, `backup` and `restore` use the same decision, so a backup has what a removal deletes. Modules
-are named as strings and imported at the first decision, so that no command that looks pays for it.
+"""Decides which objects of a store are a run's own: their keys have a form that a writer declares
+(`storage/stores/run_keys.py`). `rm`, `backup` and `restore` decide alike, so a backup has what a
+removal deletes.
 """
 
 from collections.abc import Collection, Iterable
@@ -39,31 +37,29 @@ WRITERS = (
     "rollstream.storage.weights.pointer",
     "rollstream.storage.weights.retention",
 )
-"""The modules that declare keys in `RUN_KEYS`. A test compares them with what runs write."""
+"""Modules that declare `RUN_KEYS`; a test compares them with what runs write."""
 
 
 @cache
 def declarations() -> tuple[RunKeys, ...]:
-    """Returns the declared keys of all writers."""
     return tuple(
         keys
+        # Imported at the first decision, so that commands that only read do not pay for it.
         for module in WRITERS
         for keys in cast("tuple[RunKeys, ...]", import_module(module).RUN_KEYS)
     )
 
 
 def declared_keys(key: str, names: Collection[str] = ()) -> RunKeys | None:
-    """Returns the declaration of a key; None if no run writes such a key. `names` are files that
-    the run's manifests name (`manifest_names`).
+    """Returns the declaration of a key; None if no run writes such a key. `names` are those of
+    `manifest_names`.
     """
     return next((keys for keys in declarations() if keys.owns(key, names)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class OwnObjects:
-    """Holds the objects of a listing that are the run's, each with its declaration, and those that
-    are `foreign`.
-    """
+    """A listing's objects of the run, each with its declaration, and `foreign` ones."""
 
     own: tuple[tuple[ListedObject, RunKeys], ...]
     foreign: tuple[ListedObject, ...]
@@ -72,19 +68,17 @@ class OwnObjects:
 def sort_objects(
     listed: Iterable[ListedObject], run: str, names: Collection[str] = ()
 ) -> OwnObjects:
-    """Sort the listed objects of a run's store, without I/O.
-
-    An object is foreign if its key has no declared form, if it belongs to a run whose store is
-    inside this one (below a `run.json` of its own), if it is an archive file of another run's name,
-    or a large record of a topic that no run has.
+    """Sort the listed objects of a run's store, without I/O. Foreign are keys without a declared
+    form, and objects of another run (inside this store, or in the archive) or of an unknown topic.
     """
     entries, topics = list(listed), {topic.name for topic in catalogue()}
+    # A run inside this store has a `run.json` of its own.
     nested = tuple(
         entry.key.removesuffix(IDENTITY_KEY)
         for entry in entries
         if entry.key.endswith(f"/{IDENTITY_KEY}")
     )
-    own: list[tuple[ListedObject, RunKeys]] = []
+    own_objects: list[tuple[ListedObject, RunKeys]] = []
     foreign: list[ListedObject] = []
     for entry in entries:
         keys = declared_keys(entry.key, names)
@@ -94,14 +88,14 @@ def sort_objects(
         if keys is None or of_another or unknown or entry.key.startswith(nested):
             foreign.append(entry)
         else:
-            own.append((entry, keys))
-    return OwnObjects(tuple(own), tuple(foreign))
+            own_objects.append((entry, keys))
+    return OwnObjects(tuple(own_objects), tuple(foreign))
 
 
 def manifest_names(store: ObjectStore, listed: Iterable[ListedObject]) -> frozenset[str]:
     """Returns the names of files of the starting model and of versions that only the run's
-    manifests can tell from a user's files (a hub model's licence). Manifests are read only if the
-    listing has such a file; a manifest that cannot be read names none.
+    manifests can tell from a user's files (a hub model's licence). An unreadable manifest names
+    none.
     """
     odd = undecided(declarations(), (entry.key for entry in listed))
     names: set[str] = set()

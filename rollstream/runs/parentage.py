@@ -1,9 +1,5 @@
-"""The relation of a fork to its parent, the run at whose checkpoint it begins: where the parent is
-(`ForkParent`), which of its prompts are left for the fork (`prompts_left`), and which part of a run
-is lost with its log (`RecoveryPoint`). `fork.py` makes the fork.
-
-A fork records its `Parentage` in its own store, once. The report, `checkpoints show` and forks of
-the fork read it there (docs/reference/fork.md).
+"""The relation of a fork to its parent: its place (`ForkParent`), its prompts that are left for the
+fork (`prompts_left`), and the loss of a run whose log is lost (`RecoveryPoint`).
 """
 
 import json
@@ -37,8 +33,8 @@ RUN_KEYS = (RunKeys(re.compile(re.escape(PARENTAGE_KEY)), "cut", "any"),)
 
 @dataclass(frozen=True, slots=True)
 class PromptsLeft:
-    """Names the groups that a fork generates, by their numbers in the task's order of prompts:
-    those in `again`, then all groups from number `on` up. The default is all groups.
+    """The groups that a fork generates, by their numbers in the task's order: those in `again`,
+    then all from `on` up. The default is all groups.
     """
 
     again: tuple[int, ...] = ()
@@ -46,7 +42,6 @@ class PromptsLeft:
     on: int = 0
 
     def first(self) -> int:
-        """Returns the lowest number of a group that is left."""
         return min((*self.again, self.on))
 
     def __contains__(self, group: int) -> bool:
@@ -55,28 +50,26 @@ class PromptsLeft:
 
 @dataclass(frozen=True, slots=True)
 class Parentage:
-    """States the run and the checkpoint at which a fork began, and the settings that it changed."""
+    """The run and checkpoint at which a fork began, and its changed settings."""
 
     run: str
     """Name of the parent."""
     folder: str
-    """Folder of the parent, or the URL of its store if only that was left."""
+    """Folder of the parent, or URL of its store if only that was left."""
     checkpoint: str
     step: int
     state_hash: str
-    """The hash of the fp32 weights (masters) and the optimiser, as the parent's ledger has it for
-    that step.
-    """
+    """Hash of fp32 weights and optimiser in the parent's ledger for that step."""
     prompts: PromptsLeft
     changes: dict[str, tuple[Any, Any]] = field(default_factory=dict[str, tuple[Any, Any]])
-    """Dotted name of a changed setting → its value in the parent and in the fork."""
+    """Dotted name of a setting → its value in the parent and in the fork."""
 
     def __str__(self) -> str:
         return f"{self.run} at step {self.step}"
 
 
 def read_parentage(store: ObjectStore) -> Parentage | None:
-    """Returns the run's parentage; None if the run is no fork."""
+    """Returns the run's parentage; None if it is no fork."""
     try:
         return decode_json(store.get(PARENTAGE_KEY), Parentage, PARENTAGE_KEY)
     except ObjectMissing:
@@ -84,9 +77,7 @@ def read_parentage(store: ObjectStore) -> Parentage | None:
 
 
 def write_parentage(store: ObjectStore, parentage: Parentage) -> None:
-    """Store the parentage in the fork's store. Idempotent; raises `StoreError` if a different one
-    is stored there.
-    """
+    """Store the parentage. Idempotent; raises `StoreError` if a different one is stored."""
     create_idempotent(store, PARENTAGE_KEY, encode_json(parentage))
 
 
@@ -99,61 +90,56 @@ def prompts_left(
 ) -> PromptsLeft:
     """Returns the parent's groups that had not ended at the checkpoint's step. A pure function.
 
-    `had` are the groups that the parent itself began with. When the checkpoint was written, its
-    trainer had read the admissions of all groups below `following`; of these the groups `opened`
-    were open and the others had ended. The groups `ended` had ended although their admissions were
-    not read yet. The groups `later` ended in a step after the checkpoint's, so for the fork they
-    have not ended.
+    `had` are the groups that the parent itself began with. Of the groups below `following`, whose
+    admissions the checkpoint's trainer had read, `opened` were open and the others had ended.
+    `ended` had ended before their admissions were read. `later` ended in a step after the
+    checkpoint's, so for the fork they have not.
     """
     done = set(ended) - set(later)
     on = max((following, had.on, *(group + 1 for group in done)))
     unread = {group for group in had.again if group >= following}
     unread |= set(range(max(following, had.on), on))
-    left = ({*opened, *later} | unread) - done
-    return PromptsLeft(tuple(sorted(g for g in left if g < on and g in had)), on)
+    unended = ({*opened, *later} | unread) - done
+    return PromptsLeft(tuple(sorted(g for g in unended if g < on and g in had)), on)
 
 
 @dataclass(frozen=True, slots=True)
 class ForkParent:
-    """Locates the run that is forked: its folder, or only its store if log and folder are lost."""
+    """The forked run: its folder, or only its store if log and folder are lost."""
 
     where: str
-    """Its folder or the URL of its store, as messages name it."""
+    """Folder or URL of the store, for messages."""
     run: str
     settings: Path
     """File with the run's configuration."""
     folder: RunFolder | None
     """None if only the store is left."""
     store: str
-    """URL of the store."""
+    """URL."""
     bus: str | None
-    """URL of the log; None if only the store is left."""
+    """URL; None if only the store is left."""
 
 
 def parent_of_folder(folder: RunFolder) -> ForkParent:
-    """Returns the run in this folder as the parent of a fork."""
     c = load_for_viewing(folder.configuration)
     urls = store_url(c, folder.path), bus_url(c, folder.path)
     return ForkParent(str(folder.path), c.run, folder.configuration, folder, *urls)
 
 
 def parent_of_store(url: str, settings: Path) -> ForkParent:
-    """Returns the run in the store at `url` as the parent of a fork, for a run of which only the
-    store is left. Raises `ConfigurationError` if the store holds no run that was trained.
-
-    The settings that the run's trainer recorded in the store are written to the file `settings`,
-    with URLs for log and store inside the run's folder: a fork with these settings keeps both in
-    its own folder.
+    """Returns the run in the store at `url` as a parent. Raises `ConfigurationError` if the store
+    holds no run that was trained. The settings in the store are written to the file `settings`.
     """
     values = recorded_configuration(url)
-    own = {"bus": "sqlite:bus", "store": "file:store"}
-    settings.write_text(json.dumps(values | own), encoding="utf-8")
+    # A fork with these settings keeps log and store in its own folder.
+    own_urls = {"bus": "sqlite:bus", "store": "file:store"}
+    settings.write_text(json.dumps(values | own_urls), encoding="utf-8")
     return ForkParent(url, values["run"], settings, None, url, None)
 
 
 def recorded_configuration(url: str) -> dict[str, Any]:
-    """Returns the settings that a trainer recorded in the store at `url`, as nested tables. Raises
-    `ConfigurationError` if the store holds no run that was trained.
+    """Returns the settings in the store at `url`, as nested tables. Raises `ConfigurationError` if
+    it holds no run that was trained.
     """
     folder = folder_of_url(url)
     store = open_store_for_reading(url, None if folder is None else ContainedFolder(folder))
@@ -170,31 +156,28 @@ def recorded_configuration(url: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPoint:
-    """States the step at which a fork continues a run whose log is lost, and the loss: the
-    later steps, and the records after the archive's last file (of at most `archive.roll_s`
-    seconds).
+    """The step at which a fork continues a run whose log is lost, and the loss: later steps, and
+    records after the archive's last file (of at most `archive.roll_s` seconds).
     """
 
     step: int
-    """Step of the checkpoint at which the fork begins."""
+    """Of the checkpoint at which the fork begins."""
     reached: int
-    """The newest step that the run is known to have finished, by its believed version or by the
-    archive.
-    """
+    """The newest finished step by believed version or archive."""
     archived_step: int
-    """The last step whose `StepDone` (the ledger's record of a finished step) is in the archive."""
+    """The last step whose `StepDone` is in the archive."""
     archived_records: int
-    """Number of archived trajectories, admissions and records of the ledger."""
+    """Archived trajectories, admissions and records of the ledger."""
     admitted_since: int
-    """Number of groups that dispatch had admitted and that are generated again; dispatch may have
-    admitted more after it last stored its state.
+    """Admitted groups that are generated again; dispatch may have admitted more after it last
+    stored its state.
     """
 
 
-def recovery_point(store: ObjectStore, log: Bus, step: int, left: PromptsLeft) -> RecoveryPoint:
-    """Returns the recovery point of a run of which the store is left, with the archive in it (read
-    as `log`). The fork begins at the checkpoint of `step` with the prompts `left`.
-    """
+def recovery_point(
+    store: ObjectStore, log: Bus, step: int, left_prompts: PromptsLeft
+) -> RecoveryPoint:
+    """Returns the recovery point of a run of which the store is left, with its archive as `log`."""
     pointer, archived = believed_pointer(store), 0
     for received in TopicReader(log, "ledger", from_begin(log, "ledger")).read_to(
         log.end("ledger")
@@ -208,6 +191,6 @@ def recovery_point(store: ObjectStore, log: Bus, step: int, left: PromptsLeft) -
     try:
         dispatch = decode_json(store.get(STATE_KEY), PersistedState, STATE_KEY).next_group
     except ObjectMissing:
-        dispatch = left.on
-    since = max(0, dispatch - left.on) + len(left.again)
+        dispatch = left_prompts.on
+    since = max(0, dispatch - left_prompts.on) + len(left_prompts.again)
     return RecoveryPoint(step, max(reached, archived), archived, records, since)

@@ -8,14 +8,13 @@ from rollstream.storage.stores.file import FileStore
 
 
 def put_private(store: ObjectStore, key: str, data: Data, name: str) -> None:
-    """Write the object; `name` is its key in the run's store, by which a secret is known. The
-    folder of a secret is closed before it is written, so no other user can open it in between.
-    """
+    """Write the object; `name` is its key in the run's store, which declares a secret."""
     declared = declared_keys(name)
     if not (isinstance(store, FileStore) and declared is not None and declared.private):
         store.put(key, data)
         return
     path = store.path(key)
+    # The folder is closed first, so no other user can open the file in between.
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.parent.chmod(0o700)
     store.put(key, data)

@@ -1,10 +1,5 @@
 """Deletes a run: its consumer groups and topics, its objects, its folder, and nothing of another
-run or of the user (`rollstream rm`, docs/how-to/delete-and-retain.md).
-
-`check_not_living` refuses a run with living processes; `plan_removal` proves that the place is a
-run's (`run_place.py`) and lists what there is to delete and to keep, for the user to confirm;
-`remove` deletes what the plan lists. An object or file is the run's if it has a declared form
-(`own.py`). The same request, repeated after an interruption at any point, deletes the rest.
+run or of the user. The same request, repeated after an interruption at any point, deletes the rest.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -61,25 +56,25 @@ KEEPS: tuple[Keep, ...] = ("archive", "final")
 LEASE_WAIT_S = 300.0  # the longest wait for a holder; leases of this program last below a minute
 HEARTBEATS_S = 10.0  # for which the topic `status` is watched for living rollouts and relays
 PASSES_MAX = 5
-"""The most rounds of listing and deleting a store's objects: a process that is ending may write an
-object after a listing.
+"""Most rounds of listing and deleting objects: a process that is ending may write one after a
+listing.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectsPlan:
-    """Sorts a store's objects into those to `delete`, in this order, those that are `kept` because
-    the user asked for it, and `foreign` ones, which are not the run's.
+    """A store's objects: those to `delete`, in this order, those that the user keeps (`kept`), and
+    `foreign` ones, which are not the run's.
     """
 
     delete: tuple[ListedObject, ...]
     kept: tuple[ListedObject, ...]
     foreign: tuple[ListedObject, ...]
     orders: tuple[int, ...] = ()
-    """The order of deletion (`run_keys`) of each object to delete; ascending."""
+    """Order of deletion (`run_keys`) of each object to delete; ascending."""
 
     def groups(self) -> Iterator[list[str]]:
-        """Yields the keys of the objects to delete, those of one order together."""
+        """Yields the keys to delete, those of one order together."""
         pairs = zip(self.orders, self.delete, strict=True)
         for _, group in groupby(pairs, key=lambda pair: pair[0]):
             yield [entry.key for _, entry in group]
@@ -87,26 +82,22 @@ class ObjectsPlan:
 
 @dataclass(frozen=True, slots=True)
 class RemovalPlan:
-    """Lists everything that a removal deletes and keeps. It is false if there is nothing to
-    delete.
-    """
+    """Everything that a removal deletes and keeps. It is false if there is nothing to delete."""
 
     place: RunPlace
     log: LogContents | None
     objects: ObjectsPlan
     folder: FolderFiles
     links: tuple[FolderLink, ...]
-    """The links in the store in the place of a folder of the run's objects."""
+    """Links in the store in the place of a folder of the run's objects."""
     proof: RunProof
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files to delete in the run's folder."""
         return self.folder.delete
 
     @property
     def unknown(self) -> tuple[Path, ...]:
-        """The other files and links of the folder, which stay."""
         return self.folder.foreign
 
     def __bool__(self) -> bool:
@@ -120,23 +111,22 @@ def plan_objects(
     final: Collection[str],
     names: Collection[str] = (),
 ) -> ObjectsPlan:
-    """Sort the listed objects of a run's store (`sort_objects`), without I/O. `keep` names what the
-    user wants to keep: the archive, or the `final` state, which is in the folders `final`
-    (`final_folders`). With any `keep`, `run.json` stays: its mark of a deleted run keeps roles
-    away.
+    """Sort the listed objects of a run's store (`sort_objects`), without I/O. `keep` names the kept
+    parts: the archive, or the `final` state, in the folders `final` (`final_folders`).
     """
     objects = sort_objects(listed, run, names)
     delete: list[tuple[int, ListedObject]] = []
-    kept: list[ListedObject] = []
+    kept_objects: list[ListedObject] = []
     for entry, keys in objects.own:
+        # With any `keep`, `run.json` stays: its mark of a deleted run keeps roles away.
         if _is_kept(entry.key, keys, keep, final):
-            kept.append(entry)
+            kept_objects.append(entry)
         else:
             delete.append((keys.deletion, entry))
     delete.sort(key=lambda due: (due[0], due[1].key))
     return ObjectsPlan(
         tuple(entry for _, entry in delete),
-        tuple(kept),
+        tuple(kept_objects),
         objects.foreign,
         tuple(order for order, _ in delete),
     )
@@ -149,19 +139,18 @@ def _is_kept(key: str, keys: RunKeys, keep: Collection[Keep], final: Collection[
 
 
 def final_folders(store: ObjectStore) -> tuple[str, ...]:
-    """Returns the folders of the final state: that of the newest complete checkpoint, and those
-    needed to read the believed version (`version_folders`).
+    """Returns the folders of the newest complete checkpoint and of the believed version
+    (`version_folders`).
     """
-    whole = [stored.id for stored in stored_checkpoints(store) if stored.whole]
-    folders = [f"{max(whole).folder}/"] if whole else []
+    checkpoints = [stored.id for stored in stored_checkpoints(store) if stored.whole]
+    folders = [f"{max(checkpoints).folder}/"] if checkpoints else []
     pointer = believed_pointer(store)
     return (*folders, *version_folders(store, pointer.version if pointer else None))
 
 
 def version_folders(store: ObjectStore, version: Version | None) -> tuple[str, ...]:
-    """Returns the folders needed to read `version`: its own, those of its parents back to the
-    nearest anchor if it is a delta, and that of the base if it is an adapter. Raises
-    `ObjectMissing` if a manifest is gone.
+    """Returns the folders needed to read `version`: its own, its parents' back to the nearest
+    anchor for a delta, the base's for an adapter. Raises `ObjectMissing` if a manifest is gone.
     """
     folders: list[str] = []
     if version is not None:
@@ -175,9 +164,8 @@ def version_folders(store: ObjectStore, version: Version | None) -> tuple[str, .
 
 
 def plan_removal(place: RunPlace, keep: Collection[Keep]) -> RemovalPlan:
-    """Plan the removal of what exists now of log, store and folder; delete nothing. Raises
-    `ConfigurationError` if nothing proves that it is a run's (`prove_run`), `LeaseHeld` if a
-    consumer group has members.
+    """Plan the removal of log, store and folder as they are now. Raises `ConfigurationError` if
+    nothing proves that they are a run's (`prove_run`), `LeaseHeld` if a consumer group has members.
     """
     log = None if place.bus is None else log_contents(place.bus)
     proof = prove_run(place, open_present_for_reading(place.store), log)
@@ -199,26 +187,27 @@ def plan_removal(place: RunPlace, keep: Collection[Keep]) -> RemovalPlan:
 
 
 def check_is_run(place: RunPlace) -> None:
-    """Raise `ConfigurationError` if nothing proves that the place is a run's (`prove_run`)."""
     log = None if place.bus is None else log_contents(place.bus)
     prove_run(place, open_present_for_reading(place.store), log)
 
 
 def _has_kept(link: FolderLink, objects: ObjectsPlan) -> bool:
-    """Returns whether an object behind the link is kept, for which the link must stay."""
+    # The link must stay for a kept object behind it.
     return any(entry.key.startswith(link.prefix) for entry in objects.kept)
 
 
 def check_not_living(place: RunPlace, heartbeats_s: float = HEARTBEATS_S) -> None:
-    """Raise `LeaseHeld` if a process of the run lives: if a lease is renewed, or a rollout or relay
-    sends a status, while this function watches them, or if a lease is too long for that. It
-    watches for about the duration of a lease, then `heartbeats_s` seconds.
+    """Raise `LeaseHeld` if a lease is renewed, or a rollout or relay sends a status, while this
+    function watches them: for about the duration of a lease, then `heartbeats_s` seconds; or if a
+    lease is too long for that.
     """
     store = open_present(place.store)
     living = [] if store is None else living_leases(store, SINGLE_HOLDERS, LEASE_WAIT_S)
     if living:
-        held = ", ".join(f"{one.role} (by {one.holder}, term {one.term})" for one in living)
-        raise LeaseHeld(f"the run {place.run} is running: leases are held of {held}; stop it")
+        leases = ", ".join(
+            f"{lease.role} (by {lease.holder}, term {lease.term})" for lease in living
+        )
+        raise LeaseHeld(f"the run {place.run} is running: leases are held of {leases}; stop it")
     if place.bus is not None and living_rollouts(place.bus, heartbeats_s):
         raise LeaseHeld(
             f"the run {place.run} is running: rollouts or relays report to {place.bus}; stop them"
@@ -227,27 +216,26 @@ def check_not_living(place: RunPlace, heartbeats_s: float = HEARTBEATS_S) -> Non
 
 def remove(plan: RemovalPlan, keep: Collection[Keep]) -> Iterator[str]:
     """Delete everything that the plan lists, and objects of the run that appeared since; yields
-    `log`, `store` and `folder`, each when its part is done. The caller has checked that no process
-    of the run lives (`check_not_living`), and holds the folder's lock. Raises `LeaseHeld` before
-    anything is deleted if a lease is renewed nevertheless.
+    `log`, `store` and `folder`, each when its part is done. The caller has called
+    `check_not_living` and holds the folder's lock. Raises `LeaseHeld`, with nothing deleted, if a
+    lease is renewed nevertheless.
 
-    1. Mark the run in `run.json` as deleted, and write the run's id into the folder, which proves
-       after 5 that the rest is the run's. From here a role that starts, of any release, reads the
-       mark and ends, and a running role ends within a minute. Without the mark a trainer that
-       starts during 4 would find no checkpoint and publish version 0 into a store that is being
-       emptied.
-    2. Take and release the leases, so that a holder that was only suspended finds a higher term.
+    1. Mark the run in `run.json` as deleted, and write the run's id into the folder.
+    2. Take and release the leases, so that a suspended holder finds a higher term.
     3. Delete consumer groups and topics.
     4. Delete objects: manifests first, then others, then leases, `run.json` last.
-    5. Delete the folder's files, `config.json` after all but the id, because a repeated command
-       finds log and store by it.
+    5. Delete the folder's files, `config.json` after all but the id.
     """
     place = plan.place
     store = open_present(place.store)
     folder = None if place.folder is None or not place.folder.is_dir() else place.folder
     if folder is not None and plan:
+        # The id proves after 5 that the rest is the run's.
         write_removal(folder, place.run, plan.proof.id)  # 1
     if store is not None and (plan.objects.delete or plan.objects.kept):
+        # From here a role that starts, of any release, reads the mark and ends; a running one ends
+        # within a minute. Without it a trainer that starts during 4 would publish version 0 into
+        # the store.
         mark_deleted(store, place.run)
         _fence(store, place.run)  # 2
     if place.bus is not None and plan.log:
@@ -257,14 +245,12 @@ def remove(plan: RemovalPlan, keep: Collection[Keep]) -> Iterator[str]:
         _delete_objects(store, plan, keep)  # 4
         yield "store"
     if folder is not None:
+        # A repeated command finds log and store by `config.json`.
         _delete_folder(folder, plan.folder, bool(keep))  # 5
         yield "folder"
 
 
 def _fence(store: ObjectStore, run: str) -> None:
-    """Take each lease, which fences a suspended holder by a higher term, and release it, so that a
-    repeated removal need not wait. If a holder is alive, remove the mark and raise `LeaseHeld`.
-    """
     for role in SINGLE_HOLDERS:
         present = read_role(store, role)
         if present is None:
@@ -272,6 +258,7 @@ def _fence(store: ObjectStore, run: str) -> None:
         # A lease of another program may state years.
         wait_s = 0.0 if present[0].released else min(1.5 * present[0].duration_s, LEASE_WAIT_S)
         try:
+            # Released, so that a repeated removal need not wait.
             acquire_lease(store, LeaseCandidate(role, "rm", token_hex(16)), wait_s).release()
         except LeaseHeld:
             mark_deleted(store, run, deleted=False)
@@ -279,8 +266,7 @@ def _fence(store: ObjectStore, run: str) -> None:
 
 
 def _delete_objects(store: ObjectStore, plan: RemovalPlan, keep: Collection[Keep]) -> None:
-    """Delete the plan's objects, then those that appeared since; `PASSES_MAX` rounds at most."""
-    kept = tuple(entry.key for entry in plan.objects.kept)
+    kept_keys = tuple(entry.key for entry in plan.objects.kept)
     names = frozenset(entry.key.rpartition("/")[2] for entry in plan.objects.delete)
     due = plan.objects
     for _ in range(PASSES_MAX):
@@ -288,7 +274,9 @@ def _delete_objects(store: ObjectStore, plan: RemovalPlan, keep: Collection[Keep
             break
         for keys in due.groups():
             store.delete_all(keys)
-        due = plan_objects(listed_objects(store, plan.links), plan.place.run, keep, kept, names)
+        due = plan_objects(
+            listed_objects(store, plan.links), plan.place.run, keep, kept_keys, names
+        )
     for link in reversed(plan.links):  # a link behind another link first
         remove_link(link)
     root = folder_of_url(plan.place.store or "")
@@ -303,7 +291,7 @@ def _delete_objects(store: ObjectStore, plan: RemovalPlan, keep: Collection[Keep
 
 
 def _remove_own_folders(root: Path) -> None:
-    """Remove the locks of a file store in which only objects of others are left."""
+    # Locks of a file store in which only objects of others are left.
     for path in (root / "~locks").glob("[0-9a-f][0-9a-f]"):
         if not path.parent.is_symlink():
             path.unlink(missing_ok=True)

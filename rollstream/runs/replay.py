@@ -1,9 +1,6 @@
-"""Replays recorded steps of a run into a folder of its own: `replay_request` checks the request,
-`find_replay_start` loads a checkpoint, and `run_replay` trains to the last requested step.
-
-A plain replay repeats all steps as the run trained them, so their state hashes should equal the
-ledger's. An experiment repeats the steps up to the request's step `first` as well, and trains the
-later ones with other settings (`CHANGEABLE_SETTINGS`) or on trajectories selected by conditions.
+"""Replays recorded steps of a run into a folder of its own. A plain replay repeats all steps, so
+their state hashes should equal the ledger's; an experiment trains the steps after `first` with
+other settings (`CHANGEABLE_SETTINGS`) or on trajectories selected by conditions.
 """
 
 import json
@@ -45,38 +42,35 @@ from rollstream.streams.records import Fence, StepDone, Trajectory
 from rollstream.streams.values import Address
 
 TRAINING_FIELDS = {"step": "number", "lag": "number"}
-"""Fields that a condition may name although a trajectory's record lacks them: the step that trained
-it, and its lag at that step by its oldest span. They are known from the ledger, or while a step is
-trained.
+"""Fields of conditions that a trajectory's record lacks: the step that trained it, and its lag at
+that step by its oldest span.
 """
 TrainedSteps = Mapping[Address, int]
-"""By the address of a trajectory, the step that trained it."""
+"""Address of a trajectory → the step that trained it."""
 
 
 def parse_conditions(
     where: Sequence[str], topic: str = "trajectories"
 ) -> list[fields.FieldCondition]:
-    """Parse conditions on the topic's records, in the syntax of `rollstream tail`. Raises
-    `ConfigurationError` for the first invalid one.
+    """Parse conditions in the syntax of `rollstream tail`. Raises `ConfigurationError` for an
+    invalid one.
     """
     more = TRAINING_FIELDS if topic == "trajectories" else {}
     return [fields.parse_condition(text, topic, more) for text in where]
 
 
 def needs_steps(conditions: Sequence[fields.FieldCondition]) -> bool:
-    """Returns whether a condition names one of `TRAINING_FIELDS`, which need the ledger."""
+    """Returns whether a condition names one of `TRAINING_FIELDS`."""
     return any(condition.path[0] in TRAINING_FIELDS for condition in conditions)
 
 
 def training_filter(
     conditions: Sequence[fields.FieldCondition],
 ) -> Callable[[Trajectory, int], bool]:
-    """Returns the filter of a replayed step: `keep(trajectory, version)` is True if the trajectory
-    meets the conditions in the step that is trained from the version of this number. The time of a
-    trajectory is here the time when it finished, because its append time is not at hand.
-    """
+    """Returns the filter `keep(trajectory, version)` of the step that is trained from this version."""
 
     def keep(record: Trajectory, version: int) -> bool:
+        # The append time is not at hand: the time when the trajectory finished stands for it.
         values = fields.record_values(record) | fields.derived_values(
             record, round(record.finished_s * 1000)
         )
@@ -89,9 +83,7 @@ def training_filter(
 def message_filter(
     conditions: Mapping[str, Sequence[fields.FieldCondition]], steps: TrainedSteps
 ) -> Callable[[Message], bool]:
-    """Returns a filter for copying messages of topics with many writers. It keeps those that meet
-    the conditions of their topic; `steps` gives the steps that trained the trajectories.
-    """
+    """Returns a filter of messages by the conditions of their topic."""
 
     def keep(message: Message) -> bool:
         _, judged = classify_message(
@@ -114,8 +106,8 @@ def is_wanted_trajectory(
     timestamp_ms: int,
     step: int | None,
 ) -> bool:
-    """Returns whether the trajectory meets the conditions. `timestamp_ms` is its append time, and
-    `step` the step that trained it, None if no step did.
+    """Returns whether the trajectory meets the conditions. `timestamp_ms` is its append time,
+    `step` the step that trained it, or None.
     """
     values = (
         fields.record_values(record)
@@ -126,7 +118,6 @@ def is_wanted_trajectory(
 
 
 def _training_values(record: object, step: int | None) -> dict[str, Any]:
-    """Returns the values of `TRAINING_FIELDS`; none if the record is no trajectory."""
     if not isinstance(record, Trajectory):
         return {}
     oldest = fields.oldest_version(record)
@@ -134,24 +125,23 @@ def _training_values(record: object, step: int | None) -> dict[str, Any]:
     return {"step": step, "lag": lag}
 
 
+# These decide the result of learning from given takes; the others decided which trajectories and
+# takes exist.
 CHANGEABLE_SETTINGS = (
     "trainer.lr", "trainer.lr_final", "trainer.lr_ramp_steps", "trainer.steps", "trainer.betas",
     "trainer.weight_decay", "trainer.gradient_norm_max", "trainer.reward_terms.",
     "trainer.survivors_min", "trainer.filter_equal_rewards", "dispatch.max_lag",
     *(f"trainer.{name}" for name in ObjectiveSettings.model_fields),
 )  # fmt: skip
-"""Essential settings that a replay may change: those that decide the result of learning from given
-takes. The other essential settings decided which trajectories and takes exist. A name that ends in
-a dot stands for all settings below it.
+"""Essential settings that a replay may change; a name that ends in a dot stands for all below it.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:
-    """Asks for a replay of the run in `folder`: of its steps after `first` up to `last`. The run's
-    settings are `before`, those of the replay are `now`, and `changes` are their differences;
-    `where` are conditions on trajectories. With changes or conditions the replay is an experiment:
-    its results may differ from the run's.
+    """A replay of the run's steps after `first` up to `last`, with the settings `now` in place of
+    `before` (`changes` are the differences) and conditions `where` on trajectories. With changes or
+    conditions it is an experiment: its results may differ from the run's.
     """
 
     folder: RunFolder
@@ -167,9 +157,7 @@ class ReplayRequest:
         return bool(self.changes or self.where)
 
     def identity(self) -> dict[str, Any]:
-        """Returns the request as JSON values. A stopped replay is resumed in its folder only by a
-        request with the same values.
-        """
+        """Returns the request as JSON values; only an equal one resumes a stopped replay."""
         return {
             "run": str(self.folder.path),
             "from_step": self.first,
@@ -179,7 +167,6 @@ class ReplayRequest:
         }
 
     def words(self) -> str:
-        """Describes the changes and conditions as text."""
         changed = [f"{c.key} {json.dumps(c.before)} → {json.dumps(c.now)}" for c in self.changes]
         return ", ".join([*changed, *(f"only where {text}" for text in self.where)])
 
@@ -193,8 +180,8 @@ def replay_request(
     recorded: RecordedSteps,
 ) -> ReplayRequest:
     """Make a request from the options of a command: `overrides` are its `--set`, `where` its
-    `--where`. If `last` is None, the last recorded step is meant. Raises `ConfigurationError` for a
-    setting that a replay cannot change, an invalid condition, or steps that the ledger lacks.
+    `--where`; `last` None is the last recorded step. Raises `ConfigurationError` for a setting that
+    a replay cannot change, an invalid condition, or steps that the ledger lacks.
     """
     before, now = load(folder.configuration), load(folder.configuration, overrides)
     changes = setting_changes(essential_settings(before), essential_settings(now))
@@ -216,23 +203,24 @@ def replay_request(
         )
     parse_conditions(where)
     done = recorded.last()
-    wanted = done if last is None else last
-    if not 0 <= first < wanted <= done:
+    last_step = done if last is None else last
+    if not 0 <= first < last_step <= done:
         raise ConfigurationError(
-            f"--from-step {first} --to-step {wanted}: the ledger has steps 1 to {done}; "
+            f"--from-step {first} --to-step {last_step}: the ledger has steps 1 to {done}; "
             "give 0 ≤ from < to ≤ the last"
         )
-    return ReplayRequest(folder, before, now, changes, where, first, wanted)
+    return ReplayRequest(folder, before, now, changes, where, first, last_step)
 
 
-def replay_courses(asked: ReplayRequest) -> tuple[ReplayCourse, ReplayCourse]:
-    """Returns two courses, each the settings, rule and filter under which steps are trained: the
-    run's own, and the requested one.
-    """
-    conditions = parse_conditions(asked.where)
-    own, now = _replay_course(asked.before, asked.folder), _replay_course(asked.now, asked.folder)
-    kept = ReplayCourse(now.settings, now.rule, training_filter(conditions))
-    return own, (kept if conditions else now)
+def replay_courses(request: ReplayRequest) -> tuple[ReplayCourse, ReplayCourse]:
+    """Returns the run's own course (settings, rule and filter of steps) and the requested one."""
+    conditions = parse_conditions(request.where)
+    own_course, now = (
+        _replay_course(request.before, request.folder),
+        _replay_course(request.now, request.folder),
+    )
+    filtered_course = ReplayCourse(now.settings, now.rule, training_filter(conditions))
+    return own_course, (filtered_course if conditions else now)
 
 
 def _replay_course(c: Configuration, folder: RunFolder) -> ReplayCourse:
@@ -241,9 +229,8 @@ def _replay_course(c: Configuration, folder: RunFolder) -> ReplayCourse:
 
 @dataclass(frozen=True, slots=True)
 class ReplayStart:
-    """States where a replay starts: at the run's checkpoint with the id `checkpoint`, of `step`, or
-    at the model of step 0 if `checkpoint` is None. `behind` is the progress from which this process
-    continues: that start, or the newest checkpoint of an earlier process of this replay.
+    """The start of a replay: the run's checkpoint with the id `checkpoint`, of `step`, or the model
+    of step 0 (None). `behind` is the progress from which this process continues.
     """
 
     checkpoint: str | None
@@ -252,41 +239,40 @@ class ReplayStart:
     past: PublishedVersions
 
     def begun(self) -> dict[str, Any]:
-        """Returns the start as the folder's `replay.json` records it."""
+        """Returns the start as `replay.json` records it."""
         return {"checkpoint": self.checkpoint, "start": self.step}
 
 
 def find_replay_start(
     store: ObjectStore,
-    asked: ReplayRequest,
+    request: ReplayRequest,
     before: Mapping[str, Any] | None,
-    own: tuple[RunFolder, Configuration],
+    out: tuple[RunFolder, Configuration],
 ) -> tuple[ReplayStart, Learner]:
-    """Returns the start, and a learner (model and optimiser) in the state of `behind`. If the
-    replay's folder `own` has a checkpoint of a stopped replay, this one continues from the newest;
-    `before` is the `replay.json` of the stopped one, None for a new folder. Otherwise the replay
-    starts at the newest checkpoint in the run's `store` up to step `first`.
+    """Returns the start, and a learner in the state of `behind`: the newest checkpoint of a stopped
+    replay in the folder `out` (`before` is its `replay.json`, None for a new folder), else the
+    newest in the run's `store` up to step `first`.
     """
     disable_progress_bar()  # of transformers: it would mix with the command's output
-    set_torch_threads(asked.before.trainer.threads)
-    model = starting_model(asked.before, asked.folder.path)
-    past = replayed_versions(store, *own)
-    learner = open_learner(model, asked.before.trainer, past)
-    done = newest_replay_checkpoint(*own) if before is not None else None
+    set_torch_threads(request.before.trainer.threads)
+    model = starting_model(request.before, request.folder.path)
+    past = replayed_versions(store, *out)
+    learner = open_learner(model, request.before.trainer, past)
+    done = newest_replay_checkpoint(*out) if before is not None else None
     if done is not None and before is not None:
         learner.load_state(done.tensors)
         return ReplayStart(before["checkpoint"], before["start"], done, past), learner
-    found = newest_checkpoint(store, asked.first).checkpoint
-    if found is None:
+    checkpoint = newest_checkpoint(store, request.first).checkpoint
+    if checkpoint is None:
         return ReplayStart(None, 0, ReplayProgress(0, {}, None), past), learner
-    learner.load_state(found.tensors)
-    progress = ReplayProgress(found.id.step, {}, None)
-    return ReplayStart(str(found.id), found.id.step, progress, past), learner
+    learner.load_state(checkpoint.tensors)
+    progress = ReplayProgress(checkpoint.id.step, {}, None)
+    return ReplayStart(str(checkpoint.id), checkpoint.id.step, progress, past), learner
 
 
 def replayed_versions(store: ObjectStore, folder: RunFolder, c: Configuration) -> PublishedVersions:
-    """Returns the versions for the learner of a replay in `folder`: those that the replay has
-    published, and those of the run in `store`.
+    """Returns the versions for a replay's learner: those that the replay has published in `folder`,
+    and those of the run in `store`.
     """
 
     def stores() -> tuple[ObjectStore, ...]:
@@ -298,42 +284,43 @@ def replayed_versions(store: ObjectStore, folder: RunFolder, c: Configuration) -
 def run_replay(
     source: Bus,
     recorded: RecordedSteps,
-    asked: ReplayRequest,
+    request: ReplayRequest,
     start: ReplayStart,
     learner: Learner,
     out: tuple[RunFolder, Configuration],
 ) -> Iterator[StepDone]:
     """Train the steps after `start.behind` and yield each; when the iteration ends, everything is
-    written to the folder `out`. In an experiment a second learner with the new settings takes over
-    the state after step `first`.
+    written to the folder `out`.
     """
-    own, wanted = replay_courses(asked)
+    own_course, requested_course = replay_courses(request)
     done = start.behind.step
     with open_replay_output(*out, start.behind, learner) as written:
         replay = ReplayTrainer(source, written, time.monotonic)
-        first = asked.first if asked.is_experiment else asked.last
+        first = request.first if request.is_experiment else request.last
         with closing(learner):
-            steps = recorded.planned(range(done + 1, first + 1), asked.last)
-            yield from replay.train(learner, own, steps)
+            steps = recorded.planned(range(done + 1, first + 1), request.last)
+            yield from replay.train(learner, own_course, steps)
             state = learner.state()
-        if asked.is_experiment:
-            with closing(_changed_learner(asked, start.past)) as changed:
+        if request.is_experiment:
+            # A second learner with the new settings takes over the state after step `first`.
+            with closing(_changed_learner(request, start.past)) as changed:
                 changed.load_state(local_tensors(state))
-                steps = recorded.planned(range(max(done, first) + 1, asked.last + 1), asked.last)
-                yield from replay.train(changed, wanted, steps)
+                steps = recorded.planned(
+                    range(max(done, first) + 1, request.last + 1), request.last
+                )
+                yield from replay.train(changed, requested_course, steps)
 
 
 def differing_steps(
     out: tuple[RunFolder, Configuration], recorded: RecordedSteps, first: int, last: int
 ) -> list[int]:
-    """Returns the steps from `first` to `last` whose state hash in the replay's ledger differs from
-    every hash that the run recorded for the step.
-    """
-    again = read_own_ledger(*out)  # it may hold a step twice, after a resume: the last one counts
-    return [step for step in range(first, last + 1) if not recorded.has_state(again.done[step][-1])]
+    """Returns the steps whose state hash in the replay's ledger differs from every recorded one."""
+    ledger = read_own_ledger(*out)  # it may hold a step twice, after a resume: the last one counts
+    return [
+        step for step in range(first, last + 1) if not recorded.has_state(ledger.done[step][-1])
+    ]
 
 
-def _changed_learner(asked: ReplayRequest, past: PublishedVersions) -> Learner:
-    """Returns a learner with the requested settings, still in the state of the starting model."""
-    model = starting_model(asked.before, asked.folder.path)
-    return open_learner(model, asked.now.trainer, past)
+def _changed_learner(request: ReplayRequest, past: PublishedVersions) -> Learner:
+    model = starting_model(request.before, request.folder.path)
+    return open_learner(model, request.now.trainer, past)

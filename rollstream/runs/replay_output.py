@@ -1,10 +1,6 @@
-"""Opens the input and the output of a replay. A replay trains a run's recorded steps again
-(`replay.py`), or gathered trajectories of any runs (`OfflineTraining`).
-
-The input (`open_replay_source`) is a run or an archive, opened as one read-only log. The output
-(`open_replay_output`) is a folder laid out as a run's, with a log and a store of its own, and with
-`replay.json`, which records the request. A replay that is killed at any point resumes from its
-newest checkpoint when the same request is made again; another request is refused there.
+"""Opens the input and the output of a replay, which trains a run's recorded steps again, or
+gathered trajectories (`OfflineTraining`). The output is a folder laid out as a run's, with the
+request in `replay.json`: only the same request resumes it.
 """
 
 import fcntl
@@ -74,8 +70,8 @@ from rollstream.whole_file import whole_file
 
 @dataclass(frozen=True, slots=True)
 class ReplayProgress:
-    """Holds the step up to which a learner is trained, and the tensors of its state. `ledger` is
-    the position in the folder's own ledger behind that step, None if the folder has no checkpoint.
+    """The trained step and the tensors of the learner's state. `ledger` is the position in the
+    folder's own ledger behind that step, None without a checkpoint there.
     """
 
     step: int
@@ -84,17 +80,15 @@ class ReplayProgress:
 
 
 def newest_replay_checkpoint(folder: RunFolder, c: Configuration) -> ReplayProgress | None:
-    """Returns the progress at the newest checkpoint in a replay's folder; None if it has none."""
-    found = newest_checkpoint(open_store(store_url(c, folder.path), c.sync)).checkpoint
-    if found is None:
+    """Returns the progress at the newest checkpoint in a replay's folder; None without one."""
+    checkpoint = newest_checkpoint(open_store(store_url(c, folder.path), c.sync)).checkpoint
+    if checkpoint is None:
         return None
-    return ReplayProgress(found.id.step, found.tensors, ledger_position(found.state))
+    return ReplayProgress(checkpoint.id.step, checkpoint.tensors, ledger_position(checkpoint.state))
 
 
 def read_own_ledger(folder: RunFolder, c: Configuration) -> recorded_steps.RecordedSteps:
-    """Returns the steps that the ledger in the replay's own folder records; empty if there are none
-    yet.
-    """
+    """Returns the steps in the ledger of the replay's own folder."""
     with closing(open_run_log_for_writing(c, folder.path)) as bus:
         bus.create(catalogue())
         return recorded_steps.read_recorded(bus)
@@ -102,15 +96,15 @@ def read_own_ledger(folder: RunFolder, c: Configuration) -> recorded_steps.Recor
 
 @contextmanager
 def open_replay_output(
-    folder: RunFolder, c: Configuration, behind: ReplayProgress, learner: Learner
+    folder: RunFolder, c: Configuration, progress: ReplayProgress, learner: Learner
 ) -> Generator[ReplayOutput]:
     """Open the output of a replay in `folder`; everything is written when the block ends. `learner`
-    must have the state of `behind`, the progress from which the replay continues.
+    must have the state of `progress`.
 
     1. Take a new term, and fence earlier processes of this replay from publishing versions.
-    2. Fence them from the ledger, and read the records that they left in it after the newest
-       checkpoint. They are not appended again.
-    3. Publish the version to start with, and write its checkpoint if the folder has none yet.
+    2. Fence them from the ledger, and read their records after the newest checkpoint, which are not
+       appended again.
+    3. Publish the version to start with, and write its checkpoint if the folder has none.
     """
     with closing(open_run_log_for_writing(c, folder.path)) as bus:
         bus.create(catalogue())
@@ -125,28 +119,32 @@ def open_replay_output(
         )
         versions.open()  # 1
         ledger = Ledger(bus, term)
-        left = ledger.open(behind.ledger or Position())  # 2
-        configured = Configured(fingerprint(c), code_revision(), behind.step)
+        left_records = ledger.open(progress.ledger or Position())  # 2
+        configured = Configured(fingerprint(c), code_revision(), progress.step)
         ledger.append([configured])
-        versions.publish(behind.step, learner.snapshot(c.weights.dtype))  # 3
+        versions.publish(progress.step, learner.snapshot(c.weights.dtype))  # 3
         with MetricsFile(folder.metrics / "trainer.jsonl") as metrics:
-            for line in missing_lines(left.done, read_metrics(folder.metrics / "trainer.jsonl")):
+            for line in missing_lines(
+                left_records.done, read_metrics(folder.metrics / "trainer.jsonl")
+            ):
                 metrics.append(line)
             publisher = StepPublisher(
                 store, versions, ledger, metrics, CheckpointRetention(c.checkpoints.keep)
             )
             every = c.checkpoints.every
-            out = ReplayOutput(publisher, ledger, c.weights.dtype, every, configured, term, left)
-            if behind.ledger is None:  # 3
-                state = out.state(behind.step, learner.updates)
-                write_checkpoint(store, behind.step, term, learner.state(), state.encode())
+            out = ReplayOutput(
+                publisher, ledger, c.weights.dtype, every, configured, term, left_records
+            )
+            if progress.ledger is None:  # 3
+                state = out.state(progress.step, learner.updates)
+                write_checkpoint(store, progress.step, term, learner.state(), state.encode())
             yield out
             publisher.close()
 
 
 REPLAY_LOCK = "replay.lock"
 IGNORED_FILES = {REPLAY_LOCK}
-"""Files that may be in a folder before its first request is recorded."""
+"""Files in a folder before its first request is recorded."""
 
 
 def check_outside_run(path: Path, run: Path) -> None:
@@ -156,8 +154,8 @@ def check_outside_run(path: Path, run: Path) -> None:
 
 
 def read_replay_request(path: Path) -> dict[str, Any] | None:
-    """Returns the request that the folder records; None for a new or empty folder. Raises
-    `ConfigurationError` for any other folder.
+    """Returns the recorded request; None for a new or empty folder. Raises `ConfigurationError` for
+    any other folder.
     """
     if not path.exists() or (
         path.is_dir() and not {p.name for p in path.iterdir()} - IGNORED_FILES
@@ -172,16 +170,16 @@ def read_replay_request(path: Path) -> dict[str, Any] | None:
 
 
 def refuse_other_request(path: Path, before: Mapping[str, Any], request: Mapping[str, Any]) -> None:
-    """Raise `ConfigurationError` if the recorded request `before` differs from this one; the error
-    names each difference.
+    """Raise `ConfigurationError`, which names the differences, if the recorded request `before` is
+    another one.
     """
-    found = [
+    differences = [
         f"  {key}: {json.dumps(before.get(key))} there, {json.dumps(value)} asked for"
         for key, value in request.items()
         if before.get(key) != value
     ]
-    if found:
-        lines = "\n".join(found)
+    if differences:
+        lines = "\n".join(differences)
         raise ConfigurationError(
             f"{path} holds another replay:\n{lines}\nrepeat its request to resume it, or give a "
             "new folder with --out"
@@ -212,9 +210,7 @@ def lock_replay_folder(path: Path) -> Generator[None]:
 
 
 def write_replay_request(path: Path, *parts: Mapping[str, Any]) -> None:
-    """Record the request, joined from its parts, in the folder's `replay.json`. A kill leaves the
-    old content or the new one, never a mixture.
-    """
+    """Record the request in `replay.json`, atomically."""
     line: dict[str, Any] = {}
     for part in parts:
         line |= part
@@ -223,8 +219,8 @@ def write_replay_request(path: Path, *parts: Mapping[str, Any]) -> None:
 
 
 def replay_configuration(c: Configuration, path: Path, model: Path) -> Configuration:
-    """Returns the settings `c` changed for a replay in the folder `path`: log and store are inside
-    it, `model` is its starting model, and nothing is truncated or archived.
+    """Returns the settings `c` for a replay in the folder `path`: log and store inside it, `model`
+    as starting model, nothing truncated or archived.
     """
     changed: dict[str, Any] = {
         "folder": str(path), "bus": "sqlite:bus", "store": "file:store", "truncate": False,
@@ -236,16 +232,14 @@ def replay_configuration(c: Configuration, path: Path, model: Path) -> Configura
 
 @dataclass(frozen=True, slots=True)
 class ReplaySource:
-    """Holds an opened input. `log` reads the run's log and archive as one; `store` is the run's
-    object store, None if it does not exist.
-    """
+    """An opened input. `log` reads log and archive as one; `store` is None if it does not exist."""
 
     location: RunLocation
     store: ObjectStore | None
     log: LogView
 
     def recorded(self) -> recorded_steps.RecordedSteps:
-        """Returns the input's recorded steps. Raises `ConfigurationError` if it has no ledger."""
+        """Returns the recorded steps. Raises `ConfigurationError` without a ledger."""
         if not any(self.log.end("ledger").values()):
             raise ConfigurationError(
                 f"{self.location.name} has no ledger, and only the ledger records what a step "
@@ -256,14 +250,13 @@ class ReplaySource:
 
 @contextmanager
 def open_replay_source(
-    named: str, name: str | None = None, is_trusted: bool = False
+    argument: str, name: str | None = None, is_trusted: bool = False
 ) -> Generator[ReplaySource]:
-    """Open the input that the user calls `named`: a run's folder, its config.json, or an archive (a
-    folder or a store's URL). `name` selects the run in an archive that holds several. If the log
-    has no ledger, the archive alone is read. The input is only read, as in `analysis/looking.py`;
-    while the block runs, its model's files are kept in a private folder.
+    """Open the input of a command, as `locate_run` finds it; `name` selects the run in an archive
+    that holds several. If the log has no ledger, the archive alone is read. While the block runs,
+    its model's files are kept in a private folder.
     """
-    location = locate_run(named, is_trusted)
+    location = locate_run(argument, is_trusted)
     location = location if name is None else replace(location, run=name)
     read = model_is_read(location) if location.configuration else nullcontext()
     with open_run_view(location) as view, read:
@@ -273,36 +266,31 @@ def open_replay_source(
 
 @dataclass(slots=True)
 class OfflineTraining:
-    """Trains in one folder on gathered trajectories instead of a run's recorded steps (`rollstream
-    replay --offline`). First `gather` copies the trajectories from runs, archives and files of JSON
-    lines into the folder's log; then `train` forms steps from their groups and trains them, with
-    the same learner and publisher as a replay. `left_over` is the number of groups that no step
-    used, set once all steps are trained.
+    """Trains in one folder on gathered trajectories instead of recorded steps (`rollstream replay
+    --offline`): `gather` copies them into the folder's log, `train` forms steps from their groups.
+    `left_over` is the number of groups that no step used, set once all steps are trained.
     """
 
     folder: RunFolder
     configuration: Configuration
     left_over: int = 0
     behaviours: Behaviours = field(init=False)
-    """Load a model only if it is needed."""
+    """Loads models only where needed."""
 
     def __post_init__(self) -> None:
         self.behaviours = Behaviours(lambda: load_model(str(self._model)))
 
     @property
     def course(self) -> recorded_steps.ReplayCourse:
-        """Returns the settings and the training rule of the steps. The rule has no bound on lag: no
-        version of this training made the trajectories, so their lag has no meaning.
-        """
+        # No bound on lag: no version of this training made the trajectories.
         return recorded_steps.ReplayCourse(
             self.configuration.trainer, training_rule(self.configuration.trainer, None, False)
         )
 
     def gather(self, sources: Sequence[LabelledSource]) -> Counter[str]:
-        """Copy the trajectories of all sources into the folder's log, except those that a source's
-        filter excludes or that cannot be trained. Returns the numbers of trajectories and groups
-        copied, and of trajectories left out, by reason. `behaviours` computes the log-probabilities
-        that a trajectory lacks.
+        """Copy the trajectories of all sources into the folder's log, except those that a filter
+        excludes or that cannot be trained. Returns the numbers of copied trajectories and groups,
+        and of trajectories left out, by reason.
         """
         disable_progress_bar()
         set_torch_threads(self.configuration.trainer.threads)
@@ -313,7 +301,7 @@ class OfflineTraining:
 
     def train(self) -> Iterator[StepDone]:
         """Train from the folder's newest checkpoint to `trainer.steps`, or as far as the
-        trajectories suffice; yields the record of each step once it is trained.
+        trajectories suffice; yields the record of each step.
         """
         c = self.configuration
         if c.trainer.proximal == BEHAVIOUR:
@@ -323,32 +311,29 @@ class OfflineTraining:
             )
         disable_progress_bar()
         set_torch_threads(c.trainer.threads)
-        own = store_for_writing(c, self.folder.path)
-        past = PublishedVersions(lambda: (own,), c.weights.dtype)
+        store = store_for_writing(c, self.folder.path)
+        past = PublishedVersions(lambda: (store,), c.weights.dtype)
         learner = open_learner(starting_model(c, self.folder.path), c.trainer, past)
-        behind = newest_replay_checkpoint(self.folder, c) or ReplayProgress(0, {}, None)
-        if behind.ledger is not None:
-            learner.load_state(behind.tensors)
-        used = recorded_steps.groups_used(read_own_ledger(self.folder, c), behind.step)
+        progress = newest_replay_checkpoint(self.folder, c) or ReplayProgress(0, {}, None)
+        if progress.ledger is not None:
+            learner.load_state(progress.tensors)
+        used = recorded_steps.groups_used(read_own_ledger(self.folder, c), progress.step)
         with closing(open_run_log_for_writing(c, self.folder.path)) as log, closing(learner):
             index = recorded_steps.index_log(log, self.course.rule.names)
             plan = recorded_steps.OfflinePlan(log, index, self.course, used)
-            with open_replay_output(self.folder, c, behind, learner) as written:
+            with open_replay_output(self.folder, c, progress, learner) as written:
                 replay = ReplayTrainer(log, written, time.monotonic)
-                steps = plan.steps(behind.step, c.trainer.steps)
+                steps = plan.steps(progress.step, c.trainer.steps)
                 yield from replay.train(learner, self.course, steps)
             self.left_over = plan.left_over
 
     @property
     def vocabulary(self) -> int:
-        """Returns the size of the model's vocabulary."""
-        found: Any = read_model_config(self._model)
-        return int(found.get_text_config().vocab_size)
+        model_config: Any = read_model_config(self._model)
+        return int(model_config.get_text_config().vocab_size)
 
     def outcome(self) -> dict[str, Any]:
-        """Returns the number of trained steps, of groups closed in them, and of groups that no step
-        used.
-        """
+        """Returns the numbers of trained steps, of groups closed in them, and of unused groups."""
         ledger = read_own_ledger(self.folder, self.configuration)
         closed = {record.group for records in ledger.closed.values() for record in records}
         return {"steps": ledger.last(), "closed": len(closed), "left_over": self.left_over}

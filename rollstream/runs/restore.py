@@ -1,10 +1,6 @@
-"""Restores a run from its backup (a copy of log, store and folder as of one moment, `backup.py`)
-into an empty log, store and folder. Records get the offsets and timestamps that they had, so every
-position that ledger, checkpoints, dispatch and archive name stays valid: the run, which keeps its
-name, id and settings, resumes as after a crash of all its processes.
-
-`plan_restore` verifies every object of the backup before `restore` writes anything. Until `restore`
-has written everything, the run is marked as deleted, so no role acts on it.
+"""Restores a run from its backup (`backup.py`) into an empty log, store and folder. Records keep
+offsets and timestamps, so every stored position stays valid. Every object is verified before
+anything is written.
 """
 
 import os
@@ -58,42 +54,41 @@ RECORDS_MAX, BYTES_MAX = 512, 4 << 20  # of one append
 FOLDER_ADVICE = "give a new folder"
 FILLERS_MAX = 10_000  # of one append
 FILLED_MAX = 1 << 28
-"""Most empty records of a restored topic, which take about a minute for each 100 million."""
+"""Most empty records of a restored topic: about a minute for each 100 million."""
 CONFIGURATION = f"{FOLDER}config.json"
 
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """Holds a verified backup, which is in the store `source`, and the folder and settings of the
-    restored run.
-    """
+    """A verified backup in the store `source`, and the folder and settings of the restored run."""
 
     backup: Backup
     source: ObjectStore
     folder: RunFolder
     settings: Configuration
     left_out: tuple[str, ...] = ()
-    """Keys of the backup that no run writes, from an earlier release's backup; not restored."""
+    """Keys of an earlier release's backup that no run writes; not restored."""
     unnamed: tuple[str, ...] = ()
-    """The settings of the backup that name a place outside the folder, and that the user did not
-    give (`--set`).
-    """
+    """The backup's settings that name a place outside the folder, without `--set` of the user."""
 
     @property
     def objects(self) -> tuple[BackupObject, ...]:
-        """Returns the objects to restore."""
-        return tuple(one for one in self.backup.objects if one.key not in self.left_out)
+        return tuple(
+            backup_object
+            for backup_object in self.backup.objects
+            if backup_object.key not in self.left_out
+        )
 
     @property
     def urls(self) -> tuple[str, str]:
-        """Returns the URLs of the restored run's log and store."""
+        """Returns the URLs of the restored log and store."""
         return bus_url(self.settings, self.folder.path), store_url(self.settings, self.folder.path)
 
 
 def read_backup(target: ObjectStore, where: str) -> Backup:
     """Returns the content of `backup.json` in the store `target`, which errors call `where`. Raises
-    `ConfigurationError` if there is no complete backup, `NewerRelease` if this release lacks a
-    feature that the run needs.
+    `ConfigurationError` without a complete backup, `NewerRelease` if this release lacks a feature
+    that the run needs.
     """
     try:
         backup = unseal(target.get(BACKUP_KEY), Backup, BACKUP_KEY)
@@ -122,26 +117,30 @@ def plan_restore(
 ) -> RestorePlan:
     """Verify every object of the backup in `source`, which errors call `where`, and plan its
     restore into `folder` with the backup's settings, changed by `overrides`. `progress` gets the
-    key of each object. The only file that is written is the backup's `config.json`, in `scratch`.
-    That the target is empty is checked first: a large backup takes long to verify.
+    key of each object. Only the backup's `config.json` is written, in `scratch`, and no module that
+    it names is imported.
 
     Raises as `read_backup` does, `CorruptObject`, which names the object, if the backup is damaged,
-    and `ConfigurationError` if an override changes an essential setting (`_check_settings`). No
-    module that the backup names is imported.
+    and `ConfigurationError` if an override changes an essential setting.
     """
     backup = read_backup(source, where)
     _check_names(backup, where)
     _check_numbers(backup, where)
+    # Before the verification, which takes long for a large backup.
     require_new(folder.absolute(), FOLDER_ADVICE, "restore")
     path = scratch / "config.json"
     path.write_bytes(_configuration(source, backup))
     before = config.load(path)
     now = config.load(path, [f"folder={folder.absolute()}", *overrides])
     _check_settings(before, now)
-    left_out = tuple(one.key for one in backup.objects if not is_backup_key(one.key))
-    given = {override.partition("=")[0].strip() for override in overrides}
+    left_out = tuple(
+        backup_object.key
+        for backup_object in backup.objects
+        if not is_backup_key(backup_object.key)
+    )
+    override_keys = {override.partition("=")[0].strip() for override in overrides}
     plan = RestorePlan(backup, source, RunFolder(folder.absolute()), now, left_out)
-    unnamed = tuple(key for key in _outside(plan) if key not in given)
+    unnamed = tuple(key for key in _outside(plan) if key not in override_keys)
     plan = replace(plan, unnamed=unnamed)
     check_named(plan, on_this_machine=False)
     check_free(plan)
@@ -152,17 +151,17 @@ def plan_restore(
 
 
 def _configuration(source: ObjectStore, backup: Backup) -> bytes:
-    """Returns the backup's `config.json`, verified."""
-    stored = next((one for one in backup.objects if one.key == CONFIGURATION), None)
+    stored = next(
+        (backup_object for backup_object in backup.objects if backup_object.key == CONFIGURATION),
+        None,
+    )
     return source.get(CONFIGURATION) if stored is None else checked(source, stored)
 
 
 def _check_names(backup: Backup, where: str) -> None:
-    """Raise `CorruptObject` if the backup, which may come from another user, names a key that is
-    no key of a store (`../` leads out of the target), or a topic that no run has.
-    """
     topics = [cut.topic.name for cut in backup.topics]
-    keys = [one.key for one in backup.objects]
+    keys = [backup_object.key for backup_object in backup.objects]
+    # The backup may come from another user: `../` in a key would lead out of the target.
     for name in (*(key for key in keys if not is_key(key)), *({*topics} - {*topic_names()})):
         raise errors.CorruptObject(
             f"{where}: {BACKUP_KEY} names {name[:80]!r}, which no backup has: nothing is restored"
@@ -170,19 +169,17 @@ def _check_names(backup: Backup, where: str) -> None:
 
 
 def _check_numbers(backup: Backup, where: str) -> None:
-    """Raise `CorruptObject` if the backup states partitions, offsets or positions that no run has:
-    a restore would make a table for each partition, and write empty records up to the begin.
-    """
     for cut in backup.topics:
         partitions, name = cut.topic.partitions, cut.topic.name
+        # A restore makes a table for each partition, and writes empty records up to the begin.
         fits = 0 < partitions <= PARTITIONS_MAX and partitions == len(cut.begins) == len(cut.ends)
         if not fits or not all(map(_is_range, cut.begins, cut.ends)):
             raise errors.CorruptObject(
                 f"{where}: {BACKUP_KEY} states for topic {name} {partitions} partitions from "
                 f"{str(cut.begins)[:80]} to {str(cut.ends)[:80]}: nothing is restored"
             )
-        segments = [one for stored in backup.objects if (one := parse_segment(stored.key))]
-        if any(one.topic == name and one.partition >= partitions for one in segments):
+        segments = [segment for stored in backup.objects if (segment := parse_segment(stored.key))]
+        if any(segment.topic == name and segment.partition >= partitions for segment in segments):
             raise errors.CorruptObject(
                 f"{where}: {BACKUP_KEY} has records of a partition of topic {name} above its "
                 f"{partitions}: nothing is restored"
@@ -199,7 +196,6 @@ def _is_range(begin: int, end: int) -> bool:
 
 
 def _outside(plan: RestorePlan) -> list[str]:
-    """Returns the settings of log and store that name a place outside the restored folder."""
     places = zip(config.URL_SETTINGS, plan.urls, strict=True)
     folders = {key: folder_of_url(url) for key, url in places}
     root = Path(os.path.normpath(plan.folder.path))
@@ -211,11 +207,11 @@ def _outside(plan: RestorePlan) -> list[str]:
 
 
 def check_named(plan: RestorePlan, on_this_machine: bool = True) -> None:
-    """Raise `ConfigurationError` if the backup itself, and not the user, names a place outside the
-    restored folder: a backup of another user could name any folder of the user, or a host that
-    waits for the user's secrets. Places of a run that the user began on this machine are named.
+    """Raise `ConfigurationError` if the backup, and not the user, names a place outside the
+    restored folder. Places of a run that the user began on this machine are named.
     """
     for key, url in zip(config.URL_SETTINGS, plan.urls, strict=True):
+        # A backup of another user could name any folder, or a host that waits for secrets.
         is_here = folder_of_url(url) is not None
         if key in plan.unnamed and is_here == on_this_machine and not is_named(url):
             raise errors.ConfigurationError(
@@ -224,33 +220,31 @@ def check_named(plan: RestorePlan, on_this_machine: bool = True) -> None:
             )
 
 
-def checked(source: ObjectStore, wanted: BackupObject) -> bytes:
+def checked(source: ObjectStore, expected: BackupObject) -> bytes:
     """Returns the content of an object of the backup. Raises `CorruptObject` if it is missing, or
-    its size or hash is not `wanted`.
+    has another size or hash.
     """
     try:
-        data = source.get(wanted.key)
+        data = source.get(expected.key)
     except errors.ObjectMissing:
         raise errors.CorruptObject(
-            f"the backup is damaged: object {wanted.key} is missing"
+            f"the backup is damaged: object {expected.key} is missing"
         ) from None
-    if described(wanted.key, data) != wanted:
+    if described(expected.key, data) != expected:
         raise errors.CorruptObject(
-            f"the backup is damaged: object {wanted.key} has {len(data)} bytes and another sha256 "
-            f"than {wanted.sha256[:12]}… of {wanted.bytes} bytes; use another backup"
+            f"the backup is damaged: object {expected.key} has {len(data)} bytes and another "
+            f"sha256 than {expected.sha256[:12]}… of {expected.bytes} bytes; use another backup"
         )
     return data
 
 
 def _check_settings(before: Configuration, now: Configuration) -> None:
-    """Raise `ConfigurationError` if an essential setting (one that roles compare with the run's)
-    differs: a restored run is the same run, and its log and store keep their names (invariant 15).
-    """
-    found = config.setting_changes(
+    # A restored run is the same run: its log and store keep their names (invariant 15).
+    changes = config.setting_changes(
         config.essential_settings(before), config.essential_settings(now)
     )
-    if found:
-        lines = "\n".join(f"  {one}" for one in found)
+    if changes:
+        lines = "\n".join(f"  {change}" for change in changes)
         urls = ", ".join(
             config.url_identity(config.setting_value(before, key)) for key in config.URL_SETTINGS
         )
@@ -275,17 +269,16 @@ def check_free(plan: RestorePlan) -> None:
     if scheme == "file" and not Path(path.removeprefix("//")).is_dir():
         return  # no store there yet; opening it would create the folder
     listed = open_store(store).list()
-    if found := plan_objects(listed, plan.backup.run, (), ()).delete:
+    if objects := plan_objects(listed, plan.backup.run, (), ()).delete:
         raise errors.ConfigurationError(
-            f"the store {store} has {len(found)} objects already ({found[0].key}, …); {advice}"
+            f"the store {store} has {len(objects)} objects already ({objects[0].key}, …); {advice}"
         )
 
 
 def restore(plan: RestorePlan, progress: Callable[[str], None] = lambda part: None) -> None:
     """Restore the backup; the run is complete when this function returns. `progress` gets the name
-    of each topic and object. Raises `ConfigurationError` if the target is not empty, or if the
-    backup and not the user names a place outside the folder (`check_named`). After an
-    interruption, remove the partial run with `rollstream rm` and repeat the restore.
+    of each topic and object. Raises as `check_free` and `check_named` do. After an interruption,
+    remove the partial run with `rollstream rm` and repeat the restore.
 
     1. Check that the target is empty, and create `run.json` with the mark of a deleted run.
     2. Append the log, and commit the positions of its consumer groups.
@@ -296,41 +289,40 @@ def restore(plan: RestorePlan, progress: Callable[[str], None] = lambda part: No
     check_named(plan)
     plan.folder.path.mkdir(parents=True, exist_ok=True)
     store = store_for_writing(plan.settings, plan.folder.path)
-    by_key = {one.key: one for one in plan.objects}
+    by_key = {backup_object.key: backup_object for backup_object in plan.objects}
     _claim(plan, store, by_key)
     with closing(open_bus(plan.urls[0], sync=plan.settings.sync)) as bus:
         for topic in plan.backup.topics:  # 2
             progress(topic.topic.name)
             _restore_topic(bus, plan.source, topic, by_key)
-    for key, one in by_key.items():  # 3
+    for key, backup_object in by_key.items():  # 3
         name = key.removeprefix(STORE)
         if name != key and name != IDENTITY_KEY:
             progress(name)
-            data = checked(plan.source, one)
+            data = checked(plan.source, backup_object)
             written = _released(name, data) if name.startswith("roles/") else data
             put_private(store, name, written, name)
-    for key, one in by_key.items():  # 4
+    for key, backup_object in by_key.items():  # 4
         name = key.removeprefix(FOLDER)
         if name != key and key != CONFIGURATION:
             path = plan.folder.path / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(checked(plan.source, one))
+            path.write_bytes(checked(plan.source, backup_object))
     write_configuration(plan.folder, plan.settings)
     mark_deleted(store, plan.backup.run, deleted=False)
 
 
 def _claim(plan: RestorePlan, store: ObjectStore, by_key: dict[str, BackupObject]) -> None:
-    """Create `run.json` with the mark of a deleted run. Without the mark a role that starts during
-    the restore would take the partial log for the whole and append to it; with the mark it ends. Of
-    two restores into one store the second one fails here with `ConfigurationError`.
-    """
     key = STORE + IDENTITY_KEY
     identity = RunIdentity(plan.backup.id, plan.backup.run)
     if key in by_key:
         identity = decode_json(checked(plan.source, by_key[key]), RunIdentity, key)
+    # Without the mark a role that starts during the restore would append to the partial log; with
+    # it, it ends.
     marked = replace(identity, needs=tuple(sorted({*identity.needs, DELETED})))
     try:
         store.create(IDENTITY_KEY, encode_json(marked))
+    # Of two restores into one store the second one fails here.
     except errors.ObjectExists:
         raise errors.ConfigurationError(
             f"the store {plan.urls[1]} was just claimed by another run or restore"
@@ -338,29 +330,25 @@ def _claim(plan: RestorePlan, store: ObjectStore, by_key: dict[str, BackupObject
 
 
 def _released(name: str, data: bytes) -> bytes:
-    """Returns the content of an object under `roles/`: a lease (`roles/ROLE.json`) as released, so
-    that the next holder need not wait, and any other object unchanged.
-    """
     if name.count("/") > 1:
         return data
+    # The next holder of a lease (`roles/ROLE.json`) need not wait.
     return encode_json(replace(decode_json(data, RoleRecord, name), released=True))
 
 
 def _restore_topic(
     bus: Bus, source: ObjectStore, cut: TopicCut, by_key: dict[str, BackupObject]
 ) -> None:
-    """Append a topic's records and commit its consumer groups' positions. Records keep their
-    offsets, except in topics from which compaction or time removes records: no stored position
-    names an offset of such a topic, so it is appended without its holes.
-    """
+    # Topics from which compaction or time removes records are appended without their holes: no
+    # stored position names an offset of them.
     name, keeps_offsets = cut.topic.name, cut.topic.cleanup == "safe"
     bus.create([cut.topic])
-    segments = [one for key in by_key if (one := parse_segment(key)) and one.topic == name]
-    segments.sort(key=lambda one: (one.partition, one.first))
+    segments = [parsed for key in by_key if (parsed := parse_segment(key)) and parsed.topic == name]
+    segments.sort(key=lambda part: (part.partition, part.first))
     for partition, begin in enumerate(cut.begins):
         if keeps_offsets:
             _fill(bus, name, partition, begin)
-        for segment in (one for one in segments if one.partition == partition):
+        for segment in (part for part in segments if part.partition == partition):
             for batch in _batches(source, segment, by_key[segment.key], cut):
                 offsets = bus.append(name, [_entry(message) for message in batch])
                 if keeps_offsets and offsets != [message.offset for message in batch]:
@@ -370,17 +358,15 @@ def _restore_topic(
                     )
     if keeps_offsets and any(cut.begins):
         bus.truncate(name, dict(enumerate(cut.begins)))
-    groups = dict.fromkeys(one.group for one in cut.commits) if keeps_offsets else ()
+    groups = dict.fromkeys(commit.group for commit in cut.commits) if keeps_offsets else ()
     for group in groups:
-        at = {one.partition: one.at for one in cut.commits if one.group == group}
+        at = {commit.partition: commit.at for commit in cut.commits if commit.group == group}
         bus.commit(group, name, at)
 
 
 def _fill(bus: Bus, topic: str, partition: int, begin: int) -> None:
-    """Append empty records up to offset `begin`, because no back end lets a partition begin above
-    0. No reader gets them: the caller truncates them after it has appended the topic's records,
-    and no role reads before the run is complete.
-    """
+    # No back end lets a partition begin above 0. No reader gets these: the caller truncates them,
+    # and no role reads before the run is complete.
     filler = AppendEntry(b"", b"", partition)
     for at in range(0, begin, FILLERS_MAX):
         bus.append(topic, [filler] * min(FILLERS_MAX, begin - at))
@@ -393,7 +379,6 @@ def _entry(message: Message) -> AppendEntry:
 def _batches(
     source: ObjectStore, segment: LogSegment, stored: BackupObject, cut: TopicCut
 ) -> Iterator[list[Message]]:
-    """Yields the segment's records that belong to the cut, in order, in batches for one append."""
     begin, end = cut.begins[segment.partition], cut.ends[segment.partition]
     batch, size = list[Message](), 0
     for message in decode_segment(segment, checked(source, stored)):

@@ -1,9 +1,6 @@
-"""Locates the run that a command names (`find_run_place`), and proves that the folder there is this
-run (`prove_run`): a run is where its store has `run.json` with the run's name.
-
-Names prove nothing: a project has folders `model/` and `weights/`, and a config.json, too. While a
-removal works, the folder has `removing.json` with the run's id: once run.json is deleted, which is
-the last object of the store, it proves that the rest of the folder is the run's.
+"""Locates the run that a command names, and proves that the folder there is this run: its store has
+`run.json` with the run's name. Names prove nothing: a project has folders `model/` and `weights/`,
+and a config.json, too.
 """
 
 import json
@@ -32,8 +29,8 @@ from rollstream.whole_file import whole_file
 
 @dataclass(frozen=True, slots=True)
 class RunPlace:
-    """Names a run and its parts: `folder`, and the URLs of log (`bus`) and `store`. Paths are
-    absolute; None for a part that does not exist or is not to be deleted.
+    """A run and its parts: `folder`, and the URLs of log (`bus`) and `store`. Paths are absolute;
+    None for a part that does not exist or is not to be deleted.
     """
 
     run: str
@@ -43,45 +40,44 @@ class RunPlace:
 
 
 def open_present(store_url: str | None) -> ObjectStore | None:
-    """Open the store; returns None for a folder that does not exist, because opening the store
-    would create it.
-    """
+    """Open the store; returns None for a folder that does not exist."""
     folder = None if store_url is None else folder_of_url(store_url)
     if store_url is None or (folder is not None and not folder.is_dir()):
         return None
+    # Opening a missing folder would create it.
     return open_store(store_url)
 
 
 def open_present_for_reading(store_url: str | None) -> ObjectStore | None:
-    """Open the store for reading only; returns None for a folder that does not exist."""
     folder = None if store_url is None else folder_of_url(store_url)
     if store_url is None or (folder is not None and not folder.is_dir()):
         return None
     return open_store_for_reading(store_url, None if folder is None else ContainedFolder(folder))
 
 
-def find_run_place(named: str, bus: str | None = None, *, or_emptied: bool = False) -> RunPlace:
-    """Locate the run that the user calls `named`: its folder, its config.json, or the URL of its
-    store or its log. `bus` is the URL of the log of a run named by its store. Raises
-    `ConfigurationError` if no run is there; with `or_emptied` an empty store is accepted as the
-    place of a run that was removed.
+def find_run_place(argument: str, bus: str | None = None, *, or_emptied: bool = False) -> RunPlace:
+    """Locate the run in `argument`: its folder, its config.json, or the URL of its store or its
+    log. `bus` is the log's URL of a run named by its store. Raises `ConfigurationError` if no run
+    is there; `or_emptied` accepts an empty store as the place of a removed run.
     """
-    scheme, separator, _ = named.partition(":")
+    scheme, separator, _ = argument.partition(":")
     if separator and scheme in ("kafka", "sqlite"):
         if bus is not None:
-            raise ConfigurationError(f"--bus {bus}: {named} is a log already; name the store first")
-        return RunPlace(url_identity(named), None, named, None)
-    if separator and not os.path.exists(named):
-        store = open_present_for_reading(named)
-        identity = None if store is None else read_identity(store)
-        if identity is None and not (or_emptied and _is_emptied(named, store)):
             raise ConfigurationError(
-                f"{named} holds no run (no {IDENTITY_KEY}), so nothing there is a run's; "
+                f"--bus {bus}: {argument} is a log already; name the store first"
+            )
+        return RunPlace(url_identity(argument), None, argument, None)
+    if separator and not os.path.exists(argument):
+        store = open_present_for_reading(argument)
+        identity = None if store is None else read_identity(store)
+        if identity is None and not (or_emptied and _is_emptied(argument, store)):
+            raise ConfigurationError(
+                f"{argument} holds no run (no {IDENTITY_KEY}), so nothing there is a run's; "
                 "is the URL right?"
             )
-        run = url_identity(named) if identity is None else identity.run
-        return RunPlace(run, None, bus, named)
-    path = Path(named).absolute()
+        run = url_identity(argument) if identity is None else identity.run
+        return RunPlace(run, None, bus, argument)
+    path = Path(argument).absolute()
     folder = path.parent if path.name == CONFIGURATION_FILE else path
     if bus is not None:
         raise ConfigurationError(f"--bus {bus}: {folder}/config.json names the run's log already")
@@ -94,41 +90,37 @@ def find_run_place(named: str, bus: str | None = None, *, or_emptied: bool = Fal
 
 
 def _is_emptied(store_url: str, store: ObjectStore | None) -> bool:
-    """Returns whether `store_url` can be the place of a run that was removed completely: the store
-    has no object, or its folder is missing and the folder above exists. A mistyped prefix of an
-    existing bucket cannot be told from it.
-    """
     if store is not None:
+        # A mistyped prefix of an existing bucket cannot be told from it.
         return next(store.list(), None) is None
     folder = folder_of_url(store_url)
     return folder is not None and folder.parent.is_dir()
 
 
 def _is_nearly_removed(folder: Path) -> bool:
-    """Returns whether the folder has only what a removal deletes after config.json."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set[str]()
+    # A removal deletes these after config.json.
     return REMOVAL_FILE in names or names == {"run.lock"} or (bool(names) and names <= {*LOCKS})
 
 
 @dataclass(frozen=True, slots=True)
 class RunProof:
-    """States why a place is a run's. `id` is the run's id; "" if the run has none (a replay of an
-    earlier release). `in_store` is False once a removal has deleted all objects of the run: then
-    objects in the store are not the run's.
+    """Why a place is a run's. `id` is "" for a replay of an earlier release. `in_store` is False
+    once a removal has deleted all objects of the run: objects in the store are then not the run's.
     """
 
     id: str
     in_store: bool
     in_folder: bool = True
-    """False if nothing in the folder is the run's any more."""
+    """False if nothing there is the run's any more."""
 
 
 def prove_run(place: RunPlace, store: ObjectStore | None, log: LogContents | None) -> RunProof:
     """Returns the proof that the place is the run's. Raises `ConfigurationError` if there is none.
 
-    A run named by its folder is proven by `run.json` in its store, which must have the name that
-    config.json has; by `removing.json` of a removal that was interrupted; or by `replay.json`, for
-    a replay of an earlier release, whose store has no `run.json`.
+    A run named by its folder is proven by `run.json` in its store, with the name in config.json; by
+    `removing.json` of an interrupted removal, whose last object of the store is `run.json`; or by
+    `replay.json`, for a replay of an earlier release.
     """
     proof = _prove(place, store, log)
     other = log_run_id(place.bus) if place.bus is not None and log and proof.id else ""
@@ -170,7 +162,7 @@ def _prove(place: RunPlace, store: ObjectStore | None, log: LogContents | None) 
 def check_permitted(place: RunPlace, is_confirmed: bool) -> None:
     """Raise `ConfigurationError` if a run's folder, which may come from another user, names a log
     or store outside of it that the user did not name: its host gets no secret (`check_hosts`), and
-    nothing there is deleted unless the user sees it and answers (`is_confirmed` is `--yes`).
+    nothing there is deleted with `--yes` (`is_confirmed`).
     """
     if place.folder is None:
         return
@@ -193,7 +185,7 @@ def check_permitted(place: RunPlace, is_confirmed: bool) -> None:
 
 
 def run_files(place: RunPlace) -> ContainedFolder | None:
-    """Returns the run's folder with the folders to which its links may lead; None without one."""
+    """Returns the run's folder with the folders to which its links may lead."""
     folder = place.folder
     if folder is None or not (folder / CONFIGURATION_FILE).is_file():
         return None if folder is None else ContainedFolder(folder)
@@ -217,15 +209,14 @@ def _check_same(place: RunPlace, identity: RunIdentity, mark: Mapping[str, Any] 
 
 
 def _is_log(url: str, log: LogContents | None) -> bool:
-    """Returns whether the log is a run's, or what a removal leaves of one: nothing."""
     folder = folder_of_url(url)
     if log:
         return log.has_ledger
+    # A removal leaves nothing of a log.
     return folder is None or not folder.is_dir() or not any(folder.iterdir())
 
 
 def _is_inside(place: RunPlace) -> bool:
-    """Returns whether log and store are real folders inside the run's folder."""
     assert place.folder is not None
     inside = place.folder.resolve()
     folders = [folder_of_url(url) for url in (place.bus, place.store) if url is not None]
@@ -233,13 +224,12 @@ def _is_inside(place: RunPlace) -> bool:
 
 
 def write_removal(folder: Path, run: str, run_id: str) -> None:
-    """Write the mark of a removal, atomically, and before anything is deleted."""
+    """Write the mark of a removal, atomically; the caller has deleted nothing yet."""
     with whole_file(folder / REMOVAL_FILE) as partial:
         partial.write_text(json.dumps({"run": run, "id": run_id}) + "\n", encoding="utf-8")
 
 
 def read_removal(folder: Path) -> Mapping[str, Any] | None:
-    """Returns the mark of a removal; None if no removal began here."""
     return _json_object(folder / REMOVAL_FILE)
 
 

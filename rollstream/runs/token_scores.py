@@ -1,5 +1,5 @@
-"""Scores the recorded tokens of a run again (`score_run_tokens`) and keeps the result in the run's
-folder, where the explorer shows it. Nothing else of the run is written, so it may be living.
+"""Scores the recorded tokens of a run again and keeps the result in the run's folder, where the
+explorer shows it. Nothing else of the run is written, so it may be living.
 """
 
 from collections import Counter
@@ -36,18 +36,15 @@ from rollstream.streams.records import Trajectory
 from rollstream.streams.values import Floats
 
 CHUNK_TOKENS = 4 << 20
-"""Tokens that are held at once, about 40 MB. A version is loaded once for all of them."""
+"""Tokens in memory at once, about 40 MB. A version is loaded once for all of them."""
 
 
 @dataclass(slots=True)
 class TokenScoring:
-    """Counts what `score_run_tokens` has scored and written to `path`. `before` are trajectories
-    that the file had already, `refused` those that no trainer can score (dead ones too). `missing`
-    has the versions that are not in the store any more, with the number of tokens that each
-    sampled; these have no scores.
-
-    The differences, the trainer's log-probability minus the recorded one, are those of the
-    `compared` tokens in first spans: later ones may be over a KV cache of older weights.
+    """Counts the trajectories scored and written to `path`. `before` were in the file already,
+    `refused` cannot be trained (dead ones too). `missing` counts the tokens of versions that the
+    store lacks. The differences are the trainer's log-probabilities minus the recorded ones, of
+    `compared` tokens.
     """
 
     path: Path
@@ -62,11 +59,9 @@ class TokenScoring:
 
     @property
     def difference_mean(self) -> float:
-        """The mean size of the differences; 0 without any."""
         return self.difference_sum / self.compared if self.compared else 0.0
 
     def add(self, record: Trajectory, logprobs: Floats) -> None:
-        """Count one scored trajectory."""
         self.trajectories += 1
         is_scored = ~np.isnan(logprobs)
         self.tokens += int(np.count_nonzero(is_scored))
@@ -74,6 +69,7 @@ class TokenScoring:
             lost = int(np.count_nonzero(~is_scored[span.start : span.end]))
             if lost:
                 self.missing[str(span.version)] += lost
+        # Later spans may be over a KV cache of older weights.
         first = slice(record.spans[0].start, record.spans[0].end)
         size = np.abs(logprobs[first].astype(np.float64) - record.logprobs[first])
         size = size[is_scored[first]]
@@ -86,30 +82,30 @@ def score_run_tokens(
     source: ReplaySource, where: Sequence[str], advance: Callable[[int], None]
 ) -> TokenScoring:
     """Score the trajectories that meet the conditions (`--where`), each token under the version
-    that sampled it, and write the scores to `token-scores.parquet` in the run's folder. What the
-    file has stays there and is not computed again, so an interrupted call is repeated at little
-    cost. `advance` is called with numbers of read records.
+    that sampled it, and write `token-scores.parquet` in the run's folder. `advance` is called with
+    numbers of read records. Scores in the file are not computed again, so an interrupted call is
+    repeated at little cost.
 
     Raises `ConfigurationError` for a run without folder, settings, weights or model, for no
-    trajectory, and for more than `TRAJECTORIES_MAX`. Memory holds `CHUNK_TOKENS` and the model.
+    trajectory, and for more than `TRAJECTORIES_MAX`.
     """
     folder, c = _folder_and_settings(source)
     assert source.store is not None
-    found = TokenScoring(folder / TOKEN_SCORES_FILE)
-    records = _wanted(source, where, found, advance)
+    scoring = TokenScoring(folder / TOKEN_SCORES_FILE)
+    records = _wanted(source, where, scoring, advance)
     first = next(records, None)
-    if first is None and not found.before:
+    if first is None and not scoring.before:
         raise ConfigurationError(f"{source.location.name} has no such finished trajectory")
     if first is None:
-        return found
+        return scoring
     disable_progress_bar()  # of transformers: it would mix with the command's output
     set_torch_threads(c.trainer.threads * c.trainer.workers)
     model = starting_model(c, folder)
     assert not isinstance(model, PacedModel), "refused before"
     scorer = VersionScorer(source.store, model, c.trainer)
     bounds = training_bounds(c, hf_vocabulary_size(model_folder(c, folder)))
-    write_token_scores(found.path, _rows(chain([first], records), scorer, bounds, found))
-    return found
+    write_token_scores(scoring.path, _rows(chain([first], records), scorer, bounds, scoring))
+    return scoring
 
 
 def _folder_and_settings(source: ReplaySource) -> tuple[Path, Configuration]:
@@ -130,32 +126,33 @@ def _folder_and_settings(source: ReplaySource) -> tuple[Path, Configuration]:
 
 
 def _wanted(
-    source: ReplaySource, where: Sequence[str], found: TokenScoring, advance: Callable[[int], None]
+    source: ReplaySource,
+    where: Sequence[str],
+    scoring: TokenScoring,
+    advance: Callable[[int], None],
 ) -> Iterator[Trajectory]:
-    """Yields the first completion of each trajectory (invariant 2), if it meets the conditions and
-    the file has no scores of it.
-    """
     conditions = parse_conditions(where)
     steps = source.recorded().step_of() if needs_steps(conditions) else {}
-    stored = stored_hashes(found.path)
+    stored = stored_hashes(scoring.path)
     seen: set[str] = set()
-    wanted = 0
-    for one in source.log.topic("trajectories").records():
+    selected = 0
+    for log_record in source.log.topic("trajectories").records():
         advance(1)
-        record = one.record
+        record = log_record.record
         if not isinstance(record, Trajectory) or record.trajectory in seen:
             continue
+        # The first completion of a trajectory counts (invariant 2).
         seen.add(record.trajectory)
-        step = steps.get(one.address)
-        if not is_wanted_trajectory(conditions, record, one.timestamp_ms, step):
+        step = steps.get(log_record.address)
+        if not is_wanted_trajectory(conditions, record, log_record.timestamp_ms, step):
             continue
         if stored.get(record.trajectory) == text_hash(record):
-            found.before += 1
+            scoring.before += 1
             continue
-        wanted += 1
-        if wanted + len(stored) > TRAJECTORIES_MAX:
+        selected += 1
+        if selected + len(stored) > TRAJECTORIES_MAX:
             raise ConfigurationError(
-                f"{found.path} would hold more than {TRAJECTORIES_MAX:,} trajectories; select "
+                f"{scoring.path} would hold more than {TRAJECTORIES_MAX:,} trajectories; select "
                 "fewer with --where, or delete the file"
             )
         yield record
@@ -165,27 +162,26 @@ def _rows(
     records: Iterator[Trajectory],
     scorer: VersionScorer,
     bounds: TrainingBounds,
-    found: TokenScoring,
+    scoring: TokenScoring,
 ) -> Iterator[ScoredTrajectory]:
-    """Yields the scores of the trajectories that a trainer can score, and counts them."""
     for chunk in _chunks(records):
         scorable = [record for record in chunk if refusal(record, bounds) is None]
-        found.refused += len(chunk) - len(scorable)
+        scoring.refused += len(chunk) - len(scorable)
         for record, (logprobs, entropy) in zip(scorable, scorer.score(scorable), strict=True):
-            found.add(record, logprobs)
+            scoring.add(record, logprobs)
             yield ScoredTrajectory(
                 record.trajectory, record.group, text_hash(record), logprobs, entropy
             )
 
 
 def _chunks(records: Iterator[Trajectory]) -> Iterator[list[Trajectory]]:
-    held: list[Trajectory] = []
+    chunk: list[Trajectory] = []
     tokens = 0
     for record in records:
-        held.append(record)
+        chunk.append(record)
         tokens += len(record.tokens)
         if tokens >= CHUNK_TOKENS:
-            yield held
-            held, tokens = [], 0
-    if held:
-        yield held
+            yield chunk
+            chunk, tokens = [], 0
+    if chunk:
+        yield chunk

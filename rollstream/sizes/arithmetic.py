@@ -1,10 +1,5 @@
-"""Computes the memory of a trainer's rank (one of its processes) and of the embedded engine from a
-model's shape, as lines: each is one part and its bytes (`MemoryLine`; vLLM's are in `engines.py`).
-`rollstream plan` compares their sums with the memory of a card (a GPU).
-
-A formula counts the tensors that the code of this project allocates, so it names the file that
-allocates them; each constant has its source beside it. `benchmarks/sizes/plan_error.py` compares
-the sums with measured peaks. All sizes are in bytes.
+"""Computes the memory of a trainer's rank and of the embedded engine from a model's shape, by the
+tensors that this project's code allocates (`MemoryLine`). All sizes are in bytes.
 """
 
 from collections.abc import Sequence
@@ -18,80 +13,77 @@ from rollstream.producers.settings import STREAMED_BYTES
 from rollstream.sizes.shapes import ModelShape
 from rollstream.storage.checkpoints import SHARD_BYTES as CHECKPOINT_FILE_BYTES
 
+# `benchmarks/sizes/plan_error.py` compares the sums with measured peaks.
 FLOAT32, BFLOAT16 = 4, 2
-"""Bytes of one number of each type (IEEE 754)."""
+"""Bytes of one number."""
 
 STATE = "masters, gradients, moments"
 STATE_BYTES = 16
-"""Per trained parameter: its master (the float32 number that the optimiser updates), sum of
-gradients and AdamW's two moments (`consumers/trainer/learn/masters.py`, `learner.py`).
+"""Per trained parameter: float32 master, sum of gradients and AdamW's two moments
+(`consumers/trainer/learn/masters.py`, `learner.py`).
 """
 LOGITS_SLICE = 1 << 24
-"""Number of logits in memory at once (`LOGITS_MAX` in `consumers/trainer/learn/scores.py`)."""
+"""Logits in memory at once (`LOGITS_MAX` in `consumers/trainer/learn/scores.py`)."""
 LOGITS_COPIES = 4
 """Float32 copies of a slice: logits, divided by the temperature, log-softmax, probabilities
 (`_ScoreFunction` in `scores.py`).
 """
 PREFETCHED_GROUPS = 2
-"""Layers that FSDP2, torch's sharding of a model over ranks, holds gathered (whole): the one that
-computes and the next (torch 2.13, implicit prefetch of `fully_shard`).
+"""Layers that FSDP2 holds gathered: the one that computes and the next (torch 2.13, implicit
+prefetch of `fully_shard`).
 """
+# A choice, as no document states the size of a context: half of it for a context with lazily loaded
+# kernels, 32 MiB of cuBLAS on Hopper (torch's notes on CUDA semantics), 4 MiB for each channel and
+# peer of NCCL (`NCCL_BUFFSIZE`).
 CONTEXT_BYTES = 0.6e9
-"""CUDA context, cuBLAS workspaces and NCCL buffers of one process. A choice, because no document
-states the size of a context: about half of the sum for a context with lazily loaded kernels, 32 MiB
-of cuBLAS on Hopper (torch's notes on CUDA semantics), and 4 MiB for each channel and peer of NCCL
-(`NCCL_BUFFSIZE`).
-"""
+"""CUDA context, cuBLAS workspaces and NCCL buffers of one process."""
+# A choice: it splits segments of 20 MiB and rounds larger requests to 2 MiB
+# (`c10/cuda/CUDACachingAllocator.cpp`), and lengths of rows change with each micro-batch.
 FRAGMENTED = 0.05
-"""Share of a card that torch's caching allocator cannot use. A choice: it splits segments of 20 MiB
-and rounds larger requests to 2 MiB (`c10/cuda/CUDACachingAllocator.cpp`), and lengths of rows
-change with each micro-batch.
-"""
+"""Share of a card that torch's caching allocator cannot use."""
 COPIES = 2
-"""Copies of the published tensors in host memory: the last ones (the next delta's base), the ones
-being published; two more wait where the store is slow (`consumers/trainer/publisher.py`).
+"""Copies of the published tensors in host memory: the next delta's base, and those being published
+(`consumers/trainer/publisher.py`); two more wait where the store is slow.
 """
 CHECKPOINT_BYTES = 12
-"""Per trained parameter in a checkpoint, and in host memory while it is written: float32 master and
+"""Per trained parameter in a checkpoint, and in host memory during its write: float32 master and
 two moments (`consumers/trainer/checkpoint.py`).
 """
+# The few tensors below 4096 numbers are not told apart.
 LOW_BIT_BYTES = FLOAT32 + 2 * (1 + FLOAT32 / 256)
-"""The same with moments of 8 bits, whose blocks of 256 have a float32 scale (`learn/low_bit.py`).
-The few tensors below 4096 numbers are not told apart.
-"""
+"""With moments of 8 bits, whose blocks of 256 have a float32 scale (`learn/low_bit.py`)."""
 LENT_BYTES_MIN = 1e9
 """A larger state in host memory is saved without a copy (`consumers/trainer/learn/workers.py`)."""
 SPARE_COLUMNS = 256
 """Token places beyond the context in a row of the KV cache (`engines/torch/attention.py`)."""
 PREFIX_SHARE = 4
-"""The prefix cache holds at most slots · context / 4 tokens (`engines/torch/engine.py`)."""
+"""The prefix cache holds up to slots · context / 4 tokens (`engines/torch/engine.py`)."""
 PREFILL_TOKENS = 1024
-"""Tokens that the torch engine prefills at once (`AHEAD_TOKENS` in `engines/torch/prefill.py`)."""
+"""Tokens of one prefill (`AHEAD_TOKENS` in `engines/torch/prefill.py`)."""
 UPDATE_COPIES = 2
-"""Float32 copies of the largest tensor while it is loaded or compared: the cast and its product
-with the norm's factor (`engines/torch/weights.py`).
+"""Float32 copies of the largest tensor while it is loaded: the cast and its product with the norm's
+factor (`engines/torch/weights.py`).
 """
 WEIGHTS = "weights"
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryLine:
-    """Names one part of a process's memory and its size."""
+    """One part of a process's memory and its size."""
 
     what: str
     bytes: float
 
 
 def total(lines: Sequence[MemoryLine]) -> float:
-    """Returns the sum of the lines."""
     return sum(line.bytes for line in lines)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerForm:
-    """Holds the settings of training that decide a rank's memory. With `recompute` a layer keeps
-    only its input for the backward pass; `workers` micro-batches are computed at the same time;
-    `lora_rank` None trains all parameters.
+    """Settings of training that decide a rank's memory. With `recompute` a layer keeps only its
+    input for the backward pass; `workers` micro-batches are computed at the same time; `lora_rank`
+    None trains all parameters.
     """
 
     micro_batch_tokens: int
@@ -101,17 +93,17 @@ class TrainerForm:
     workers: int = 1
     lora_rank: int | None = None
     offload: bool = False
-    """True if masters, moments and sum of gradients are in host memory (`trainer.cpu_offload`)."""
+    """Masters, moments and sum of gradients are in host memory (`trainer.cpu_offload`)."""
     other_policies: int = 0
     """Models beside the trained one (`learn/other_policies.py`)."""
     critic: bool = False
-    """Whether a critic with a body of its own is trained too (`learn/critic.py`)."""
+    """A critic with a body of its own is trained too (`learn/critic.py`)."""
     low_bit: bool = False
-    """Whether the policy's moments have 8 bits; a critic's have 32."""
+    """The policy's moments have 8 bits; a critic's have 32."""
 
     @property
     def saved(self) -> float:
-        """Returns the bytes of a trained parameter's master and moments."""
+        """Returns the bytes of a parameter's master and moments."""
         return LOW_BIT_BYTES if self.low_bit else CHECKPOINT_BYTES
 
     @property
@@ -121,9 +113,7 @@ class TrainerForm:
 
     @property
     def is_packed(self) -> bool:
-        """Returns whether `learn/llama.py` computes the passes, which it does in one process and
-        float32 (`policy_scorer`).
-        """
+        """Returns whether `learn/llama.py` computes the passes (`policy_scorer`)."""
         return self.compute == "float32" and self.ranks == 1
 
 
@@ -144,16 +134,14 @@ def form_of(settings: TrainerSettings, ranks: int, lora_rank: int = 0) -> Traine
 
 
 def trained_parameters(shape: ModelShape, form: TrainerForm) -> int:
-    """Returns the number of parameters that have master, gradient and moments."""
+    """Returns the number of parameters with master, gradient and moments."""
     if form.lora_rank is None:
         return shape.parameters
     return shape.adapter_parameters(form.lora_rank)
 
 
 def trainer_lines(shape: ModelShape, form: TrainerForm) -> tuple[MemoryLine, ...]:
-    """Returns a rank's memory on its device, without context and fragmentation, which
-    `engines.usable` subtracts from the card.
-    """
+    """Returns a rank's memory on its device, without context and fragmentation (see `usable`)."""
     lines: list[MemoryLine] = []
     if not form.offload:
         state = (form.saved + FLOAT32) * own_parameters(shape, form)
@@ -175,52 +163,42 @@ def trainer_lines(shape: ModelShape, form: TrainerForm) -> tuple[MemoryLine, ...
 
 
 def reference_bytes(shape: ModelShape, settings: TrainerSettings) -> float:
-    """Returns the memory of a reference of this shape in a scorer, on its device: its weights."""
+    """Returns the weights of a reference of this shape in a scorer, on its device."""
     return (BFLOAT16 if settings.compute == "bfloat16" else FLOAT32) * shape.parameters
 
 
 def _critic_bytes(shape: ModelShape, form: TrainerForm) -> float:
-    """Returns a critic's bytes on the device: its state, the weights that it computes with, and the
-    gradients that each worker holds during the policy's pass. Its head has one row.
-    """
     body = shape.parameters - (0 if shape.tied else shape.embedding_parameters)
     trained = body if form.lora_rank is None else trained_parameters(shape, form)
     is_apart = form.item != FLOAT32 or form.offload or form.lora_rank is not None
-    held = (0 if form.offload else STATE_BYTES) + form.workers * form.item
-    return held * trained + (form.item * body if is_apart else 0)
+    # State, and the gradients that each worker holds during the policy's pass. The head has one
+    # row.
+    per_parameter = (0 if form.offload else STATE_BYTES) + form.workers * form.item
+    return per_parameter * trained + (form.item * body if is_apart else 0)
 
 
 def own_parameters(shape: ModelShape, form: TrainerForm) -> int:
-    """Returns the trained parameters of the rank that holds most. For an adapter it is an upper
-    bound: all factors are divided like A, which has only as many rows as the adapter's rank.
-    """
+    """Returns the trained parameters of the fullest rank; an upper bound for an adapter."""
     if form.lora_rank is not None:
+        # All factors are divided like A, which has only as many rows as the adapter's rank.
         rows = -(-form.lora_rank // form.ranks)
         return trained_parameters(shape, form) * rows // form.lora_rank
     return _held_parameters(shape, form.ranks)
 
 
 def _held_parameters(shape: ModelShape, ranks: int) -> int:
-    """Returns the parameters of the rank that holds most: FSDP2 gives a rank whole rows, at most
-    ceil(rows / ranks) of each tensor (`rows_per_rank` in `trainer/rank_plan.py`).
-    """
     if ranks == 1:
         return shape.parameters
+    # FSDP2 gives a rank whole rows (`rows_per_rank` in `trainer/rank_plan.py`).
     return sum(count * -(-rows // ranks) * size for count, rows, size in shape.tensors)
 
 
 def _gathered_lines(shape: ModelShape, form: TrainerForm, passes: float) -> list[MemoryLine]:
     """Returns the tensors that FSDP2 holds beside a rank's slices (`shard_model` in
-    `sharded/tensors.py`): layers are gathered in the type of the arithmetic and reduced in float32;
-    embedding, final norm and head are one group, in float32, which stays gathered from the forward
-    to the backward pass.
-
-    The peak is either within the layers' backward pass, when only the head of that group has a
-    gradient, or at its end, when activations (`passes`) and layers are gone and the group's
-    gradients are copied in order to reduce them. A frozen base is gathered in the type of the
-    arithmetic, and only the factors of its layers have gradients.
+    `sharded/tensors.py`): layers, and one float32 group of embedding, final norm and head.
     """
     if form.lora_rank is not None:
+        # A frozen base is gathered in the type of the arithmetic; only factors have gradients.
         factors = shape.adapter_parameters(form.lora_rank) / shape.layers
         layers = PREFETCHED_GROUPS * form.item * (shape.layer_parameters + factors)
         return [
@@ -234,6 +212,9 @@ def _gathered_lines(shape: ModelShape, form: TrainerForm, passes: float) -> list
         MemoryLine("gradients of one layer, to reduce", (form.item + FLOAT32) * layer),
         MemoryLine("gradient of the head", FLOAT32 * head),
     ]
+    # The peak is within the layers' backward pass, when only the head of the group has a gradient,
+    # or at its end, when activations and layers are gone and the group's gradients are copied to
+    # reduce them.
     beyond = max(0.0, 2 * FLOAT32 * root - total(lines) - passes)
     return [
         MemoryLine("gathered embedding and head", FLOAT32 * root),
@@ -243,26 +224,25 @@ def _gathered_lines(shape: ModelShape, form: TrainerForm, passes: float) -> list
 
 
 def _pass_lines(shape: ModelShape, form: TrainerForm) -> list[MemoryLine]:
-    """Returns the peak of a forward and backward pass for all workers: activations are freed while
-    gradients are made, so the peak is at the begin or at the end of the backward pass.
-    """
-    kept = kept_bytes(shape, form)
+    activations = kept_bytes(shape, form)
     head = _head_bytes(shape, form)
-    made = 0.0
+    gradients = 0.0
     if form.ranks == 1:
-        made = form.item * trained_parameters(shape, form)
+        gradients = form.item * trained_parameters(shape, form)
         if form.lora_rank is None and shape.tied:
             # The embedding's own gradient, before it is added to that of the head.
-            made += form.item * shape.embedding_parameters
+            gradients += form.item * shape.embedding_parameters
+    # Activations are freed while gradients are made: the peak is at the begin or the end of the
+    # backward pass.
     return [
-        MemoryLine("activations of a micro-batch", form.workers * kept),
+        MemoryLine("activations of a micro-batch", form.workers * activations),
         MemoryLine("head and logits", form.workers * head),
-        MemoryLine("gradients beyond them", form.workers * max(0.0, made - kept)),
+        MemoryLine("gradients beyond them", form.workers * max(0.0, gradients - activations)),
     ]
 
 
 def kept_bytes(shape: ModelShape, form: TrainerForm) -> float:
-    """Returns the bytes that the forward pass of one micro-batch keeps for the backward pass."""
+    """Returns the bytes that a micro-batch's forward pass keeps for the backward pass."""
     tokens, d = form.micro_batch_tokens, shape.hidden
     if form.is_packed and shape.experts is None:
         rotations = FLOAT32 * tokens * (shape.query_size + shape.kv_size)
@@ -277,34 +257,32 @@ def kept_bytes(shape: ModelShape, form: TrainerForm) -> float:
 
 
 def _packed_layer_bytes(shape: ModelShape, tokens: int) -> float:
-    """Returns the bytes that a layer of `PackedDecoder` keeps: two norms, rotated queries and keys
-    (threefold if heads have norms), values, attention's output twice, gate and up with their SiLU
-    and product; and the copies of its matrices with the norms' gains, of which those of queries,
-    keys, gate and up are also joined.
-    """
     d, q, kv, f = shape.hidden, shape.query_size, shape.kv_size, shape.intermediate
+    # Two norms, rotated queries and keys (threefold if heads have norms), values, attention's
+    # output twice, gate and up with their SiLU and product.
     numbers = 2 * d + (q + kv) * (3 if shape.has_head_norms else 1) + kv + 2 * q + 4 * f
+    # Copies of the matrices with the norms' gains; those of queries, keys, gate and up also joined.
     folded = 2 * d * (q + kv) + d * kv + 2 * (2 * d * f)
     return FLOAT32 * (tokens * numbers + folded)
 
 
 def general_layer_numbers(shape: ModelShape, item: int) -> float:
-    """Returns the bytes per token that a layer of the library transformers keeps: each norm's
-    float32 input and two results; queries, keys and values as all heads attend to them, attention's
-    output; the feed-forward part's gate, its SiLU, up and their product (Korthikanti et al., arXiv
+    """Returns the bytes per token that a layer of transformers keeps (Korthikanti et al., arXiv
     2205.05198, for this kind of layer).
     """
     d, q = shape.hidden, shape.query_size
+    # Each norm's float32 input and two results.
     norms = 2 * (FLOAT32 + 2 * item) * d
     if shape.has_head_norms:
         norms += (FLOAT32 + item) * (q + shape.kv_size)
+    # Queries, keys and values as all heads attend to them, attention's output.
     attention = item * 4 * q + FLOAT32 * shape.heads
     inputs = 0 if shape.experts is None else shape.experts.used * d  # each expert's own rows
+    # The feed-forward part's gate, its SiLU, up and their product.
     return norms + attention + item * (4 * shape.feed_forward + inputs)
 
 
 def _head_bytes(shape: ModelShape, form: TrainerForm) -> float:
-    """Returns the bytes of the float32 head, its gradient, its inputs, and one slice of logits."""
     tokens = form.micro_batch_tokens
     logits = min(LOGITS_SLICE, tokens * shape.vocabulary) * FLOAT32 * LOGITS_COPIES
     states = 2 * FLOAT32 * tokens * shape.hidden
@@ -317,21 +295,20 @@ def _head_bytes(shape: ModelShape, form: TrainerForm) -> float:
 def trainer_host_lines(
     shape: ModelShape, form: TrainerForm, published_item: int, on_cpu: bool = False
 ) -> tuple[MemoryLine, ...]:
-    """Returns what a rank holds in host memory, without its libraries; `published_item` is the
-    bytes of a published number. If its device is the CPU (`on_cpu`), `trainer_lines` come on top.
-
-    A large state in host memory is written to a checkpoint without a copy. Each published tensor is
-    whole at the rank that owns it (`owners` in `trainer/rank_plan.py`). The fullest rank is counted
-    with the mean or, if it is larger, with the largest tensor; it has at most the sum of both.
+    """Returns a rank's host memory, without its libraries; `published_item` is the bytes of a
+    published number. On the CPU (`on_cpu`) `trainer_lines` come on top.
     """
-    own, trained = own_parameters(shape, form), trained_parameters(shape, form)
+    own_trained, trained = own_parameters(shape, form), trained_parameters(shape, form)
     published = float(trained)
     if form.ranks > 1 and form.lora_rank is None:  # each rank has the whole adapter
+        # A published tensor is whole at its owner (`owners` in `trainer/rank_plan.py`). The fullest
+        # rank has at most the sum of mean and largest tensor; it is counted with the larger of
+        # both.
         published = max(trained / form.ranks, max(rows * size for _, rows, size in shape.tensors))
     is_lent = (on_cpu or form.offload) and form.saved * trained > LENT_BYTES_MIN
-    critic = own if form.critic else 0
-    saved = form.saved * own + CHECKPOINT_BYTES * critic
-    state = saved + FLOAT32 * (own + critic) if form.offload else 0.0
+    critic = own_trained if form.critic else 0
+    saved = form.saved * own_trained + CHECKPOINT_BYTES * critic
+    state = saved + FLOAT32 * (own_trained + critic) if form.offload else 0.0
     is_base_here = form.offload and form.lora_rank is not None and form.ranks > 1
     base = form.item * _held_parameters(shape, form.ranks) if is_base_here else 0.0
     return (
@@ -347,9 +324,8 @@ def torch_engine_lines(
     shape: ModelShape, slots: int, context: int, item: int, published_item: int = 0
 ) -> tuple[MemoryLine, ...]:
     """Returns the memory of the embedded engine (`engines/torch/`), whose layers compute with
-    numbers of `item` bytes. On the CPU it includes the version that the rollout holds
-    (`rollout/weights.py`), of `published_item` bytes per parameter; a large version is streamed and
-    not held. On a GPU `published_item` is 0, because the rollout holds the version in host memory.
+    numbers of `item` bytes. On the CPU it includes the rollout's version, of `published_item` bytes
+    per parameter; on a GPU that is 0.
     """
     published = published_item * shape.parameters
     layers = shape.layers * shape.layer_parameters
@@ -366,7 +342,9 @@ def torch_engine_lines(
             "prefill and logits", passes + LOGITS_COPIES * FLOAT32 * slots * shape.vocabulary
         ),
         MemoryLine(
-            "version held by the rollout", published if published <= STREAMED_BYTES else 0.0
+            # A large version is streamed (`rollout/weights.py`).
+            "version held by the rollout",
+            published if published <= STREAMED_BYTES else 0.0,
         ),
         MemoryLine("an update's largest tensor", UPDATE_COPIES * head),
     )

@@ -1,10 +1,4 @@
-"""Refuses a run whose model cannot fit into the memory of its GPUs (cards), before any role starts.
-
-First the caller determines which processes use which cards: by the settings `[devices]`, or by
-`unassigned_use` or `lone_use` if these assign none. Then `check_memory` adds up, for each card, the
-least memory that its processes need (`needed_bytes`). If that is more than the card has, it raises
-an error that names the card, the need and a change of the settings.
-"""
+"""Refuses, before any role starts, a run whose model cannot fit into the memory of its GPUs."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -24,7 +18,6 @@ from rollstream.supervisor.cards import GpuCard
 
 
 def uses_gpus(c: Configuration) -> bool:
-    """Returns whether a role of this run may compute on a GPU."""
     has_devices = c.devices.trainer is not None or c.devices.rollouts is not None
     return has_devices or _generates_on_gpus(c) or _trains_on_gpus(c)
 
@@ -38,33 +31,34 @@ def _generates_on_gpus(c: Configuration) -> bool:
 
 
 def unassigned_use(c: Configuration, cards: Sequence[GpuCard]) -> dict[str, Sequence[GpuCard]]:
-    """Returns the cards that each process of a run uses if `[devices]` assigns none: it then sees
-    all `cards` and takes consecutive ones. The trainer begins at the card of `trainer.device`
-    (`cuda:1`; the first without a number), where scorers with the reference are, too; all rollouts
-    and the evaluation begin at the first.
+    """Returns the cards of each process if `[devices]` assigns none: each sees all `cards` and
+    takes consecutive ones.
     """
-    r, found = c.rollouts, dict[str, Sequence[GpuCard]]()
+    r, cards_by_process = c.rollouts, dict[str, Sequence[GpuCard]]()
     if _trains_on_gpus(c):
+        # `cuda:1`; scorers with the reference share its first card.
         first = int(c.trainer.device.partition(":")[2] or 0)
-        found["trainer"] = cards[first : first + c.trainer.processes]
+        cards_by_process["trainer"] = cards[first : first + c.trainer.processes]
         if c.scoring.holds_reference:
-            found |= {f"scorer-{n}": cards[first : first + 1] for n in range(c.scoring.count)}
+            cards_by_process |= {
+                f"scorer-{n}": cards[first : first + 1] for n in range(c.scoring.count)
+            }
     if _generates_on_gpus(c):
         for number in range(r.count):
-            found[f"rollout-{number}"] = cards[: r.kind.cards(r)]
+            cards_by_process[f"rollout-{number}"] = cards[: r.kind.cards(r)]
         if c.evaluation.enabled:
-            found["eval"] = cards[: r.kind.cards(r)]
-    return found
+            cards_by_process["eval"] = cards[: r.kind.cards(r)]
+    return cards_by_process
 
 
 def lone_use(
     c: Configuration, command: str, cards: Sequence[GpuCard]
 ) -> dict[str, Sequence[GpuCard]]:
-    """Returns the cards of a role that was started alone, by `rollstream train` or `rollstream
-    rollout`; {} for other commands. For a trainer the first card stands for all, because its ranks
-    (its processes, one on each card) need equal memory.
+    """Returns the cards of a role that was started alone (`rollstream train`, `rollstream
+    rollout`); {} for other commands.
     """
     if command == "train" and _trains_on_gpus(c):
+        # One card stands for all: ranks need equal memory.
         return {"trainer": unassigned_use(c, cards)["trainer"][:1]}
     if command == "rollout" and _generates_on_gpus(c):
         return {"rollout": cards[: c.rollouts.kind.cards(c.rollouts)]}
@@ -77,12 +71,10 @@ def check_memory(
     used: Mapping[str, Sequence[GpuCard]],
     ranks: int | None = None,
 ) -> None:
-    """Raise `ConfigurationError` if the processes on a card need more memory than the card has; the
-    message names the need and a change.
-
-    `used` maps the name of each process to its cards. `ranks` is the number of the trainer's
-    processes on all machines; None: `trainer.processes`. A `model` of a family whose parameters
-    are not counted (`shape_of`) passes unchecked.
+    """Raise `ConfigurationError` if the processes on a card need more memory than it has. `used`
+    maps the name of each process to its cards; `ranks` is the number of trainer processes on all
+    machines (None: `trainer.processes`). A family whose parameters are not counted (`shape_of`)
+    passes unchecked.
     """
     try:
         shape = shape_of(read_hf_config(model), model.name)
@@ -104,11 +96,11 @@ def needed_bytes(
     """Returns the least memory that one process needs on one card, in bytes.
 
     * A trainer of several ranks: with micro-batches of the configured size.
-    * A trainer of one rank: with micro-batches of at most one longest sequence, because it halves
-      a micro-batch that does not fit.
+    * A trainer of one rank, which halves a micro-batch that does not fit: with at most one longest
+      sequence.
     * A scorer with the reference: its weights.
-    * An engine that reserves a share (vLLM, `rollouts.vllm.memory_share`): this, but at least its
-      weights and workspaces and the KV cache of one longest sequence.
+    * An engine that reserves a share (vLLM, `rollouts.vllm.memory_share`): this, at least its
+      weights, workspaces and the KV cache of one longest sequence.
     * Another engine: its weights, and its caches for all slots.
     """
     r, context = c.rollouts, c.rollouts.context_max
@@ -133,10 +125,8 @@ def needed_bytes(
 
 
 def _reference_shape(c: Configuration, shape: ModelShape) -> ModelShape:
-    """Returns the shape of the reference; that of the run's model, `shape`, if it is a version, or
-    of a family that is not counted.
-    """
     if named_version(c.trainer.reference, 0) is not None:
+        # A version of the run's model.
         return shape
     folder = find_hf_folder(c.trainer.reference)
     try:
@@ -146,14 +136,11 @@ def _reference_shape(c: Configuration, shape: ModelShape) -> ModelShape:
 
 
 def _weight_item(c: Configuration) -> float:
-    """Returns the bytes of one weight in vLLM. A quantised weight counts half a byte, the least
-    that any of vLLM's methods needs.
-    """
+    # The least that any of vLLM's quantisations needs.
     return 0.5 if c.rollouts.vllm.args.get("quantization") else sums.BFLOAT16
 
 
 def _refusal(c: Configuration, shape: ModelShape, card: GpuCard, parts: Mapping[str, float]) -> str:
-    """Returns the error message; `parts` maps each process on the card to the bytes it needs."""
     roles = ", ".join(f"{name} {size / GB:.1f} GB" for name, size in parts.items())
     if "trainer" in parts and len(parts) == 1:
         advice = "train on more GPUs (trainer.processes and devices.trainer, or more machines)"

@@ -1,8 +1,5 @@
-"""Lists accelerators (`ACCELERATORS`) with memory, peak arithmetic and bandwidths of NVIDIA's data
-sheets, finds one by its name, and parses the option `--gpus` of `rollstream plan` (`parse_kinds`).
-
-A card in `--gpus` may be given by its memory alone (`24GB`). Its speed is then unknown, so a plan
-for it states no rates.
+"""Lists accelerators by NVIDIA's data sheets, finds one by its name, and parses the option `--gpus`
+of `rollstream plan`. A card given by its memory alone (`24GB`) has no known speed.
 """
 
 import re
@@ -11,22 +8,21 @@ from dataclasses import dataclass
 from rollstream.errors import ConfigurationError
 
 GB = 1e9
-"""A gigabyte as data sheets count it (SI)."""
+"""A gigabyte of data sheets (SI)."""
+# Assumed: four fifths of the 31.5e9 that 16 lanes of 16 GT/s have after their 128b/130b coding (PCI
+# Express Base Specification 4.0).
 PCIE = 25e9
-"""Bytes/s that a transfer over PCIe 4.0 x16 is assumed to reach: four fifths of the 31.5e9 that 16
-lanes of 16 GT/s have after their 128b/130b coding (PCI Express Base Specification 4.0).
-"""
+"""Bytes/s of a transfer over PCIe 4.0 x16."""
 CARDS_PER_MACHINE = 8
-"""Plans assume machines with this many cards, as NVIDIA's HGX boards and DGX systems have."""
+"""As in NVIDIA's HGX boards and DGX systems."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """Describes one kind of card; 0 means unknown.
-
-    `memory` is in bytes, and `bandwidth`, that of its memory, in bytes/s. `flops` are operations/s
-    in dense bfloat16 with float32 sums; where a data sheet states them with sparsity, half of that.
-    `link` is the bytes/s between two cards of a machine in one direction: NVLink, else PCIe.
+    """One kind of card; 0 means unknown. `memory` is in bytes, `bandwidth`, that of its memory, in
+    bytes/s. `flops` are operations/s in dense bfloat16 with float32 sums; half of a figure with
+    sparsity. `link` is the bytes/s between two cards of a machine in one direction: NVLink, else
+    PCIe.
     """
 
     name: str
@@ -60,22 +56,22 @@ ACCELERATORS = {card.name: card for card in _CARDS}
 _ANY_CARD = re.compile(
     r"nvidia|tesla|geforce|gpus?|sxm[0-9]?|pcie|hbm[0-9]e?|graphics|tensor|core|card"
 )
-"""Words of a card's name beside those in the table, which make it no other card."""
+"""Words of a card's name that make it no other card."""
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?gb", re.IGNORECASE)
 
 
 def accelerator_named(name: str) -> Accelerator | None:
-    """Returns the listed card whose words are in `name`, which may be the name that CUDA reports
-    (`NVIDIA A100-SXM4-40GB`, an `A100 40GB`); None if there is none. The longest match counts. A
-    name with a size of another memory, or with other words (`Laptop`), is that of another card.
+    """Returns the listed card whose words are in `name`, which may be that of CUDA (`NVIDIA
+    A100-SXM4-40GB`, an `A100 40GB`); None without one. The longest match counts.
     """
     joined = _SIZE.sub(r"\1gb", re.sub(r"[-_]", " ", name.lower()))
     words = joined.split(" ")
-    named = [card for card in _CARDS if set(card.name.lower().split()) <= set(words)]
-    card = max(named, key=lambda card: len(card.name.split()), default=None)
+    matches = [card for card in _CARDS if set(card.name.lower().split()) <= set(words)]
+    card = max(matches, key=lambda card: len(card.name.split()), default=None)
     if card is None:
         return None
     of_card = {*card.name.lower().split(), f"{card.memory / GB:g}gb", ""}
+    # Another size of memory, or other words (`Laptop`), make it another card.
     others = [word for word in words if word not in of_card and not _ANY_CARD.fullmatch(word)]
     return None if others else card
 
@@ -88,13 +84,12 @@ _COUNTED = [
         r"(?P<kind>.*?)\s+x\s*(?P<count>[0-9]{1,9})",
     )
 ]
-"""Forms of a number of cards: `8xH100`, `8 H100`, `H100 x8`."""
+"""`8xH100`, `8 H100`, `H100 x8`."""
 
 
 def parse_gpus(text: str) -> tuple[int, Accelerator]:
-    """Returns the number and kind of cards that a text such as `8xH100`, `8 H100`, `H100 x8`,
-    `H100` (one card) or `2x24GB` names. Raises `ConfigurationError` for an unknown card and for a
-    number of 0.
+    """Returns the number and kind of cards in a text such as `8xH100`, `8 H100`, `H100 x8`, `H100`
+    or `2x24GB`. Raises `ConfigurationError` for an unknown card or 0 cards.
     """
     kind, count = text.strip(), 1
     for form in _COUNTED:
@@ -113,9 +108,7 @@ def parse_gpus(text: str) -> tuple[int, Accelerator]:
 
 @dataclass(frozen=True, slots=True)
 class CardKind:
-    """Describes `cards` cards of one kind, and the `price` of one for an hour in any currency; 0:
-    unknown.
-    """
+    """`cards` cards of one kind, and the `price` of one for an hour in any currency; 0: unknown."""
 
     card: Accelerator
     cards: int
@@ -123,11 +116,11 @@ class CardKind:
 
 
 def parse_kinds(text: str) -> tuple[CardKind, ...]:
-    """Returns the kinds of cards that a text such as `8xH100@2.5,16xL40S@0.8` names: as in
-    `parse_gpus`, separated by commas, each with its price for an hour if known. Raises
-    `ConfigurationError` for a wrong part and for a card that comes twice.
+    """Returns the kinds of cards in a text such as `8xH100@2.5,16xL40S@0.8`: as in `parse_gpus`,
+    each with its price for an hour if known. Raises `ConfigurationError` for a wrong part or a
+    repeated card.
     """
-    found: list[CardKind] = []
+    kinds: list[CardKind] = []
     for part in text.split(","):
         gpus, at, price = part.partition("@")
         cards, card = parse_gpus(gpus)
@@ -135,8 +128,8 @@ def parse_kinds(text: str) -> tuple[CardKind, ...]:
             raise ConfigurationError(
                 f"--gpus {part}: write the price of one card for an hour after the @, as 8xH100@2.5"
             )
-        found.append(CardKind(card, cards, float(price or 0)))
-    names = [kind.card.name for kind in found]
+        kinds.append(CardKind(card, cards, float(price or 0)))
+    names = [kind.card.name for kind in kinds]
     if len(set(names)) < len(names):
         raise ConfigurationError(f"--gpus {text}: name each card once, with the number of all")
-    return tuple(found)
+    return tuple(kinds)

@@ -1,11 +1,6 @@
-"""Sizes the engine of a rollout for `rollstream plan`: whether it is vLLM or the embedded engine
-(`torch`), on how many cards (GPUs), in which share of their memory, with how many sequences.
-
-The planner (`planner.py`) passes a `PlanRequest`. `own_engine` is for cards that only generate,
-`shared_engine` for a card that also trains; each returns an `EngineSize`, or None if no engine
-fits. An engine fits if its KV cache holds `SEQUENCES_MIN` longest sequences, those of full context.
-`engine_lines` and `least_lines` list the memory of one card, part by part (`MemoryLine`);
-`vllm_lines` is the arithmetic of a vLLM engine.
+"""Sizes the engine of a rollout for `rollstream plan`: vLLM or the embedded engine (`torch`),
+cards, memory, sequences. An engine fits if its KV cache holds `SEQUENCES_MIN` sequences of full
+context.
 """
 
 from collections.abc import Sequence
@@ -19,55 +14,52 @@ from rollstream.sizes.rates import TrainerLink
 from rollstream.sizes.shapes import ModelShape
 
 ENGINE_SHARE = 0.9
-"""Share of its cards' memory that an engine takes where it is alone: the default of
+"""Share of memory of an engine that is alone on its cards: the default of
 `rollouts.vllm.memory_share`, which equals that of vLLM's `gpu_memory_utilization`.
 """
+# A choice for lengths with a long tail: their 99th percentile is about 10 medians (Laminar §2).
 MEAN_SHARE = 4
-"""A mean trajectory is assumed to have a quarter of the context. A choice for lengths with a long
-tail: their 99th percentile is about 10 medians (Laminar §2).
-"""
+"""A mean trajectory is assumed to have a quarter of the context."""
 GROUPS, SAMPLES = 128, 8
-"""Groups of a step if the request names no number, and trajectories of a group: together 1024, as
-in PipelineRL (arXiv 2509.19128).
+"""Default groups of a step, and trajectories of a group: together 1024, as in PipelineRL (arXiv
+2509.19128).
 """
 FP8 = 1.0
 """Bytes of a weight under vLLM's `quantization = "fp8"`."""
 ADAPTER_RANK = 16
-"""Rank of the LoRA adapter where the planner proposes one (the request trains all parameters and
-does not fit). A choice: vLLM's default `max_lora_rank`.
+"""Rank of the LoRA adapter that the planner proposes where all parameters do not fit. A choice:
+vLLM's default `max_lora_rank`.
 """
+# A choice: a decode step reads all weights, whatever the number of its rows, so with fewer rows a
+# token would cost more than an eighth of such a read.
 SEQUENCES_MIN = 8
-"""The number of longest sequences that an engine's KV cache must hold at least. A choice: a decode
-step reads all weights, whatever the number of its rows (sequences), so with fewer rows a token
-would cost more than an eighth of such a read.
-"""
+"""Longest sequences that an engine's KV cache must hold."""
+# A choice: vLLM's default `max_num_seqs` on cards below 70 GiB (`get_batch_defaults` in vLLM 0.32's
+# `engine/arg_utils.py`).
 SLOTS_MAX = 256
-"""Most sequences that an engine decodes together. A choice: vLLM's default `max_num_seqs` on cards
-below 70 GiB (`get_batch_defaults` in vLLM 0.32's `engine/arg_utils.py`).
-"""
+"""Most sequences that an engine decodes together."""
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks to which vLLM pads an adapter's rank (`LORA_RANKS` in `engines/vllm/core.py`)."""
+# `DEFAULT_MAX_NUM_BATCHED_TOKENS` of vLLM 0.32's `config/scheduler.py`, which
+# `LLMEngine.from_engine_args` takes on every card; larger defaults apply to `LLM` and to the
+# server.
 VLLM_STEP_TOKENS = 2048
-"""Tokens per step for which vLLM reserves activations: `DEFAULT_MAX_NUM_BATCHED_TOKENS` of vLLM
-0.32's `config/scheduler.py`, which `LLMEngine.from_engine_args` takes on every card; vLLM's larger
-defaults apply to the class `LLM` and to the server.
-"""
+"""Tokens per step for which vLLM reserves activations."""
 ADAPTERS_TOGETHER = 8
-"""The most adapters in one step (`TOGETHER` in `engines/vllm/adapters.py`)."""
+"""Most adapters in one step (`TOGETHER` in `engines/vllm/adapters.py`)."""
+# A choice: vLLM's own logs have .16 to .33 GiB outside torch and .13 to .36 GiB of graphs (its
+# issues 10027, 11349, 14452), FlashInfer's workspace is 394 MiB (`envs.py`); .4 GB are for larger
+# models.
 VLLM_FIXED_BYTES = 1.5e9
-"""CUDA graphs and workspaces of a vLLM engine on one card. A choice: vLLM's own logs have .16 to
-.33 GiB outside torch and .13 to .36 GiB of graphs (its issues 10027, 11349, 14452), FlashInfer's
-workspace is 394 MiB (`envs.py`), and .4 GB are left for larger models.
-"""
+"""CUDA graphs and workspaces of a vLLM engine on one card."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
     """The input of a plan: a model, `cards` equal cards, and sequences of up to `context` tokens.
-    The two rates are in Gbit/s: from a machine to the store, and between two machines. `lora_rank`
-    0 trains all parameters; with `fp8` rollouts serve 8-bit weights. A step trains `groups` groups.
-    With `reference` the one training card holds the model of a reference policy too, with `critic`
-    a critic.
+    Rates are in Gbit/s: machine to store, machine to machine. `lora_rank` 0 trains all parameters;
+    with `fp8` rollouts serve 8-bit weights. The one training card holds a `reference` or a `critic`
+    too.
     """
 
     shape: ModelShape
@@ -89,16 +81,14 @@ class PlanRequest:
 
     @property
     def step_tokens(self) -> float:
-        """Tokens of a step, prompts included; rollouts and trainer compute all of them."""
+        """Tokens of a step, prompts included; both sides compute all of them."""
         return self.trajectories * self.context / MEAN_SHARE
 
     @property
     def machines(self) -> int:
-        """The number of machines that hold the cards."""
         return -(-self.cards // CARDS_PER_MACHINE)
 
     def link(self, ranks: int) -> TrainerLink:
-        """The link between `ranks` training cards."""
         return rates.trainer_link(self.card, ranks, self.network_gbps)
 
     @property
@@ -114,9 +104,9 @@ def usable(card: Accelerator) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSize:
-    """Describes one engine: it takes `memory_share` of each of its `tensor_parallel` cards, caches
-    `kv_tokens` tokens and decodes `slots` sequences together. With `has_evaluation` the engine of
-    an evaluation fits on the same cards. `reason` states why the engine is not vLLM; "" if it is.
+    """One engine: it takes `memory_share` of each of its `tensor_parallel` cards, caches
+    `kv_tokens` tokens and decodes `slots` sequences together. With `has_evaluation` an evaluation's
+    engine fits on the same cards. `reason` states why the engine is not vLLM.
     """
 
     name: Literal["vllm", "torch"] = "vllm"
@@ -134,14 +124,14 @@ class EngineSize:
 
 def own_engine(request: PlanRequest, cards: int) -> EngineSize | None:
     """Returns the engine on up to `cards` cards of its own, all of one machine: vLLM on the fewest
-    cards on which it fits, else the embedded engine if an adapter is trained and one card is
-    enough, else None. Where half the memory share already holds `SLOTS_MAX` / 2 longest sequences,
-    vLLM takes only that half and leaves the other half to an evaluation.
+    cards on which it fits, else the embedded engine on one card if an adapter is trained, else
+    None.
     """
     for tensor_parallel in _engine_cards(request, cards):
         tokens = vllm_tokens(request, tensor_parallel, ENGINE_SHARE)
         if tokens < SEQUENCES_MIN * request.context:
             continue
+        # Where half the share holds enough sequences, the other half is left to an evaluation.
         half = vllm_tokens(request, tensor_parallel, ENGINE_SHARE / 2)
         if half >= SLOTS_MAX // 2 * request.context:
             return _vllm(request, tensor_parallel, ENGINE_SHARE / 2, True)
@@ -151,8 +141,7 @@ def own_engine(request: PlanRequest, cards: int) -> EngineSize | None:
 
 def shared_engine(request: PlanRequest, rest: float, evaluated: bool) -> EngineSize | None:
     """Returns the engine on the trainer's card, in the `rest` bytes that the trainer leaves; None
-    if neither vLLM nor the embedded engine fits. With `evaluated`, vLLM takes half of them and
-    leaves the other half to an evaluation; the embedded engine is then not tried.
+    if none fits. With `evaluated`, vLLM leaves half of them to an evaluation.
     """
     share = int(100 * rest / request.card.memory / (1 + evaluated)) / 100
     if vllm_tokens(request, 1, share) >= SEQUENCES_MIN * request.context:
@@ -161,52 +150,44 @@ def shared_engine(request: PlanRequest, rest: float, evaluated: bool) -> EngineS
 
 
 def _engine_cards(request: PlanRequest, cards: int) -> Sequence[int]:
-    """Returns the numbers of cards that one vLLM engine may have, ascending: powers of two that
-    divide the model's attention heads.
-    """
-    most = min(cards, CARDS_PER_MACHINE)
-    return [n for n in (1, 2, 4, 8) if n <= most and request.shape.heads % n == 0]
+    cards_max = min(cards, CARDS_PER_MACHINE)
+    # Powers of two that divide the attention heads.
+    return [n for n in (1, 2, 4, 8) if n <= cards_max and request.shape.heads % n == 0]
 
 
 def vllm_tokens(request: PlanRequest, tensor_parallel: int, share: float) -> int:
-    """Returns the tokens that a vLLM engine caches in this share of its cards' memory."""
+    """Returns the tokens that vLLM caches in this share of its cards' memory."""
     free = request.card.memory * share - total(_lines(request, tensor_parallel))
     return kv_tokens(request.shape, tensor_parallel, free)
 
 
 def _lines(request: PlanRequest, tensor_parallel: int, slots: int = SLOTS_MAX) -> list[MemoryLine]:
-    """Returns the memory of one card of a vLLM engine without its KV cache."""
     r = request
     return [*vllm_lines(r.shape, tensor_parallel, slots, r.weight_item, r.lora_rank)]
 
 
 def _vllm(request: PlanRequest, tensor_parallel: int, share: float, evaluated: bool) -> EngineSize:
-    """Returns a vLLM engine. It decodes twice as many sequences as its cache holds longest ones,
-    because the cache is paged and running sequences are assumed to fill half of the context on
-    average. A choice: more than the quarter of a mean trajectory (`MEAN_SHARE`).
-    """
     tokens = vllm_tokens(request, tensor_parallel, share)
     return EngineSize(
         tensor_parallel=tensor_parallel,
         memory_share=share,
         kv_tokens=tokens,
+        # The cache is paged, and running sequences are assumed to fill half of the context on
+        # average. A choice: more than the quarter of a mean trajectory (`MEAN_SHARE`).
         slots=max(SEQUENCES_MIN, min(SLOTS_MAX, 2 * tokens // request.context)),
         has_evaluation=evaluated,
     )
 
 
 def _embedded(request: PlanRequest, share: float, memory: float) -> EngineSize | None:
-    """Returns the embedded engine with the most slots that fit `memory` bytes; each slot has the
-    cache of a longest sequence. None without an adapter, or if fewer than `SEQUENCES_MIN` slots
-    fit. `share` is the memory share that was too small for vLLM; only `reason` states it.
-    """
     if not request.lora_rank:
         return None
+    # Each slot has the cache of a longest sequence.
     for slots in range(SLOTS_MAX, SEQUENCES_MIN - 1, -SEQUENCES_MIN):
         lines = sums.torch_engine_lines(request.shape, slots, request.context, sums.BFLOAT16)
         if total(lines) <= memory:
             cached = vllm_tokens(request, 1, share) // request.context
-            taken = total([one for one in _lines(request, 1) if one.what != sums.WEIGHTS])
+            taken = total([line for line in _lines(request, 1) if line.what != sums.WEIGHTS])
             reason = (
                 f"vLLM would cache {cached} longest sequences here and needs {SEQUENCES_MIN}: "
                 f"it takes {taken / GB:.1f} GB beside weights and cache"
@@ -222,7 +203,7 @@ def _embedded(request: PlanRequest, share: float, memory: float) -> EngineSize |
 
 
 def engine_lines(request: PlanRequest, engine: EngineSize) -> tuple[MemoryLine, ...]:
-    """Returns the memory of one card of the engine, its KV cache included."""
+    """Returns the memory of one card of the engine, line by line."""
     if not engine.is_vllm:
         return sums.torch_engine_lines(request.shape, engine.slots, request.context, sums.BFLOAT16)
     lines = _lines(request, engine.tensor_parallel, engine.slots)
@@ -231,25 +212,25 @@ def engine_lines(request: PlanRequest, engine: EngineSize) -> tuple[MemoryLine, 
 
 
 def least_lines(request: PlanRequest, cards: int) -> tuple[int, tuple[MemoryLine, ...]]:
-    """Returns what a rollout needs at least, for the message that a request does not fit: the most
-    cards that one vLLM engine may have, and the memory of one of these cards under vLLM, or under
-    the embedded engine if an adapter is trained and it needs less. The cache holds `SEQUENCES_MIN`
-    longest sequences.
+    """Returns a rollout's least need, for messages: the most cards of one vLLM engine, and the
+    memory of one of them under vLLM, or under the embedded engine if an adapter is trained and it
+    needs less.
     """
-    shape, own = request.shape, _engine_cards(request, cards)[-1]
+    shape, engine_cards = request.shape, _engine_cards(request, cards)[-1]
     cache = SEQUENCES_MIN * request.context * sums.BFLOAT16 * shape.kv_numbers
-    cached = MemoryLine(f"KV cache of {SEQUENCES_MIN} sequences", cache / min(own, shape.kv_heads))
-    lines = (*_lines(request, own), cached)
+    cached = MemoryLine(
+        f"KV cache of {SEQUENCES_MIN} sequences", cache / min(engine_cards, shape.kv_heads)
+    )
+    lines = (*_lines(request, engine_cards), cached)
     if not request.lora_rank:
-        return own, lines
+        return engine_cards, lines
     embedded = sums.torch_engine_lines(shape, SEQUENCES_MIN, request.context, sums.BFLOAT16)
-    return own, min(lines, embedded, key=total)
+    return engine_cards, min(lines, embedded, key=total)
 
 
 def kv_tokens(shape: ModelShape, tensor_parallel: int, free: float) -> int:
-    """Returns the number of tokens that `free` bytes on each card can cache. A card caches whole
-    heads, so with more than `kv_heads` cards each head is cached more than once.
-    """
+    """Returns the number of tokens that `free` bytes on each card can cache."""
+    # A card caches whole heads: with more cards than `kv_heads` each head is cached more than once.
     split = min(tensor_parallel, shape.kv_heads)
     return max(0, int(free * split / (sums.BFLOAT16 * shape.kv_numbers)))
 
@@ -258,16 +239,16 @@ def vllm_lines(
     shape: ModelShape, tensor_parallel: int, slots: int, item: float, lora_rank: int = 0
 ) -> tuple[MemoryLine, ...]:
     """Returns the memory of a vLLM engine on one of its cards without its KV cache, which gets the
-    rest of the engine's share. The head is float32 (`rollouts.vllm.head_float32`); a number of the
-    layers has `item` bytes. An engine for adapters (`lora_rank`) allocates the factors of as many
-    versions as one step may use, in the type of its layers; other versions that it keeps are in
-    host memory (`create_lora_weights` in vLLM 0.32's `lora/layers/`).
+    rest of its share. A number of the layers has `item` bytes, of the head 4
+    (`rollouts.vllm.head_float32`).
     """
     padded = next((rank for rank in ADAPTER_RANKS if rank >= lora_rank), lora_rank)
     # Every matrix has the hidden size on one side. That side's factor is whole on each card.
     sides = sum(
         shape.hidden + (a + b - shape.hidden) / tensor_parallel for a, b in shape.linear_layers
     )
+    # vLLM allocates the factors of as many versions as one step may use, in the type of its layers;
+    # other versions are in host memory (`create_lora_weights` in vLLM 0.32's `lora/layers/`).
     factors = padded * shape.layers * sides if lora_rank else 0
     head = sums.FLOAT32 * shape.embedding_parameters
     weights = item * shape.layers * shape.layer_parameters + sums.BFLOAT16 * shape.root_parameters

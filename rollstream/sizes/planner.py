@@ -1,9 +1,5 @@
-"""Chooses, for `rollstream plan`, how to train a model on some cards (GPUs), by arithmetic alone:
-how many cards train and how many generate, the micro-batch and the KV cache.
-
-`plan_run` tries every division of the cards into these two sides (`best_layout`). Memory
-(`arithmetic.py`, `engines.py`) decides which divisions fit, and tokens per second (`rates.py`)
-decide which of those is best. If none fits, it finds the cheapest change of the request that does.
+"""Chooses, for `rollstream plan`, how many cards train and how many generate, the micro-batch and
+the KV cache. Memory decides which divisions fit, tokens per second (`rates.py`) which is best.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,30 +13,27 @@ from rollstream.sizes.engines import ADAPTER_RANK, ENGINE_SHARE, EngineSize, Pla
 from rollstream.sizes.shapes import ModelShape
 
 LAG_MAX = 4
-"""Rollouts generate at most this many steps ahead: the default of `dispatch.max_lag`."""
+"""Steps by which rollouts are ahead at most: the default of `dispatch.max_lag`."""
+# A choice: about 80 times 420 tokens. From 420 tokens on, a product with weights takes longer for
+# its arithmetic than for reading the weights, on every card of `devices.py` (flops over bandwidth
+# is at most 420).
 MICRO_BATCH_TOKENS_MAX = 32_768
-"""Largest micro-batch that is proposed, unless the ranks' communication takes longer than its
-arithmetic: a larger one gains nothing. A choice: about 80 times 420 tokens. From 420 tokens on, a
-product with weights takes longer for its arithmetic than for reading the weights, on every card of
-`devices.py` (flops over bandwidth is at most 420).
-"""
+"""Largest proposed micro-batch, unless communication takes longer than its arithmetic."""
 SEQUENCES_WANTED = 64
-"""On a card that trains and generates, the layout whose KV cache holds most sequences of full
-context wins, up to this many; only then do other properties count. A choice: the default of
-`rollouts.slots`.
+"""On a shared card the KV cache's longest sequences count before all other properties, up to this
+many: the default of `rollouts.slots`.
 """
 CARDS_MAX = 16_384
-"""Most cards that are tried where fewer do not fit. A choice: the size of the cluster that trained
-Llama 3.1 405B (arXiv 2407.21783).
+"""Most cards that are tried. A choice: the cluster that trained Llama 3.1 405B (arXiv 2407.21783).
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardLayout:
-    """Divides the cards such that trainer and rollouts fit: `trainer_cards` ranks (training
-    processes, one per card) train, and `engines` engines of the size `engine` generate. With
-    `is_shared` both use one and the same card. `form` has the settings of training, with the
-    proposed micro-batch; `micro_batch_max` is the largest one that fits, in tokens.
+    """A division of the cards on which trainer and rollouts fit: `trainer_cards` ranks (one per
+    card) train, `engines` engines of the size `engine` generate. With `is_shared` both use one
+    card. `form` has the proposed micro-batch; `micro_batch_max` is the largest one that fits, in
+    tokens.
     """
 
     form: TrainerForm
@@ -54,14 +47,14 @@ class CardLayout:
 
     @property
     def tokens_per_s(self) -> float:
-        """Returns the rate of the slower side; 0 where speeds are unknown."""
+        """Returns the rate of the slower side; 0 for unknown speeds."""
         return min(self.train_tokens_per_s, self.rollout_tokens_per_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """Reports a role that does not fit: the least memory that it needs, part by part (`lines`), and
-    the bytes that are `available` on a card.
+    """A role that does not fit: its least memory, part by part (`lines`), and the bytes `available`
+    on a card.
     """
 
     role: str
@@ -75,8 +68,8 @@ class Shortage:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """Answers a request. `layout` is None if the request does not fit. Then `shortages` has the
-    reasons, and `change` is the plan of the cheapest changed request that fits; None if none does.
+    """The answer to a request. If it does not fit, `layout` is None, `shortages` has the reasons,
+    and `change` is the plan of the cheapest changed request that fits, or None.
     """
 
     request: PlanRequest
@@ -86,15 +79,12 @@ class RunPlan:
 
     @property
     def proposed(self) -> "RunPlan | None":
-        """Returns the plan that fits: this one, or that of the change; None if neither does."""
+        """Returns the plan that fits: this one, or that of the change; None without one."""
         return self if self.layout is not None else self.change
 
 
 def plan_run(request: PlanRequest) -> RunPlan:
-    """Returns the plan of the request: the best layout, or the shortages and the cheapest change.
-    Changes that cost no card are tried first (training a LoRA adapter in place of all parameters,
-    8-bit weights in the rollouts), then more cards.
-    """
+    """Returns the best layout, or the shortages and the cheapest change."""
     layout = best_layout(request)
     if layout is not None:
         return RunPlan(request, layout)
@@ -106,7 +96,7 @@ def plan_run(request: PlanRequest) -> RunPlan:
 
 
 def _changes(request: PlanRequest) -> Iterator[PlanRequest]:
-    """Yields other requests for the same model, by ascending cost."""
+    # By ascending cost: a LoRA adapter and 8-bit weights cost no card.
     if not request.lora_rank:
         yield replace(request, lora_rank=ADAPTER_RANK)
         yield replace(request, fp8=True)
@@ -119,13 +109,12 @@ def _changes(request: PlanRequest) -> Iterator[PlanRequest]:
 
 
 def best_layout(request: PlanRequest) -> CardLayout | None:
-    """Returns the layout with the highest rate of those that fit in memory, None if none fits. A
-    layout's rate is that of its slower side, because a step lasts as long as that side needs for
-    its tokens. If the card's speed is unknown, the layout closest to two equal halves wins.
+    """Returns the fitting layout with the highest rate, None if none fits. For unknown speeds the
+    layout closest to two equal halves wins.
     """
     if request.cards == 1:
         return _shared_layout(request)
-    found = [
+    layouts = [
         layout
         for cards in _trainer_cards(request)
         for recompute in (False, True)
@@ -136,30 +125,28 @@ def best_layout(request: PlanRequest) -> CardLayout | None:
     def rank(layout: CardLayout) -> tuple[float, float, float, bool]:
         balance = -abs(layout.trainer_cards - half)
         generated = layout.rollout_tokens_per_s
+        # A step lasts as long as the slower side needs for its tokens.
         return layout.tokens_per_s, generated, balance, not layout.form.recompute
 
-    return max(found, key=rank, default=None)
+    return max(layouts, key=rank, default=None)
 
 
 def _trainer_cards(request: PlanRequest) -> Sequence[int]:
-    """Returns the numbers of training cards to try: every number if the cards are in one machine,
-    else those of whole machines. An adapter is trained on a single card if that has room for the
-    frozen model, too.
-    """
     cards = request.cards
     if request.reference or request.critic:  # ranks share no other model
         return range(1, 2)
     if request.lora_rank:
         alone = trainer_form(request, 1, recompute=True)
+        # An adapter is trained on a single card if that has room for the frozen model, too.
         if total(sums.trainer_lines(request.shape, alone)) <= usable(request.card):
             return range(1, 2)
     if cards <= CARDS_PER_MACHINE:
         return range(1, cards)
+    # Whole machines.
     return range(CARDS_PER_MACHINE, cards, CARDS_PER_MACHINE)
 
 
 def _layout(request: PlanRequest, trainer_cards: int, recompute: bool) -> CardLayout | None:
-    """Returns the layout with this many training cards; None if a role does not fit."""
     form = _largest_form(request, trainer_form(request, trainer_cards, recompute))
     rest = request.cards - trainer_cards
     engine = None if form is None else engines.own_engine(request, rest)
@@ -176,15 +163,15 @@ def _layout(request: PlanRequest, trainer_cards: int, recompute: bool) -> CardLa
 
 
 def training_form(request: PlanRequest, ranks: int, recompute: bool) -> TrainerForm | None:
-    """Returns the settings of training on this many of the request's cards, with the proposed
-    micro-batch; None if it does not fit.
+    """Returns the settings of training on this many cards, with the proposed micro-batch; None if
+    it does not fit.
     """
     form = _largest_form(request, trainer_form(request, ranks, recompute))
     return None if form is None else _proposed_form(request, form)
 
 
 def training_rate(request: PlanRequest, form: TrainerForm) -> float:
-    """Returns the tokens per second that the form's ranks train together, on cards of their own."""
+    """Returns the tokens per second that the form's ranks train, on cards of their own."""
     link = request.link(form.ranks)
     return rates.train_tokens_per_s(request.shape, form, link, request.step_tokens)
 
@@ -192,10 +179,9 @@ def training_rate(request: PlanRequest, form: TrainerForm) -> float:
 def decoding_rate(
     request: PlanRequest, engine: EngineSize, engines_in_all: int
 ) -> tuple[float, float]:
-    """Returns the rows that an engine decodes and its tokens per second. The rows are the least of:
-    its slots, the sequences of half the full context that its KV cache holds, and its share of the
-    trajectories that the lag bound admits.
-    """
+    """Returns the rows that an engine decodes and its tokens per second."""
+    # The KV cache holds so many sequences of half the context; the lag bound admits so many
+    # trajectories.
     rows = min(engine.slots, max(1, 2 * engine.kv_tokens // request.context))
     rows = min(rows, (1 + LAG_MAX) * request.trajectories / engines_in_all)
     return rows, rates.decode_tokens_per_s(
@@ -209,24 +195,19 @@ def decoding_rate(
 
 
 def _proposed_form(request: PlanRequest, form: TrainerForm) -> TrainerForm:
-    """Returns `form` with the proposed micro-batch. In a round each rank trains one micro-batch.
-    The proposed one is the smallest with which a step takes as few rounds as with the largest
-    useful one (`MICRO_BATCH_TOKENS_MAX`); it holds at least one sequence of full context.
-    """
-    most = min(form.micro_batch_tokens, MICRO_BATCH_TOKENS_MAX)
+    tokens_max = min(form.micro_batch_tokens, MICRO_BATCH_TOKENS_MAX)
     if request.card.flops:
-        at_most = replace(form, micro_batch_tokens=most)
+        at_most = replace(form, micro_batch_tokens=tokens_max)
         compute_s, collectives_s = rates.round_s(request.shape, at_most, request.link(form.ranks))
-        most = form.micro_batch_tokens if collectives_s > compute_s else most
-    rounds = ceil(request.step_tokens / (form.ranks * most))
+        tokens_max = form.micro_batch_tokens if collectives_s > compute_s else tokens_max
+    # In a round each rank trains one micro-batch: the smallest with which a step takes as few
+    # rounds as with the largest useful one.
+    rounds = ceil(request.step_tokens / (form.ranks * tokens_max))
     each = ceil(request.step_tokens / (form.ranks * rounds * request.context)) * request.context
-    return replace(form, micro_batch_tokens=max(request.context, min(each, most)))
+    return replace(form, micro_batch_tokens=max(request.context, min(each, tokens_max)))
 
 
 def _largest_form(request: PlanRequest, form: TrainerForm) -> TrainerForm | None:
-    """Returns `form` with the largest micro-batch that fits a card; None if not even one sequence
-    of full context does.
-    """
     if (form.other_policies or form.critic) and form.ranks > 1:
         return None
     tokens = largest_micro_batch(request.shape, form, usable(request.card), request.context)
@@ -234,8 +215,8 @@ def _largest_form(request: PlanRequest, form: TrainerForm) -> TrainerForm | None
 
 
 def largest_micro_batch(shape: ModelShape, form: TrainerForm, memory: float, step: int) -> int:
-    """Returns the largest multiple of `step` tokens, at most 2^17, whose sum of lines is within
-    `memory` bytes; 0 if not even one step fits.
+    """Returns the largest multiple of `step` tokens, at most 2^17, whose lines sum up to `memory`
+    bytes at most; 0 if not even one step fits.
     """
     low, high = 0, (1 << 17) // step
 
@@ -266,12 +247,8 @@ def trainer_form(request: PlanRequest, ranks: int, recompute: bool) -> TrainerFo
 
 
 def _shared_layout(request: PlanRequest) -> CardLayout | None:
-    """Returns the best layout of trainer and rollout on one card, with an evaluation if that fits
-    too; None if none fits. The trainer gets the memory that its micro-batch needs, the engines get
-    the rest. The best layout is the first by `rank`: KV cache (see `SEQUENCES_WANTED`), evaluation,
-    rate, no gradient checkpointing.
-    """
-    found = [
+    # The trainer gets the memory that its micro-batch needs, the engines get the rest.
+    layouts = [
         layout
         for evaluated in (True, False)
         for recompute in (False, True)
@@ -284,15 +261,12 @@ def _shared_layout(request: PlanRequest) -> CardLayout | None:
         cached = min(engine.kv_tokens, SEQUENCES_WANTED * request.context)
         return cached, engine.has_evaluation, layout.tokens_per_s, is_kept
 
-    return max(found, key=rank, default=None)
+    return max(layouts, key=rank, default=None)
 
 
 def _shared_form(
     request: PlanRequest, evaluated: bool, recompute: bool, sequences: int
 ) -> CardLayout | None:
-    """Returns the layout of one card with micro-batches of this many sequences of full context;
-    None if no engine fits the rest of the card. With `evaluated` an evaluation is on it too.
-    """
     processes, tokens = 2 + evaluated, sequences * request.context
     form = replace(trainer_form(request, 1, recompute), micro_batch_tokens=tokens)
     trainer = total(sums.trainer_lines(request.shape, form)) / (1 - sums.FRAGMENTED)
@@ -312,7 +286,7 @@ def _shared_form(
 
 
 def _rated(request: PlanRequest, layout: CardLayout) -> CardLayout:
-    """Returns the layout with its rates. On a shared card each side gets half of the time."""
+    # On a shared card each side gets half of the time.
     share = 0.5 if layout.is_shared else 1.0
     _, decode = decoding_rate(request, layout.engine, layout.engines)
     return replace(
@@ -323,21 +297,21 @@ def _rated(request: PlanRequest, layout: CardLayout) -> CardLayout:
 
 
 def shortages_of(request: PlanRequest) -> tuple[Shortage, ...]:
-    """Returns the roles that do not fit even on as many of the cards as they can get; on a single
-    card also trainer and rollout together.
+    """Returns the roles that do not fit even on as many cards as they can get; on a single card
+    also trainer and rollout together.
     """
     shape, card = request.shape, request.card
     alone = request.cards == 1
     ranks = 1 if alone else _trainer_cards(request)[-1]
     form = trainer_form(request, ranks, recompute=True)
-    found: list[Shortage] = []
+    shortages: list[Shortage] = []
     trainer = sums.trainer_lines(shape, form)
     if total(trainer) > usable(card):
-        found.append(Shortage("trainer", trainer, usable(card)))
+        shortages.append(Shortage("trainer", trainer, usable(card)))
     cards, engine = engines.least_lines(request, 1 if alone else request.cards - 1)
     if total(engine) > card.memory * ENGINE_SHARE:
-        found.append(Shortage(f"rollout on {cards} cards", engine, card.memory * ENGINE_SHARE))
-    if alone and not found:
+        shortages.append(Shortage(f"rollout on {cards} cards", engine, card.memory * ENGINE_SHARE))
+    if alone and not shortages:
         both = (MemoryLine("trainer", total(trainer)), MemoryLine("rollout", total(engine)))
-        found.append(Shortage("trainer and rollout on one card", both, usable(card)))
-    return tuple(found)
+        shortages.append(Shortage("trainer and rollout on one card", both, usable(card)))
+    return tuple(shortages)

@@ -1,9 +1,5 @@
-"""Presents a `RunPlan`, the answer of `rollstream plan`, to people and programs: its memory line by
-line, the seconds of its transfers and training rounds, one sentence for a shortage or a change, and
-one JSON object of all (`figures`). It computes nothing that decides the plan: `planner.py` does.
-
-Only a plan that fits (with a `layout`) has memory lines and seconds. If a plan does not fit, its
-`proposed` plan, that of the cheapest change that fits, has them.
+"""Presents a `RunPlan`, the answer of `rollstream plan`. Only a plan that fits has memory lines and
+seconds.
 """
 
 from typing import Any
@@ -17,11 +13,9 @@ from rollstream.sizes.proposed_files import machine_files
 
 
 def figures(plan: RunPlan) -> dict[str, Any]:
-    """Returns the plan as one JSON object in bytes, seconds and tokens: the request, whether it
-    fits, the shortages, the change, and, if the plan or its change fits, the proposal.
-    """
+    """Returns the plan as one JSON object in bytes, seconds and tokens."""
     request = plan.request
-    found: dict[str, Any] = {
+    json_object: dict[str, Any] = {
         "model": request.shape.name,
         "parameters": request.shape.parameters,
         "active_parameters": request.shape.active_parameters,
@@ -43,8 +37,8 @@ def figures(plan: RunPlan) -> dict[str, Any]:
     }
     proposed = plan.proposed
     if proposed is not None:
-        found |= _proposed_figures(proposed)
-    return found
+        json_object |= _proposed_figures(proposed)
+    return json_object
 
 
 def _proposed_figures(plan: RunPlan) -> dict[str, Any]:
@@ -92,50 +86,48 @@ def _proposed_figures(plan: RunPlan) -> dict[str, Any]:
 
 
 def trainer_lines(plan: RunPlan) -> tuple[MemoryLine, ...]:
-    """Returns the memory of one rank (a process of the trainer) on its card, line by line."""
+    """Returns the memory of one rank on its card."""
     assert plan.layout is not None
     return sums.trainer_lines(plan.request.shape, plan.layout.form)
 
 
 def host_lines(plan: RunPlan) -> tuple[MemoryLine, ...]:
-    """Returns the host memory of one rank, line by line."""
+    """Returns the host memory of one rank."""
     assert plan.layout is not None
     return sums.trainer_host_lines(plan.request.shape, plan.layout.form, sums.BFLOAT16)
 
 
 def rollout_lines(plan: RunPlan) -> tuple[MemoryLine, ...]:
-    """Returns the memory of an engine on one of its cards, line by line, with its KV cache."""
+    """Returns the memory of an engine on one of its cards."""
     request, layout = plan.request, plan.layout
     assert layout is not None
     return engine_lines(request, layout.engine)
 
 
 def transfer_seconds(plan: RunPlan) -> dict[str, dict[str, float]]:
-    """Returns seconds by the form of a version (full, delta, adapter) and by transfer: `publish` is
-    to the store over its link, `fetch` from there to one machine of rollouts, `relay` from one
-    machine to the next (a chain of relays overlaps these), and `load` from host memory into the
-    cards of one engine.
+    """Returns seconds by the form of a version (full, delta, adapter) and by transfer: `publish` to
+    the store, `fetch` from there to one machine, `relay` from one machine to the next (overlaps in
+    a chain), `load` from host memory into the cards of one engine.
     """
     request, layout = plan.request, plan.layout
     assert layout is not None
     versions = rates.version_bytes(request.shape, request.lora_rank or ADAPTER_RANK)
-    found: dict[str, dict[str, float]] = {}
+    seconds: dict[str, dict[str, float]] = {}
     for kind, size in (
         ("full", versions.full), ("delta", versions.delta), ("adapter", versions.adapter)
     ):  # fmt: skip
-        found[kind] = {
+        seconds[kind] = {
             "publish": rates.transfer_s(size, request.store_gbps),
             "fetch": rates.transfer_s(size, min(request.store_gbps, request.network_gbps)),
             "relay": rates.transfer_s(size, request.network_gbps),
             "load": rates.load_s(size, layout.engine.tensor_parallel),
         }
-    return found
+    return seconds
 
 
 def round_seconds(plan: RunPlan) -> dict[str, float]:
-    """Returns the seconds of the arithmetic of a training round, in which each rank computes one
-    micro-batch, and of its collectives (the transfers between ranks), which overlap with it. Empty
-    if the card's speed is unknown.
+    """Returns the seconds of a training round's arithmetic and of its collectives, which overlap;
+    empty for unknown speeds.
     """
     request, layout = plan.request, plan.layout
     assert layout is not None
@@ -147,7 +139,7 @@ def round_seconds(plan: RunPlan) -> dict[str, float]:
 
 
 def change_text(plan: RunPlan) -> str:
-    """Returns the cheapest change of the request that fits, as an instruction."""
+    """Returns the cheapest change that fits, as an instruction."""
     assert plan.change is not None
     before, after = plan.request, plan.change.request
     parts: list[str] = []

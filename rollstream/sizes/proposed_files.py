@@ -1,10 +1,5 @@
-"""Writes the configuration that `rollstream plan --toml` proposes. A plan divides cards between the
-trainer and the rollouts (`planner.py`). Where one machine has all cards, the configuration is one
-TOML file; else there are two, for the machines that train and for those that generate, and each
-begins with comments that give the commands for its machines.
-
-`machine_files` computes the settings of each file, `toml_files` their text. The files describe one
-run: they differ only in settings that may differ from machine to machine.
+"""Writes the configuration that `rollstream plan --toml` proposes: one TOML file for one machine,
+else one for the machines that train and one for those that generate.
 """
 
 import json
@@ -20,66 +15,62 @@ from rollstream.sizes.engines import SAMPLES, PlanRequest
 from rollstream.sizes.planner import CardLayout, RunPlan
 from rollstream.storage.settings import RelaySettings
 
+# A choice: the prompts of the Laminar paper have at most 2 K tokens.
 PROMPT_SHARE, PROMPT_MAX = 4, 2048
-"""The prompt gets a quarter of the context, at most 2048 tokens; the rest is for the answer. A
-choice: the prompts of the Laminar paper have at most 2 K tokens.
-"""
+"""The prompt gets a quarter of the context, at most 2048 tokens."""
+# A choice: with 1e-6 the size of a delta was measured (`rates.DELTA_SHARE`), and an adapter needs
+# up to ten times the rate of all weights ("LoRA Without Regret", Thinking Machines, 2025;
+# docs/how-to/train-with-lora.md).
 ADAPTER_LR, FULL_LR = 1e-5, 1e-6
-"""Learning rates for an adapter (LoRA) and for all weights. A choice: with 1e-6 the size of a delta
-was measured (`rates.DELTA_SHARE`), and an adapter needs up to ten times the rate of all weights
-("LoRA Without Regret", Thinking Machines, 2025; docs/how-to/train-with-lora.md).
-"""
+"""Learning rates for an adapter (LoRA) and for all weights."""
 REFERENCE_KL = 0.04
 """Weight of the KL to the reference policy: β of DeepSeekMath (arXiv 2402.03300, section 4.2)."""
 RELAY_PORT = 9470
-"""Port of a relay's server. A choice: that of the examples in docs/explanation/relay.md."""
+"""Of a relay's server; as in docs/explanation/relay.md."""
+# A choice: the newest one, the next one while it arrives (`storage/relay/cache.py`), and deltas.
 RELAY_VERSIONS = 2.2
-"""A relay's cache has room for this many full versions. A choice: it holds the newest one, the next
-one while it arrives (`storage/relay/cache.py`), and deltas.
-"""
+"""Full versions in a relay's cache."""
 TABLE_COMMENTS = {
     "relay": "bytes_max is in /dev/shm of each machine: two full versions, and deltas",
     "devices": "cards of each role on this machine",
     "trainer": "masters, optimiser and head stay float32",
     "sampling": "add your [task]: docs/tutorial/own-reward.md",
 }
-"""Table of the configuration → the comment beside its head."""
+"""Table → the comment beside its head."""
 COORDINATORS = "prompts dispatch archive"
-"""The roles with a single holder beside the trainer; they need no card."""
+"""Roles with a single holder that need no card."""
 TORCHRUN = (
     "torchrun --nnodes {machines} --nproc-per-node {cards} --rdzv-backend c10d "
     "--rdzv-endpoint HOST:29400 --max-restarts 100 -m -- rollstream train {run}"
 )
-"""The command that starts the trainer's ranks on each of several machines."""
+"""Starts the trainer's ranks on each of several machines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFile:
-    """Holds the settings of one proposed file and describes the machines it is for.
-
-    The kind is "run" where one machine has all roles, else "trainer" for the machines that train
-    (perhaps with rollouts beside) or "rollouts" for those that only generate.
+    """The settings of one proposed file, and its machines. The kind is "run" where one machine has
+    all roles, else "trainer" for the machines that train (perhaps with rollouts beside) or
+    "rollouts" for those that only generate.
     """
 
     kind: Literal["run", "trainer", "rollouts"]
     machines: int
     """Number of machines that use this file."""
     ranks: int
-    """The trainer's processes, those on all machines together."""
+    """The trainer's processes on all machines together."""
     settings: dict[str, dict[str, Any]]
-    """Table of the configuration → its settings."""
+    """Table → its settings."""
     card: str = ""
-    """The machines' kind of card, where those of the plan are of several kinds."""
+    """Kind of card, where the plan has several kinds."""
 
     @property
     def generates(self) -> bool:
-        """Whether rollouts run on these machines."""
         return "rollouts" in self.settings["devices"]
 
     def name(self, file: str) -> str:
-        """Returns this file's name, where `file` is the name that the user gave for all: with
-        `plan.toml` that is `plan.toml` itself, `plan-trainer.toml` or `plan-rollouts.toml`, with
-        several kinds of cards `plan-rollouts-l40s.toml`.
+        """Returns this file's name, made from the user's name `file` for all: `plan.toml` itself,
+        `plan-trainer.toml` or `plan-rollouts.toml`, with several kinds of cards
+        `plan-rollouts-l40s.toml`.
         """
         path, words = PurePath(file), f"{self.kind} {self.card}".lower().split()
         return (
@@ -89,8 +80,8 @@ class MachineFile:
         )
 
     def commands(self, file: str) -> list[str]:
-        """Returns the commands that start the run on each of these machines; those in brackets are
-        for the first machine alone.
+        """Returns the commands that start the run on each of these machines; in brackets for the
+        first machine alone.
         """
         if self.kind == "run":
             return [shell_command("run", file)]
@@ -106,20 +97,20 @@ class MachineFile:
         return [train, f"(for role in {COORDINATORS}; do rollstream $role {run} & done)"]
 
     def _engine_commands(self, file: str) -> list[str]:
-        """Returns the commands that start the rollouts of one machine, each on cards of its own,
-        and the evaluation, which shares the first rollout's cards.
-        """
         rollouts = self.settings["rollouts"]
         cards, count = rollouts.get("vllm", {}).get("tensor_parallel", 1), rollouts["count"]
-        own = "$n" if cards == 1 else f"$(seq -s, $((n * {cards})) $((n * {cards} + {cards - 1})))"
+        cards_text = (
+            "$n" if cards == 1 else f"$(seq -s, $((n * {cards})) $((n * {cards} + {cards - 1})))"
+        )
         rollout = f"{_command('rollout', file)} --name rollout-$(hostname)-$n"
-        found = [
-            f"for n in $(seq 0 {count - 1}); do CUDA_VISIBLE_DEVICES={own} {rollout} & done",
+        commands = [
+            f"for n in $(seq 0 {count - 1}); do CUDA_VISIBLE_DEVICES={cards_text} {rollout} & done",
         ]
+        # The evaluation shares the first rollout's cards.
         if self.settings["evaluation"]["enabled"]:
             first = ",".join(map(str, range(cards)))
-            found.append(f"(CUDA_VISIBLE_DEVICES={first} {_command('eval', file)} &)")
-        return found
+            commands.append(f"(CUDA_VISIBLE_DEVICES={first} {_command('eval', file)} &)")
+        return commands
 
 
 def _command(role: str, file: str) -> str:
@@ -127,13 +118,9 @@ def _command(role: str, file: str) -> str:
 
 
 def machine_files(plan: RunPlan) -> tuple[MachineFile, ...]:
-    """Returns the proposed files of a plan that fits: a single one for one machine, else one for
-    the machines that train and one for those that generate. If the trainer needs only some cards of
-    its one machine, rollouts use the others.
-
-    Two files differ only in `devices`, `rollouts.count` and `evaluation.enabled`, which may differ
-    from machine to machine: all roles agree on the run's configuration, and the memory check at the
-    start (`check.py`) accepts each file on its machines.
+    """Returns the proposed files of a plan that fits: one for one machine, else one for the
+    machines that train and one for those that generate. They differ only in `devices`,
+    `rollouts.count` and `evaluation.enabled`.
     """
     request, layout = plan.request, plan.layout
     assert layout is not None, "nothing is proposed for a plan that does not fit"
@@ -146,12 +133,13 @@ def machine_files(plan: RunPlan) -> tuple[MachineFile, ...]:
     first = min(ranks, CARDS_PER_MACHINE)
     devices = {"trainer": first}
     if first < CARDS_PER_MACHINE:
+        # The trainer needs only some cards of its one machine.
         devices["rollouts"] = CARDS_PER_MACHINE - first
     training = -(-ranks // CARDS_PER_MACHINE)
     rest = request.cards - training * CARDS_PER_MACHINE
     trainer = _file(plan, "trainer", training, devices)
-    own = {"rollouts": min(rest, CARDS_PER_MACHINE)}
-    rollouts = _file(plan, "rollouts", request.machines - training, own)
+    rollout_devices = {"rollouts": min(rest, CARDS_PER_MACHINE)}
+    rollouts = _file(plan, "rollouts", request.machines - training, rollout_devices)
     # A run has one evaluation, which shares its first rollout's cards.
     (rollouts if trainer.generates else trainer).settings["evaluation"]["enabled"] = False
     return trainer, rollouts
@@ -174,9 +162,7 @@ def _file(
 
 
 def run_settings(request: PlanRequest, layout: CardLayout) -> dict[str, dict[str, Any]]:
-    """Returns the tables of settings that all files share, with defaults for those that `_file`
-    sets for one kind of machine.
-    """
+    """Returns the settings that all files share, with defaults for those that `_file` sets."""
     context, size = request.context, layout.engine
     engine: dict[str, Any] = {"engine": "torch", "device": "cuda", "dtype": "bfloat16"}
     if size.is_vllm:
@@ -194,8 +180,8 @@ def run_settings(request: PlanRequest, layout: CardLayout) -> dict[str, dict[str
     relay: dict[str, Any] = {"enabled": request.machines > 1}
     if request.machines > 1:
         version = rates.version_bytes(request.shape, request.lora_rank).full
-        kept = max(RelaySettings().bytes_max, int(RELAY_VERSIONS * version))
-        relay |= {"host": "0.0.0.0", "port": RELAY_PORT, "bytes_max": kept}
+        cache_bytes = max(RelaySettings().bytes_max, int(RELAY_VERSIONS * version))
+        relay |= {"host": "0.0.0.0", "port": RELAY_PORT, "bytes_max": cache_bytes}
     return {
         "model": model,
         "sampling": {"tokens_max": context - min(PROMPT_MAX, context // PROMPT_SHARE)},
@@ -221,38 +207,37 @@ def run_settings(request: PlanRequest, layout: CardLayout) -> dict[str, dict[str
 
 
 def toml_files(plan: RunPlan, file: str) -> dict[str, str]:
-    """Returns the texts of the proposed files by their names: one file called `file`, or two with
-    names made from it (`MachineFile.name`).
-    """
-    found = machine_files(plan)
-    return {one.name(file): toml_text(plan, one, one.name(file)) for one in found}
+    """Returns the texts of the proposed files by their names (`MachineFile.name`)."""
+    files = machine_files(plan)
+    return {
+        machine_file.name(file): toml_text(plan, machine_file, machine_file.name(file))
+        for machine_file in files
+    }
 
 
-def toml_text(plan: RunPlan, one: MachineFile, file: str) -> str:
-    """Returns the text of one file: comments, then the tables. `file` is its own name."""
+def toml_text(plan: RunPlan, machine_file: MachineFile, file: str) -> str:
+    """Returns the text of one file; `file` is its own name."""
     request, layout = plan.request, plan.layout
     assert layout is not None
     lines = [f"# {request.shape.name} on {request.cards} x {request.card.name}, by arithmetic"]
     if layout.engine.reason:
         lines.append(f"# engine torch: {layout.engine.reason}")
-    if one.kind != "run":
-        lines += [f"# {line}" for line in _start_lines(request, one, file)]
-    for table, values in one.settings.items():
+    if machine_file.kind != "run":
+        lines += [f"# {line}" for line in _start_lines(request, machine_file, file)]
+    for table, values in machine_file.settings.items():
         lines += _table_lines(table, values, _model_comment(request))
     return "\n".join(lines) + "\n"
 
 
-def _start_lines(request: PlanRequest, one: MachineFile, file: str) -> list[str]:
-    """Returns the lines of the comment that explains, for a plan of several machines, how the run
-    is started on the machines of this file.
-    """
-    work = "generate" if one.kind == "rollouts" else "train"
-    last = request.cards % CARDS_PER_MACHINE if one.machines > 1 else 0
+def _start_lines(request: PlanRequest, machine_file: MachineFile, file: str) -> list[str]:
+    work = "generate" if machine_file.kind == "rollouts" else "train"
+    last = request.cards % CARDS_PER_MACHINE if machine_file.machines > 1 else 0
     partly = [f"The last one has {last} cards: fewer rollouts there."] if last else []
     return [
-        f"For machines that {work}: {one.machines} of {request.machines}. `rollstream run` starts",
+        f"For machines that {work}: {machine_file.machines} of {request.machines}. "
+        "`rollstream run` starts",
         "the roles of one machine alone. Start here, and in brackets on the first one alone:",
-        *(f"  {command}" for command in one.commands(file)),
+        *(f"  {command}" for command in machine_file.commands(file)),
         *partly,
         "First set bus and store, alike in all files, to URLs that all machines reach",
         "(docs/how-to/deploy.md), and ROLLSTREAM_RELAY_TOKEN to one secret everywhere. RUN is a",
@@ -263,18 +248,12 @@ def _start_lines(request: PlanRequest, one: MachineFile, file: str) -> list[str]
 
 
 def _model_comment(request: PlanRequest) -> str:
-    """Returns the comment on `model.path`: where the model's files must be before `rollstream run`
-    accepts it.
-    """
     if request.shape.hub:
         return f"not here: first `hf download {request.shape.hub}`, or set a checkpoint's folder"
     return "a folder, or a Hub name in this machine's cache"
 
 
 def _table_lines(table: str, values: Mapping[str, Any], model: str) -> list[str]:
-    """Returns the lines of a table and of the tables in it; `model` is the comment beside
-    `[model]`.
-    """
     plain = {key: value for key, value in values.items() if not isinstance(value, dict)}
     comment = model if table == "model" else TABLE_COMMENTS.get(table)
     if table == "relay" and not values["enabled"]:

@@ -1,10 +1,6 @@
-"""Finds the sizes of a decoder model (`find_shape`): from its `config.json`, or from a table of
-well-known models, so that a run can be planned before its model is downloaded. `ModelShape` holds
-the sizes and computes the counts from which memory and time are estimated.
-
-Counts of parameters are exact for the families in `DENSE` and `EXPERTS`: tests compare them with
-the totals that the models' authors publish. Any other family is refused, with its name, because a
-wrong count would be worse than none.
+"""Finds the sizes of a decoder model, from its `config.json` or from a table of well-known models.
+Counts of parameters are exact for the families in `DENSE` and `EXPERTS`; others are refused,
+because a wrong count would be worse than none.
 """
 
 import re
@@ -23,6 +19,7 @@ from rollstream.storage.hf_folder import (
     read_hf_config,
 )
 
+# Tests compare the counts with the totals that the models' authors publish.
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 EXPERTS = ("mixtral", "qwen3_moe")
 """Values of `model_type` whose parameters are counted: dense models, and mixtures of experts."""
@@ -30,8 +27,8 @@ EXPERTS = ("mixtral", "qwen3_moe")
 
 @dataclass(frozen=True, slots=True)
 class ExpertSizes:
-    """Holds the sizes of the feed-forward part of a mixture of experts: each layer has `count`
-    experts with `intermediate` inner numbers each, and each token uses `used` of them.
+    """Feed-forward part of a mixture of experts: each layer has `count` experts with `intermediate`
+    inner numbers each; each token uses `used` of them.
     """
 
     count: int
@@ -41,10 +38,10 @@ class ExpertSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """Holds a decoder's sizes. `family` is its `model_type`; `hidden`, `intermediate` and `width`
-    are the sizes of the residual stream, of the feed-forward part and of one attention head;
-    `positions` is the longest sequence. With `tied` embedding and output matrix are one tensor.
-    `hub` is the name on the Hugging Face Hub of a model whose sizes are from the table, else "".
+    """A decoder's sizes. `family` is its `model_type`; `hidden`, `intermediate` and `width` are the
+    sizes of the residual stream, of the feed-forward part and of one attention head; `positions` is
+    the longest sequence. With `tied` embedding and output matrix are one tensor. `hub` is the
+    Hugging Face name of a model from the table, else "".
     """
 
     name: str
@@ -63,23 +60,22 @@ class ModelShape:
 
     @property
     def query_size(self) -> int:
-        """Returns how many numbers one token's queries have in one layer."""
+        """Returns the numbers of one token's queries in one layer."""
         return self.heads * self.width
 
     @property
     def kv_size(self) -> int:
-        """Returns how many numbers one token's keys have in one layer; its values have as many."""
+        """Returns the numbers of one token's keys in one layer; its values have as many."""
         return self.kv_heads * self.width
 
     @property
     def has_head_norms(self) -> bool:
-        """Returns whether queries and keys are normalised per head."""
         return self.family.startswith("qwen3")
 
     @property
     def linear_layers(self) -> tuple[tuple[int, int], ...]:
-        """Returns (inputs, outputs) of each matrix of one layer, in a mixture of experts of every
-        expert: first queries, keys, values and attention's output, then gate, up and down.
+        """Returns (inputs, outputs) of each matrix of one layer, of every expert: queries, keys,
+        values and attention's output, then gate, up and down.
         """
         d, f = self.hidden, self.intermediate
         attention = (
@@ -92,10 +88,8 @@ class ModelShape:
 
     @property
     def tensors(self) -> tuple[tuple[int, int, int], ...]:
-        """Returns the shapes of all trained tensors, as (number of such tensors in the model, rows,
-        numbers in a row). A layer's experts are two tensors with one row for each expert, as in
-        transformers, and its router is a third. The norms and biases of a layer, which are small,
-        count as one tensor of one row.
+        """Returns the shapes of all trained tensors, as (number of such tensors, rows, numbers in a
+        row).
         """
         attention, others = self.linear_layers[:4], self.linear_layers[4:]
         matrices = [(rows, columns) for columns, rows in attention]
@@ -103,17 +97,20 @@ class ModelShape:
             matrices += [(rows, columns) for columns, rows in others]
         else:
             count, size = self.experts.count, self.hidden * self.experts.intermediate
+            # As in transformers, experts are two tensors with one row for each expert, the router
+            # is a third.
             matrices += [(count, 2 * size), (count, size), (count, self.hidden)]
-        whole = self.layer_parameters - sum(rows * size for rows, size in matrices)
-        found = [(self.layers, rows, size) for rows, size in (*matrices, (1, whole))]
+        small_parameters = self.layer_parameters - sum(rows * size for rows, size in matrices)
+        # Norms and biases are small: one tensor of one row.
+        layer_tensors = [
+            (self.layers, rows, size) for rows, size in (*matrices, (1, small_parameters))
+        ]
         roots = (1 if self.tied else 2, self.vocabulary, self.hidden)
-        return (*found, roots, (1, 1, self.hidden))
+        return (*layer_tensors, roots, (1, 1, self.hidden))
 
     @property
     def layer_parameters(self) -> int:
-        """Counts the parameters of one layer: matrices, norms, biases, and the router, which
-        chooses the experts of a token.
-        """
+        """Counts the parameters of one layer: matrices, norms, biases, router."""
         small = 2 * self.hidden
         if self.family == "qwen2":
             small += self.query_size + 2 * self.kv_size
@@ -125,24 +122,21 @@ class ModelShape:
 
     @property
     def embedding_parameters(self) -> int:
-        """Counts the parameters of the embedding; the output matrix has as many."""
+        """Counts the embedding; the output matrix has as many."""
         return self.vocabulary * self.hidden
 
     @property
     def root_parameters(self) -> int:
-        """Counts the parameters outside of the layers: the embedding, the output matrix unless it
-        is tied to the embedding, and the last norm.
-        """
+        """Counts the parameters outside of the layers."""
         return self.embedding_parameters * (1 if self.tied else 2) + self.hidden
 
     @property
     def parameters(self) -> int:
-        """Counts all parameters of the model."""
         return self.layers * self.layer_parameters + self.root_parameters
 
     @property
     def active_parameters(self) -> int:
-        """Counts the parameters that one token uses; in a dense model these are all."""
+        """Counts the parameters that one token uses."""
         if self.experts is None:
             return self.parameters
         e = self.experts
@@ -151,13 +145,13 @@ class ModelShape:
 
     @property
     def kv_numbers(self) -> int:
-        """Returns how many numbers the KV cache keeps for each token, over all layers."""
+        """Returns the numbers of one token in the KV cache, over all layers."""
         return 2 * self.layers * self.kv_size
 
     @property
     def feed_forward(self) -> int:
-        """Returns how many inner numbers one token has in one layer's feed-forward part; in a
-        mixture of experts those of the experts that it uses.
+        """Returns the inner numbers of one token in one layer's feed-forward part, over the experts
+        that it uses.
         """
         return self.intermediate if self.experts is None else self._active_feed_forward
 
@@ -167,14 +161,13 @@ class ModelShape:
         return self.experts.used * self.experts.intermediate
 
     def adapter_parameters(self, rank: int) -> int:
-        """Counts the parameters of a LoRA adapter of rank r (`rank`) on all `linear_layers`: each
-        matrix gets r · (inputs + outputs) (Hu et al., "LoRA", arXiv 2106.09685).
+        """Counts the parameters of a LoRA adapter of this rank on all `linear_layers` (Hu et al.,
+        "LoRA", arXiv 2106.09685).
         """
         return rank * self.layers * sum(rows + columns for rows, columns in self.linear_layers)
 
 
 def _name_of(hub: str) -> str:
-    """Returns the name that the table uses for a model with this name on the Hub."""
     return hub.rpartition("/")[2].lower().removesuffix("-v0.1")
 
 
@@ -208,7 +201,6 @@ def _llama(hub: str, sizes: tuple[int, ...], width: int = 128, tied: bool = Fals
 def _with_experts(
     hub: str, family: str, base: ModelShape, experts: ExpertSizes, vocabulary: int
 ) -> ModelShape:
-    """Returns a mixture of experts with this vocabulary, whose other sizes are those of `base`."""
     return replace(
         base,
         hub=hub,
@@ -256,16 +248,13 @@ _TABLE = (
     ),
 )  # fmt: skip
 SHAPES: Mapping[str, ModelShape] = {shape.name: shape for shape in _TABLE}
-"""The table: well-known models by lower-case name, with the sizes in their published
-`config.json`.
-"""
+"""Well-known models by lower-case name, by their published `config.json`."""
 
 
 def find_shape(model: str) -> ModelShape:
     """Returns the shape of a model by a checkpoint folder, by the name of a Hub model in this
-    machine's cache, or by the name of a model in the table. A name that continues one in the table
-    after a dash finds that one: `Qwen/Qwen2.5-7B-Instruct` has the sizes of `qwen2.5-7b`. Raises
-    `ConfigurationError`, which proposes the nearest name, if nothing is found.
+    machine's cache, or by a name in the table. Raises `ConfigurationError`, which proposes the
+    nearest name, if nothing is found.
     """
     folder = find_hf_folder(model)
     if (folder / CONFIG).is_file():
@@ -273,7 +262,12 @@ def find_shape(model: str) -> ModelShape:
     name = model.rpartition("/")[2].lower().removeprefix("meta-")
     if _QUANTISED.search(name):
         raise ConfigurationError(_quantised(model))
-    listed = [known for known in SHAPES if name == known or name.startswith(f"{known}-")]
+    # `Qwen/Qwen2.5-7B-Instruct` has the sizes of `qwen2.5-7b`.
+    listed = [
+        listed_name
+        for listed_name in SHAPES
+        if name == listed_name or name.startswith(f"{listed_name}-")
+    ]
     if listed and not Path(model).exists():
         shape = SHAPES[max(listed, key=len)]
         return replace(shape, hub=model) if "/" in model else shape
@@ -301,9 +295,8 @@ def _quantised(model: str) -> str:
 
 
 def shape_of(fields: Mapping[str, Any], name: str) -> ModelShape:
-    """Returns the shape that the `fields` of a `config.json` describe. `name` is the model's name
-    in the shape and in errors. Raises `ConfigurationError` for a family whose parameters are not
-    counted here, and for a missing field.
+    """Returns the shape of a `config.json` with these `fields`; `name` is the model's. Raises
+    `ConfigurationError` for a family whose parameters are not counted, and for a missing field.
     """
     if fields.get("quantization_config") or fields.get("quantization"):
         raise ConfigurationError(_quantised(name))

@@ -1,9 +1,5 @@
 """Plans a run on cards of several kinds, for `rollstream plan --gpus 8xH100,16xL40S`: which cards
-train, which generate, and which rollouts get the long answers (`plan_unlike`).
-
-All assignments of whole machines are tried; a trainer that fits one machine may also take some of
-its cards. Memory and rates are those of `planner.py`, `engines.py` and `rates.py`: each kind is
-planned as in a plan of its own. Ranks on several kinds wait for the slowest of them.
+train, which generate, and which rollouts get the long answers. Ranks wait for the slowest kind.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,18 +23,16 @@ from rollstream.sizes.planner import (
 )
 
 Objective = Literal["speed", "price"]
+# A choice, so that a plan takes about a second.
 ASSIGNMENTS_MAX = 20_000
-"""A choice, so that a plan takes about a second: with more assignments than this, machines are
-assigned two (four, …) at a time.
-"""
+"""With more, machines are assigned two (four, …) at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindWork:
-    """States what the cards of one kind do: `trainer_cards` train, `engines` engines of the size
-    `engine` generate `tokens_per_s` together, `request_per_s` for one request. Answers of up to
-    `answers_max` tokens go here (0: none), the longest to the kind with the fastest requests. Cards
-    that do neither are not needed.
+    """The work of one kind of cards: `trainer_cards` train, `engines` engines of the size `engine`
+    generate `tokens_per_s` together, `request_per_s` for one request. Answers of up to
+    `answers_max` tokens go here (0: none). Other cards are not needed.
     """
 
     kind: CardKind
@@ -55,15 +49,14 @@ class KindWork:
 
     @property
     def per_hour(self) -> float:
-        """The price of the used cards for an hour."""
         return self.kind.price * (self.trainer_cards + self.engine_cards)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnlikePlan:
-    """Assigns cards of several kinds. `request` is the plan's request with the weakest card that
-    trains; `form` are the settings of training. `alike` is the plan in which each card counts as
-    the weakest of them (`weakest`), None if that does not fit.
+    """An assignment of cards of several kinds. `request` has the weakest card that trains. `alike`
+    is the plan in which each card counts as the weakest of them (`weakest`), None if that does not
+    fit.
     """
 
     request: PlanRequest
@@ -78,7 +71,7 @@ class UnlikePlan:
 
     @property
     def tokens_per_s(self) -> float:
-        """The rate of the slower side: trained tokens per second."""
+        """The rate of the slower side."""
         return min(self.train_tokens_per_s, self.rollout_tokens_per_s)
 
     @property
@@ -96,8 +89,7 @@ def plan_unlike(
     request: PlanRequest, kinds: Sequence[CardKind], objective: Objective = "speed"
 ) -> UnlikePlan | None:
     """Returns the assignment with the most trained tokens per second, or per price with the
-    `objective` "price"; None if no assignment fits. `card` and `cards` of the request are not used.
-    Equal assignments are decided by generated tokens, then by fewer training cards.
+    `objective` "price"; None if none fits. `card` and `cards` of the request are not used.
     """
 
     def rank(plan: UnlikePlan) -> tuple[float, float, int, bool]:
@@ -106,18 +98,16 @@ def plan_unlike(
             value /= plan.per_hour
         return value, plan.rollout_tokens_per_s, -plan.trainer_cards, not plan.form.recompute
 
-    found = max(plans_of(request, kinds, objective), key=rank, default=None)
-    if found is None:
+    best = max(plans_of(request, kinds, objective), key=rank, default=None)
+    if best is None:
         return None
     cards = sum(kind.cards for kind in kinds)
     alike = best_layout(replace(request, card=weakest([k.card for k in kinds]), cards=cards))
-    return replace(found, works=with_answers(found.works, request.context), alike=alike)
+    return replace(best, works=with_answers(best.works, request.context), alike=alike)
 
 
 def weakest(cards: Sequence[Accelerator]) -> Accelerator:
-    """Returns a card that has the least of each: what all of these cards can be counted on for, if
-    work is shared out equally and each waits for all.
-    """
+    """Returns a card with the least of each, if work is shared out equally."""
     return Accelerator(
         " and ".join(dict.fromkeys(card.name for card in cards)),
         min(card.memory for card in cards),
@@ -130,13 +120,13 @@ def weakest(cards: Sequence[Accelerator]) -> Accelerator:
 def plans_of(
     request: PlanRequest, kinds: Sequence[CardKind], objective: Objective = "speed"
 ) -> Iterator[UnlikePlan]:
-    """Yields all assignments that fit, with layers kept and recomputed, without the comparison and
-    the lengths of answers.
+    """Yields all assignments that fit, with layers kept and recomputed, without `alike` and lengths
+    of answers.
     """
     sizes = [engines.own_engine(_on(request, kind), kind.cards) for kind in kinds]
     forms: dict[tuple[Accelerator, int], list[TrainerForm]] = {}
     for numbers in _assignments(kinds, objective):
-        training = [one for one, _ in numbers]
+        training = [training_cards for training_cards, _ in numbers]
         generating = [
             rest // size.tensor_parallel if size is not None else 0
             for (_, rest), size in zip(numbers, sizes, strict=True)
@@ -147,8 +137,8 @@ def plans_of(
         ranks = sum(training)
         trained = replace(request, card=card, cards=sum(kind.cards for kind in kinds))
         if (card, ranks) not in forms:
-            found = (training_form(trained, ranks, recompute) for recompute in (False, True))
-            forms[card, ranks] = [form for form in found if form is not None]
+            candidates = (training_form(trained, ranks, recompute) for recompute in (False, True))
+            forms[card, ranks] = [form for form in candidates if form is not None]
         works = tuple(
             _work(request, kind, size, used, count, sum(generating))
             for kind, size, used, count in zip(kinds, sizes, training, generating, strict=True)
@@ -161,11 +151,10 @@ def plans_of(
 def _assignments(
     kinds: Sequence[CardKind], objective: Objective
 ) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Yields, for each kind, how many of its cards train and how many may generate. All others
-    generate, except under the objective "price", where some may be left out.
-    """
+    """Yields, for each kind, how many of its cards train and how many may generate."""
     machines = 1
     while True:
+        # All others generate, except under "price", where some may be left out.
         options = [_numbers(kind.cards, machines, objective) for kind in kinds]
         if prod(map(len, options)) <= ASSIGNMENTS_MAX:
             break
@@ -173,13 +162,12 @@ def _assignments(
     yield from product(*options)
     for at, kind in enumerate(kinds):  # a trainer within one machine
         for some in range(1, min(CARDS_PER_MACHINE, kind.cards + 1)):
-            others = [[(0, rest) for used, rest in one if not used] for one in options]
-            for rest in product(*(one for n, one in enumerate(others) if n != at)):
+            others = [[(0, rest) for used, rest in pairs if not used] for pairs in options]
+            for rest in product(*(pairs for n, pairs in enumerate(others) if n != at)):
                 yield (*rest[:at], (some, kind.cards - some), *rest[at:])
 
 
 def _numbers(cards: int, machines: int, objective: Objective) -> list[tuple[int, int]]:
-    """Returns pairs of training and generating cards of one kind, in steps of so many machines."""
     step = machines * CARDS_PER_MACHINE
     counts = sorted({*range(0, cards, step), cards})
     if objective == "speed":
@@ -214,23 +202,26 @@ def _work(
 
 def with_answers(works: Sequence[KindWork], context: int) -> tuple[KindWork, ...]:
     """Returns the works with the lengths of their answers: kinds with slower requests get shorter
-    ones, each kind its share of the generated tokens. Lengths are assumed to be log-normal with a
-    mean of context / `MEAN_SHARE` and the simulator's ratio of 99th percentile and median.
+    ones, each kind its share of the generated tokens.
     """
+    # Assumed: log-normal lengths with a mean of context / `MEAN_SHARE`, and the simulator's ratio
+    # of 99th percentile and median.
     ratio = CONSTANTS["length_p99_over_median"].value
     spread = LogNormal(1.0, ratio).spread
     median = context / MEAN_SHARE / exp(spread**2 / 2)
     total = sum(work.tokens_per_s for work in works)
     bounds: Mapping[str, int] = {}
-    given = 0.0
-    for work in sorted(works, key=lambda one: (one.request_per_s, one.kind.card.name)):
+    assigned_per_s = 0.0
+    for work in sorted(
+        works, key=lambda kind_work: (kind_work.request_per_s, kind_work.kind.card.name)
+    ):
         if not work.engines:
             continue
-        given += work.tokens_per_s
-        share = min(given / total, 1 - 1e-9) if total else 1 - 1e-9
+        assigned_per_s += work.tokens_per_s
+        share = min(assigned_per_s / total, 1 - 1e-9) if total else 1 - 1e-9
         # Of all tokens, this share is in answers of up to `longest` tokens (log-normal).
         longest = median * exp(spread * (NORMAL.inv_cdf(share) + spread))
-        is_last = given >= total * (1 - 1e-9)
+        is_last = assigned_per_s >= total * (1 - 1e-9)
         bounds = {**bounds, work.kind.card.name: context if is_last else int(longest)}
     return tuple(
         replace(work, answers_max=min(context, bounds.get(work.kind.card.name, 0)))

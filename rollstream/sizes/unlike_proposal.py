@@ -1,6 +1,5 @@
-"""Presents an `UnlikePlan`, the answer of `rollstream plan` for several kinds of cards: as text
-(`account`), as one JSON object (`figures`) and as configuration files, one for each kind of machine
-(`toml_files`). It computes nothing that decides the plan: `unlike.py` does.
+"""Presents an `UnlikePlan`, the answer of `rollstream plan` for several kinds of cards, as text, as
+one JSON object and as configuration files.
 """
 
 from dataclasses import replace
@@ -14,7 +13,7 @@ from rollstream.sizes.unlike import KindWork, UnlikePlan
 
 
 def figures(plan: UnlikePlan) -> dict[str, Any]:
-    """Returns the plan as one JSON object, in tokens, seconds and the currency of the prices."""
+    """Returns the plan as one JSON object."""
     return {
         "model": plan.request.shape.name,
         "context": plan.request.context,
@@ -59,12 +58,12 @@ def _kind_figures(work: KindWork) -> dict[str, Any]:
 
 
 def million_price(per_hour: float, tokens_per_s: float) -> float:
-    """Returns the price of a million trained tokens; 0 where price or speed are unknown."""
+    """Returns the price of a million trained tokens; 0 where it is unknown."""
     return per_hour / 3600 / tokens_per_s * 1e6 if tokens_per_s else 0.0
 
 
 def account(plan: UnlikePlan) -> str:
-    """Returns the plan as text: each kind in a line, then the rates and the comparison."""
+    """Returns the plan as text."""
     lines = [_work_line(work) for work in plan.works]
     lines.append(
         f"tokens/s: training {plan.train_tokens_per_s:,.0f}, generating "
@@ -115,43 +114,45 @@ def _alike_line(plan: UnlikePlan) -> str:
 
 def toml_files(plan: UnlikePlan, file: str) -> dict[str, str]:
     """Returns the texts of the proposed files by their names, made from `file`."""
-    return {one.name(file): toml_text(own, one, one.name(file)) for one, own in machine_files(plan)}
+    return {
+        machine_file.name(file): toml_text(kind_plan, machine_file, machine_file.name(file))
+        for machine_file, kind_plan in machine_files(plan)
+    }
 
 
 def machine_files(plan: UnlikePlan) -> tuple[tuple[MachineFile, RunPlan], ...]:
-    """Returns a file for each kind of machine, each with the plan of its kind alone: for machines
-    that train, those of the fastest kind first, and for those that generate.
-
-    All differ only in `devices`, in the engine's size (`rollouts`) and in `evaluation.enabled`,
-    which may differ from machine to machine. A kind with machines of both sorts has two files.
+    """Returns the files of each kind of machine with the plan of its kind alone: for machines that
+    train, those of the fastest kind first, and for those that generate. A kind with both has two
+    files.
     """
-    found: list[tuple[MachineFile, RunPlan]] = []
+    # They differ only in `devices`, the engine's size (`rollouts`) and `evaluation.enabled`, which
+    # may differ from machine to machine.
+    files: list[tuple[MachineFile, RunPlan]] = []
     usual = next(work.engine for work in plan.works if work.engine is not None and work.engines)
-    for work in sorted(plan.works, key=lambda one: -one.trainer_cards):
+    for work in sorted(plan.works, key=lambda kind_work: -kind_work.trainer_cards):
         training = -(-work.trainer_cards // CARDS_PER_MACHINE)
         there = min(work.kind.cards, CARDS_PER_MACHINE)
         if training:
             first = min(work.trainer_cards, there)
             engine = work.engine if first < there else None
             cards = {"trainer": first, "rollouts": there - first if engine is not None else 0}
-            found.append(_file(plan, work, engine or usual, cards, training))
+            files.append(_file(plan, work, engine or usual, cards, training))
         rest = work.kind.cards - training * CARDS_PER_MACHINE
         if work.engine is not None and work.engines and rest > 0:
             machines = -(-rest // CARDS_PER_MACHINE)
             cards = {"trainer": 0, "rollouts": min(rest, CARDS_PER_MACHINE)}
-            found.append(_file(plan, work, work.engine, cards, machines))
+            files.append(_file(plan, work, work.engine, cards, machines))
     # A run has one evaluation, which shares the cards of a rollout.
-    first = next(file for file, _ in found if file.generates)
-    for file, _ in found:
+    first = next(file for file, _ in files if file.generates)
+    for file, _ in files:
         if file is not first:
             file.settings["evaluation"]["enabled"] = False
-    return tuple(found)
+    return tuple(files)
 
 
 def _file(
     plan: UnlikePlan, work: KindWork, engine: EngineSize, cards: dict[str, int], machines: int
 ) -> tuple[MachineFile, RunPlan]:
-    """Returns the file of so many machines of one kind, with the `cards` of each role on one."""
     layout = CardLayout(
         form=plan.form, trainer_cards=plan.trainer_cards, engines=work.engines, engine=engine
     )
@@ -160,7 +161,7 @@ def _file(
     settings["devices"] = {role: count for role, count in cards.items() if count}
     settings["rollouts"]["count"] = max(1, cards["rollouts"] // engine.tensor_parallel)
     settings["trainer"]["processes"] = cards["trainer"] or settings["trainer"]["processes"]
-    own: PlanRequest = replace(request, cards=work.kind.cards)
+    kind_request: PlanRequest = replace(request, cards=work.kind.cards)
     kind = "trainer" if cards["trainer"] else "rollouts"
     file = MachineFile(
         kind=kind,
@@ -169,4 +170,4 @@ def _file(
         settings=settings,
         card=work.kind.card.name,
     )
-    return file, RunPlan(own, layout)
+    return file, RunPlan(kind_request, layout)

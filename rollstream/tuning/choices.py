@@ -1,10 +1,6 @@
-"""Holds the settings that `rollstream tune` chooses in one value (`TuningChoice`), and the values
-that each of them may take (`ChoiceSpace`).
-
-`choice_of` reads the choice that a configuration makes, `changed_settings` returns the settings by
-which another choice differs from it. GPUs are counted in units: a rollout takes `rollout_gpus`, a
-trainer any number, over which its work is divided. On the CPU a unit is a thread; with the engine
-`paced` it is a modelled accelerator, and the trainer of the configuration has one.
+"""Holds the settings that `rollstream tune` chooses (`TuningChoice`), and their possible values
+(`ChoiceSpace`). GPUs are counted in units: on the CPU a unit is a thread, with the engine `paced` a
+modelled accelerator.
 """
 
 from collections.abc import Mapping
@@ -15,14 +11,13 @@ from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
 from rollstream.simulator.experiment import PREDICTED
 
+# More than twice as many would be far beyond the measured batch sizes.
 SLOT_FACTORS = (0.25, 0.5, 1.0, 2.0)
-"""Tried slots, relative to the present ones. More than twice as many would be far beyond the batch
-sizes that were measured.
-"""
+"""Tried slots, relative to the present ones."""
 REPACK_FACTORS = (0.25, 1.0, 4.0)  # tried repack periods, relative to the present one
 SPLITS_MAX = 9  # splits of the GPUs that are tried before the best one is refined
 HELD = ("split", "slots", "max_lag", "on_update", "repack", "drafts")
-"""The names by which `--hold` leaves a part of the choice as it is."""
+"""Names of `--hold`, which leaves a part of the choice as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +37,21 @@ class TuningChoice:
     drafts: bool
 
     def differences(self, other: "TuningChoice") -> int:
-        """Returns the number of fields in which two choices differ."""
+        """Returns the number of differing fields."""
         return sum(
-            getattr(self, one.name) != getattr(other, one.name) for one in fields(TuningChoice)
+            getattr(self, field.name) != getattr(other, field.name)
+            for field in fields(TuningChoice)
         )
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceSpace:
-    """The values that each part of a choice may take, ascending; one value where a part is held.
-    `lags` are pairs of `max_lag` and `waves`, `repacks` apply under `keep_version`.
+    """The values of each part of a choice, ascending; one value where a part is held. `lags` are
+    pairs of `max_lag` and `waves`, `repacks` apply under `keep_version`.
     """
 
     splits: tuple[tuple[int, int], ...]
-    """Pairs of rollouts and GPUs of the trainer."""
+    """Pairs of rollouts and units of the trainer."""
     slots: tuple[int, ...]
     lags: tuple[tuple[int | None, int], ...]
     policies: tuple[str, ...]
@@ -63,12 +59,12 @@ class ChoiceSpace:
     drafts: tuple[bool, ...]
 
     def permits(self, choice: TuningChoice) -> bool:
-        """Returns whether the choice has no more lag than may be proposed."""
+        """Returns whether the choice's lag may be proposed."""
         return (choice.max_lag, choice.waves) in self.lags
 
 
 def rollout_gpus(c: Configuration) -> int:
-    """Returns the units that one rollout takes."""
+    """Returns the units of one rollout."""
     r = c.rollouts
     return r.threads if r.kind.is_on_cpu(r) else r.kind.cards(r)
 
@@ -78,16 +74,13 @@ def trains_on_cpu(c: Configuration) -> bool:
 
 
 def trainer_gpus(c: Configuration) -> int:
-    """Returns the units that the trainer of this configuration takes: threads of all workers on the
-    CPU, ranks on GPUs.
-    """
+    """Returns the units of the trainer: threads of all workers on the CPU, ranks on GPUs."""
     if trains_on_cpu(c):
         return max(c.trainer.workers * c.trainer.threads, c.trainer.processes)
     return c.trainer.processes
 
 
 def choice_of(c: Configuration) -> TuningChoice:
-    """Returns the choice that the configuration makes."""
     d, groups = c.dispatch, c.trainer.groups_per_step
     keeps = c.rollouts.on_update == "keep_version"
     return TuningChoice(
@@ -103,7 +96,7 @@ def choice_of(c: Configuration) -> TuningChoice:
 
 
 def gpus_of(c: Configuration, choice: TuningChoice) -> int:
-    """Returns the units that this choice takes."""
+    """Returns the units of this choice."""
     return choice.rollouts * rollout_gpus(c) + choice.trainer_gpus
 
 
@@ -115,9 +108,8 @@ def choice_space(
     hold: frozenset[str] = frozenset(),
     has_drafts: bool = False,
 ) -> ChoiceSpace:
-    """Returns what may be chosen on `gpus` units. No choice has more lag than `lag_max`, by default
-    the configuration's own bound, because the simulator does not know what lag costs in learning.
-    Drafts are chosen only if their gain is known (`has_drafts`). Raises `ConfigurationError` if
+    """Returns the choices on `gpus` units. `lag_max` is by default the configuration's own bound;
+    drafts are chosen only if their gain is known (`has_drafts`). Raises `ConfigurationError` if
     `gpus` are too few for one rollout and a trainer.
     """
     if c.rollouts.has_server:
@@ -144,6 +136,7 @@ def choice_space(
     return ChoiceSpace(
         splits=splits,
         slots=(present.slots,) if "slots" in hold else _slots(present.slots),
+        # The simulator does not know the cost of lag in learning.
         lags=((present.max_lag, present.waves),) if "max_lag" in hold else _lags(present, lag_max),
         policies=policies,
         repacks=_repacks(c, "repack" in hold),
@@ -152,9 +145,7 @@ def choice_space(
 
 
 def _splits(gpus: int, each: int) -> tuple[tuple[int, int], ...]:
-    """Returns all splits with at least one rollout and one GPU for the trainer; no GPU is idle
-    except where rollouts take several each.
-    """
+    # No GPU is idle except where rollouts take several each.
     return tuple((count, gpus - count * each) for count in range(1, (gpus - 1) // each + 1))
 
 
@@ -163,15 +154,13 @@ def _slots(present: int) -> tuple[int, ...]:
 
 
 def _lags(present: TuningChoice, lag_max: int | None) -> tuple[tuple[int | None, int], ...]:
-    """Returns powers of two up to the largest bound, and that bound. A configuration without
-    `max_lag` may keep none, with as much work outstanding or less.
-    """
-    most = present.waves - 1 if lag_max is None else lag_max
-    bounds = {0, most} | {1 << power for power in range(16) if 1 << power <= most}
-    found: list[tuple[int | None, int]] = [(bound, bound + 1) for bound in sorted(bounds)]
+    bound_max = present.waves - 1 if lag_max is None else lag_max
+    bounds = {0, bound_max} | {1 << power for power in range(16) if 1 << power <= bound_max}
+    lags: list[tuple[int | None, int]] = [(bound, bound + 1) for bound in sorted(bounds)]
+    # A configuration without a bound may keep none, with as much work outstanding or less.
     if present.max_lag is None:
-        found += [(None, bound + 1) for bound in sorted(bounds) if bound]
-    return tuple(found)
+        lags += [(None, bound + 1) for bound in sorted(bounds) if bound]
+    return tuple(lags)
 
 
 def _repacks(c: Configuration, is_held: bool) -> tuple[float | None, ...]:
@@ -182,53 +171,49 @@ def _repacks(c: Configuration, is_held: bool) -> tuple[float | None, ...]:
 
 
 def changed_settings(c: Configuration, choice: TuningChoice) -> Mapping[str, Any]:
-    """Returns the settings (dotted key → value) that make the configuration's choice this one;
-    empty if it is its own.
-    """
-    present, found = choice_of(c), dict[str, Any]()
+    """Returns the settings (dotted key → value) that make the configuration's choice this one."""
+    present, settings = choice_of(c), dict[str, Any]()
     if (choice.rollouts, choice.trainer_gpus) != (present.rollouts, present.trainer_gpus):
-        found |= _split_settings(c, present, choice)
+        settings |= _split_settings(c, present, choice)
     if choice.slots != present.slots:
-        found["rollouts.slots"] = choice.slots
+        settings["rollouts.slots"] = choice.slots
     if (choice.max_lag, choice.waves) != (present.max_lag, present.waves):
         if choice.max_lag != present.max_lag:
-            found["dispatch.max_lag"] = choice.max_lag
+            settings["dispatch.max_lag"] = choice.max_lag
         if choice.max_lag is None:
-            found["dispatch.ready_groups_max"] = choice.waves * c.trainer.groups_per_step
+            settings["dispatch.ready_groups_max"] = choice.waves * c.trainer.groups_per_step
     if choice.on_update != present.on_update:
-        found["rollouts.on_update"] = choice.on_update
+        settings["rollouts.on_update"] = choice.on_update
     if choice.on_update == "keep_version":
         every_s = choice.repack_every_s
         if (every_s is not None) != c.dispatch.repack:
-            found["dispatch.repack"] = every_s is not None
+            settings["dispatch.repack"] = every_s is not None
         if every_s is not None and every_s != c.dispatch.repack_every_s:
-            found["dispatch.repack_every_s"] = every_s
+            settings["dispatch.repack_every_s"] = every_s
     if choice.drafts != present.drafts:
-        found["rollouts.drafts"] = "history" if choice.drafts else "off"
-    return found
+        settings["rollouts.drafts"] = "history" if choice.drafts else "off"
+    return settings
 
 
 def _split_settings(
     c: Configuration, present: TuningChoice, choice: TuningChoice
 ) -> Mapping[str, Any]:
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if choice.rollouts != present.rollouts:
-        found["rollouts.count"] = choice.rollouts
+        settings["rollouts.count"] = choice.rollouts
     if choice.trainer_gpus != present.trainer_gpus:
-        found |= _trainer_settings(c, present, choice)
+        settings |= _trainer_settings(c, present, choice)
     if c.devices.trainer is not None or c.devices.rollouts is not None:
-        found["devices.trainer"] = choice.trainer_gpus
-        found["devices.rollouts"] = choice.rollouts * rollout_gpus(c)
-    return found
+        settings["devices.trainer"] = choice.trainer_gpus
+        settings["devices.rollouts"] = choice.rollouts * rollout_gpus(c)
+    return settings
 
 
 def _trainer_settings(
     c: Configuration, present: TuningChoice, choice: TuningChoice
 ) -> Mapping[str, Any]:
-    """Returns the settings that give the trainer the units of the choice. A paced trainer has no
-    processes: its modelled accelerators are part of its seconds per token.
-    """
     if not c.has_model:
+        # A paced trainer's modelled accelerators are part of its seconds per token.
         token_s = c.paced.train_token_s * present.trainer_gpus / choice.trainer_gpus
         return {"paced.train_token_s": float(f"{token_s:.4g}")}
     if trains_on_cpu(c) and c.trainer.processes == 1:

@@ -1,8 +1,5 @@
-"""Joins a configuration, a profile of its engine and the measurements of a recorded run to what the
-simulator needs (`TuningMachine`): step times, training times, transfers and the work.
-
-`machine_of` prefers what was measured, and keeps in words what it had to assume and what it could
-not know. `TuningMachine.predicted` simulates one choice of the tuned settings.
+"""Joins a configuration, a profile of its engine and a recorded run's measurements to the input of
+the simulator (`TuningMachine`); measured values are preferred.
 """
 
 from dataclasses import dataclass, replace
@@ -23,15 +20,13 @@ from rollstream.tuning.cores import on_shared_cores
 from rollstream.tuning.measured import DraftGain, RunMeasurements, fit_step_times
 
 POINTS_MIN = 32  # fewer measured answers give no step time
+# Waits for KV memory only lengthen an answer.
 WAITLESS_SHARE = 0.25
-"""Quantile of the ratios of measured and computed step times that counts: waits for KV memory only
-lengthen an answer.
-"""
+"""Quantile of the ratios of measured and computed step times."""
 STEPS_MEASURED = 8  # simulated steps after those in which the run fills
+# Generation ahead of training takes cores from it until the lag bound stops it, after many steps.
 LONGER = 2
-"""Times as long where both sides share cores: generation ahead of training takes cores from it
-until the lag bound stops it, which lasts for many steps.
-"""
+"""Times as long where both sides share cores."""
 NO_REPEATS = 1 << 20  # prompts of a data set of unknown size: none comes twice
 CORES_SHARE_MIN = 0.25  # of the cores: more than the rest is not taken for other work
 HIDDEN_REPACK_S = 5.0  # any period: the planner of repack is off
@@ -40,16 +35,16 @@ HIDDEN_REPACK_S = 5.0  # any period: the planner of repack is off
 @dataclass(frozen=True, slots=True)
 class TuningMachine:
     """Simulates choices for one configuration. `engine` are the step times without drafts, in wall
-    seconds, and `kv_capacity` is a rollout's (None: each slot has room for a longest sequence).
+    seconds, `kv_capacity` is a rollout's (None: each slot has room for a longest sequence).
     """
 
     configuration: Configuration
     engine: Roofline
     kv_capacity: int | None
     train_token_s: float
-    """Of one unit of the trainer (`choices.py`)."""
+    """Of one unit of the trainer."""
     train_serial_s: float
-    """Per token, however many units the trainer has."""
+    """Per token, for any number of units."""
     train_fixed_s: float
     update_s: float
     publish_s: float
@@ -57,19 +52,19 @@ class TuningMachine:
     workload: RecordedWorkload
     drafts: DraftGain | None
     is_profiled: bool = True
-    """Rollouts know their step times, and so the batch in which one more row is nearly free.
-    Without a profile that batch is all their slots.
+    """Rollouts know their step times, and so the batch in which one more row is nearly free;
+    otherwise that batch is all their slots.
     """
     cores: float | None = None
-    """CPU cores that rollouts and trainer share; None: each unit computes on its own."""
+    """Shared CPU cores; None: each unit computes on its own."""
     checked: float | None = None
-    """Predicted over recorded tokens per second of RUN's own settings; None: RUN is no such run."""
+    """Predicted over recorded tokens per second of RUN's own settings, or None."""
     assumed: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
 
     def predicted(self, choice: TuningChoice, skip: int) -> Prediction | None:
-        """Returns the predicted means over `STEPS_MEASURED` steps after the first `skip`; None if
-        the choice cannot run: a longest answer does not fit, or no step ever completes.
+        """Returns the predicted means over `STEPS_MEASURED` steps after the first `skip`; None if a
+        longest answer does not fit, or no step ever completes.
         """
         if self.cores is None:
             return self._simulated(choice, skip, STEPS_MEASURED, 1.0)
@@ -84,7 +79,6 @@ class TuningMachine:
     def _simulated(
         self, choice: TuningChoice, skip: int, steps: int, slower: float
     ) -> Prediction | None:
-        """Returns the prediction where all that computes takes `slower` times as long."""
         c = self.configuration
         job = Job(
             groups_per_step=c.trainer.groups_per_step,
@@ -105,7 +99,7 @@ class TuningMachine:
             return None
 
     def cluster(self, choice: TuningChoice) -> Cluster:
-        """Returns the simulated machines of this choice."""
+        """Returns the simulated machines."""
         roofline, slots = self.engine, choice.slots
         if choice.drafts and self.drafts is not None:
             roofline = with_drafts(roofline, self.drafts)
@@ -126,7 +120,7 @@ class TuningMachine:
 
 
 def slowed(cluster: Cluster, slower: float) -> Cluster:
-    """Returns the machines where decoding and training take `slower` times as long."""
+    """Returns the machines that compute `slower` times as long."""
     return replace(
         cluster,
         roofline=scaled_roofline(cluster.roofline, 1 / slower),
@@ -142,10 +136,9 @@ def machine_of(
     cores: int | None = None,
 ) -> TuningMachine:
     """Returns the machine of the configuration `c`. `profile` is the measured roofline of its
-    engine, `run` what a recorded run shows, and `recorded` that run's configuration. `cores` are
-    those of this machine, which rollouts and trainer share if both compute on the CPU. Raises
-    `ConfigurationError`, with what to do, if step times, training times or lengths are
-    unknown.
+    engine, `run` the measurements of a run with the configuration `recorded`. `cores` are this
+    machine's. Raises `ConfigurationError`, with an advice, if step times, training times or lengths
+    are unknown.
     """
     assumed, unknown = list[str](), list[str]()
     workload = _workload(c, run, unknown)
@@ -188,21 +181,19 @@ def machine_of(
 
 
 def shares_cores(c: Configuration) -> bool:
-    """Returns whether the engines of the rollouts and the trainer compute on the same cores."""
+    """Returns whether rollouts and trainer compute on the same cores."""
     return c.rollouts.kind.is_on_cpu(c.rollouts) and trains_on_cpu(c)
 
 
 def at_cpu_time(engine: Roofline, run: RunMeasurements, slots: int) -> Roofline:
-    """Returns the step times at the level of the run's CPU time per token: wall times on shared
-    cores contain what the others took. Batches are those of the run's answers, whose times contain
-    waits for one of the `slots`.
-    """
+    """Returns the step times at the level of the run's CPU time per token."""
     if not run.points or run.decode_cpu_token_s is None:
         return engine
-    rows = [min(slots, max(1, round(one.rows))) for one in run.points]
+    # Wall times on shared cores contain those of the others, and waits for one of the `slots`.
+    rows = [min(slots, max(1, round(point.rows))) for point in run.points]
     each = [
-        engine.step_s(count, one.kv_tokens * count / one.rows) / count
-        for count, one in zip(rows, run.points, strict=True)
+        engine.step_s(count, point.kv_tokens * count / point.rows) / count
+        for count, point in zip(rows, run.points, strict=True)
     ]
     return scaled_roofline(engine, float(np.mean(each)) / run.decode_cpu_token_s)
 
@@ -210,22 +201,19 @@ def at_cpu_time(engine: Roofline, run: RunMeasurements, slots: int) -> Roofline:
 def _checked(
     machine: TuningMachine, run: RunMeasurements, recorded: Configuration | None
 ) -> TuningMachine:
-    """Returns the machine with the prediction of the recorded run's own settings held against that
-    run. Where both sides share cores, what the run did not reach of them goes to other work than
-    decoding and training, and is taken off.
-    """
     c = machine.configuration
     if recorded is None or run.tokens_per_s is None or _step_of(recorded) != _step_of(c):
         return machine
     choice = choice_of(recorded)
-    found = machine.predicted(choice, choice.waves + 1)
-    if found is None or not run.tokens_per_s:
+    prediction = machine.predicted(choice, choice.waves + 1)
+    if prediction is None or not run.tokens_per_s:
         return machine
-    off = found.tokens_per_s / run.tokens_per_s
+    off = prediction.tokens_per_s / run.tokens_per_s
     if machine.cores is not None and off > 1:
+        # The cores that the run did not reach go to other work than decoding and training.
         machine = replace(machine, cores=machine.cores * max(CORES_SHARE_MIN, 1 / off))
-        found = machine.predicted(choice, choice.waves + 1) or found
-        off = found.tokens_per_s / run.tokens_per_s
+        prediction = machine.predicted(choice, choice.waves + 1) or prediction
+        off = prediction.tokens_per_s / run.tokens_per_s
     return replace(machine, checked=off)
 
 
@@ -234,28 +222,26 @@ def _step_of(c: Configuration) -> tuple[int, int]:
 
 
 def _unknown(c: Configuration, drafts: DraftGain | None, cores: int | None) -> list[str]:
-    """Returns what no profile and no log shows, in words."""
-    found = ["what lag costs in learning: no choice has more than the configuration permits"]
-    found += ["environments that wait, and shared prefixes"]
+    unknowns = ["what lag costs in learning: no choice has more than the configuration permits"]
+    unknowns += ["environments that wait, and shared prefixes"]
     if c.rollouts.can_draft and drafts is None:
-        found.append("what drafts give: no RUN with drafts shows it, so they stay as they are")
+        unknowns.append("what drafts give: no RUN with drafts shows it, so they stay as they are")
     if c.model.lora.rank:
-        found.append("that a rollout with adapters serves several versions and never drains")
+        unknowns.append("that a rollout with adapters serves several versions and never drains")
     if cores is not None:
-        found.append(f"how the {cores} cores are divided: all threads are slowed by one factor")
+        unknowns.append(f"how the {cores} cores are divided: all threads are slowed by one factor")
     elif trains_on_cpu(c):
-        found.append("how rollouts and trainer share the cores: each unit is simulated as a core")
+        unknowns.append(
+            "how rollouts and trainer share the cores: each unit is simulated as a core"
+        )
     elif c.has_model:
-        found.append("whether more slots fit a GPU's memory: `rollstream run` checks it")
-    return found
+        unknowns.append("whether more slots fit a GPU's memory: `rollstream run` checks it")
+    return unknowns
 
 
 def _workload(
     c: Configuration, run: RunMeasurements | None, unknown: list[str]
 ) -> RecordedWorkload:
-    """Returns the recorded answers, with drawn ones beyond them; without RUN the answers that the
-    engine `paced` draws.
-    """
     samples, option = c.trainer.samples_per_group, c.task.options.get("prompts")
     prompts = run.prompts if run is not None else None
     if prompts is None:
@@ -267,6 +253,7 @@ def _workload(
         correlation, groups = run.correlation, tuple(group[:samples] for group in run.groups)
         prompt_tokens = run.prompt_tokens
     elif not c.has_model:
+        # Without RUN, the answers that the engine `paced` draws.
         drawn = lengths_from(c.paced.lengths)
         distribution, correlation, groups = drawn.distribution, drawn.correlation, ()
         size = c.task.options.get("prompt_tokens")
@@ -288,9 +275,6 @@ def _engine(
     recorded: Configuration | None,
     assumed: list[str],
 ) -> Roofline:
-    """Returns the step times without drafts. Where a roofline is known and RUN has answers, their
-    times set its level: beside a trainer, and with all that happens between two steps.
-    """
     points = () if run is None or len(run.points) < POINTS_MIN else run.points
     if recorded is not None and c.rollouts.engine != recorded.rollouts.engine:
         points = ()
@@ -310,16 +294,17 @@ def _engine(
     if not points:
         assumed.append("step times without pauses and other load, as no RUN shows them")
         return alone
+    # RUN's answers set the level: beside a trainer, with all that happens between two steps.
     timed = (recorded and _paced(recorded)) or alone
     if gain is not None:
         timed = with_drafts(timed, gain)
-    ratios = [one.token_s / timed.step_s(round(one.rows), one.kv_tokens) for one in points]
+    ratios = [point.token_s / timed.step_s(round(point.rows), point.kv_tokens) for point in points]
     return scaled_roofline(alone, 1 / float(np.quantile(ratios, WAITLESS_SHARE)))
 
 
 def _paced(c: Configuration) -> Roofline | None:
-    """Returns the roofline that the engine `paced` keeps on the wall; None with another engine."""
     roofline = c.rollouts.kind.roofline(c)
+    # In wall seconds.
     return None if roofline is None else scaled_roofline(roofline, c.paced.time_scale)
 
 
@@ -329,9 +314,7 @@ def _training(
     recorded: Configuration | None,
     assumed: list[str],
 ) -> tuple[float, float]:
-    """Returns the trainer's seconds per token on one unit, and those of a step beside its tokens.
-    Raises `ConfigurationError` if nothing shows them.
-    """
+    """Returns the trainer's seconds per token on one unit, and of a step beside its tokens."""
     assumed.append("a trainer that is as much faster as it has more GPUs")
     units = trainer_gpus(c)
     if not c.has_model:
@@ -346,27 +329,22 @@ def _training(
 
 
 def _paced_training(c: Configuration) -> tuple[float, float]:
-    """Returns the wall seconds of the paced trainer per token, and per step beside its tokens."""
     return c.paced.train_token_s / c.paced.time_scale, c.paced.train_step_s / c.paced.time_scale
 
 
 def _paced_delay_s(run: RunMeasurements | None, recorded: Configuration | None) -> float:
-    """Returns for how much longer than its settings state a recorded paced trainer worked, per
-    token: its own work on samples, which more modelled accelerators would not speed up. 0 if no
-    paced run shows it.
-    """
     if run is None or run.trained_token_s is None or run.step_tokens is None:
         return 0.0
     if recorded is None or recorded.has_model:
         return 0.0
+    # A paced trainer's own work on samples, which more modelled accelerators would not speed up.
     token_s, step_s = _paced_training(recorded)
     return max(0.0, run.trained_token_s - token_s - step_s / run.step_tokens)
 
 
 def with_drafts(roofline: Roofline, gain: DraftGain) -> Roofline:
-    """Returns the seconds per token of a row with drafts: a pass computes more rows and gives more
-    tokens.
-    """
+    """Returns the seconds per token of a row with drafts."""
+    # A pass computes more rows and gives more tokens.
     faster = scaled_roofline(roofline, gain.tokens_per_pass)
     return replace(
         faster,
@@ -376,5 +354,5 @@ def with_drafts(roofline: Roofline, gain: DraftGain) -> Roofline:
 
 
 def without_drafts(roofline: Roofline, gain: DraftGain) -> Roofline:
-    """Returns the step times without drafts from the seconds per token with them."""
+    """Returns the step times without drafts, from those with them."""
     return with_drafts(roofline, DraftGain(1 / gain.tokens_per_pass, 1 / gain.rows_per_pass))

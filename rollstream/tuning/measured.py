@@ -1,10 +1,6 @@
-"""Measures a recorded run from its log (`RunLogFold`): the lengths of its answers, the times of its
-trainer, engine and versions, and what its drafts gave.
-
-The engine's step times follow from the finished answers alone: while an answer was generated, its
-rollout decoded a known number of answers with a known number of cached tokens, and each decode step
-gave it one token. So one answer is one measurement of a step (`DecodePoint`), everything between
-two steps included. All times are wall time in seconds.
+"""Measures a recorded run from its log. An answer is one measurement of a decode step
+(`DecodePoint`): its rollout decoded a known number of answers meanwhile, and each step gave it one
+token. All times are wall time in seconds.
 """
 
 from collections import defaultdict
@@ -37,7 +33,7 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class FinishedAnswer:
-    """One finished answer: `prompt` and `tokens` are its prompt's and generated tokens. It
+    """One finished answer: `prompt` and `tokens` count its prompt's and generated tokens. It
     `is_whole` if one rollout generated all of it.
     """
 
@@ -64,8 +60,8 @@ class DecodePoint:
 
 @dataclass(frozen=True, slots=True)
 class DraftGain:
-    """What drafts gave in a run: `tokens_per_pass` generated tokens, and `rows_per_pass` computed
-    positions (its own and the draft tokens), per sequence and forward pass.
+    """The gain of drafts, per sequence and forward pass: `tokens_per_pass` generated tokens,
+    `rows_per_pass` computed positions (its own and the draft tokens).
     """
 
     tokens_per_pass: float
@@ -74,8 +70,8 @@ class DraftGain:
 
 @dataclass(frozen=True, slots=True)
 class RunMeasurements:
-    """What a run's log shows; an unknown value is None, or empty. `groups` holds the lengths of the
-    finished answers by group number, `prompts` is the number of prompts in a pass.
+    """The measurements of a run; an unknown value is None, or empty. `groups` holds the lengths of
+    the finished answers by group number, `prompts` is the number of prompts in a pass.
     """
 
     groups: tuple[tuple[int, ...], ...] = ()
@@ -85,19 +81,19 @@ class RunMeasurements:
     """Of the lengths of two answers to one prompt, between ranks (0: none, 1: equal)."""
     points: tuple[DecodePoint, ...] = ()
     trained_token_s: float | None = None
-    """Seconds of the trainer per token, prompts included, on the GPUs of that run."""
+    """Of the trainer per token, prompts included, on that run's GPUs."""
     train_cpu_token_s: float | None = None
-    """CPU seconds of the trainer's threads together per token, prompts included."""
+    """CPU seconds of all trainer threads per token, prompts included."""
     decode_cpu_token_s: float | None = None
-    """CPU seconds of the rollouts' engines per generated token."""
+    """CPU seconds of the engines per generated token."""
     tokens_per_s: float | None = None
-    """Trained tokens per second of the run, after its first steps."""
+    """Trained tokens per second, after the first steps."""
     step_tokens: float | None = None
     """Tokens of a step, prompts included."""
     publish_s: float | None = None
-    """For which the trainer stands still after a step."""
+    """Pause of the trainer after a step."""
     arrive_s: float | None = None
-    """From a step's end until its version is announced."""
+    """From a step's end to the announcement of its version."""
     update_s: float | None = None
     """Of a rollout to take a version."""
     kv_capacity: int | None = None
@@ -105,14 +101,13 @@ class RunMeasurements:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Returns the lengths of all finished answers, ascending."""
         return tuple(sorted(length for group in self.groups for length in group))
 
 
 @dataclass(slots=True)
 class RunLogFold:
-    """Applies the records of a run, in the order of each topic, and returns `measured` from them.
-    `trainer_threads` is the number of threads over which the trainer's `busy_s` is summed.
+    """Applies the records of a run, in the order of each topic. The trainer's `busy_s` is summed
+    over `trainer_threads`.
     """
 
     trainer_threads: int = 1
@@ -121,17 +116,17 @@ class RunLogFold:
     announced: dict[Version, float] = field(default_factory=dict[Version, float])
     updates: list[float] = field(default_factory=list[float])
     epochs: dict[int, int] = field(default_factory=dict[int, int])
-    """The first group of each pass over the prompts after the first one."""
+    """First group of each pass after the first."""
     capacity: dict[str, int] = field(default_factory=dict[str, int])
     busy: dict[tuple[str, int], tuple[float, int]] = field(
         default_factory=dict[tuple[str, int], tuple[float, int]]
     )
-    """CPU time and generated tokens of each engine by rollout and term."""
+    """CPU time and generated tokens by rollout and term."""
     drafted: list[int] = field(default_factory=lambda: [0, 0, 0])
-    """Sums over answers with draft statistics: generated tokens, passes, draft tokens."""
+    """Sums over answers: generated tokens, passes, draft tokens."""
 
     def apply(self, record: Record) -> None:
-        """Apply one record; records of other kinds are ignored, a repeated one replaces itself."""
+        """Apply one record; a repeated one replaces itself."""
         match record:
             case Trajectory() if record.finish != "dead":
                 self._finished(record)
@@ -142,8 +137,8 @@ class RunLogFold:
             case Applied():
                 self.updates.append(record.seconds)
             case Prompt() if record.epoch:
-                known = self.epochs.get(record.epoch, record.group)
-                self.epochs[record.epoch] = min(known, record.group)
+                first_group = self.epochs.get(record.epoch, record.group)
+                self.epochs[record.epoch] = min(first_group, record.group)
             case RolloutStatus():
                 self.capacity[record.rollout] = record.kv_capacity
                 self.busy[record.rollout, record.term] = record.busy_s, record.tokens_total
@@ -177,7 +172,7 @@ class RunLogFold:
         tokens, passes, guessed = self.drafted
         return RunMeasurements(
             groups=_lengths_by_group(answers),
-            prompt_tokens=round(fmean(one.prompt for one in answers)) if answers else 0,
+            prompt_tokens=round(fmean(answer.prompt for answer in answers)) if answers else 0,
             prompts=min((first // epoch for epoch, first in self.epochs.items()), default=None),
             correlation=length_correlation(answers),
             points=tuple(decode_points(answers)),
@@ -198,44 +193,37 @@ class RunLogFold:
         return steps[FIRST_STEPS:] if len(steps) > FIRST_STEPS else steps
 
     def _steps_work(self, answers: Sequence[FinishedAnswer]) -> tuple[float, float]:
-        """Returns the mean seconds of work and the mean tokens of a step. Its work is at least the
-        time in which the trainer did not wait, and at least the computing time of its threads: it
-        waits and computes at once.
-        """
-        prompt = fmean(one.prompt for one in answers) if answers else 0.0
+        """Returns the mean seconds of work and the mean tokens of a step."""
+        prompt = fmean(answer.prompt for answer in answers) if answers else 0.0
         work_s = tokens = 0.0
         steps = self._recent()
         for done in steps:
             at = done.metrics
             computed_s = at.get("busy_s", 0.0) / self.trainer_threads
+            # The trainer waits and computes at once: at least the time without waits, and the
+            # computing time of its threads.
             work_s += max(at.get("seconds", 0.0) - at.get("wait_s", 0.0), computed_s)
             tokens += at.get("tokens_trained", 0.0) + prompt * done.counts.get("trained", 0)
         return work_s / max(1, len(steps)), tokens / max(1, len(steps))
 
     def _cpu_s(self) -> float:
-        """Returns the mean CPU seconds of the trainer's threads in a step."""
         return fmean(done.metrics.get("busy_s", 0.0) for done in self._recent())
 
     def _speed(self) -> float | None:
-        """Returns the trained tokens per second between the ends of the first and the last of the
-        recent steps, without those that repeat after a restart of the trainer.
-        """
         steps = self._recent()
+        # Steps repeat after a restart of the trainer.
         if len(steps) < 2 or steps[0].version.term != steps[-1].version.term:
             return None
         tokens = sum(done.metrics.get("tokens_trained", 0.0) for done in steps[1:])
         return tokens / max(1e-9, steps[-1].time_s - steps[0].time_s)
 
     def _decode_cpu_s(self) -> float | None:
-        """Returns None if no engine states its CPU time."""
         busy_s = sum(seconds for seconds, _ in self.busy.values())
         tokens = sum(tokens for _, tokens in self.busy.values())
         return busy_s / tokens if busy_s and tokens else None
 
     def _version_times(self) -> tuple[float | None, float | None]:
-        """Returns the medians of the pause of the trainer between two steps, and of the time from a
-        step's end until its version is announced.
-        """
+        """Returns the medians of `publish_s` and `arrive_s`."""
         steps = self._recent()
         pauses = [
             max(0.0, b.time_s - a.time_s - b.metrics.get("seconds", 0.0))
@@ -251,37 +239,34 @@ class RunLogFold:
 
 
 def _lengths_by_group(answers: Sequence[FinishedAnswer]) -> tuple[tuple[int, ...], ...]:
-    """Returns the lengths of each group's answers in the order of their indices, from group 0 to
-    the last; () for a group without finished answers.
-    """
-    found: defaultdict[int, dict[int, int]] = defaultdict(dict)
-    for one in answers:
-        found[one.group][one.index] = one.tokens
-    ends = 1 + max(found, default=-1)
-    return tuple(tuple(n for _, n in sorted(found.get(g, {}).items())) for g in range(ends))
+    lengths: defaultdict[int, dict[int, int]] = defaultdict(dict)
+    for answer in answers:
+        lengths[answer.group][answer.index] = answer.tokens
+    ends = 1 + max(lengths, default=-1)
+    # () for a group without finished answers.
+    return tuple(tuple(n for _, n in sorted(lengths.get(g, {}).items())) for g in range(ends))
 
 
 def decode_points(answers: Sequence[FinishedAnswer]) -> list[DecodePoint]:
-    """Returns a measurement for each whole answer, from all answers of its rollout. Answers that
-    never finished are missing from the counts, so the last ones of a killed run seem a little fast.
-    """
+    """Returns a measurement for each whole answer, from all answers of its rollout."""
     by_rollout: defaultdict[str, list[FinishedAnswer]] = defaultdict(list)
-    for one in answers:
-        if one.finished_s > one.started_s:
-            by_rollout[one.rollout].append(one)
+    # Answers that never finished are missing, so the last ones of a killed run seem a little fast.
+    for answer in answers:
+        if answer.finished_s > answer.started_s:
+            by_rollout[answer.rollout].append(answer)
     return [point for group in by_rollout.values() for point in _points_of_rollout(group)]
 
 
 def _points_of_rollout(answers: Sequence[FinishedAnswer]) -> list[DecodePoint]:
-    """Between two starts or ends the rows are constant and the cached tokens grow evenly, so both
-    are integrated exactly, and their means over an answer's time follow from the integrals.
-    """
-    origin = min(one.started_s for one in answers)  # small numbers: squares of times are subtracted
-    begin = np.array([one.started_s - origin for one in answers])
-    end = np.array([one.finished_s - origin for one in answers])
-    tokens = np.array([float(one.tokens) for one in answers])
-    prompt = np.array([float(one.prompt) for one in answers])
+    # Small numbers, because squares of times are subtracted.
+    origin = min(answer.started_s for answer in answers)
+    begin = np.array([answer.started_s - origin for answer in answers])
+    end = np.array([answer.finished_s - origin for answer in answers])
+    tokens = np.array([float(answer.tokens) for answer in answers])
+    prompt = np.array([float(answer.prompt) for answer in answers])
     speed = tokens / (end - begin)
+    # Between two starts or ends the rows are constant and the cached tokens grow evenly: both are
+    # integrated exactly, and their means follow.
     at = np.unique(np.concatenate([begin, end]))
     rows = _stepwise(at, begin, end, np.ones(len(answers)))
     level = _stepwise(at, begin, end, prompt - speed * begin)
@@ -296,29 +281,29 @@ def _points_of_rollout(answers: Sequence[FinishedAnswer]) -> list[DecodePoint]:
     )
     return [
         DecodePoint(float(mean_rows[i]), float(mean_kv[i]), float(seconds[i] / tokens[i]))
-        for i, one in enumerate(answers)
-        if one.is_whole and one.tokens >= TOKENS_MIN
+        for i, answer in enumerate(answers)
+        if answer.is_whole and answer.tokens >= TOKENS_MIN
     ]
 
 
 def fit_step_times(points: Sequence[DecodePoint]) -> Roofline:
-    """Returns the roofline with the least squared relative errors at the points, as a sum of the
-    weights', the rows' and the cached tokens' time, none of them negative. What the points cannot
-    tell apart, since their batches are alike, is shared out evenly.
+    """Returns the roofline with the least squared relative errors at the points: times of weights,
+    rows and cached tokens, none of them negative.
     """
-    rows = np.array([one.rows for one in points])
-    kv = np.array([one.kv_tokens for one in points])
-    seconds = np.array([one.token_s for one in points])
+    rows = np.array([point.rows for point in points])
+    kv = np.array([point.kv_tokens for point in points])
+    seconds = np.array([point.token_s for point in points])
     columns = [np.ones(len(points)), rows, kv]
     means = [max(1e-12, float(column.mean())) for column in columns]
-    kept, solved = [0, 1, 2], np.zeros(3)
-    while kept:
-        matrix = np.stack([columns[n] / means[n] / seconds for n in kept], axis=1)
-        found = np.linalg.lstsq(matrix, np.ones(len(points)), rcond=None)[0]
-        if (found >= 0).all():
-            solved[kept] = found
+    active, solved = [0, 1, 2], np.zeros(3)
+    while active:
+        matrix = np.stack([columns[n] / means[n] / seconds for n in active], axis=1)
+        # Of points with like batches lstsq shares the time out evenly.
+        coefficients = np.linalg.lstsq(matrix, np.ones(len(points)), rcond=None)[0]
+        if (coefficients >= 0).all():
+            solved[active] = coefficients
             break
-        kept.remove(kept[int(found.argmin())])
+        active.remove(active[int(coefficients.argmin())])
     weights_s, row_s, kv_s = (float(solved[n] / means[n]) for n in range(3))
     return Roofline(weights_s, kv_s, row_s, overlapping=False)
 
@@ -337,17 +322,18 @@ def _integral(pieces: FloatArray) -> FloatArray:
 
 def length_correlation(answers: Sequence[FinishedAnswer]) -> float:
     """Returns the correlation of two answers to one prompt, by their ranks among all answers as
-    normal deviates (the simulator's copula): the mean product of the deviates of such pairs. 0 if
-    no group has two answers.
+    normal deviates (the simulator's copula): the mean product of such pairs. 0 without any.
     """
     if not answers:
         return 0.0
-    order = np.argsort(np.argsort([one.tokens for one in answers], kind="stable"), kind="stable")
+    order = np.argsort(
+        np.argsort([answer.tokens for answer in answers], kind="stable"), kind="stable"
+    )
     normal = NormalDist()
     deviates = [normal.inv_cdf((rank + 0.5) / len(answers)) for rank in order.tolist()]
     by_group: defaultdict[int, list[float]] = defaultdict(list)
-    for one, deviate in zip(answers, deviates, strict=True):
-        by_group[one.group].append(deviate)
+    for answer, deviate in zip(answers, deviates, strict=True):
+        by_group[answer.group].append(deviate)
     products = pairs = 0.0
     for group in by_group.values():
         products += sum(group) ** 2 - sum(deviate * deviate for deviate in group)

@@ -1,6 +1,4 @@
-"""Writes settings as TOML: `merged_tables` puts changed settings into the tables of a
-configuration, `table_lines` returns the lines.
-"""
+"""Writes settings as TOML, with changes by dotted keys (`merged_tables`)."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,17 +6,17 @@ from typing import Any, cast
 
 
 def merged_tables(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the tables with the changes, which are given by dotted keys."""
-    found = dict(tables)
+    """Returns the tables with the changes, by dotted keys."""
+    merged = dict(tables)
     for key, value in changes.items():
         first, _, rest = key.partition(".")
-        below = cast(Mapping[str, Any], found.get(first) or {})
-        found[first] = merged_tables(below, {rest: value}) if rest else value
-    return found
+        below = cast(Mapping[str, Any], merged.get(first) or {})
+        merged[first] = merged_tables(below, {rest: value}) if rest else value
+    return merged
 
 
 def table_lines(tables: Mapping[str, Any], name: str = "") -> list[str]:
-    """Returns the lines of the table `name` and of the tables in it, its own values first."""
+    """Returns the lines of the table `name` and of the tables in it."""
     plain = {key: value for key, value in tables.items() if not isinstance(value, dict)}
     lines = ["", f"[{name}]"] if name and plain else []
     lines += [f"{_key(key)} = {_value(value)}" for key, value in plain.items()]
@@ -30,15 +28,15 @@ def table_lines(tables: Mapping[str, Any], name: str = "") -> list[str]:
 
 
 def _key(key: str) -> str:
-    """Returns a key, quoted unless TOML allows it bare."""
+    # TOML allows these bare.
     return key if key.replace("_", "a").replace("-", "a").isalnum() else json.dumps(key)
 
 
 def _value(value: object) -> str:
-    """Returns a value as TOML; null, which TOML lacks, as the text that means it there."""
     if isinstance(value, dict):
         items = cast(Mapping[str, object], value).items()
-        return "{ " + ", ".join(f"{_key(key)} = {_value(one)}" for key, one in items) + " }"
+        return "{ " + ", ".join(f"{_key(key)} = {_value(inner)}" for key, inner in items) + " }"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_value, cast(Sequence[object], value))) + "]"
+    # TOML lacks null; settings accept the text.
     return '"null"' if value is None else json.dumps(value)

@@ -1,5 +1,5 @@
-"""Reads what `rollstream tune` needs of a recorded run: its log and archive (`read_run`) and the
-profile of its engine (`read_engine`). Nothing is written.
+"""Reads the log and archive of a recorded run for `rollstream tune` (`read_run`), and the profile
+of its engine (`read_engine`). Nothing is written.
 """
 
 from dataclasses import dataclass
@@ -28,21 +28,18 @@ TOPICS = ("prompts", "trajectories", "ledger", "weights", "applied", "status")
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """A recorded run: what its log shows, and its folder and configuration, which an archive alone
-    does not have.
-    """
+    """A recorded run; an archive alone has no folder and no configuration."""
 
     measured: RunMeasurements
     folder: Path | None
     configuration: Configuration | None
 
 
-def read_run(named: str) -> RecordedRun:
-    """Reads the run or archive that `named` names (a path or URL). Topics that are missing, as most
-    are in an archive, leave their measurements unknown. Raises `ConfigurationError` if neither a
-    run nor an archive is there.
+def read_run(argument: str) -> RecordedRun:
+    """Reads the run or archive in `argument` (a path or URL). Missing topics leave their
+    measurements unknown. Raises `ConfigurationError` if neither a run nor an archive is there.
     """
-    location = locate_run(named)
+    location = locate_run(argument)
     configuration = _configuration(location)
     fold = RunLogFold(1 if configuration is None else configuration.trainer_threads)
     with open_run_view(location) as view:
@@ -61,9 +58,9 @@ def _configuration(location: RunLocation) -> Configuration | None:
 
 
 def read_engine(c: Configuration, folders: list[Path]) -> Roofline | None:
-    """Returns the roofline of the profile that `rollouts.profile` names, else of the first of these
-    folders of runs that has one for this engine and model; None if there is none. Raises
-    `ConfigurationError` for a profile of another engine or model.
+    """Returns the roofline of the profile in `rollouts.profile`, else of the first of these run
+    folders that has one for this engine and model; None without one. Raises `ConfigurationError`
+    for a profile of another engine or model.
     """
     if not c.has_model:
         return None  # its roofline is in the configuration
@@ -71,9 +68,9 @@ def read_engine(c: Configuration, folders: list[Path]) -> Roofline | None:
 
     for folder in folders:
         model = _read_model(local_model_folder(c, folder), folder if c.model.path is None else None)
-        found = None if model is None else run_profile(c, folder, model)
-        if found is not None:
-            return found.roofline
+        stored_profile = None if model is None else run_profile(c, folder, model)
+        if stored_profile is not None:
+            return stored_profile.roofline
     if c.rollouts.profile is None:
         return None
     profile = read_profile(c.rollouts.profile)  # no model to compare it with
@@ -86,9 +83,7 @@ def read_engine(c: Configuration, folders: list[Path]) -> Roofline | None:
 
 
 def _read_model(model: Path, run: Path | None) -> "PreTrainedConfig | None":
-    """Returns the configuration of the model in this folder, which is in the folder `run`, or the
-    user's for None; None if there is no model. Raises `ConfigurationError` if it cannot be read.
-    """
+    # `run` is the run's folder around the model, None for the user's own.
     files = ContainedFolder(model if run is None else run)
     if not files.has_file(model / CONFIG):
         return None
@@ -102,6 +97,6 @@ def _read_model(model: Path, run: Path | None) -> "PreTrainedConfig | None":
 
 
 def folders_of(configured: RunFolder, run: RecordedRun | None) -> list[Path]:
-    """Returns the folders in which a profile may be: the configuration's run, then RUN."""
-    found = [configured.path]
-    return found if run is None or run.folder is None else [*found, run.folder]
+    """Returns the folders of profiles: the configuration's run, then RUN."""
+    folders = [configured.path]
+    return folders if run is None or run.folder is None else [*folders, run.folder]

@@ -1,10 +1,6 @@
-"""Finds the settings of a run with the highest predicted speed (`propose`): a coordinate search
-over a `ChoiceSpace`, from the present choice and once for each policy.
-
-The search is a pure function: the same inputs give the same proposal. Speed is trained tokens per
-second. Between settings that are about equally fast (`TOLERANCE`) the one with the fewest changes
-is proposed, and lag has a small price (`LAG_PRICE`). A proposal is never predicted slower than the
-present choice where that fits the GPUs.
+"""Finds the settings of a run with the most predicted trained tokens per second (`propose`): a
+coordinate search from the present choice, once for each policy. The same inputs give the same
+proposal.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,10 +9,9 @@ from dataclasses import dataclass, field, replace
 from rollstream.simulator.experiment import Prediction
 from rollstream.tuning.choices import SPLITS_MAX, ChoiceSpace, TuningChoice
 
+# A choice, not a measurement: it decides between settings that are nearly as fast.
 LAG_PRICE = 0.005
-"""Share of the speed that a step of mean lag is taken to cost. A choice, not a measurement: it
-decides between settings that are nearly as fast.
-"""
+"""Share of the speed that a step of mean lag costs."""
 TOLERANCE = 0.01  # of the speed: two seeds of one simulated run differ by about as much
 ROUNDS_MAX = 4  # rounds over all coordinates from one start
 
@@ -25,8 +20,6 @@ Evaluate = Callable[[TuningChoice], Prediction | None]
 
 @dataclass(frozen=True, slots=True)
 class PredictedChoice:
-    """A choice with its predicted means."""
-
     choice: TuningChoice
     predicted: Prediction
 
@@ -38,9 +31,9 @@ class PredictedChoice:
 
 @dataclass(frozen=True, slots=True)
 class TuningProposal:
-    """The proposed choice, the present one, and all others that were simulated, best first. The
-    present choice is None if it cannot run; `present_fits` is False if it may not be proposed: it
-    takes more GPUs than are given, or has more lag than is permitted.
+    """The proposed choice, the present one, and all others that were simulated, best first.
+    `present` is None if it cannot run; `present_fits` is False if it may not be proposed, for its
+    GPUs or its lag.
     """
 
     best: PredictedChoice
@@ -55,21 +48,21 @@ class TuningProposal:
             return None
         return self.best.predicted.tokens_per_s / self.present.predicted.tokens_per_s - 1
 
-    def rows(self, most: int) -> list[PredictedChoice]:
-        """Returns the proposal, then the best choice of each other policy, then the best others."""
+    def rows(self, rows_max: int) -> list[PredictedChoice]:
+        """Returns the proposal, then the best choice of each other policy, then others."""
         shown, policies = [self.best], {self.best.choice.on_update}
-        for one in self.others:
-            if one.choice.on_update not in policies:
-                policies.add(one.choice.on_update)
-                shown.append(one)
-        shown += [one for one in self.others if one not in shown][: max(0, most - len(shown))]
-        return [shown[0], *sorted(shown[1:], key=lambda one: -one.worth)]
+        for candidate in self.others:
+            if candidate.choice.on_update not in policies:
+                policies.add(candidate.choice.on_update)
+                shown.append(candidate)
+        shown += [candidate for candidate in self.others if candidate not in shown][
+            : max(0, rows_max - len(shown))
+        ]
+        return [shown[0], *sorted(shown[1:], key=lambda candidate: -candidate.worth)]
 
 
 @dataclass(slots=True)
 class _Search:
-    """Simulates each choice once."""
-
     space: ChoiceSpace
     evaluate: Evaluate
     progress: Callable[[int], None]
@@ -78,7 +71,7 @@ class _Search:
     )
 
     def worth(self, choice: TuningChoice) -> float:
-        """Returns the worth of a choice, simulating it if it is new; -1 if it cannot run."""
+        # Each choice is simulated once; -1 cannot run.
         if choice not in self.found:
             self.found[choice] = self.evaluate(choice)
             self.progress(len(self.found))
@@ -86,7 +79,6 @@ class _Search:
         return -1.0 if predicted is None else PredictedChoice(choice, predicted).worth
 
     def climb(self, start: TuningChoice) -> None:
-        """Improve one coordinate after the other until none improves."""
         best = start
         for _ in range(ROUNDS_MAX):
             before = best
@@ -97,10 +89,10 @@ class _Search:
                 return
 
     def _best_split(self, at: TuningChoice) -> TuningChoice:
-        """Tries splits over the whole range, then those around the best one, closer each time."""
         splits = self.space.splits
         step = max(1, -(-len(splits) // SPLITS_MAX))
         tried = sorted({*range(0, len(splits), step), len(splits) - 1})
+        # First over the whole range, then around the best one, closer each time.
         while True:
             choices = {index: _with_split(at, splits[index]) for index in tried}
             best = max(tried, key=lambda index: self.worth(choices[index]))
@@ -120,8 +112,8 @@ def propose(
 ) -> TuningProposal | None:
     """Returns the proposal; None if no choice of the space can run. `present_fits` states whether
     the present choice takes no more GPUs than the space has. `evaluate` simulates a choice (None:
-    it cannot run), and `progress` is called with the number of choices simulated so far. Choices
-    whose worth differs by less than the share `tolerance` are equal.
+    it cannot run). Of choices whose worth differs by less than the share `tolerance`, the one with
+    the fewest changes is proposed.
     """
     present_fits = present_fits and space.permits(present)
     search = _Search(space, evaluate, progress)
@@ -129,26 +121,29 @@ def propose(
     for start in _starts(space, present):
         search.climb(start)
     now = search.found[present]
-    known = [PredictedChoice(c, p) for c, p in search.found.items() if p is not None]
+    candidates = [PredictedChoice(c, p) for c, p in search.found.items() if p is not None]
     mine = None if now is None else PredictedChoice(present, now)
-    usable = [one for one in known if present_fits or one.choice != present]
+    usable = [candidate for candidate in candidates if present_fits or candidate.choice != present]
     if mine is not None and present_fits:
+        # A proposal is never predicted slower than the present choice.
         usable = [o for o in usable if o.predicted.tokens_per_s >= mine.predicted.tokens_per_s]
     if not usable:
         return None
-    most = max(one.worth for one in usable)
-    close = [one for one in usable if one.worth >= (1 - tolerance) * most]
-    best = min(close, key=lambda one: (one.choice.differences(present), -one.worth))
+    worth_max = max(candidate.worth for candidate in usable)
+    close = [candidate for candidate in usable if candidate.worth >= (1 - tolerance) * worth_max]
+    best = min(
+        close, key=lambda candidate: (candidate.choice.differences(present), -candidate.worth)
+    )
     others = sorted(
-        (one for one in known if one.choice not in (best.choice, present)),
-        key=lambda one: -one.worth,
+        (candidate for candidate in candidates if candidate.choice not in (best.choice, present)),
+        key=lambda candidate: -candidate.worth,
     )
     return TuningProposal(best, mine, present_fits, tuple(others))
 
 
 def _starts(space: ChoiceSpace, present: TuningChoice) -> Iterator[TuningChoice]:
-    """Yields the present choice under each policy, with a split and a lag bound of the space."""
     near = min(space.splits, key=lambda split: abs(split[0] - present.rollouts))
+    # Each start has a split and a lag bound of the space.
     if not space.permits(present):
         lag, waves = max(space.lags, key=lambda bound: bound[1])
         present = replace(present, max_lag=lag, waves=waves)
