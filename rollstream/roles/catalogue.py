@@ -137,5 +137,5 @@ _ALL = (
         needs_model=False,
     ),
 )
-# In the order in which `rollstream run` starts them.
 ROLES: Mapping[str, Role] = {role.name: role for role in _ALL}
+"""In the order in which `rollstream run` starts them."""
