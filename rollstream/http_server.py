@@ -160,8 +160,7 @@ class BoundedServer(ThreadingHTTPServer):
             self._free.release()
 
     def note_refusal(self, refusal: str) -> None:
-        """Log the first request that is refused for each reason: a scraper shows only the status.
-        """
+        """Log the first refused request for each reason: a scraper shows only the status."""
         with self._states:
             if refusal in self._refusals or len(self._refusals) == REFUSALS_MAX:
                 return

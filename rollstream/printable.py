@@ -23,8 +23,7 @@ _HARMFUL = re.compile(
 
 
 def printable(text: str) -> str:
-    """Returns the text with its control characters as escapes, for instance `\\u001b`.
-    """
+    """Returns the text with its control characters as escapes, for instance `\\u001b`."""
     return _HARMFUL.sub(_escaped, text) if _HARMFUL.search(text) else text
 
 

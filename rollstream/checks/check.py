@@ -27,8 +27,7 @@ from rollstream.storage.hf_weights import check_trainable, read_weight_files
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """Holds the lines of a check, the `configuration` with fitted defaults, and a line about each.
-    """
+    """Holds the lines of a check, the `configuration` with fitted defaults, and a line for each."""
 
     configuration: Configuration
     findings: Sequence[Finding]

@@ -111,8 +111,7 @@ def exit_code_of(error: errors.RollstreamError) -> int:
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line as `main` does, but leave the names of runs as they are (`find_runs`).
-    """
+    """Parse a command line as `main` does, but leave the names of runs as they are."""
     parser, rest = choose_parser(words)
     return parser.parse(rest)
 

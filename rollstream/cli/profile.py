@@ -40,6 +40,7 @@ def main(arguments: argparse.Namespace) -> int:
     """
     configuration, folder = load_configuration(arguments)
     from rollstream.producers.engines.profile import profile_path, write_profile
+
     # Imports torch: after validation.
     from rollstream.roles.rollout import measure_profile
 

@@ -30,8 +30,7 @@ ORIGIN = f"{DEFAULTS} that fits"
 
 
 def put_fitting_shapes(layers: SettingLayers) -> None:
-    """Set the values of the model and its adapter, before policies and presets, which follow them.
-    """
+    """Set the values of model and adapter, before policies and presets, which follow them."""
     _put(layers, (_adapter, _lengths))
 
 

@@ -43,8 +43,7 @@ class Role:
     """True if the role records the run's configuration and takes `--accept-config`."""
 
     def load(self) -> Callable[["RoleContext"], bool]:
-        """Import and return the role's function. Its module may import torch, which takes seconds.
-        """
+        """Import and return the role's function; the import may take seconds (torch)."""
         module, _, function = self.runs.partition(":")
         return getattr(import_module(f"rollstream.roles.{module}"), function)
 

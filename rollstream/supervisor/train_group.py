@@ -144,8 +144,7 @@ def rank_name(name: str, environment: MutableMapping[str, str] = os.environ) -> 
 
 
 def rank_environment(environment: Mapping[str, str] = os.environ) -> Mapping[str, str]:
-    """Returns the environment for `end_with_parent`: a rank that `torchrun` started ends with it.
-    """
+    """Returns the environment for `end_with_parent`: a rank of `torchrun` ends with it."""
     if PARENT in environment or not is_launched(environment):
         return environment
     return {PARENT: str(os.getppid())}

@@ -58,6 +58,7 @@ def main(arguments: argparse.Namespace) -> int:
 def _fork(arguments: argparse.Namespace, parent: "ForkParent") -> None:
     from rollstream.analysis.looking import require_code
     from rollstream.consumers.trainer.checkpoint import TrainerState
+
     # It imports torch, which takes seconds.
     from rollstream.runs.fork import (
         check_folders,

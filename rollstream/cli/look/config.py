@@ -111,8 +111,7 @@ def plain_text(text: str | None) -> str:
 
 
 def _entries(key: str, field: FieldInfo) -> Iterator[SettingEntry]:
-    """Yields the setting `key`, and for a list of tables (`[[key]]`) also the settings of one item.
-    """
+    """Yields the setting `key`, and for a list of tables (`[[key]]`) also those of one item."""
     kinds = [kind for kind in get_args(field.annotation) if isinstance(kind, type)]
     item = next((kind for kind in kinds if issubclass(kind, Settings)), None)
     limits = [

@@ -104,8 +104,7 @@ def render_trajectory(
     logprobs: bool,
     scores: "ScoredTrajectory | None" = None,
 ) -> RenderableType:
-    """Returns the facts, then for a finished trajectory its text and, with `logprobs`, its tokens.
-    """
+    """Returns the facts, then for a finished trajectory its text and, with `logprobs`, tokens."""
     title = Styled(f"trajectory {details.trajectory}", style="bold")
     parts: list[RenderableType] = [title, _facts(details)]
     if details.record is not None:

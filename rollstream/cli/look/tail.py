@@ -67,8 +67,7 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print the selected records, and with `--follow` new ones until Ctrl-C; returns the exit code.
-    """
+    """Print the selected records, and with `--follow` new ones until Ctrl-C; returns the code."""
     check_topic(arguments.topic)
     conditions = [parse_condition(text, arguments.topic) for text in arguments.where]
     _check(arguments)

@@ -83,8 +83,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _state(body: bytes) -> str | None:
-    """Returns the state in a process's answer (`metrics/endpoint.py`), None in another program's.
-    """
+    """Returns the state in a process's answer (`metrics/endpoint.py`), None in another's."""
     try:
         answer = json.loads(body)
     # No JSON, or no UTF-8.
