@@ -1,5 +1,5 @@
-"""Runs the command `rollstream`, also as `python -m rollstream`; the supervisor starts roles this
-way. Ctrl-C during the first imports ends the process at once, without a traceback.
+"""Runs the command `rollstream`, also as `python -m rollstream`, by which the supervisor starts
+roles. Ctrl-C during the first imports ends the process at once, without a traceback.
 """
 
 import os
@@ -14,9 +14,10 @@ def _leave(*_: object) -> None:
 
 
 def main() -> int:
-    """Import the command line and run the command; returns its exit code."""
+    """Run the command; returns its exit code."""
     is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if is_default:  # a library's import may turn `KeyboardInterrupt` into another error
+    # A library's import may turn `KeyboardInterrupt` into another error.
+    if is_default:
         signal.signal(signal.SIGINT, _leave)
     from rollstream.cli.main import main as run_command
 

@@ -1,13 +1,11 @@
-"""Exports all names that user code imports; they keep their meaning from release to release
-(docs/reference/python-api.md). Importing this module is light: torch, Kafka and DuckDB are imported
-only when they are first used.
+"""Exports all names that user code imports, which keep their meaning from release to release
+(docs/reference/python-api.md). Importing it is light: torch, Kafka and DuckDB are imported on first
+use.
 
-For a task of your own: `Task`, `TaskPrompt`, `Turns`, `Reply`, `Score`, `Document`, `TaskText`,
-`TrainedTokenizer`, `shuffled`, and `sandbox`, which runs what a model wrote. For a scoring
-function: `Finished`, the trajectory that it gets. For a loss: `SurrogateInputs`, what it gets, and
-`check_surrogate`, which tries its contract; for an advantage `check_advantage`, for a rule of
-choice `GroupCandidate` and `check_choice`. To read a run as Arrow tables: `open_run`. To append a
-late reward to a run's log: `open_bus`, `publish`, `Annotation`.
+Tasks: `Task`, `TaskPrompt`, `Turns`, `Reply`, `Score`, `Document`, `TaskText`, `TrainedTokenizer`,
+`shuffled`, `sandbox`. Scoring: `Finished`. Losses: `SurrogateInputs`, `check_surrogate`;
+advantages: `check_advantage`; choice: `GroupCandidate`, `check_choice`. A run as Arrow tables:
+`open_run`. Late rewards: `open_bus`, `publish`, `Annotation`.
 """
 
 from typing import TYPE_CHECKING, cast
@@ -76,7 +74,7 @@ def publish(
 ) -> Address:
     """Append one record and return its address once it is durable. Raises `RecordTooLarge` before
     anything is written, `BusError` with the record in doubt, and `ConfigurationError` for an
-    annotation under another key than its group: no trainer would find it.
+    annotation under another key than its group, where no trainer would find it.
     """
     if not isinstance(cast(object, key), str):
         raise ConfigurationError(f"publish: a key is text, got {key!r}")

@@ -1,5 +1,5 @@
-"""Bounds the time of a whole operation by one `Deadline`. The operation passes it to all its calls
-and retries, which wait at most `remaining_s`, instead of each having a full timeout of its own.
+"""Bounds the time of a whole operation by one `Deadline`, which is passed to all its calls and
+retries, in place of a full timeout for each.
 """
 
 import time

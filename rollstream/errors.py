@@ -1,23 +1,17 @@
-"""The errors that a caller may expect and handle. Each is a `RollstreamError` and also an error of
-the standard library. Errors of a single file are defined there, derived from these unless their
-package handles them.
-
-They mean failures outside of the program: of files, brokers, configurations, and bytes from other
-programs. Programmer errors are asserts. Each message names the failure, its place and the remedy.
-If no caller handles the error, `cli/main.py` prints its message and returns an exit code.
+"""The errors that a caller may expect and handle, of files, brokers, configurations, and foreign
+bytes; programmer errors are asserts. Each is also an error of the standard library; its message
+names the failure, its place and the remedy.
 """
 
+# For a `ConfigurationError` or `NewerRelease`: another start cannot help, so the supervisor makes
+# none.
 EXIT_REFUSED = 2
-"""Exit code for a `ConfigurationError` or `NewerRelease`: another start cannot help, so the
-supervisor makes none.
-"""
+# For `EngineUnavailable` and `EveryGroupDied`: another start may help. The supervisor gives up when
+# a role ends with this code twice in a row.
 EXIT_UNSERVED = 3
-"""Exit code for `EngineUnavailable` and `EveryGroupDied`: another start may help. The supervisor
-gives up when a role ends with this code twice in a row.
-"""
 
+# The reader of the output closed the pipe: 128 + SIGPIPE, the shell's convention.
 EXIT_CLOSED_PIPE = 141
-"""Exit code if the reader of the output closed the pipe: 128 + SIGPIPE, the shell's convention."""
 
 
 class RollstreamError(Exception):
@@ -43,7 +37,7 @@ class OutputLost(RollstreamError, OSError):
 
 
 class TooFewHeldOut(ConfigurationError):
-    """A task holds out fewer prompts than an evaluation was set to ask; `available` of them."""
+    """A task holds out fewer prompts (`available`) than an evaluation was set to use."""
 
     def __init__(self, message: str, available: int) -> None:
         super().__init__(message)
@@ -55,8 +49,8 @@ class AdapterMissing(ConfigurationError):
 
 
 class OutsideRun(ConfigurationError):
-    """A link of a run leaves the run's folder, or something other than a regular file stands in
-    place of one. Commands that look at a run do not open it (`contained_folder.py`).
+    """A link of a run leaves its folder, or a file of it is not regular. Commands that look at a
+    run do not open it (`contained_folder.py`).
     """
 
 
@@ -74,13 +68,13 @@ class UnknownSchema(DecodeError):
 
 class NewerRelease(RollstreamError, NotImplementedError):
     """The log or store holds content that only a newer release understands (invariant 14). A role
-    that reads it ends and commits no position after it, so a newer release can resume there.
+    that reads it ends and commits no position after it, for a newer release to resume there.
     """
 
 
 class BusError(RollstreamError, OSError):
-    """The log could not perform an operation. Except with a `SequenceGap`, records that it had
-    acknowledged are not lost.
+    """The log could not perform an operation. Except with a `SequenceGap`, acknowledged records are
+    not lost.
     """
 
 
@@ -94,7 +88,7 @@ class BusTimeout(BusError, TimeoutError):
 
 class PositionLost(BusError, LookupError):
     """The record at a reader's position was truncated or compacted away. The reader's owner decides
-    where to continue, because reading from elsewhere would silently skip records.
+    where to continue, since records are skipped.
     """
 
 
@@ -125,15 +119,13 @@ class ObjectExists(StoreError, FileExistsError):
 
 
 class SwapLost(StoreError):
-    """A compare-and-swap changed nothing: the object is not in the state that the caller expected,
-    usually because another process was first.
+    """A compare-and-swap changed nothing: the object is in another state, usually because another
+    process was first.
     """
 
 
 class CorruptObject(StoreError, ValueError):
-    """Stored content is damaged: it differs from the hash or size that was recorded, or cannot be
-    read. It was not used.
-    """
+    """Stored content differs from its recorded hash or size, or cannot be read. It was not used."""
 
 
 class Fenced(RollstreamError, PermissionError):
@@ -141,8 +133,8 @@ class Fenced(RollstreamError, PermissionError):
 
 
 class LeaseHeld(RollstreamError, BlockingIOError):
-    """Another living process holds what this operation needs alone: a role's lease, a file's lock,
-    or a membership in a consumer group.
+    """Another living process holds a role's lease, a file's lock, or a membership in a consumer
+    group.
     """
 
 
@@ -159,6 +151,6 @@ class EngineUnavailable(RollstreamError, ValueError):
 
 
 class EveryGroupDied(RollstreamError, RuntimeError):
-    """One group after the other ended dead or expired, so nothing can be trained: a tool, a program
-    or a judge fails in every episode. Another start helps if the cause has passed.
+    """Every group ended dead or expired: a tool, a program or a judge fails in every episode.
+    Another start helps if the cause has passed.
     """

@@ -1,8 +1,6 @@
-"""Lets a module with names for user code import them on first use (PEP 562), so importing a light
-one never imports torch, DuckDB or a Kafka client. All other code imports from the module that has
-the name.
-
-A module declares these names once, by its imports under `TYPE_CHECKING`.
+"""Lets a module with names for user code import them on first use (PEP 562), so importing it never
+imports torch, DuckDB or a Kafka client. A module declares these names once, by its imports under
+`TYPE_CHECKING`; all other code imports from the defining module.
 """
 
 import ast
@@ -14,9 +12,7 @@ from pathlib import Path
 
 
 def lazy_exports(package: str) -> Callable[[str], object]:
-    """Returns a `__getattr__` for the package; it imports the names declared under
-    `TYPE_CHECKING` on first use.
-    """
+    """Returns a `__getattr__` that imports the package's names declared under `TYPE_CHECKING`."""
 
     def load(name: str) -> object:
         module = _declared(package).get(name)
@@ -29,7 +25,6 @@ def lazy_exports(package: str) -> Callable[[str], object]:
 
 @cache
 def _declared(package: str) -> Mapping[str, str]:
-    """Returns the module of each public name, from the package's source; reads the source once."""
     source = Path(sys.modules[package].__file__ or "").read_text(encoding="utf-8")
     return {
         alias.name: node.module

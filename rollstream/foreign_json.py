@@ -1,17 +1,14 @@
-"""Parses JSON that another program wrote: whatever the bytes are, the result is a value or a
-`ValueError`, in time and memory proportional to them.
-
-The libraries raise further errors: `RecursionError` for nesting that is too deep. A value that is
-nested nearly so deep parses, and then ends the caller that copies or writes it. So the depth of
-untyped values has a bound here. Each caller turns the error into its own, which names the place.
+"""Parses JSON that another program wrote into a value or a `ValueError`, in time and memory
+proportional to the bytes. The libraries raise `RecursionError` for deep nesting, and a value nested
+nearly so deep ends its caller at a copy, so the depth has a bound here.
 """
 
 import json
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+# Most levels of lists and objects in each other; a model's configuration has fewer than ten.
 DEPTH_MAX = 100
-"""Most levels of lists and objects in each other; a model's configuration has fewer than ten."""
 _T = TypeVar("_T")
 
 
@@ -19,7 +16,8 @@ def parse_json(data: bytes | str, type_: type[_T]) -> _T:
     """Returns the value of this type in `data`. Raises ValueError if `data` is not strict JSON, not
     a value of the type, or nested too deeply.
     """
-    import msgspec  # what `rollstream --help` need not wait for
+    # `rollstream --help` need not wait for it.
+    import msgspec
 
     try:
         value = msgspec.json.decode(data, type=type_)
@@ -33,8 +31,8 @@ def parse_loose_json(
     data: bytes | str, make: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None = None
 ) -> Any:
     """Returns the value in `data`, which may have `NaN` and `Infinity`, as Python's library writes
-    them; `make` makes each object of its pairs, otherwise the last of a repeated name counts.
-    Raises ValueError as `parse_json` does.
+    them; `make` makes each object of its pairs, else the last of a repeated name counts. Raises
+    ValueError as `parse_json` does.
     """
     try:
         value = json.loads(data, object_pairs_hook=make)
@@ -45,10 +43,8 @@ def parse_loose_json(
 
 
 def _check_depth(data: bytes | str, value: object) -> None:
-    """Raise ValueError if lists and dicts in `value` are nested too deeply. Text with few brackets
-    cannot be deep, and need not be searched.
-    """
     brackets = ("{", "[") if isinstance(data, str) else (b"{", b"[")
+    # Text with few brackets cannot be deep, and need not be searched.
     if sum(map(cast(Any, data).count, brackets)) <= DEPTH_MAX:
         return
     level: list[object] = [value]

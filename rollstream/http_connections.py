@@ -1,9 +1,9 @@
-"""Bounds the connections of a server that uvicorn runs (`bounded_protocol`): their number, the size
-and time of a request's head, the time of its body, and the time that a client may leave a response
-unread. uvicorn itself waits for each of them for ever.
+"""Bounds the connections of a server that uvicorn runs (`bounded_protocol`), which itself waits for
+ever: their number, the size and time of a request's head, the time of its body, and the time that a
+response is left unread.
 
-At `connections_max` a new connection takes the place of the one that has waited longest for its
-client. One whose request is being answered is never closed in favour of another.
+At `connections_max` a new one takes the place of the one that has waited longest for its client,
+never of one whose request is being answered.
 """
 
 import asyncio
@@ -11,7 +11,8 @@ import resource
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-CHECK_S = 0.5  # between two looks at the open connections
+# Between two looks at the open connections.
+CHECK_S = 0.5
 
 
 @dataclass(slots=True)
@@ -31,7 +32,7 @@ class ConnectionBounds:
     def add(self, connection: "BoundedConnection") -> None:
         """Add a connection, and close one that waits for its client if there are too many."""
         if len(self._open) >= self.connections_max:
-            waiting = [one for one in self._open if one.waits_for_client()]
+            waiting = [other for other in self._open if other.waits_for_client()]
             if waiting:
                 min(waiting, key=BoundedConnection.rank).drop()
         self._open[connection] = None
@@ -54,8 +55,8 @@ class ConnectionBounds:
 
 
 class BoundedConnection:
-    """Adds bounds to a protocol class of uvicorn, before which it stands in the list of bases. Of
-    uvicorn it uses `cycle`, the newest request, `connections`, those of its server, and the hooks
+    """Adds bounds to a protocol class of uvicorn, before which it stands in the list of bases. It
+    uses uvicorn's `cycle`, the newest request, `connections`, those of its server, and the hooks
     `on_response_complete` and `send_400_response`.
     """
 
@@ -100,12 +101,12 @@ class BoundedConnection:
         cast(Any, super()).on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse bytes that are no HTTP. A request before them whose answer has not begun gets this
-        one: uvicorn else lets its answer follow, which h11 refuses by an error. Where an answer has
-        begun, or may have no body (HEAD), the connection ends.
+        """Refuse bytes that are no HTTP. Where an answer has begun, or may have no body (HEAD), the
+        connection ends.
         """
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
+            # Else uvicorn lets an earlier request's answer follow, which h11 refuses by an error.
             cycle.disconnected = True
             cycle.message_event.set()
             if cycle.response_started or cycle.scope["method"] == "HEAD":
@@ -118,12 +119,12 @@ class BoundedConnection:
         return self._requests > 0, self._since_s
 
     def waits_for_client(self) -> bool:
-        """Whether the client has to act: to send a request or the rest of it, or to read."""
+        """Whether the client has to send a request or the rest of it, or to read."""
         cycle = self.cycle
         return cycle is None or cycle.response_complete or cycle.more_body
 
     def is_late(self, now_s: float) -> bool:
-        """Whether the client has exceeded a time. uvicorn ends idle connections after a request."""
+        """Whether the client has exceeded a time."""
         unread = self.transport.get_write_buffer_size()
         if not unread or unread < self._unread:
             self._unread_since_s = now_s
@@ -132,20 +133,20 @@ class BoundedConnection:
             return True
         waited_s = now_s - self._since_s
         if self._is_between_requests():
+            # uvicorn ends idle connections after a request.
             begun = self._head_bytes > 0 or not self._requests
             return begun and waited_s > self.bounds.head_s
         return self.cycle.more_body and waited_s > self.bounds.body_s
 
     def _is_between_requests(self) -> bool:
-        """Whether the next byte belongs to a head: a response may end before its request's body."""
         cycle = self.cycle
+        # A response may end before its request's body.
         return cycle is None or (cycle.response_complete and not cycle.more_body)
 
     def drop(self) -> None:
-        """Close the connection at once. uvicorn counts it until the loop has seen its end; a new
-        connection takes its place before.
-        """
+        """Close the connection at once."""
         self.bounds.remove(self)
+        # uvicorn counts it until the loop has seen its end, which is after a new connection.
         self.connections.discard(self)
         self.transport.abort()
 
@@ -158,13 +159,13 @@ def bounded_protocol(bounds: ConnectionBounds, kind: str = "auto") -> type[async
         from uvicorn.protocols.http.h11_impl import H11Protocol as Protocol
     else:
         from uvicorn.protocols.http.auto import AutoHTTPProtocol as Protocol
-    made: Any = type("BoundedProtocol", (BoundedConnection, Protocol), {"bounds": bounds})
-    return made
+    protocol: Any = type("BoundedProtocol", (BoundedConnection, Protocol), {"bounds": bounds})
+    return protocol
 
 
-def connections_allowed(most: int) -> int:
-    """Returns how many connections a server may hold: `most`, or half of the files that this
-    process may open. Beyond that limit no connection could be accepted, nor an old one closed.
+def connections_allowed(limit: int) -> int:
+    """Returns `limit`, or half of the files that this process may open: without free files no
+    connection could be accepted, nor an old one closed.
     """
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return most if files == resource.RLIM_INFINITY else max(8, min(most, files // 2))
+    return limit if files == resource.RLIM_INFINITY else max(8, min(limit, files // 2))

@@ -1,11 +1,9 @@
 """Decides by Host and Origin whether an HTTP request may come from a web page of another user
-(`HostRule`). Explorer, agents' endpoint, metrics, report and relay all ask it.
+(`HostRule`), for all servers.
 
-A browser lets any page send requests to any address, and a page can make its own name resolve to
-this machine (DNS rebinding): then the request carries that name as its Host, and no Origin if it is
-a GET. So a server answers only under names that no stranger can own: addresses, names of this
-machine, and names that its user lists. A request with an Origin comes from a page: it is served
-only to the server's own pages.
+Any page can send requests to any address, and resolve its own name to this machine (DNS rebinding):
+the Host is then that name, without an Origin for a GET. So a server answers only under names that
+no stranger can own, and an Origin only of its own pages.
 """
 
 import functools
@@ -16,27 +14,23 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
+# Further names under which programs reach the servers, separated by commas. `.example.com` stands
+# for all names below it; an entry with `://` is an origin whose pages may send requests.
 HOSTS_VARIABLE = "ROLLSTREAM_ALLOWED_HOSTS"
-"""The environment variable with further names under which programs reach the servers, separated by
-commas. `.example.com` stands for all names below it; an entry with `://` is an origin whose pages
-may send requests.
-"""
+# Ends of names that no registry assigns: of containers, clusters (`.svc`, `.cluster.local`) and
+# local networks.
 PRIVATE_SUFFIXES = (
     ".localhost", ".local", ".internal", ".svc", ".home.arpa", ".lan", ".test",
 )  # fmt: skip
-"""Ends of names that no registry gives away: of containers, clusters and local networks. Names of
-Kubernetes end in `.svc` or `.cluster.local`.
-"""
 _RESOLVER = Path("/etc/resolv.conf")
 
 
 @dataclass(frozen=True, slots=True)
 class HostRule:
-    """States under which Host a server answers, and to which Origin. `hosts` are exact values, with
-    their ports; `names` are host names without port, those that begin with a dot for all below.
-    With `private_names` addresses, names without a dot and `PRIVATE_SUFFIXES` are served, too. With
-    `any_host` the Host is not checked: another secret keeps pages out. `advice` ends the refusal of
-    a Host; `{host}` in it stands for that Host.
+    """States under which Host a server answers, and to which Origin. `hosts` are exact values with
+    their ports; `names` are host names without port, or with a first dot for all below.
+    `private_names` adds addresses, names without a dot and `PRIVATE_SUFFIXES`; with `any_host`
+    another secret keeps pages out. `advice` ends the refusal of `{host}`.
     """
 
     hosts: frozenset[str] = frozenset()
@@ -76,38 +70,37 @@ class HostRule:
         return self.private_names and is_private_name(name)
 
     def _is_own(self, origin: str, host: str) -> bool:
-        """Whether the origin is that of the server's own pages, under the Host of the request,
-        which is served.
-        """
         return origin in self.origins or (
             not self.any_host and bool(host) and origin == f"http://{host}"
         )
 
 
 def program_rule(
-    listens: str, named: Iterable[str] = (), environment: Mapping[str, str] = os.environ
+    listens: str, extra_names: Iterable[str] = (), environment: Mapping[str, str] = os.environ
 ) -> HostRule:
     """Returns the rule of a server for programs, which listens at the host `listens` and is reached
-    under `named`, too.
+    under `extra_names`, too.
     """
-    given = environment.get(HOSTS_VARIABLE, "").lower().split(",")
-    entries = {entry.strip().rstrip("/") for entry in given}
-    names = {name.strip("[]").lower() for name in (listens, *named) if name} | machine_names()
+    listed = environment.get(HOSTS_VARIABLE, "").lower().split(",")
+    entries = {entry.strip().rstrip("/") for entry in listed}
+    names = {name.strip("[]").lower() for name in (listens, *extra_names) if name} | machine_names()
     return HostRule(
         origins=frozenset(entry for entry in entries if "://" in entry),
-        names=frozenset(names | {_entry_name(one) for one in entries - {""} if "://" not in one}),
+        names=frozenset(
+            names | {_entry_name(entry) for entry in entries - {""} if "://" not in entry}
+        ),
         private_names=True,
     )
 
 
 def _entry_name(entry: str) -> str:
-    """Returns the name of an entry, which may have a port or begin with `*.` as a pattern does."""
+    # An entry may have a port, or begin with `*.` as a pattern.
     return host_name(entry.removeprefix("*"))
 
 
 def host_name(host: str) -> str:
-    """Returns the name or address in the value of a Host header, without port, brackets and the
-    final dot of a full name.
+    """Returns the name or address in a Host header, without port, brackets and the final dot of a
+    full name.
     """
     if host.startswith("["):
         return host[1:].partition("]")[0]
@@ -116,8 +109,8 @@ def host_name(host: str) -> str:
 
 
 def is_private_name(name: str) -> bool:
-    """Whether no page of a stranger has this host name: it is an address, has one label, or ends as
-    names of containers and local networks do.
+    """Whether no page of a stranger has this host name: it is an address, has one label, or one of
+    `PRIVATE_SUFFIXES`.
     """
     if not name or name.startswith(".") or not name.isascii():
         return False
@@ -130,8 +123,8 @@ def is_private_name(name: str) -> bool:
 
 @functools.cache
 def machine_names() -> frozenset[str]:
-    """Returns the names of this machine: its host name, alone and in each domain in which the
-    resolver searches. No name server is asked.
+    """Returns the host name of this machine, alone and in each domain in which the resolver
+    searches. No name server is asked.
     """
     name = socket.gethostname().lower()
     try:
@@ -139,5 +132,7 @@ def machine_names() -> frozenset[str]:
     except OSError:
         lines = []
     words = [line.split() for line in lines]
-    domains = {one for line in words if line[:1] in (["search"], ["domain"]) for one in line[1:]}
+    domains = {
+        domain for line in words if line[:1] in (["search"], ["domain"]) for domain in line[1:]
+    }
     return frozenset({name, *(f"{name}.{domain.strip('.').lower()}" for domain in domains)} - {""})

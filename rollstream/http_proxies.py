@@ -1,9 +1,6 @@
-"""Which HTTP requests may go through a proxy of the environment (`http_proxy`, `all_proxy` …).
-
-Requests to this machine and to the processes of a run never do: a proxy has another loopback and
-may not know the run's hosts. Clients that ask such an address open it by `open_direct`, or take
-`trust_env=may_use_proxy(url)`. Hosts that the user names and that are elsewhere (an object store, a
-judge) are asked as the environment says, `no_proxy` included.
+"""Decides which HTTP requests may go through a proxy of the environment (`http_proxy`, `all_proxy`
+…): those to hosts that the user names elsewhere (an object store, a judge), never those to this
+machine or the run's processes, since a proxy has another loopback and may not know the run's hosts.
 """
 
 import urllib.request
@@ -14,8 +11,8 @@ from ssl import SSLContext
 from typing import cast
 from urllib.parse import urlsplit
 
+# curl and Go read either, some clients only the capitals.
 NO_PROXY = ("no_proxy", "NO_PROXY")
-"""Both spellings are in use: curl and Go read either, some clients only the capitals."""
 
 
 def is_this_machine(host: str) -> bool:
@@ -37,8 +34,8 @@ def may_use_proxy(url: str | None) -> bool:
 
 
 def open_direct(url: str, timeout_s: float, context: SSLContext | None = None) -> HTTPResponse:
-    """Open the URL of a process of this run or machine, without a proxy. Raises as
-    `urllib.request.urlopen`: `HTTPError` for a status of 400 and above, `OSError` without answer.
+    """Open the URL of a process of this run or machine, without a proxy. Raises `HTTPError` for a
+    status of 400 and above, `OSError` without answer.
     """
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     if context is not None:
@@ -48,7 +45,7 @@ def open_direct(url: str, timeout_s: float, context: SSLContext | None = None) -
 
 
 def without_proxy(environment: Mapping[str, str], url: str) -> dict[str, str]:
-    """Returns the variables by which a program with this environment, in any language, asks the
+    """Returns the variables by which a program with this environment, in any language, reaches the
     host of `url` without a proxy.
     """
     host = urlsplit(url).hostname or ""

@@ -1,11 +1,9 @@
-"""A bounded HTTP server for relays and metrics (`BoundedServer`), which serves in threads of its
-own beside the work of its process. A subclass of `HttpResponder` answers the requests.
+"""A bounded HTTP server for relays and metrics (`BoundedServer`), in threads beside the work of its
+process; a subclass of `HttpResponder` answers.
 
-At most `requests_max` connections are open at the same time. A further one takes the place of the
-one that has waited longest for a request; if all of them are being answered, it gets 503. A client
-that stops reading or writing for the responder's `timeout`, or takes longer for a whole head, is
-dropped. Every response states its length. The standard library bounds the headers (64 KiB a line,
-100 lines). `HostRule` decides which Host and Origin are served.
+A connection above `requests_max` takes the place of the one that has waited longest for a request;
+if all are being answered, it gets 503. A client that stalls for the responder's `timeout`, or takes
+longer for a head, is dropped. The standard library bounds the headers (64 KiB a line, 100 lines).
 """
 
 import logging
@@ -23,23 +21,29 @@ from rollstream.http_guard import HostRule
 
 log = logging.getLogger(__name__)
 
-SHUTDOWN_POLL_S = 0.05  # between two checks whether the server is to end
-HEAD_S = 30.0  # for a request's head, where the responder sets no `timeout`
-KEPT_S = 5.0  # a connection keeps its place so long after a request, for the next one
-PLACE_S = 1.0  # for a connection that lost its place to end
-REFUSALS_MAX = 8  # that are logged: their senders choose their texts
+# Between two checks whether the server is to end.
+SHUTDOWN_POLL_S = 0.05
+# For a request's head, where the responder sets no `timeout`.
+HEAD_S = 30.0
+# A connection keeps its place so long after a request, for the next one.
+KEPT_S = 5.0
+# Wait for a connection that lost its place to end.
+PLACE_S = 1.0
+# Refusals that are logged: their senders choose their texts.
+REFUSALS_MAX = 8
 _BUSY = b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
 
 
 class HttpResponder(BaseHTTPRequestHandler):
     """The base class of request handlers. A subclass defines `do_GET` and the like, and sets
-    `timeout` in seconds. Requests are not logged. Small responses are sent at once (TCP_NODELAY).
+    `timeout` in seconds. Requests are not logged.
     """
 
     server: "BoundedServer"  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def setup(self) -> None:
         super().setup()
+        # Small responses are sent at once.
         self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def handle_one_request(self) -> None:
@@ -85,9 +89,9 @@ class HttpResponder(BaseHTTPRequestHandler):
 
 
 class BoundedServer(ThreadingHTTPServer):
-    """Accepts connections in a thread of its own until `end` is called, and serves each in another
-    thread, at most `requests_max` at a time. The standard library calls a connection a request. The
-    constructor raises `OSError` if the address is unavailable. `rule` admits requests.
+    """Accepts connections, which the standard library calls requests, in a thread until `end` is
+    called, and serves each in another, at most `requests_max` at a time. Raises `OSError` if the
+    address is unavailable.
     """
 
     daemon_threads = True
@@ -156,9 +160,7 @@ class BoundedServer(ThreadingHTTPServer):
             self._free.release()
 
     def note_refusal(self, refusal: str) -> None:
-        """Log the first requests that were refused for another reason each: a scraper shows only
-        the status.
-        """
+        """Log the first refused request for each reason: a scraper shows only the status."""
         with self._states:
             if refusal in self._refusals or len(self._refusals) == REFUSALS_MAX:
                 return
@@ -166,14 +168,14 @@ class BoundedServer(ThreadingHTTPServer):
         log.warning("%s: a request is refused: %s", self._thread.name, refusal)
 
     def wait_for_head(self, connection: socket.socket, seconds: float) -> None:
-        """Note that a connection waits for a request's head, at most for `seconds`."""
+        """Count a connection as waiting for a request's head, at most for `seconds`."""
         now_s = time.monotonic()
         with self._states:
             has_served = connection in self._had_request
             self._waiting[connection] = has_served, now_s, now_s + seconds
 
     def has_head(self, connection: socket.socket) -> None:
-        """Note that a request's head has arrived."""
+        """Count a connection as served: a request's head has arrived."""
         with self._states:
             self._waiting.pop(connection, None)
             self._had_request.add(connection)
@@ -182,27 +184,32 @@ class BoundedServer(ThreadingHTTPServer):
         """End the connections whose heads are late; called between two looks at the socket."""
         now_s = time.monotonic()
         with self._states:
-            late = [one for one, (_, _, until_s) in self._waiting.items() if until_s < now_s]
+            late = [
+                connection
+                for connection, (_, _, until_s) in self._waiting.items()
+                if until_s < now_s
+            ]
         for connection in late:
             self._end_wait(connection)
 
     def _end_longest_wait(self) -> bool:
-        """End the connection that has waited longest for a request, first of those that never had
-        one. Returns False if none waits, or none that is not about to be used again.
+        """First of those that never had a request. Returns False if none waits, or all may be used
+        again.
         """
         idle_s = time.monotonic() - KEPT_S
         with self._states:
             places = {
-                one: wait for one, wait in self._waiting.items() if not wait[0] or wait[1] < idle_s
+                connection: wait
+                for connection, wait in self._waiting.items()
+                if not wait[0] or wait[1] < idle_s
             }
             if not places:
                 return False
-            longest = min(places, key=lambda one: places[one][:2])
+            longest = min(places, key=lambda connection: places[connection][:2])
         self._end_wait(longest)
         return True
 
     def _end_wait(self, connection: socket.socket) -> None:
-        """Let the thread of a connection see its end, if it still waits."""
         with self._states:
             if self._waiting.pop(connection, None) is not None:
                 with suppress(OSError):

@@ -1,11 +1,7 @@
-"""Imports a user's own code, which a setting names as `module:attribute` (`find_callable`), and the
-options that the project's registries name so (`load_option`); gives the command line and
-environment of child processes (`module_command`, `module_environment`).
-
-A user's working directory may hold a `storage.py` or `queue.py`, which must not be imported in
-place of a module of Rollstream or of the standard library. So child processes run with Python's
-option `-P`, which leaves the working directory out of the search for modules; `find_callable` then
-makes it the last folder of the search.
+"""Imports a user's code, which a setting names as `module:attribute` (`find_callable`), and
+registries' options (`load_option`); gives command line and environment of child processes, which
+run with `-P`: a `storage.py` in the working directory must not hide a module of Rollstream or
+Python. `find_callable` appends that directory to the search.
 """
 
 import os
@@ -20,9 +16,10 @@ from typing import Any
 
 from rollstream.errors import ConfigurationError
 
+# Packages that users of release 0.1 imported by these names; now inside `rollstream`.
 OLD_ROOTS = ("streams", "storage", "producers", "consumers", "simulator")
-"""Packages of release 0.1 that users imported by these names; they are now inside `rollstream`."""
 _API = "rollstream.api"
+# Import names of release 0.1 → present modules, where more changed than `rollstream.` in front.
 _NEW_NAMES = {
     "consumers.trainer.choice": "rollstream.consumers.trainer.data.selection",
     "producers.scoring.finished": _API,
@@ -31,25 +28,20 @@ _NEW_NAMES = {
     "streams.records": _API,
     "streams.writer": _API,
 }
-"""Maps import names of release 0.1 to the present modules, where more changed than the
-`rollstream.` in front.
-"""
 
 
 def load_option(name: str) -> Any:
-    """Returns what `module:attribute` names, of one of the project's own registries of options
-    (`ENGINES`, `STORES` and the like); its module is imported now.
+    """Imports and returns the object that `module:attribute` of a registry (`ENGINES`, `STORES` and
+    the like) names.
     """
     module, _, attribute = name.partition(":")
     return getattr(import_module(module), attribute)
 
 
 def find_callable(path: str, setting: str) -> Callable[..., object]:
-    """Import the callable that `path`, a text `module:attribute`, names. The module may be in the
-    working directory.
-
-    Raises `ConfigurationError` if there is no such callable. The message names `setting`, from
-    which `path` comes, and the cause; for an import name of release 0.1 it has the new name.
+    """Import the callable that `path`, a text `module:attribute`, names, perhaps in the working
+    directory. Raises `ConfigurationError`, which names `setting` and the cause, or the new name for
+    one of release 0.1.
     """
     module_name, colon, attribute = path.partition(":")
     if not (colon and module_name and attribute):
@@ -68,26 +60,27 @@ def find_callable(path: str, setting: str) -> Callable[..., object]:
             f"{setting} = {path!r}: module {module_name!r} cannot be imported ({error}); "
             + (_renamed(error.name or "", module_name) or _import_hint(error, module_name))
         ) from error
-    except (Exception, SystemExit) as error:  # a user's module may raise anything
+    # A user's module may raise anything.
+    except (Exception, SystemExit) as error:
         raise ConfigurationError(
             f"{setting} = {path!r}: importing {module_name!r} failed with "
             f"{type(error).__name__}: {error}"
         ) from error
-    found = getattr(module, attribute, None)
-    if not callable(found):
+    function = getattr(module, attribute, None)
+    if not callable(function):
         has = f"has {attribute!r}, which is not callable"
         hint = nearest(attribute, (name for name in dir(module) if not name.startswith("_")))
         missing = f"has no callable {attribute!r}{hint}"
         raise ConfigurationError(
-            f"{setting} = {path!r}: {module_name} {missing if found is None else has}"
+            f"{setting} = {path!r}: {module_name} {missing if function is None else has}"
             + _hidden_hint(module, module_name)
         )
-    return found
+    return function
 
 
-def _spelling(named: str, attribute: str) -> str:
-    """Returns how a file that was named by its path is named as a module; "" if that is unknown."""
-    file = Path(named if named.endswith(".py") else f"{named}.py").expanduser()
+def _spelling(module_name: str, attribute: str) -> str:
+    """Returns the module's name of a file that was named by its path; "" if unknown."""
+    file = Path(module_name if module_name.endswith(".py") else f"{module_name}.py").expanduser()
     file = Path(os.path.relpath(file)) if file.is_absolute() else Path(os.path.normpath(file))
     parts = file.with_suffix("").parts
     if ".." in parts:
@@ -98,24 +91,22 @@ def _spelling(named: str, attribute: str) -> str:
 
 
 def _hidden_hint(module: ModuleType, name: str) -> str:
-    """Returns that another file was imported than the one in the working directory; "" if there is
-    none.
-    """
-    own = Path(f"{name.replace('.', '/')}.py").absolute()
+    local_file = Path(f"{name.replace('.', '/')}.py").absolute()
     imported = getattr(module, "__file__", None) or "a module of Python itself"
-    if not own.is_file() or imported == str(own):
+    if not local_file.is_file() or imported == str(local_file):
         return ""
-    return f"; {imported} was imported, which hides {own}: give that file another name"
+    return f"; {imported} was imported, which hides {local_file}: give that file another name"
 
 
 def find_function(path: str, setting: str, arguments: Sequence[str]) -> Callable[..., object]:
-    """Import as `find_callable` does, and check that what is there can be called with so many
-    arguments; `arguments` are their names for the error message.
+    """Import as `find_callable` does, and check that the function can be called with these
+    `arguments`, named for the error message.
     """
     function = find_callable(path, setting)
     try:
         taken = signature(function)
-    except (TypeError, ValueError):  # of a function in C nothing is known
+    # Of a function in C nothing is known.
+    except (TypeError, ValueError):
         return function
     try:
         taken.bind(*arguments)
@@ -127,39 +118,36 @@ def find_function(path: str, setting: str, arguments: Sequence[str]) -> Callable
     return function
 
 
-def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Returns the end of an error message about an unknown name: `; did you mean 'x'?` with the
-    most similar known name, or "" if none is similar enough (`cutoff`, from 0 to 1).
+def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
+    """Returns the end of an error message about an unknown name, `; did you mean 'x'?`, or "" if no
+    name is similar enough (`cutoff`, from 0 to 1).
     """
-    near = get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    near = get_close_matches(name, list(names), n=1, cutoff=cutoff)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """Returns the command line that runs `module` in a child process, with the same Python as this
-    process. The child's environment must contain `module_environment()`.
+    """Returns the command line that runs `module` in a child process with this Python; its
+    environment must contain `module_environment()`.
     """
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def module_environment() -> dict[str, str]:
-    """Returns the variable `PYTHONPATH` with which a child process finds Rollstream, or no variable
-    if none is needed. If this process uses a checkout that is not installed, it found the checkout
-    in the working directory or in `sys.path`. The child would not find it: `-P` leaves out the
-    working directory, and `sys.path` is not inherited. So the checkout is added to `PYTHONPATH`.
+    """Returns the variable `PYTHONPATH` with which a child process finds Rollstream, if one is
+    needed.
     """
-    here = str(Path(__file__).resolve().parents[1])
-    given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    is_installed = Path(here).name in ("site-packages", "dist-packages")
-    if here in sys.path and here not in given and not is_installed:
-        given.insert(0, here)
-    return {"PYTHONPATH": os.pathsep.join(given)} if given else {}
+    root = str(Path(__file__).resolve().parents[1])
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    is_installed = Path(root).name in ("site-packages", "dist-packages")
+    # A checkout that is not installed was found by the working directory or `sys.path`, which the
+    # child, with `-P`, does not have.
+    if root in sys.path and root not in paths and not is_installed:
+        paths.insert(0, root)
+    return {"PYTHONPATH": os.pathsep.join(paths)} if paths else {}
 
 
 def _import_hint(error: ImportError, module_name: str) -> str:
-    """Returns what to do about the error. Only if the module itself, or a package that it is in, is
-    missing does its place matter; otherwise it was found, and something that it imports was not.
-    """
     missing = error.name or ""
     if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{missing}."):
         return f"is its folder the working directory ({os.getcwd()}) or on PYTHONPATH?"
@@ -169,9 +157,6 @@ def _import_hint(error: ImportError, module_name: str) -> str:
 
 
 def _renamed(missing: str, module_name: str) -> str:
-    """Returns a hint with the new import name if one of the two names (the module that was not
-    found, and the one that the user wrote) is from release 0.1; "" otherwise.
-    """
     for name in (module_name, missing):
         if name.partition(".")[0] in OLD_ROOTS:
             new = _NEW_NAMES.get(name, f"rollstream.{name}")

@@ -1,27 +1,25 @@
-"""Defines the form in which a running role offers its metrics: values by name (`MetricValues`).
+"""Defines the form in which a running role offers its metrics: values by name (`MetricValues`),
+listed in `docs/reference/metrics.md`.
 
-A role counts while it works. The process's HTTP endpoint reads the counts from another thread, at
-any moment, by calling `metric_values()`. So `metric_values()` only reads, never waits for work, and
-copies what the role may change meanwhile. Counts that one event changes are changed and copied
-under one lock, or are published as a whole: a scrape shows all of the event or nothing.
-`docs/reference/metrics.md` lists all names with units and meanings; here they are without the
-prefix `rollstream_`.
+The HTTP endpoint calls `metric_values()` from another thread at any moment: it only reads, never
+waits for work, and copies values that change. Counts of one event change under one lock, or are
+published as a whole: a scrape shows all of the event or nothing.
 """
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeAlias, runtime_checkable
 
+# Bounds of the histograms of durations, in seconds.
 SECONDS_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
-"""Bounds of the histograms of durations, in seconds."""
+# Bounds of the histograms of lag, in steps.
 LAG_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32)
-"""Bounds of the histograms of lag, in steps."""
 
 
 class MetricHistogram:
     """Counts values in buckets, and keeps their `sum`. A value counts in the bucket of the smallest
-    of the ascending `bounds` that is not below the value; a last bucket counts values above all
-    bounds. One thread adds, any thread reads: buckets and sum are replaced at once (`state`).
+    of the ascending `bounds` that is not below it, or in a last one above all. One thread adds, any
+    thread reads: `state` is replaced at once.
     """
 
     def __init__(self, bounds: Sequence[float]) -> None:
@@ -55,12 +53,12 @@ class MetricHistogram:
         return copied
 
 
+# A metric's value: a number or a histogram, or several of them by the value of its one label.
 MetricValue: TypeAlias = (
     float | MetricHistogram | Mapping[str, float] | Mapping[str, MetricHistogram]
 )
-"""A metric's value: a number or a histogram, or several of them by the value of its one label."""
+# Values by the metric's name.
 MetricValues: TypeAlias = Mapping[str, MetricValue]
-"""Values by the metric's name."""
 
 
 @runtime_checkable

@@ -1,6 +1,5 @@
-"""One table from the error numbers of the operating system to sentences (`explain_os_error`): what
-happened, and what to do. Every message about a file, folder, socket or process takes its advice
-from here, so that a process without file descriptors is not told about rights.
+"""Explains error numbers of the operating system (`explain_os_error`): the failure, and the remedy.
+Every message about a file, folder, socket or process takes its advice from this table.
 """
 
 import errno
@@ -50,16 +49,19 @@ _ADVICE = {
 }
 _OF_A_PROGRAM = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EINVAL}
 _FILES_ENOUGH = 4096
-_PROBE_BYTES = 1 << 16  # more than the rest of a block that a full disk may have
+# More than the rest of a block that a full disk may have.
+_PROBE_BYTES = 1 << 16
 
 
 def explain_os_error(error: OSError) -> str:
-    """Returns what happened in the system's words, and what to do."""
+    """Returns the failure in the system's words, and the remedy."""
     number = error.errno
     said = error.strerror or str(error) or type(error).__name__
     if number == errno.EMFILE:
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        advice = f"this process may open {most} files: raise the limit (ulimit -n {_FILES_ENOUGH})"
+        files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        advice = (
+            f"this process may open {files_max} files: raise the limit (ulimit -n {_FILES_ENOUGH})"
+        )
     else:
         advice = _ADVICE.get(number or 0, "")
     return f"{said}; {advice}" if advice else said
@@ -73,8 +75,8 @@ def is_of_the_machine(error: OSError) -> bool:
 
 
 def failure_to_open(path: Path) -> OSError | None:
-    """Returns the error with which the system refuses to open `path` for writing; None if it does
-    not. For libraries that report only that a file could not be opened. Nothing is made.
+    """Returns the error with which the system refuses to open `path` for writing, else None, for
+    libraries that report no reason. Nothing is made.
     """
     try:
         if path.exists():
@@ -89,8 +91,8 @@ def failure_to_open(path: Path) -> OSError | None:
 
 
 def failure_to_write(folder: Path) -> OSError | None:
-    """Returns the error with which the system refuses to write a file in the folder, which has no
-    name, or is removed at once; None if it does not.
+    """Returns the error with which the system refuses to write a temporary file in the folder; else
+    None.
     """
     try:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:

@@ -1,13 +1,7 @@
-"""Makes text safe for a terminal (`printable`), and everything that a command prints
-(`printable_output`). A record, a prompt, an answer, a reward's error or a file's name is text of
-another user: an escape sequence in it could rewrite lines, hide text, or type into the terminal.
-
-All control characters but line breaks and tabs become visible escapes of the form that JSON has,
-also where the output is no terminal: a file is looked at later.
-
-What a stream cannot take ends no work (`OutputStream`): characters that its encoding lacks are
-replaced, and a stream that is gone (a closed pipe or terminal, a full disk) raises `OutputLost`,
-which ends a command that only looks, or drops its text (`outlast_output`).
+"""Makes text safe for a terminal (`printable`), and all output of a command (`printable_output`):
+the escape sequences of another user's record, answer or file name could rewrite lines, hide text,
+or type into the terminal. Control characters but line breaks and tabs become escapes of JSON's
+form, also in a file, which is looked at later.
 """
 
 import codecs
@@ -39,8 +33,7 @@ def _escaped(match: "re.Match[str]") -> str:
 
 def shell_command(*words: object) -> str:
     """Returns the command `rollstream WORDS` in one line that a user may paste into bash: words of
-    another user, e.g. names and URLs, have no meaning to the shell. Every command that is printed
-    for the user is written by this function.
+    another user have no meaning to the shell. Every printed command is written by this function.
     """
     return f"rollstream {shell_words(*words)}"
 
@@ -51,7 +44,8 @@ def shell_words(*words: object) -> str:
 
 
 def _quoted(word: str) -> str:
-    import shlex  # only few commands print another one
+    # Only few commands print another one.
+    import shlex
 
     if word == printable(word) and not {"\t", "\n"} & set(word):
         return shlex.quote(word)
@@ -60,6 +54,8 @@ def _quoted(word: str) -> str:
     return f"$'{escaped}'"
 
 
+# Replacements of our own characters in an encoding without them, mostly one column for one, so that
+# tables stay in line. Others become escapes.
 SUBSTITUTES = str.maketrans(
     {
         "│": "|", "─": "-", "┼": "+", "━": "=", "╸": "=", "╺": "-", "╭": "+", "╮": "+", "╰": "+",
@@ -69,9 +65,6 @@ SUBSTITUTES = str.maketrans(
         "⟨": "<", "⟩": ">", "’": "'", "“": '"', "”": '"', "\u00a0": " ",
     }
 )  # fmt: skip
-"""What stands for our own characters in an encoding without them; mostly one column for one, so
-that tables stay in line. Others become escapes.
-"""
 
 
 def _substituted(error: UnicodeError) -> tuple[str, int]:
@@ -85,9 +78,9 @@ codecs.register_error("rollstream.substitutes", _substituted)
 
 
 class OutputStream:
-    """Writes to the text stream `stream` of this process, None if it was closed before the start.
-    A write that fails raises `OutputLost`; if the stream is `lasting`, its text is dropped instead,
-    now and later, and `note` is called once with the reason, but not for a closed pipe.
+    """Writes to the text stream `stream` of this process, None if it was closed before the start. A
+    write that fails raises `OutputLost`; a `lasting` stream drops its text from then on, and calls
+    `note` once, but not for a closed pipe.
     """
 
     def __init__(self, stream: TextIO | None, lasting: bool = False) -> None:
@@ -119,11 +112,13 @@ class OutputStream:
             self.stream.write(text.encode(encoding, "rollstream.substitutes").decode(encoding))
 
     def _lose(self, error: OSError) -> None:
-        if isinstance(error, BlockingIOError):  # a pipe that another program made non-blocking
+        # A pipe that another program made non-blocking.
+        if isinstance(error, BlockingIOError):
             os.set_blocking(self.stream.fileno(), True)
             return
         # The interpreter flushes what is left at its end, which would fail again.
-        with suppress(OSError, ValueError):  # a stream without a file
+        # A stream may have no file.
+        with suppress(OSError, ValueError):
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self.stream.fileno())
             os.close(null)
@@ -132,14 +127,15 @@ class OutputStream:
             raise OutputLost(
                 f"the output cannot be written: {reason}", error.errno == errno.EPIPE
             ) from error
-        if error.errno != errno.EPIPE:  # `head` has read what it wants
+        # `head` has read enough.
+        if error.errno != errno.EPIPE:
             note, self.note = self.note, str
             note(reason)
 
 
 class PrintableStream:
-    """Writes to `raw_stream` and makes all text printable; it is used in the place of that stream.
-    What writes escape sequences of its own on purpose writes to `raw_stream`.
+    """Writes to `raw_stream` and makes all text printable. Intended escape sequences are written to
+    `raw_stream`.
     """
 
     def __init__(self, stream: TextIO | None, lasting: bool = False) -> None:
@@ -163,15 +159,15 @@ def raw_stream(stream: TextIO) -> TextIO:
 
 
 def protect_output() -> None:
-    """Let everything that this process prints by Python from now on be printable, tracebacks and
-    logs too. A lost stderr ends nothing.
+    """Make all output that this process prints by Python printable, tracebacks and logs too. A lost
+    stderr ends nothing.
     """
     sys.stdout, sys.stderr = _protected(sys.stdout), _protected(sys.stderr, lasting=True)
 
 
 def outlast_output() -> None:
-    """Let a command whose work is more than its output outlast it: text that stdout no longer takes
-    is dropped, with a note on stderr.
+    """Let a command whose work is more than its output outlast it: lost text is dropped, with a
+    note on stderr.
     """
     stream = raw_stream(sys.stdout)
     if isinstance(stream, OutputStream):

@@ -1,9 +1,8 @@
-"""The private folder of the user of this machine (`state_folder`): facts about runs that the user
-knows and that a run, which may come from another user, cannot state about itself.
+"""The user's private folder on this machine (`state_folder`): facts about runs that a run, which
+may come from another user, cannot state about itself.
 
 Reading creates nothing. Writing creates the folder with mode 0700 and files with mode 0600, which
-appear whole or not at all. A folder that cannot be read or written never fails a command: a reader
-gets no content, and `write_private` returns False.
+appear whole or not at all. A folder that cannot be used never fails a command.
 """
 
 import os
@@ -12,19 +11,20 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+# Names the folder itself; it wins over `XDG_STATE_HOME`.
 STATE_VARIABLE = "ROLLSTREAM_STATE"
-"""The environment variable that names the folder itself; it wins over `XDG_STATE_HOME`."""
 FILE_BYTES_MAX = 1 << 20
 
 
 def state_folder() -> Path:
     """Returns the folder's path, which need not exist: `ROLLSTREAM_STATE`, else `rollstream` in
-    `XDG_STATE_HOME`, else `~/.local/state/rollstream`. A relative value counts as unset, as the
-    XDG specification requires, because the working directory may be a run of another user.
+    `XDG_STATE_HOME`, else `~/.local/state/rollstream`.
     """
-    own = Path(os.environ.get(STATE_VARIABLE, ""))
-    if own.is_absolute():
-        return own
+    configured = Path(os.environ.get(STATE_VARIABLE, ""))
+    # A relative value counts as unset, as the XDG specification requires: the working directory may
+    # be a run of another user.
+    if configured.is_absolute():
+        return configured
     shared = Path(os.environ.get("XDG_STATE_HOME", ""))
     if shared.is_absolute():
         return shared / "rollstream"
@@ -34,7 +34,7 @@ def state_folder() -> Path:
 
 def read_private(name: str, bytes_max: int = FILE_BYTES_MAX) -> bytes | None:
     """Returns the content of the file `name` of the folder; None if there is none, if it is larger
-    than `bytes_max`, or if it is not a regular file of this user that others cannot write.
+    than `bytes_max`, or not a regular file of this user that others cannot write.
     """
     try:
         descriptor = os.open(state_folder() / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

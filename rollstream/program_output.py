@@ -1,6 +1,6 @@
-"""Passes on what a user's code prints (`ProgramOutput`, `OutputPipe`), for the log of its rollout:
-whole lines, printable, and at most so many bytes for each episode, reward or reply. What is left
-out is counted in one line.
+"""Passes on the output of a user's code (`ProgramOutput`, `OutputPipe`) to the log of its rollout:
+whole lines, printable, and at most so many bytes for each episode, reward or reply. The bytes left
+out are counted in one line.
 """
 
 import os
@@ -9,24 +9,24 @@ from collections.abc import Callable
 
 from rollstream.printable import printable
 
+# Most bytes of one episode or call that reach the log, some 600 lines: a log is rotated at 8 MB,
+# and a program that prints in a loop would push everything else out of it.
 EPISODE_BYTES = 64 << 10
-"""Most bytes of the output of one episode or call that reach the log: some 600 lines. A log is
-rotated at 8 MB, and a program that prints in a loop would push everything else out of it.
-"""
 LINE_BYTES = 4096
 READ_BYTES = 1 << 16
 DRAIN_S = 1.0
 
 
 class ProgramOutput:
-    """Takes the bytes that programs print and gives printable lines to `write`. `allow` makes the
-    room of a further episode or call; what an ended one left of its own is not added.
+    """Takes the bytes that programs print and gives printable lines to `write`. The room of an
+    ended episode or call is not added to the next one's.
     """
 
     def __init__(self, write: Callable[[bytes], object], room: int = EPISODE_BYTES) -> None:
         self._write, self._room, self._left_out = write, room, 0
         self._line = bytearray()
-        self.last = ""  # the last line that was not empty, to say why a program ended
+        # The last line that was not empty: the reason why a program ended.
+        self.last = ""
 
     def allow(self) -> None:
         """Make room for the output of a further episode or call."""
@@ -90,8 +90,8 @@ class OutputPipe:
         self.output.end()
 
     def close(self) -> None:
-        """Close the writer and pass on what was written. A child process that still has the pipe is
-        not waited for.
+        """Close the writer and pass on its content, without a wait for a child that still has the
+        pipe.
         """
         os.close(self.writer)
         self._thread.join(DRAIN_S)

@@ -1,9 +1,5 @@
-"""Finds the revision of this code, the git commit, which the ledger, `config.json` and `rollstream
---version` state. In a built package the build wrote it into `_revision.py` (`setup.py`); in a
-checkout of this project git states it.
-
-Git's answer counts only for a checkout of this project: a package in a virtual environment inside a
-user's own repository would otherwise report the user's commit.
+"""Finds the git commit of this code, which the ledger, `config.json` and `rollstream --version`
+state: from the build's `_revision.py` (`setup.py`), else from git.
 """
 
 import subprocess
@@ -12,16 +8,18 @@ from pathlib import Path
 
 UNKNOWN = "unknown"
 _PACKAGE = Path(__file__).parent
-_GIT_TIMEOUT_S = 5.0  # of each call of git; after it the revision is unknown
+# Of each call of git; after it the revision is unknown.
+_GIT_TIMEOUT_S = 5.0
 
 
 def code_revision(package: Path = _PACKAGE) -> str:
     """Returns the commit, with `+changes` if tracked files differ from it; `unknown` for a copy of
-    the sources that is neither built nor a checkout. `package` is the folder of this package.
+    the sources that is neither built nor a checkout.
     """
     if (package / "_revision.py").is_file():
         return str(import_module("rollstream._revision").REVISION)
     top = _git(package, "rev-parse", "--show-toplevel")
+    # Else a virtual environment inside a user's own repository would report the user's commit.
     is_ours = top == str(package.parent.resolve()) and _git(package, "ls-files", "revision.py")
     commit = _git(package, "rev-parse", "HEAD") if is_ours else ""
     if not commit:
@@ -30,7 +28,6 @@ def code_revision(package: Path = _PACKAGE) -> str:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    """Returns the output of a git command; "" if it fails or git is missing."""
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *arguments],

@@ -1,8 +1,6 @@
-"""Makes temporary folders that outlive no process for long (`TemporaryFolder`): copies of a log in
-use and indices of the explorer have gigabytes, and a killed process cannot remove its own.
-
-The process that made a folder holds a lock on it, which the kernel frees at its death. The next
-process that makes one removes those without a holder.
+"""Makes temporary folders that outlive no process for long (`TemporaryFolder`), because copies of a
+log and indices of the explorer have gigabytes: each holder has a lock, which the kernel frees at
+its death, and the next process that makes a folder removes those without one.
 """
 
 import fcntl
@@ -14,13 +12,15 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-MARK = ".holder"  # the file that is locked; folders without it are not removed
-FRESH_S = 60.0  # a folder so young may not be locked yet
+# The file that is locked; folders without it are not removed.
+MARK = ".holder"
+# A folder so young may not be locked yet.
+FRESH_S = 60.0
 
 
 class TemporaryFolder:
     """Has a new private folder at `path`, whose name begins with `rollstream-` and `kind`, until
-    `close` or the end of the `with` block. Folders of this kind of dead processes are removed.
+    `close` or the end of the `with` block.
     """
 
     def __init__(self, kind: str) -> None:
@@ -45,12 +45,12 @@ class TemporaryFolder:
 
 
 def _remove_abandoned(prefix: str) -> None:
-    """Remove this user's folders of this prefix whose lock nobody holds."""
     before_s = time.time() - FRESH_S
     with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
             if entry.name.startswith(prefix):
-                with suppress(OSError):  # removed by another process meanwhile, or in use
+                # Removed by another process meanwhile, or in use.
+                with suppress(OSError):
                     _remove_unlocked(Path(entry.path), before_s)
 
 

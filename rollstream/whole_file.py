@@ -1,6 +1,6 @@
 """Writes a file that readers see whole or not at all: into a folder that may come from another user
-(`whole_file`: no file or link that is there is written through), or to a path that the user typed
-(`output_file`: links are followed, pipes and devices are written to).
+(`whole_file`: nothing there is written through), or to a path that the user typed (`output_file`:
+links are followed, pipes and devices are written to).
 """
 
 import errno
@@ -14,20 +14,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _SYSTEM_FOLDERS = (Path("/dev"), Path("/proc"))
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a write, which names no file
+# Errors of a write, which names no file.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
 def whole_file(path: Path) -> Generator[Path]:
-    """Yield the path of a new, empty file beside `path`, for the block to write. It takes the name
-    `path` when the block ends, and replaces what has it, also a link; after an error it is removed.
-    An `OSError` about the new file names `path` instead.
-
-    The name is drawn and created exclusively: a link under a name that can be guessed would be
-    followed, and the file to which it leads overwritten.
+    """Yield the path of a new, empty file beside `path`, for the block to write; when the block
+    ends, it replaces what has the name `path`, also a link, and after an error it is removed. An
+    `OSError` about the new file names `path` instead.
     """
     if not path.name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    # Drawn and created exclusively: a link under a name that can be guessed would be followed, and
+    # the file to which it leads overwritten.
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
     try:
         partial.open("xb").close()
@@ -45,9 +45,9 @@ def whole_file(path: Path) -> Generator[Path]:
 
 @contextmanager
 def output_file(path: Path, is_typed: bool = True) -> Generator[Path]:
-    """As `whole_file`, for a path that the user typed: the target of a link is replaced and not the
-    link, and a pipe or device gets the content once the block ends. A path that the user did not
-    type (`is_typed` False), e.g. a default name in a run's folder, is treated as by `whole_file`.
+    """As `whole_file`, for a path that the user typed: a link's target is replaced and not the
+    link, and a pipe or device gets the content once the block ends. Without `is_typed`, e.g. for a
+    default name in a run's folder, as `whole_file`.
     """
     if is_typed and _is_written_through(path):
         with tempfile.TemporaryDirectory(prefix="rollstream-output-") as folder:
@@ -61,8 +61,8 @@ def output_file(path: Path, is_typed: bool = True) -> Generator[Path]:
 
 
 def check_output(path: Path) -> None:
-    """Raise the `OSError` with which `output_file` would fail because of the folder of a path that
-    the user typed. Commands call it before the work whose result is written there.
+    """Raise the `OSError` with which `output_file` would fail because of the folder, before the
+    work whose result is written there.
     """
     if _is_written_through(path):
         if path.is_dir():
@@ -79,9 +79,9 @@ def check_output(path: Path) -> None:
 
 
 def _is_written_through(path: Path) -> bool:
-    """Returns whether the path leads to something other than a regular file or a free name."""
     absolute = Path(os.path.abspath(path))
-    with suppress(FileNotFoundError):  # `/dev/stdout` may be a file, whose name the shell opened
+    # `/dev/stdout` may be a file, whose name the shell opened.
+    with suppress(FileNotFoundError):
         mode = path.stat().st_mode
         return not stat.S_ISREG(mode) or any(map(absolute.is_relative_to, _SYSTEM_FOLDERS))
     return False
@@ -96,5 +96,5 @@ def _copy(source: Path, path: Path) -> None:
 
 
 def _about(path: Path, error: OSError) -> OSError:
-    """Returns the error with `path` as the file that it names; a write has named none."""
+    # A write has named no file.
     return OSError(error.errno, error.strerror, str(path))

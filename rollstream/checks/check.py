@@ -1,7 +1,6 @@
-"""Makes all checks of a run before anything of it starts (`check_run`). `rollstream check` prints
-what they show; `rollstream run` makes the same ones and starts only if none refuses.
-
-Nothing is written, uploaded or claimed, and no module of the user is imported into this process.
+"""Makes all checks of a run before anything of it starts (`check_run`); `rollstream check` prints
+them, and `rollstream run` starts only if none refuses. Nothing is written, uploaded or claimed, and
+no module of the user is imported into this process.
 """
 
 import time
@@ -28,9 +27,7 @@ from rollstream.storage.hf_weights import check_trainable, read_weight_files
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """Holds the lines of a check, the `configuration` with the defaults that fit, and a line about
-    each default that became another one.
-    """
+    """Holds the lines of a check, the `configuration` with fitted defaults, and a line for each."""
 
     configuration: Configuration
     findings: Sequence[Finding]
@@ -62,8 +59,8 @@ def check_run(
     set_keys: frozenset[str],
     recorded: frozenset[str] = frozenset(),
 ) -> CheckReport:
-    """Make the checks. `set_keys` are the settings that the user set, by their dotted keys: these
-    are never changed. Those that the run `recorded`, where each setting stands, raise no warning.
+    """Make the checks. The settings of `set_keys`, dotted, were set by the user and are never
+    changed; those that the run `recorded` raise no warning.
     """
     started = time.monotonic()
     notes = [*idle_settings(c, set_keys - recorded), *store_findings(c, folder)]
@@ -76,6 +73,7 @@ def check_run(
         # Without its tokenizer the task would be refused for the same reason once more.
         findings += machine_findings(c, folder, model)
         return CheckReport(c, findings, fitted, time.monotonic() - started)
+    # Both processes work while this one looks at the machine.
     builder = None if model is None or not model.bytes else ModelProcess(c, model.folder)
     has_model = c.model.path is not None or not c.has_model or _has_model(c, folder)
     order = task_order(c, set_keys, has_model)
@@ -104,7 +102,6 @@ def check_run(
 
 
 def _reference_findings(c: Configuration, model: ModelFacts | None) -> Iterator[Finding]:
-    """Yields why a reference that is a folder cannot be used, as far as its files show it."""
     is_used = c.trainer.reference_kl > 0 or c.scoring.holds_reference
     if not is_used or named_version(c.trainer.reference, 0) is not None:
         return
@@ -116,9 +113,9 @@ def _reference_findings(c: Configuration, model: ModelFacts | None) -> Iterator[
         text = str(error).replace("model.path:", "trainer.reference:")
         yield Finding("reference", "refused", text)
         return
-    size, least = hf_vocabulary_size(folder), None if model is None else model.vocabulary
-    if size is not None and least is not None and size < least:
-        text = f"trainer.reference: {folder} has {size} tokens, the trained model {least}"
+    size, trained_size = hf_vocabulary_size(folder), None if model is None else model.vocabulary
+    if size is not None and trained_size is not None and size < trained_size:
+        text = f"trainer.reference: {folder} has {size} tokens, the trained model {trained_size}"
         yield Finding("reference", "refused", text)
 
 
@@ -139,9 +136,7 @@ def _has_model(c: Configuration, folder: Path) -> bool:
 
 
 def _task_settings(c: Configuration, folder: Path) -> TaskSettings:
-    """Returns the task's settings with paths on this host; a run without a model yet has the
-    built-in tokenizer.
-    """
+    # A run without a model yet has the built-in tokenizer, not the paths of a model's folder.
     if c.model.path is None and not _has_model(c, folder):
         return c.task
     return task_settings(c, folder)

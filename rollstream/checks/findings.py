@@ -9,8 +9,8 @@ Verdict = Literal["ok", "warning", "refused"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """States what one check showed: `subject` is the part of the run, `text` one line for people;
-    `figures` are the same numbers by name.
+    """States what one check showed: `subject` is the part of the run, `text` one line for people,
+    `figures` the same numbers by name.
     """
 
     subject: str

@@ -1,6 +1,6 @@
-"""Changes defaults of settings that nobody set to what fits the data and the tokenizer of a run
-(`fit_template`, `fit_data`), and states each change in one line. A setting that was set stays as it
-is; if it does not fit, the check refuses it.
+"""Fits defaults of settings that the user did not set to the data and the tokenizer of a run
+(`fit_template`, `fit_data`), with one line for each change. A setting that was set stays; if it
+does not fit, the check refuses it.
 """
 
 from collections.abc import Mapping
@@ -16,15 +16,15 @@ from rollstream.storage.hf_tokenizer import has_chat_template
 from rollstream.storage.settings import Settings
 
 _T = TypeVar("_T", bound=Settings)
+# A context that is widened for the data becomes a multiple of so many tokens.
 ROOM_STEP = 64
-"""A context that is widened for the data becomes a multiple of so many tokens."""
 
 
 def fit_template(
     c: Configuration, folder: Path, set_keys: frozenset[str]
 ) -> tuple[Configuration, list[str]]:
     """Returns the configuration with `task.template = "plain"` where the tokenizer has no chat
-    template, and nothing of the task needs one.
+    template and nothing of the task needs one.
     """
     is_free = "task.template" not in set_keys and c.task.template == "chat"
     names = {part.name for part in c.task.parts} or {c.task.name}
@@ -54,19 +54,19 @@ def fit_data(
     context, answer = c.rollouts.context_max, c.sampling.tokens_max
     evaluated = evaluated_tokens(c, facts)
     if evaluated > context and "rollouts.context_max" not in set_keys:
-        most = longest_sequence(c)
+        length_max = longest_sequence(c)
         needed = -(-evaluated // ROOM_STEP) * ROOM_STEP
-        context = max(context, needed if most is None else min(needed, most))
+        context = max(context, needed if length_max is None else min(needed, length_max))
         if context != c.rollouts.context_max:
             changed["rollouts.context_max"] = context
             why = "the longest held-out prompt and evaluation.tokens_max"
             lines.append(f"rollouts.context_max = {context}: {evaluated} tokens for {why}")
             c = with_settings(c, changed)
     if longest > context - answer:
-        most = longest_sequence(c)
+        length_max = longest_sequence(c)
         if "rollouts.context_max" not in set_keys:
             needed = -(-(longest + answer) // ROOM_STEP) * ROOM_STEP
-            context = max(context, needed if most is None else min(needed, most))
+            context = max(context, needed if length_max is None else min(needed, length_max))
         if longest > context - answer and "sampling.tokens_max" not in set_keys:
             # Not below half of the context: a few long prompts do not cut every answer.
             answer = min(answer, max(context - longest, context // 2, 1))
@@ -84,11 +84,11 @@ def fit_data(
                     is_pair = isinstance(value, list)
                     changed[key] = tuple(cast(list[object], value)) if is_pair else value
                     lines.append(f"{key} = {value}: sampling.tokens_max and the preset")
-    asked, there = c.evaluation.prompts, held_out_within(facts, context - answer)
-    if c.evaluation.enabled and 0 <= there < asked and "evaluation.prompts" not in set_keys:
-        if there:
-            changed["evaluation.prompts"] = there
-            lines.append(f"evaluation.prompts = {there}: no more are held out")
+    prompts, available = c.evaluation.prompts, held_out_within(facts, context - answer)
+    if c.evaluation.enabled and 0 <= available < prompts and "evaluation.prompts" not in set_keys:
+        if available:
+            changed["evaluation.prompts"] = available
+            lines.append(f"evaluation.prompts = {available}: no more are held out")
         elif "evaluation.enabled" not in set_keys and not c.task.options.get("held_out"):
             changed["evaluation.enabled"] = False
             lines.append("evaluation.enabled = false: no prompt is held out")
@@ -96,8 +96,8 @@ def fit_data(
 
 
 def evaluated_tokens(c: Configuration, facts: TaskFacts) -> int:
-    """Returns how many tokens the longest held-out prompt and an answer to it have, where an answer
-    may be longer than those that are trained; else 0.
+    """Returns the tokens of the longest held-out prompt with an answer to it, where answers of an
+    evaluation may be longer than trained ones; else 0.
     """
     answer = c.evaluation.tokens_max
     if not c.evaluation.enabled or answer is None or not facts.surveys:

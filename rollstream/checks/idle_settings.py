@@ -22,7 +22,6 @@ def idle_settings(c: Configuration, set_keys: frozenset[str]) -> Iterator[Findin
 
 
 def _tables(c: Configuration) -> Iterator[tuple[str, bool, str]]:
-    """Yields the begin of settings' keys, whether the run uses them, and what they need."""
     function, is_late = c.scoring.function, c.task.reward == "late"
     yield "agent.", c.agent.is_active, "agent.episode, agent.command or agent.service is not given"
     late_or_own = 'scorers need task.reward = "late" or scoring.function'
@@ -43,33 +42,33 @@ def _tables(c: Configuration) -> Iterator[tuple[str, bool, str]]:
 
 
 def _scored_names(c: Configuration) -> set[str]:
-    """Returns the annotations that scorers of this run write; a judge gives one number."""
     if c.task.reward != "late" and not c.scoring.function:
         return set()
+    # A judge gives one number.
     return set(c.scoring.names[:1] if c.scoring.function == "judge" else c.scoring.names)
 
 
 def _unwritten_annotations(c: Configuration) -> Iterator[Finding]:
-    """Yields the annotations that samples wait for and that only another program can write."""
     if scored_reference(c.trainer):
-        return  # scorers of the reference write it, here or elsewhere
-    given = {"reward"} if c.task.reward == "inline" else set[str]()
+        # Scorers of the reference write it, here or elsewhere.
+        return
+    inline_names = {"reward"} if c.task.reward == "inline" else set[str]()
     scored = _scored_names(c)
     needed = {*c.trainer.reward_terms, *c.trainer.annotations}
-    if scored and not scored - given and not c.agent.is_active:
+    if scored and not scored - inline_names and not c.agent.is_active:
         text = (
             f"without effect: scoring.function = {c.scoring.function!r}, which would write only "
             f'{", ".join(sorted(scored))}: task.reward = "inline" gives it; set task.reward = '
             '"late", or name what else the scorer writes (scoring.names)'
         )
         yield Finding("settings", "warning", text)
-    elif not c.scoring.count and (waiting := sorted((needed & scored) - given)):
+    elif not c.scoring.count and (waiting := sorted((needed & scored) - inline_names)):
         text = (
             f"scoring.count = 0, so this run starts no scorer, and the trainer waits for "
             f"{', '.join(waiting)}: set scoring.count, or start one (`rollstream score`)"
         )
         yield Finding("settings", "warning", text)
-    written = given | scored
+    written = inline_names | scored
     awaited = needed - written
     if not awaited:
         return

@@ -1,5 +1,5 @@
-"""Checks this machine for a run: programs and packages, ports, the log's brokers, the run's folder
-and the room on its disk, and its GPUs (`machine_findings`). A port is bound for a moment and freed.
+"""Checks this machine for a run: packages, ports, brokers, the run's folder and disk, and GPUs
+(`machine_findings`).
 """
 
 import errno
@@ -42,20 +42,22 @@ from rollstream.supervisor.cards import GpuCard, assign_cards, read_cards
 from rollstream.supervisor.supervisor import running_message
 
 _INTERPRETER = re.compile(r"python[0-9.]*|node|ruby|perl|php|sh|bash|dash|zsh|lua")
+# Options of interpreters that take no argument; the words after another one are not looked at.
 _PLAIN_OPTIONS = ("-u", "-B", "-E", "-I", "-O", "-OO", "-P", "-s", "-S")
-"""Options of interpreters that take no argument; what follows another one is not looked at."""
 _OPTION = re.compile(r"-|[A-Za-z_][A-Za-z0-9_]*=")
-STORE_WAIT_S = 10.0  # a check waits no longer for a store
+# A check waits no longer for a store.
+STORE_WAIT_S = 10.0
 GB, LOG = 1e9, "log"
-MASTER_BYTES = 12  # of a parameter in a checkpoint: float32 weights and the two moments of Adam
+# Of a parameter in a checkpoint: float32 weights and the two moments of Adam.
+MASTER_BYTES = 12
+# Bytes that a run of the smallest model needs.
 ROOM_MIN = 64 << 20
-"""Bytes that a run of the smallest model needs."""
 
 
 def assigned_cards(c: Configuration, model: Callable[[], Path]) -> Mapping[str, Sequence[GpuCard]]:
-    """Returns the GPUs of each process by the settings of `[devices]`; {} for a run that uses none.
-    Raises `ConfigurationError` if this machine's GPUs do not allow the assignment, or if their
-    memory is known to be too small for the model in the folder that `model` returns.
+    """Returns the GPUs of each process by `[devices]`; {} for a run that uses none. Raises
+    `ConfigurationError` if this machine's GPUs do not allow the assignment, or have too little
+    memory for the model in the folder that `model` returns.
     """
     if not uses_gpus(c):
         return {}
@@ -66,7 +68,6 @@ def assigned_cards(c: Configuration, model: Callable[[], Path]) -> Mapping[str, 
 
 
 def machine_findings(c: Configuration, folder: Path, model: ModelFacts | None) -> Iterator[Finding]:
-    """Yields the lines about this machine."""
     try:
         _check_packages(c)
         require_service_key(c.agent.key_env)
@@ -87,7 +88,8 @@ def machine_findings(c: Configuration, folder: Path, model: ModelFacts | None) -
     except ConfigurationError as error:
         yield Finding("machine", "refused", str(error))
     taken = [line for host, port, what in _ports(c) if (line := _taken(host, port, what))]
-    if taken and (running := running_message(folder)):  # its own processes have the ports
+    # The run's own processes have the ports.
+    if taken and (running := running_message(folder)):
         yield Finding("run", "refused", running)
     elif taken:
         yield Finding("ports", "refused", "; ".join(taken))
@@ -99,11 +101,9 @@ def machine_findings(c: Configuration, folder: Path, model: ModelFacts | None) -
 
 
 def _device_findings(c: Configuration) -> Iterator[Finding]:
-    """Yields a warning if a role is to compute on a GPU that this machine does not show: a check
-    may be made for another one.
-    """
-    asked = {"trainer.device": c.trainer.device, "rollouts.device": c.rollouts.device}
-    on_gpu = {name: device for name, device in asked.items() if device.startswith("cuda")}
+    devices = {"trainer.device": c.trainer.device, "rollouts.device": c.rollouts.device}
+    on_gpu = {name: device for name, device in devices.items() if device.startswith("cuda")}
+    # Only a warning: a check may be made for another machine.
     cards = len(read_cards(os.environ)) if on_gpu else 0
     lacking = [
         f"{name} = {device!r}"
@@ -117,9 +117,9 @@ def _device_findings(c: Configuration) -> Iterator[Finding]:
 
 def store_findings(c: Configuration, folder: Path) -> Iterator[Finding]:
     """Yields a refusal if a bucket does not answer soon, if the run was deleted, or if this host
-    has other files than the run began with, and a note if the bucket holds the versions of a run
-    that this folder is not that of. A `file:` store needs no connection.
+    has other files than the run began with, and a note if the bucket holds another folder's run.
     """
+    # A `file:` store needs no connection.
     is_begun, is_local = (folder / "config.json").is_file(), c.store.startswith("file:")
     if is_local and not is_begun:
         return
@@ -133,7 +133,8 @@ def store_findings(c: Configuration, folder: Path) -> Iterator[Finding]:
         yield Finding("run" if is_begun else "store", "refused", str(error))
         return
     except (RollstreamError, OSError) as error:
-        if not is_local:  # the role that reads a folder names what is wrong there
+        # The role that reads a folder names the fault there.
+        if not is_local:
             yield Finding("store", "refused", str(error))
         return
     version = None if pointer is None else pointer[0].version
@@ -145,10 +146,9 @@ def store_findings(c: Configuration, folder: Path) -> Iterator[Finding]:
 
 
 def _check_begun(store: ObjectStore, c: Configuration, folder: Path) -> None:
-    """Raise `ConfigurationError` or `NewerRelease` if the run in this folder cannot continue,
-    before its log is made again and a changed setting is written.
-    """
-    with suppress(ObjectMissing, CorruptObject):  # the role that reads these objects names them
+    # A run that cannot continue is refused before its log is made again and a changed setting is
+    # written. The role that reads missing or corrupt objects names them.
+    with suppress(ObjectMissing, CorruptObject):
         read_for_acting(store, c.run)
         check_starting_model(store, c, folder)
     pointer = read_pointer(store)
@@ -178,9 +178,6 @@ def _check_packages(c: Configuration) -> None:
 
 
 def _check_command(command: Sequence[str]) -> None:
-    """Raise `ConfigurationError` if the program of the command, or the script that an interpreter
-    is to run, is not there.
-    """
     program, *arguments = command
     if shutil.which(program) is None:
         is_file = Path(program).is_file()
@@ -194,7 +191,8 @@ def _check_command(command: Sequence[str]) -> None:
     while arguments and arguments[0] in _PLAIN_OPTIONS:
         arguments = arguments[1:]
     script = arguments[0] if arguments and not arguments[0].startswith("-") else ""
-    if script and not Path(script).exists() and shutil.which(script) is None:  # shells look there
+    # Shells look for scripts on PATH, too.
+    if script and not Path(script).exists() and shutil.which(script) is None:
         raise ConfigurationError(
             f"agent.command: no file {script!r} in {os.getcwd()}, where the command is "
             f"started, for {program} to run"
@@ -202,7 +200,6 @@ def _check_command(command: Sequence[str]) -> None:
 
 
 def _ports(c: Configuration) -> Iterator[tuple[str, int, str]]:
-    """Yields the fixed ports that processes of this run listen on here."""
     base = metrics_port(c, os.environ)
     if c.metrics.enabled and base:
         names = ["supervisor", *(name for role in ROLES.values() for name in role.processes(c))]
@@ -225,6 +222,7 @@ def _taken(host: str, port: int, what: str) -> str:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         with socket.socket(family, kind, protocol) as probe:
+            # The port is bound for a moment, then free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except UnicodeError:
@@ -235,9 +233,6 @@ def _taken(host: str, port: int, what: str) -> str:
 
 
 def _disk_findings(c: Configuration, folder: Path, model: ModelFacts | None) -> Iterator[Finding]:
-    """Yields the lines about the folders of the run, its log and its store: they can be written,
-    and their disks have room.
-    """
     bus, store = folder_of_url(bus_url(c, folder)), folder_of_url(store_url(c, folder))
     advised = {
         folder: ("the run's folder", "choose another --run DIR"),
@@ -254,12 +249,14 @@ def _disk_findings(c: Configuration, folder: Path, model: ModelFacts | None) -> 
     if store is None:
         yield _room(folder, places[folder], ROOM_MIN, ROOM_MIN, advised[folder][1])
         return
-    least, needed = _store_bytes(c, folder, model)
+    start_bytes, needed = _store_bytes(c, folder, model)
     if places[folder].stat().st_dev == places[store].stat().st_dev:
-        yield _room(folder, places[folder], ROOM_MIN + least, ROOM_MIN + needed, advised[folder][1])
+        yield _room(
+            folder, places[folder], ROOM_MIN + start_bytes, ROOM_MIN + needed, advised[folder][1]
+        )
         return
     yield _room(folder, places[folder], ROOM_MIN, ROOM_MIN, advised[folder][1])
-    yield _room(store, places[store], least, needed, advised[store][1])
+    yield _room(store, places[store], start_bytes, needed, advised[store][1])
 
 
 def _present_parent(path: Path) -> Path:
@@ -268,15 +265,12 @@ def _present_parent(path: Path) -> Path:
     return next(place for place in (real, *real.parents) if place.exists())
 
 
-def _room(folder: Path, place: Path, least: int, needed: int, advice: str) -> Finding:
-    """Returns the line about the disk of `place`, which needs room for `least` bytes at the run's
-    start, and later for up to `needed`.
-    """
+def _room(folder: Path, place: Path, start_bytes: int, needed: int, advice: str) -> Finding:
     free = shutil.disk_usage(place).free
     figures = {"disk_free_bytes": free, "disk_needed_bytes": needed}
     text = f"{free / GB:,.1f} GB free for {folder}"
-    if free < least:
-        text += f", and the run needs {least / GB:,.1f} GB at its start; {advice}"
+    if free < start_bytes:
+        text += f", and the run needs {start_bytes / GB:,.1f} GB at its start; {advice}"
         return Finding("disk", "refused", text, figures)
     if free < needed:
         text += (
@@ -301,15 +295,16 @@ def unwritable_reason(folder: Path, place: Path, what: str = "the run's folder")
 
 
 def _store_bytes(c: Configuration, folder: Path, model: ModelFacts | None) -> tuple[int, int]:
-    """Returns the room that the store in a folder needs when the run starts, and the most that the
-    model, its kept versions and checkpoints take there, without deltas.
+    """Returns the bytes in a store's folder at the run's start, and the most of model, kept
+    versions and checkpoints, without deltas.
     """
     if model is None:
         return 0, 0
-    least = model.bytes
+    start_bytes = model.bytes
     with suppress(RollstreamError, OSError):  # another line names what is wrong with the store
-        least = 0 if run_model(c, folder) is not None else least  # a resume copies nothing
+        # A resume copies nothing.
+        start_bytes = 0 if run_model(c, folder) is not None else start_bytes
     item = 4 if c.weights.dtype == "float32" else 2
     versions = c.weights.versions_max * item * model.parameters
     checkpoints = (c.checkpoints.keep + 1) * MASTER_BYTES * model.parameters
-    return least, least + versions + checkpoints
+    return start_bytes, start_bytes + versions + checkpoints

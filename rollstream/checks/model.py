@@ -109,14 +109,12 @@ def model_findings(
 
 
 def _other_template(c: Configuration, base: Path) -> str:
-    """Returns that the adapter's folder has a tokenizer with another chat template than the one
-    that makes the prompts; "" if it has none, or if the user named a tokenizer.
-    """
     if c.model.lora.path is None or c.task.tokenizer is not None:
         return ""
+    # An adapter may be trained with its own template, and the base's makes the prompts.
     adapter = Path(c.model.lora.path).expanduser()
-    own = chat_template_of(adapter) if (adapter / "tokenizer.json").is_file() else None
-    if own is None or own == chat_template_of(base):
+    template = chat_template_of(adapter) if (adapter / "tokenizer.json").is_file() else None
+    if template is None or template == chat_template_of(base):
         return ""
     return (
         f"{c.model.lora.path} (model.lora.path) has another chat template than {base}, which makes "

@@ -1,6 +1,6 @@
-"""Builds a run's model without memory for its weights, and refuses what no role could use, in a
-process of its own, because the import of transformers takes seconds (`ModelProcess`). The process
-is `python -m rollstream.checks.model_process ORDER`; it writes why the model is refused, if it is.
+"""Builds a run's model without memory for its weights, and refuses one that no role could use
+(`ModelProcess`): in a process of its own, `python -m rollstream.checks.model_process ORDER`,
+because the import of transformers takes seconds. The process writes the refusal, if there is one.
 """
 
 import contextlib
@@ -26,8 +26,8 @@ from rollstream.storage.settings import LoraSettings
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+# Longest time of the process, and the time between two looks at it.
 MODEL_S, LOOK_S = 30.0, 0.05
-"""Longest time of the process, and the time between two looks at it."""
 
 
 class ModelOrder(msgspec.Struct, frozen=True):
@@ -40,9 +40,7 @@ class ModelOrder(msgspec.Struct, frozen=True):
 
 
 class ModelProcess:
-    """Runs the process; the constructor starts it, and the caller may do other work before
-    `findings`, such as to fit the context to the data.
-    """
+    """Runs the process from its construction; the caller may do other work before `findings`."""
 
     def __init__(self, c: Configuration, folder: Path) -> None:
         order = ModelOrder(
@@ -61,9 +59,7 @@ class ModelProcess:
         )
 
     def findings(self, context_max: int) -> list[Finding]:
-        """Order the check at `context_max` tokens, wait for what the process writes, for a bounded
-        time, and end it. A process that fails refuses nothing: the roles name what is wrong.
-        """
+        """Wait a bounded time for the check at `context_max` tokens, and end the process."""
         assert self._child.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._child.stdin as pipe:
             pipe.write(b"%d\n" % context_max)
@@ -81,6 +77,7 @@ class ModelProcess:
             text = self._output.read().decode(errors="replace").rpartition("\n")[2]
             if text:
                 return [Finding("model", "refused", json.loads(text))]
+            # A process that fails refuses nothing: the roles name the fault.
             if self._child.returncode:
                 ended = f"the model could not be built for this check: {ended_reason(self._child)}"
                 return [Finding("model", "warning", ended)]
@@ -92,8 +89,8 @@ class ModelProcess:
 
 
 def refusal(order: ModelOrder, context_max: Callable[[], int]) -> str:
-    """Returns why no role can use the model at `context_max` tokens, which are asked for once the
-    model is built; "" if nothing is known against it.
+    """Returns why no role can use the model at `context_max` tokens, which are read once the model
+    is built; "" if nothing is known against it.
     """
     import transformers
 
@@ -121,16 +118,17 @@ def refusal(order: ModelOrder, context_max: Callable[[], int]) -> str:
 
 
 def _check_adapter(model: "PreTrainedModel", lora: LoraSettings) -> None:
-    """Raise `ConfigurationError` unless the adapter fits the model; the trainer attaches it so."""
     import torch
 
     from rollstream.storage.lora import attach_adapters
 
     start = None if lora.path is None else Path(lora.path).expanduser()
-    if start is not None and not start.exists():  # the run's store has it
+    # The run's store has it.
+    if start is not None and not start.exists():
         start = None
     try:
-        with torch.device("meta"):  # as the model: the factors of a large one take gigabytes
+        # As the model: the factors of a large one take gigabytes.
+        with torch.device("meta"):
             attach_adapters(model, lora, 0, torch.float32, "", start)
     except ConfigurationError as error:
         if start is None:

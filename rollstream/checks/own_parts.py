@@ -1,6 +1,5 @@
-"""Tries what roles load at their start by names in the settings: a user's functions and a new
-model's class (`check_own_parts`). It runs in the check's own process (`task_process.py`), and
-imports what a role would import, if a setting names it.
+"""Tries the user's functions and the new model's class that roles load at their start by names in
+the settings (`check_own_parts`), in the check's own process (`task_process.py`).
 """
 
 import os
@@ -53,24 +52,26 @@ def check_own_parts(parts: OwnParts, task: Task) -> None:
 
 
 def _try(setting: str, path: str, call: Callable[[], None]) -> None:
-    """Make the call; what the user's code raises becomes a `ConfigurationError` with its place."""
     try:
         call()
     except ConfigurationError:
         raise
-    except Exception as error:  # a user's function may raise anything
+    # A user's function may raise anything.
+    except Exception as error:
         raise ConfigurationError(
             f"{setting} = {path!r}, called with made-up numbers: {failure_line(error)}"
         ) from error
 
 
 def failure_line(error: Exception) -> str:
-    """Returns what the user's code raised, and its own function, file and line: libraries that it
+    """Returns the error of the user's code, with its own function, file and line: libraries that it
     calls are not its own.
     """
     frames = extract_tb(error.__traceback__)
-    own = [f for f in frames if not f.filename.startswith(_LIBRARIES) and f.filename[:1] != "<"]
-    frame = (own or frames)[-1]
+    user_frames = [
+        f for f in frames if not f.filename.startswith(_LIBRARIES) and f.filename[:1] != "<"
+    ]
+    frame = (user_frames or frames)[-1]
     place = f"{os.path.basename(frame.filename)}:{frame.lineno}"
     return f"{type(error).__name__} in {frame.name}() at {place}: {reason_text(error)}"
 
@@ -96,10 +97,11 @@ def _try_model(parts: OwnParts, task: Task) -> None:
     from rollstream.warmup.warmup import untrained_model
 
     model = ModelSettings(architecture=parts.architecture, config=parts.model_config)
-    with torch.device("meta"):  # shapes alone: the model may be large
-        made = untrained_model(model, task, 0)
+    # Shapes alone: the model may be large.
+    with torch.device("meta"):
+        new_model = untrained_model(model, task, 0)
         try:
-            engine_kind(parts.engine).check_model(made, parts.context_max, bool(parts.lora))
+            engine_kind(parts.engine).check_model(new_model, parts.context_max, bool(parts.lora))
         except EngineRefused as error:
             raise ConfigurationError(
                 f"model.architecture: engine {parts.engine!r} cannot serve "
@@ -107,4 +109,4 @@ def _try_model(parts: OwnParts, task: Task) -> None:
                 "(rollouts.engine)"
             ) from error
         if parts.lora:
-            attach_adapters(made, LoraSettings(**parts.lora), 0, torch.float32, "")
+            attach_adapters(new_model, LoraSettings(**parts.lora), 0, torch.float32, "")

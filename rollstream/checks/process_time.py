@@ -9,21 +9,24 @@ from typing import IO
 
 import psutil
 
+# A process is late in any case after so many times its limit by the clock.
 BUSY_MAX = 10
-"""A process is late in any case after so many times its limit by the clock."""
 _WAITS_FOR_MACHINE = {psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP}
 
 
 def output_file() -> IO[bytes]:
-    """Returns a file without a name for what a process writes."""
+    """Returns a file without a name for the output of a process."""
     try:
         return TemporaryFile()
-    except OSError:  # no room: the output is lost, and the place that lacks room is named elsewhere
+    # No room: the output is lost, and another check names the place that lacks room.
+    except OSError:
         return open(os.devnull, "w+b")
 
 
 class ProcessTime:
-    """Counts the process's time on a core, and the time that it slept. To be asked often."""
+    """Counts the process's time on a core, and the time that it slept, between frequent calls of
+    `is_over`.
+    """
 
     def __init__(self, pid: int) -> None:
         self._process = psutil.Process(pid)
@@ -37,7 +40,8 @@ class ProcessTime:
         elapsed_s, self._seen_s = now - self._seen_s, now
         try:
             used_s, status = self._cpu_s(), self._process.status()
-        except psutil.Error:  # it has ended, which the reader of its pipe sees
+        # It has ended, which the reader of its pipe sees.
+        except psutil.Error:
             return False
         if status not in _WAITS_FOR_MACHINE:
             self._slept_s += max(0.0, elapsed_s - (used_s - self._used_s))

@@ -1,5 +1,5 @@
-"""Checks a run's task: data, verifier, template and held-out prompts (`check_task`), by the facts
-that a process of its own writes (`task_process.py`).
+"""Checks a run's task: data, verifier, template and held-out prompts (`task_findings`), by the
+facts that a process of its own writes (`task_process.py`).
 """
 
 import os
@@ -26,17 +26,16 @@ from rollstream.producers.tasks.dataset_survey import COUNTED_ROWS, DatasetSurve
 from rollstream.storage.lora_folder import ALL_LINEAR
 from rollstream.storage.settings import ModelSettings
 
+# Longest wait for the facts, in which the user's modules are imported, in time of the process
+# (`ProcessTime`); the time between two looks at it.
 FACTS_S, LOOK_S = 60.0, 0.05
-"""Longest wait for the facts, in which the user's modules are imported, in time of the process
-(`ProcessTime`); the time between two looks at it.
-"""
+# Longest waits for a verifier whose process sleeps, and for one that computes or imports.
 IDLE_S, JUDGED_S = 2.0, 20.0
-"""Longest waits for a verifier whose process sleeps, and for one that computes or imports."""
+# After a verifier that hangs or ends its process, those of the parts behind it are called by
+# another process, with at most so many in all.
 STARTS_MAX = 4
-"""After a verifier that hangs or ends its process, those of the parts behind it are called by
-another process, with at most so many in all.
-"""
-HEAVY_S = 60.0  # more for a try that imports torch or transformers on a busy machine
+# More for a try that imports torch or transformers on a busy machine.
+HEAVY_S = 60.0
 PLAIN_ARCHITECTURE = "Qwen3ForCausalLM"
 PLAIN_SIZES = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
 PLAIN_FIELDS = {
@@ -44,14 +43,15 @@ PLAIN_FIELDS = {
     "num_key_value_heads", "head_dim", "tie_word_embeddings", "max_position_embeddings",
     "vocab_size",
 }  # fmt: skip
-_PRINTED_BYTES = 4096  # of what the process printed last
+# Of the end of the process's output.
+_PRINTED_BYTES = 4096
 _SECRET = re.compile(r"key|token|secret|password|credential", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class TaskAnswer:
-    """Holds what the process wrote. `judged` has a fact about each part's verifier, or says why it
-    gave none; `ended` states why there are no facts.
+    """Holds the process's answer. `judged` has a fact about each part's verifier, or the reason why
+    it gave none; `ended` states why there are no facts.
     """
 
     facts: TaskFacts | None
@@ -60,7 +60,7 @@ class TaskAnswer:
 
 
 def task_order(c: Configuration, set_keys: frozenset[str], has_model: bool) -> TaskOrder:
-    """Returns what to look at for this configuration."""
+    """Returns the order for this configuration."""
     lengths = {"rollouts.context_max", "sampling.tokens_max"}
     is_fixed = lengths <= set_keys or c.task.name not in ("dataset", "tools")
     return TaskOrder(
@@ -77,7 +77,6 @@ def task_order(c: Configuration, set_keys: frozenset[str], has_model: bool) -> T
 
 
 def _own_parts(c: Configuration, is_made: bool) -> OwnParts:
-    """Returns what roles load at their start; `is_made`: a warm-up makes the model."""
     t, scoring = c.trainer, c.scoring.function
     is_own_loss = ":" in t.loss
     lora = c.model.lora
@@ -104,9 +103,7 @@ def _own_parts(c: Configuration, is_made: bool) -> OwnParts:
 
 
 def _is_plain_model(model: ModelSettings) -> bool:
-    """Returns whether it is a class, with fields and numbers, that need no try: the try imports
-    transformers, which takes longer than all other checks.
-    """
+    # A try imports transformers, which takes longer than all other checks.
     if model.architecture != PLAIN_ARCHITECTURE or not model.config.keys() <= PLAIN_FIELDS:
         return False
     sizes = {**PLAIN_SIZES, **model.config}
@@ -117,7 +114,6 @@ def _is_plain_model(model: ModelSettings) -> bool:
 
 
 def _why_uncalled(c: Configuration) -> str:
-    """Returns why the verifier is not called by a check; "" if it is."""
     secrets = [name for name in c.task.environment if _SECRET.search(name)]
     if secrets:
         return f"it gets {', '.join(secrets)}, so a call may cost money"
@@ -129,9 +125,7 @@ def _why_uncalled(c: Configuration) -> str:
 
 
 class TaskProcess:
-    """Runs the process; the constructor starts it, and the caller may do other work before
-    `answer`.
-    """
+    """Runs the process from its construction; the caller may do other work before `answer`."""
 
     def __init__(self, task: TaskSettings, order: TaskOrder) -> None:
         self._task, self._order = task, order
@@ -139,13 +133,14 @@ class TaskProcess:
         self._start()
 
     def _start(self) -> None:
-        self._printed, self._data = output_file(), b""  # the child writes into the file
+        # The child writes into the file.
+        self._printed, self._data = output_file(), b""
         order = msgspec.json.encode(self._order).decode()
         words = ("rollstream.checks.task_process", self._task, order)
         self._child = spawn_process(*words, stderr=self._printed)
 
     def answer(self) -> TaskAnswer:
-        """Wait for what the process writes, for a bounded time, and end it."""
+        """Wait for the process's facts for a bounded time, and end it."""
         facts: TaskFacts | None = None
         judged: list[JudgedFact | str] = []
         for number in range(STARTS_MAX):
@@ -173,13 +168,10 @@ class TaskProcess:
         return TaskAnswer(facts, self._rest(facts, judged))
 
     def _judged_count(self, facts: TaskFacts) -> int:
-        """Returns how many functions are called: the verifier of each part of a mixture, or that of
-        the task and the function of a scorer.
-        """
         return len(facts.parts) or 1 + bool(self._order.parts.scoring)
 
     def _judge(self, count: int, judged: list[JudgedFact | str]) -> None:
-        """Append what the verifiers returned; the last one is the first that did not answer."""
+        """Append the verifiers' answers; the last one is the first that did not answer."""
         run_s = self._task.reward_timeout_s
         while len(judged) < count:
             line = self._line(IDLE_S, JUDGED_S)
@@ -195,7 +187,6 @@ class TaskProcess:
     def _rest(
         self, facts: TaskFacts | None, judged: Sequence[JudgedFact | str]
     ) -> Sequence[JudgedFact | str]:
-        """Returns the facts with a reason for each part whose verifier was not called."""
         count = self._judged_count(facts) if facts is not None else 0
         reason = f"not called, because those of {STARTS_MAX} parts before it did not answer"
         return [*judged, *[reason] * (count - len(judged))]
@@ -296,14 +287,11 @@ def _data_finding(survey: DatasetSurvey, label: str) -> Finding:
 
 
 def _skip_rule(count: int, looked_at: int, is_over: bool, remedy: str) -> str:
-    """Returns what a run does with `count` bad rows of those that were `looked_at`; `is_over`:
-    these alone end it.
-    """
-    most = f"at most one in {SKIPPED_SHARE} is skipped"
+    rule = f"at most one in {SKIPPED_SHARE} is skipped"
     if is_over:
-        return f"{most}: {remedy}"
+        return f"{rule}: {remedy}"
     if count * SKIPPED_SHARE > looked_at:
-        return f"{most}, and the run ends if the rest is like the {looked_at:,} rows read: {remedy}"
+        return f"{rule}, and the run ends if the rest is like the {looked_at:,} rows read: {remedy}"
     return f"skipped, as up to one in {SKIPPED_SHARE}"
 
 
@@ -325,7 +313,7 @@ def _length_finding(c: Configuration, facts: TaskFacts) -> Finding:
         sum(prompt.tokens > limit for prompt in survey.longest) * SKIPPED_SHARE > survey.rows
         for survey in facts.surveys
     )
-    # No more than so many are counted of a data set, the longest ones.
+    # A data set counts its longest ones alone, no more than so many.
     is_least = len(too_long) >= COUNTED_ROWS
     places = "; ".join(f"{prompt.place}: {prompt.tokens}" for prompt in too_long[:5])
     more = f"; and {len(too_long) - 5} more" if len(too_long) > 5 else ""
@@ -339,25 +327,25 @@ def _length_finding(c: Configuration, facts: TaskFacts) -> Finding:
 
 
 def _evaluation_finding(c: Configuration, held_out: int, unevaluated: Sequence[str]) -> Finding:
-    asked, figures = c.evaluation.prompts, {"held_out": held_out}
-    named = c.task.options.get("held_out")
-    if named and not held_out:
+    prompt_count, figures = c.evaluation.prompts, {"held_out": held_out}
+    held_out_path = c.task.options.get("held_out")
+    if held_out_path and not held_out:
         text = (
-            f"task.options.held_out = {str(named)!r}: no prompt of it is left to evaluate: each is "
-            "trained on too, or has too many tokens; name rows that task.options.path does not "
-            "have, or set evaluation.enabled = false"
+            f"task.options.held_out = {str(held_out_path)!r}: no prompt of it is left to evaluate: "
+            "each is trained on too, or has too many tokens; name rows that task.options.path does "
+            "not have, or set evaluation.enabled = false"
         )
         return Finding("evaluation", "refused", text, figures)
-    if asked > held_out:
+    if prompt_count > held_out:
         text = (
-            f"evaluation.prompts: {asked} asked for, {held_out} are held out; ask for no more, "
-            "raise task.options.held_out_share, or name a file as task.options.held_out"
+            f"evaluation.prompts: {prompt_count} asked for, {held_out} are held out; ask for no "
+            "more, raise task.options.held_out_share, or name a file as task.options.held_out"
         )
         return Finding("evaluation", "refused", text, figures)
     text = (
-        f"the first {asked} prompts of {held_out:,} held-out ones, in their order"
-        if held_out > asked
-        else (f"{asked} held-out prompts")
+        f"the first {prompt_count} prompts of {held_out:,} held-out ones, in their order"
+        if held_out > prompt_count
+        else (f"{prompt_count} held-out prompts")
     )
     if unevaluated:
         text += f"; none of part {', '.join(unevaluated)}, which holds out no prompt"
@@ -367,7 +355,6 @@ def _evaluation_finding(c: Configuration, held_out: int, unevaluated: Sequence[s
 def _verifier_findings(
     c: Configuration, answer: TaskAnswer, labels: Sequence[str]
 ) -> Iterator[Finding]:
-    """Yields a line for the task's verifier, or one for that of each part of a mixture."""
     uncalled = _why_uncalled(c)
     for place, label in enumerate(labels or [""]):
         part = c.task.parts[place] if labels else c.task
@@ -380,7 +367,8 @@ def _verifier_findings(
             yield Finding("verifier", "ok", f"{name}: not called: {uncalled}")
         else:
             yield _judged_finding(name, answer.judged[place])
-    if len(answer.judged) > len(labels or [""]):  # the last one is that of a scorer
+    # The last one is that of a scorer.
+    if len(answer.judged) > len(labels or [""]):
         yield _scored_finding(c.scoring.function, answer.judged[-1])
 
 

@@ -1,5 +1,5 @@
-"""The messages between a check and the process that builds the task: what to look at (`TaskOrder`),
-what the task is like (`TaskFacts`), and what its verifier returned (`JudgedFact`).
+"""The messages between a check and the process that builds the task: the order (`TaskOrder`), the
+facts of the task (`TaskFacts`), and its verifier's answer (`JudgedFact`).
 """
 
 from typing import Any
@@ -10,9 +10,9 @@ from rollstream.producers.tasks.dataset_survey import DatasetSurvey, LongPrompt
 
 
 class OwnParts(msgspec.Struct, frozen=True):
-    """Names what roles load at their start, by the settings of these names; "" for what the run
-    does not use or what needs no try. `objective` is the JSON of `ObjectiveSettings` for a loss of
-    the user's own; `lora` are the settings of an adapter, empty without one.
+    """Names the parts that roles load at their start, by their settings' names; "" for one that is
+    not used or needs no try. `objective` is the JSON of `ObjectiveSettings` for a loss of the
+    user's own; `lora` are the settings of an adapter.
     """
 
     episode: str = ""
@@ -37,12 +37,12 @@ class OwnParts(msgspec.Struct, frozen=True):
 
 
 class TaskOrder(msgspec.Struct, frozen=True):
-    """Orders what is looked at: prompts have at most `prompt_tokens_max` tokens (None: as many as
-    the data set needs), `evaluation` held-out prompts are wanted (None: no evaluation), and
-    a user asked for as many if `is_evaluation_set`; `is_taught`: the task makes documents for a
-    warm-up; `has_turns`: dialogues are continued; `detects_calls`: agents' calls of tools are read
-    in the chat template's format; `is_judged`: the verifier is called. `parts` are tried besides.
-    Of a mixture the verifiers of the parts from number `judged_from` on are called.
+    """Orders the look at a task: `prompt_tokens_max` of a prompt (None: as many as the data set
+    needs), `evaluation` held-out prompts (None: no evaluation), set by a user if
+    `is_evaluation_set`; `is_taught`: the task makes documents for a warm-up; `has_turns`: dialogues
+    are continued; `detects_calls`: agents' calls of tools have the chat template's format;
+    `is_judged`: the verifier is called, of a mixture those of the parts from number `judged_from`
+    on.
     """
 
     seed: int
@@ -58,11 +58,10 @@ class TaskOrder(msgspec.Struct, frozen=True):
 
 
 class TaskFacts(msgspec.Struct, frozen=True):
-    """States what the task is like, or why it is `refused`. `longest` are the longest prompts,
-    `held_out` is the number of held-out ones, -1 if it was not asked for; `largest_place` is the
-    call with the `largest_token` if the tokenizer has no such token. `parts` are the labels of a
-    mixture's parts, `survey_parts` those of the surveys, and `unevaluated` those that hold out no
-    prompt; all are empty for another task.
+    """States the facts of the task, or why it is `refused`. `longest` are the longest prompts,
+    `held_out` is the number of held-out ones, -1 if not ordered; `largest_place` is the call with
+    the `largest_token` if the tokenizer has no such token. `parts` are the labels of a mixture's
+    parts, `survey_parts` those of the surveys, `unevaluated` those that hold out no prompt.
     """
 
     refused: str = ""
@@ -84,9 +83,9 @@ class TaskFacts(msgspec.Struct, frozen=True):
 
 
 class JudgedFact(msgspec.Struct, frozen=True):
-    """States what the verifier returned for the made-up answer: a `reward`, or why there is none
-    that can be trained on; `is_final`: no call can succeed on this machine. `seconds` is the time
-    of the call. Of a scorer's function `scores` are what it returned.
+    """States the verifier's answer to the made-up answer: a `reward`, or why there is none that can
+    be trained on; `is_final`: no call can succeed on this machine. `seconds` is the time of the
+    call; `scores` are those of a scorer's function.
     """
 
     reward: float = 0.0

@@ -1,10 +1,10 @@
-"""Builds a run's task in a process of its own and says what it is like (`TaskFacts`), then calls
-its verifier once. `task.py` starts it: `python -m rollstream.checks.task_process SETTINGS ORDER`,
-with the environment of a reward process: the user's code finds no credentials of the run.
+"""Builds a run's task in a process of its own and writes its facts (`TaskFacts`), then calls its
+verifier once: `python -m rollstream.checks.task_process SETTINGS ORDER`, with the environment of a
+reward process, so that the user's code finds no credentials of the run.
 
-The first line on stdout are the facts, the second one the answer of the verifier to a made-up
-answer, with one more line for each further part of a mixture. The user's code may print, hang or
-exit: what was written before stays.
+The first line on stdout has the facts, the second one the verifier's answer to a made-up answer,
+with one more line for each further part of a mixture. The user's code may print, hang or exit:
+earlier lines stay.
 """
 
 import sys
@@ -50,8 +50,10 @@ from rollstream.producers.tasks.tool_dialogue import ToolDialogue
 from rollstream.streams.admissible import refused_score
 
 MADE_UP_ANSWER = "This is a made-up answer."
-PROMPTS_TRIED = 32  # of a task that is no data set
-TOKENS_MAX = 1 << 32  # tokens are uint32 in records
+# Of a task that is no data set.
+PROMPTS_TRIED = 32
+# Tokens are uint32 in records.
+TOKENS_MAX = 1 << 32
 
 
 def task_facts(task: Task, order: TaskOrder) -> TaskFacts:
@@ -66,7 +68,7 @@ def task_facts(task: Task, order: TaskOrder) -> TaskFacts:
     tried = [] if surveys else [_tried_prompt(task, order, n) for n in range(PROMPTS_TRIED)]
     longest = [LongPrompt(len(tokens), f"prompt {n}") for n, tokens in enumerate(tried)]
     longest += [prompt for survey in surveys for prompt in survey.longest]
-    whole = all(survey.is_whole for survey in surveys)
+    is_complete = all(survey.is_whole for survey in surveys)
     used = [*(token for tokens in tried for token in tokens), *(s.largest_token for s in surveys)]
     if order.is_taught:
         _check_taught(parts)
@@ -92,14 +94,15 @@ def task_facts(task: Task, order: TaskOrder) -> TaskFacts:
         else [],
         unevaluated=(
             task.unevaluated
-            if isinstance(task, TaskMixture) and order.evaluation is not None and whole
+            if isinstance(task, TaskMixture) and order.evaluation is not None and is_complete
             else []
         ),
     )
 
 
 def _check_stop(task: Task) -> None:
-    stop: Any = task.stop  # a task of the user may have anything
+    # A task of the user may have anything.
+    stop: Any = task.stop
     if not isinstance(stop, Collection) or not all(
         isinstance(number, Integral) for number in cast("Collection[object]", stop)
     ):
@@ -109,7 +112,6 @@ def _check_stop(task: Task) -> None:
 
 
 def _tried_prompt(task: Task, order: TaskOrder, position: int) -> Sequence[int]:
-    """Returns the tokens of a training prompt. Raises `ConfigurationError` if it is no prompt."""
     prompt = task.prompt(order.seed, position)
     # A model that a warm-up makes has the tokenizer's size; another one may have more tokens.
     size = task.tokenizer().size if order.is_taught else None
@@ -117,8 +119,8 @@ def _tried_prompt(task: Task, order: TaskOrder, position: int) -> Sequence[int]:
 
 
 def _checked_prompt(task: Task, prompt: object, call: str, size: int | None) -> Sequence[int]:
-    """Returns the prompt's tokens. A task of the user may return anything."""
     where = f"task {task.name!r}: {call}"
+    # A task of the user may return anything.
     if not isinstance(prompt, TaskPrompt):
         raise ConfigurationError(
             f"{where} returned a {type(prompt).__name__}, not a TaskPrompt (rollstream.api)"
@@ -144,7 +146,7 @@ def _checked_prompt(task: Task, prompt: object, call: str, size: int | None) -> 
 
 
 def _plain_int(token: Any) -> Any:
-    """Returns the token; one of numpy as Python's, which messages can carry."""
+    # Numbers of numpy become Python's, which messages can carry.
     is_whole = not isinstance(token, bool) and isinstance(token, Integral)
     return int(token) if is_whole else token
 
@@ -164,7 +166,8 @@ def _held_out(task: Task, order: TaskOrder, surveys: Sequence[DatasetSurvey]) ->
         for place, prompt in enumerate(task.held_out(min(count, PROMPTS_TRIED))):
             _checked_prompt(task, prompt, f"held_out(count)[{place}]", size)
         return count
-    return -1  # of a mixture with large files: its evaluation counts them
+    # A mixture with large files: its evaluation counts them.
+    return -1
 
 
 def _check_taught(parts: Sequence[Task]) -> None:
@@ -215,10 +218,10 @@ def judged_facts(task: Task, order: TaskOrder, facts: TaskFacts) -> Iterator[Jud
 
 
 def _scored_fact(task: Task, order: TaskOrder, facts: TaskFacts) -> JudgedFact:
-    """Call the scorer's function with a made-up trajectory, as a scorer calls it."""
     from rollstream.producers.scoring.scorer import UNNAMED_SCORE
 
-    if isinstance(task, Dataset):  # a prompt of its own would need all rows of the files
+    # A prompt of its own would need all rows of the files.
+    if isinstance(task, Dataset):
         prompt = TaskPrompt(tuple(task.tokenizer().encode("?")), facts.surveys[0].reference)
     else:
         prompt = task.prompt(order.seed, 0)
@@ -235,8 +238,8 @@ def _scored_fact(task: Task, order: TaskOrder, facts: TaskFacts) -> JudgedFact:
     lacking = [name for name in names if name not in scores]
     reason = answer.reason or (f"a run refuses {refusal.detail}" if refusal else "")
     if lacking and not reason:
-        given = ", ".join(sorted(scores)) or "nothing"
-        reason = f"{', '.join(lacking)} (scoring.names) is not among what was returned ({given})"
+        returned = ", ".join(sorted(scores)) or "nothing"
+        reason = f"{', '.join(lacking)} (scoring.names) is not among what was returned ({returned})"
     written = {name: scores[name] for name in names if name in scores}
     return JudgedFact(0.0, reason, answer.kind == "refused", seconds, written)
 
@@ -252,7 +255,7 @@ def _judged_fact(task: Task, reference: str) -> JudgedFact:
 
 
 def main(settings: str, order_json: str) -> None:
-    """Write the facts, and then what the verifier returned."""
+    """Write the facts, and then the verifiers' answers."""
     description = msgspec.json.decode(settings, type=PlainTask)
     order = msgspec.json.decode(order_json, type=TaskOrder)
     configure_sandboxes(description.sandbox)

@@ -1,8 +1,5 @@
 """Parses the command line of one command (`CommandParser`), and defines the arguments that several
 commands share (`add_…`).
-
-RUN may stand first or last: `tail RUN TOPIC` and `tail TOPIC RUN` are the same (`parse`). A bare
-name is looked for in `runs/`, and without RUN a command takes the newest run (`find_runs`).
 """
 
 import argparse
@@ -27,38 +24,35 @@ RUN_OR_STORE_HELP = (
     "a run's folder, its name in runs/, its config.json, or a store (folder or URL); "
     "default: newest run"
 )
+# A folder with one of these folders, or with a run's configuration, may be meant by RUN.
 INSIDE_RUN = ("store", "archive", "weights")
-"""A folder with one of these folders, or with a run's configuration, is a run, an archive or a
-store, so it may be meant by RUN.
-"""
 
 
-COUNT_MAX = 1 << 31  # of an option that counts: more than anything has, and less than C's numbers
+# Of an option that counts: more than anything has, and less than C's numbers.
+COUNT_MAX = 1 << 31
 
 
-def whole_number_from(least: int, most: int) -> Callable[[str], int]:
-    """Returns the type of an option whose value is a whole number from `least` to `most`."""
+def whole_number_from(minimum: int, maximum: int) -> Callable[[str], int]:
+    """Returns the type of an option whose value is a whole number in [`minimum`, `maximum`]."""
 
     def parsed(text: str) -> int:
         with suppress(ValueError):
-            if least <= (number := int(text)) <= most:
+            if minimum <= (number := int(text)) <= maximum:
                 return number
         raise argparse.ArgumentTypeError(
-            f"must be a whole number from {least} to {most}, got {text!r}"
+            f"must be a whole number from {minimum} to {maximum}, got {text!r}"
         )
 
     return parsed
 
 
-_KEY_NAME = r"[A-Za-z0-9._=-]{1,200}"  # a part of an object's key
+# A part of an object's key.
+_KEY_NAME = r"[A-Za-z0-9._=-]{1,200}"
 
 
 def _process_name(pattern: str) -> Callable[[str], str]:
-    """Returns the type of the name of a process. An empty one would be that of several machines,
-    whose processes fence each other out.
-    """
-
     def parsed(text: str) -> str:
+        # Machines that share an empty name would fence each other's processes out.
         if not text.strip():
             raise argparse.ArgumentTypeError(
                 "must not be empty (perhaps an unset variable of the shell)"
@@ -73,9 +67,9 @@ def _process_name(pattern: str) -> Callable[[str], str]:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parses one command, or one action (sub-command) of it. A module of a command adds its
-    arguments and examples in `add_arguments(parser)`. Then `parse` parses the words, `find_runs`
-    replaces names of runs by folders, and `main` runs the command. The help ends with the examples.
+    """Parses one command, or one action (sub-command) of it: a module adds arguments and examples
+    in `add_arguments(parser)`, `parse` parses the words, `find_runs` replaces names of runs by
+    folders, and `main` runs the command.
     """
 
     def __init__(
@@ -115,10 +109,8 @@ class CommandParser(argparse.ArgumentParser):
         required: bool = True,
         with_trust: bool = True,
     ) -> None:
-        """Add RUN; without it the command takes the newest run. It is an error if there is none,
-        unless `required` is False. `before` names the command's other positional arguments, which
-        the caller adds after this call: RUN stands before them, but may also stand after them.
-        `with_trust` adds `--trust`.
+        """Add RUN, by default the newest run: an error if there is none and it is `required`.
+        `before` names the other positional arguments, which the caller adds afterwards.
         """
         self.add_argument("run", metavar="RUN", nargs="?", help=help)
         if with_trust:
@@ -187,9 +179,9 @@ class CommandParser(argparse.ArgumentParser):
         self.add_argument("--skip-corrupt", action="store_true", help=help)
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """Parse the words after the command's name; options may stand between arguments. RUN is put
-        into its place wherever it stood, or is taken from the option `--run RUN` (of `query`).
-        Raises `ConfigurationError` for characters that neither a file's name nor a query can have.
+        """Parse the words after the command's name; options may stand between arguments, RUN first
+        or last or in `--run RUN` (of `query`). Raises `ConfigurationError` for characters that
+        neither a file's name nor a query can have.
         """
         for word in words:
             _check_characters(word)
@@ -198,10 +190,10 @@ class CommandParser(argparse.ArgumentParser):
         arguments = parse(words)
         if self._behind_run:
             _order_run(arguments, self._behind_run)
-        if named := getattr(arguments, "named", None):
+        if run_option := getattr(arguments, "named", None):
             if arguments.run is not None:
-                self.error(f"two runs are given: {arguments.run} and --run {named}")
-            arguments.run = named
+                self.error(f"two runs are given: {arguments.run} and --run {run_option}")
+            arguments.run = run_option
         return arguments
 
     def find_runs(self, arguments: argparse.Namespace) -> None:
@@ -210,18 +202,18 @@ class CommandParser(argparse.ArgumentParser):
         """
         values = vars(arguments)
         for name in self._runs:
-            given = values[name]
-            if isinstance(given, str):
-                _check_name(given)
-                values[name] = run_path(given)
-            elif given:
-                for named in given:
-                    _check_name(named)
-                values[name] = [run_path(named) for named in given]
+            argument = values[name]
+            if isinstance(argument, str):
+                _check_name(argument)
+                values[name] = run_path(argument)
+            elif argument:
+                for run_name in argument:
+                    _check_name(run_name)
+                values[name] = [run_path(run_name) for run_name in argument]
             elif self._run_required or next(RUNS_FOLDER.glob("*/config.json"), None):
-                found = str(newest_run(RUNS_FOLDER))
-                print(f"rollstream: using the newest run, {found}", file=sys.stderr)
-                values[name] = found if given is None else [found]
+                newest = str(newest_run(RUNS_FOLDER))
+                print(f"rollstream: using the newest run, {newest}", file=sys.stderr)
+                values[name] = newest if argument is None else [newest]
 
 
 def _check_characters(word: str) -> None:
@@ -233,43 +225,39 @@ def _check_characters(word: str) -> None:
         raise ConfigurationError(f"{word[:80]!r} has characters that no argument can have")
 
 
-def _check_name(named: str) -> None:
-    """Raise `ConfigurationError` for a run whose name is empty or too long for any path."""
-    if not named:
+def _check_name(run_name: str) -> None:
+    if not run_name:
         raise ConfigurationError("the run's name is empty, perhaps an unset variable of the shell")
     try:
-        os.lstat(named)
+        os.lstat(run_name)
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            raise ConfigurationError(f"{named[:80]}…: no such run; its name is too long") from None
+            raise ConfigurationError(
+                f"{run_name[:80]}…: no such run; its name is too long"
+            ) from None
 
 
-def _order_run(arguments: argparse.Namespace, behind: Sequence[str]) -> None:
-    """Correct the order of the arguments if RUN stood last, because argparse takes the first word
-    for RUN. RUN stood first if the first word is a run, or looks like one or unlike the last word,
-    which has spaces, and the last word is not a run. Otherwise move the last word to the front and
-    the others back by one place.
-    """
+def _order_run(arguments: argparse.Namespace, positionals: Sequence[str]) -> None:
     values = vars(arguments)
-    names = ["run", *behind]
-    given = [values[name] for name in names if values[name] is not None]
+    names = ["run", *positionals]
+    words = [values[name] for name in names if values[name] is not None]
     if values["run"] is None:
         return
-    is_first = _may_be_run(given[0]) or (" " in given[-1] and " " not in given[0])
-    if is_first and (len(given) == 1 or not _is_run(given[-1])):
+    # argparse takes the first word for RUN. It is RUN if it may be a run, or only the last word has
+    # spaces, and the last word is no run; else the last word moves to the front.
+    is_first = _may_be_run(words[0]) or (" " in words[-1] and " " not in words[0])
+    if is_first and (len(words) == 1 or not _is_run(words[-1])):
         return
     first, *others = (values[name] for name in names)
     values.update(zip(names, (others[-1], first, *others[:-1]), strict=True))
 
 
 def _may_be_run(word: str) -> bool:
-    """Returns whether the word is a run, or has the form of a path or URL."""
     is_path = not any(c.isspace() for c in word) and bool({"/", ":"} & set(word))
     return is_path or _is_run(word)
 
 
 def _is_run(word: str) -> bool:
-    """Returns whether the word is an existing configuration file, or a folder that holds a run."""
     path = run_path(word)
     if path.endswith((".json", ".toml")):
         return os.path.isfile(path)

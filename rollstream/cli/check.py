@@ -1,9 +1,7 @@
 """`rollstream check CONFIG` makes the checks with which `rollstream run` begins, and starts
-nothing: settings, model folder, data set, template, verifier, evaluation, ports and disk.
+nothing. It takes seconds and writes nothing, so it suits a CI job or a cluster's login node.
 
-It takes the words of `run` and a few seconds, and writes nothing, so it suits a CI job or the login
-node of a cluster. Exit codes: 0 the run may start; 1 its log cannot be reached now; 2 it would be
-refused.
+Exit codes: 0 the run may start; 1 its log cannot be reached now; 2 it would be refused.
 """
 
 import argparse
@@ -50,16 +48,16 @@ def main(arguments: argparse.Namespace) -> int:
     if report.is_refused:
         _print(console, "refused", "nothing was started; mend what is marked and check again")
         return report.exit_code
-    again = shell_command("run", arguments.configuration, *_options(arguments))
+    command = shell_command("run", arguments.configuration, *_options(arguments))
     console.print(
-        f"checked in {report.seconds:.1f} s, nothing was started; go on: {again}",
+        f"checked in {report.seconds:.1f} s, nothing was started; go on: {command}",
         soft_wrap=True,
     )
     return 0
 
 
 def print_notes(report: CheckReport, console: Console) -> None:
-    """Print what `rollstream run` says of its checks: warnings, and defaults that became others."""
+    """Print the warnings, and the defaults that became others, before `rollstream run` starts."""
     for finding in report.findings:
         if finding.verdict == "warning":
             _print(console, "warning", f"{finding.subject}: {finding.text}")
@@ -72,13 +70,13 @@ def _print(console: Console, verdict: Verdict, text: str) -> None:
     line = f"{MARKS[verdict]} {text}"
     try:
         line.encode(encoding)
-    except UnicodeEncodeError:  # a terminal without these marks
+    # A terminal without these marks.
+    except UnicodeEncodeError:
         line = f"{ASCII_MARKS[verdict]} {text}".encode(encoding, "replace").decode(encoding)
     console.print(line, style=STYLES.get(verdict), highlight=False, soft_wrap=True)
 
 
 def _options(arguments: argparse.Namespace) -> list[str]:
-    """Returns the options of the command line again."""
     words = [word for override in arguments.overrides for word in ("--set", override)]
     words += ["--seed", arguments.seed] if arguments.seed is not None else []
     words += ["--run", arguments.run] if arguments.run is not None else []

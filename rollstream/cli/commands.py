@@ -1,9 +1,8 @@
 """The table of all commands, by group, and the text of `rollstream --help`.
 
-Each command is a module below `rollstream.cli` with `add_arguments` and `main`. A command of
-several actions (`rollstream weights list`) also has `ACTIONS`, their purposes by name, and the
-first action is the default. `choose_parser` finds the command that a command line begins with and
-imports its module; no other command's module is imported, so `--help` is printed at once.
+A command is a module below `rollstream.cli` with `add_arguments` and `main`; one of several actions
+(`rollstream weights list`) has `ACTIONS`, purposes by name, the default first. Only the chosen
+command's module is imported, so `--help` is printed at once.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,12 +24,10 @@ class Command:
 
 
 def _commands(folder: str, **purposes: str) -> tuple[Command, ...]:
-    """Returns the commands with these names and purposes; `folder` is that of their modules, with a
-    final dot, or "".
-    """
-    return tuple(Command(name, f"{folder}{name}", one) for name, one in purposes.items())
+    return tuple(Command(name, f"{folder}{name}", purpose) for name, purpose in purposes.items())
 
 
+# In the order of the help.
 GROUPS: Mapping[str, tuple[Command, ...]] = {
     "start": (
         *_commands(
@@ -82,7 +79,6 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
         health="check a process on this machine; exit code 1: stalled or silent",
     ),
 }
-"""All commands, in the order of the help."""
 
 GROUP_TITLES = {
     "start": "start a run",
@@ -92,6 +88,7 @@ GROUP_TITLES = {
     "maintain": "check, back up, feed to other tools, delete",
 }
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
+# Names that users may try, and the command that an error proposes for each.
 MEANT = {
     "sizes": "plan", "estimate": "plan",
     "logs": "tail", "status": "top", "watch": "top", "start": "run", "resume": "run",
@@ -101,18 +98,15 @@ MEANT = {
     "snapshot": "backup", "optimise": "tune", "optimize": "tune", "upload": "put-model",
     "push": "put-model", "validate": "check", "lint": "check", "preflight": "check",
 }  # fmt: skip
-"""Names that users may try, and the command that an error proposes for each."""
+# Commands whose work or exit code is more than their output: they do not end if it is lost.
 WORKING = frozenset(COMMANDS) - {"plan", "simulate", *(command.name for command in GROUPS["look"])}
-"""Commands whose work or exit code is more than their output: they do not end if it is lost."""
 HELP_WORDS = ("-h", "--help")
 
 
 def choose_parser(words: Sequence[str]) -> tuple[CommandParser, list[str]]:
     """Returns the parser of the command and action that `words` begin with, and the words after
-    their names. For `COMMAND --help` of a command with actions the parser lists these.
-
-    Imports the command's module. Raises `ConfigurationError`, which names the nearest command, if
-    there is no such command.
+    their names; for `COMMAND --help` of a command with actions the parser lists these. Raises
+    `ConfigurationError`, which names the nearest command, if there is no such command.
     """
     name, *rest = words
     if name not in COMMANDS:
@@ -123,28 +117,26 @@ def choose_parser(words: Sequence[str]) -> tuple[CommandParser, list[str]]:
         return parsers[0], rest
     if rest and rest[0] in HELP_WORDS:
         return _actions_parser(COMMANDS[name], parsers), rest
-    named = {parser.action: parser for parser in parsers}
-    if len(rest) > 1 and rest[0].isalpha() and rest[0] not in named and rest[1][:1] != "-":
+    by_action = {parser.action: parser for parser in parsers}
+    if len(rest) > 1 and rest[0].isalpha() and rest[0] not in by_action and rest[1][:1] != "-":
         raise ConfigurationError(
-            f"{name} has no action {rest[0]!r}; it has {', '.join(named)} "
+            f"{name} has no action {rest[0]!r}; it has {', '.join(by_action)} "
             f"(rollstream {name} --help explains them)"
         )
-    return named[rest.pop(0) if rest and rest[0] in named else action], rest
+    return by_action[rest.pop(0) if rest and rest[0] in by_action else action], rest
 
 
 def command_parsers(name: str) -> list[CommandParser]:
-    """Returns the parser of a command, or one parser for each of its actions, the default action
-    first. Imports the command's module.
-    """
+    """Returns a command's parser, or one for each of its actions, the default first."""
     command = COMMANDS[name]
     module = import_module(f"rollstream.cli.{command.module}")
     purposes: Mapping[str, str] = getattr(module, "ACTIONS", {"": command.purpose})
-    found: list[CommandParser] = []
+    parsers: list[CommandParser] = []
     for action, purpose in purposes.items():
         parser = CommandParser(name, purpose, action, module.main)
         module.add_arguments(parser)
-        found.append(parser)
-    return found
+        parsers.append(parser)
+    return parsers
 
 
 def help_lines() -> Iterator[str]:
@@ -160,7 +152,8 @@ def help_lines() -> Iterator[str]:
 
 
 def _nearest(name: str) -> str:
-    from difflib import get_close_matches  # imported only after an error
+    # Imported only after an error.
+    from difflib import get_close_matches
 
     close = [MEANT[name]] if name in MEANT else get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
     nearest = f"nearest: {close[0]}" if close else f"known: {', '.join(COMMANDS)}"
@@ -168,13 +161,18 @@ def _nearest(name: str) -> str:
 
 
 def _actions_parser(command: Command, parsers: Sequence[CommandParser]) -> CommandParser:
-    """Returns a parser whose help lists the actions of a command; `parsers` are those of its
-    actions, the default one first.
-    """
     first = parsers[0]
-    actions = "\n".join(f"  {one.action:<8} {one.purpose}" for one in parsers)
+    actions = "\n".join(
+        f"  {action_parser.action:<8} {action_parser.purpose}" for action_parser in parsers
+    )
     about = f"{command.purpose}.\n\nactions, {first.action} by default:\n{actions}"
     parser = CommandParser(command.name, about, "", first.main)
     parser.usage = f"rollstream {command.name} [ACTION] …"
-    parser.add_examples(*(f"{one.action} {line}" for one in parsers for line in one.examples))
+    parser.add_examples(
+        *(
+            f"{action_parser.action} {line}"
+            for action_parser in parsers
+            for line in action_parser.examples
+        )
+    )
     return parser

@@ -1,8 +1,5 @@
-"""Loads the configuration that a command's arguments name, and finds the folder of its run.
-
-Commands that run something (a run, a role, the warm-up) use `load_and_settle`, which also settles
-the run's folder: it writes `config.json` there, or refuses a configuration that differs from that
-of the run. Commands that leave `config.json` as it is use `load_configuration`.
+"""Loads the configuration that a command's arguments name, and finds the folder of its run:
+`load_and_settle` for commands that run something, else `load_configuration`.
 """
 
 import argparse
@@ -66,11 +63,9 @@ def settle(
     arguments: argparse.Namespace,
     is_fitted: bool = False,
 ) -> None:
-    """Write the configuration into the run's folder as `config.json`, unless it is that file and
-    neither `--set` nor `--seed` changes it, nor a default that was fitted to the data.
-
-    Raises `ConfigurationError` if the folder belongs to a replay, or if it has a run with other
-    settings and these must not change: some may always, some with `--accept-config`, some never.
+    """Write `config.json` in the run's folder, unless it is the named file and nothing changes it.
+    Raises `ConfigurationError` if the folder belongs to a replay, or to a run with other settings
+    that may not change so.
     """
     if (folder.path / REPLAY_FILE).exists():
         raise ConfigurationError(f"{folder.path} holds a replay, which no role can resume")
@@ -86,7 +81,8 @@ def load_checked(arguments: argparse.Namespace) -> "tuple[CheckReport, RunFolder
     """Load and validate the configuration, and make all checks of its run; nothing is written. The
     report has the configuration with defaults that fit the data.
     """
-    from rollstream.checks.check import check_run  # slow to import, and few commands check
+    # Slow to import, and few commands check.
+    from rollstream.checks.check import check_run
 
     layers, folder = _load_layers(arguments)
     recorded = recorded_settings(layers, _file(arguments), folder)
@@ -94,7 +90,8 @@ def load_checked(arguments: argparse.Namespace) -> "tuple[CheckReport, RunFolder
     if EVALUATED in recorded and layer_value(layers, EVALUATED) == setting_value(
         Configuration(), EVALUATED
     ):
-        set_keys -= {EVALUATED}  # a fork records the default without a look at the data
+        # A fork records the default without a look at the data.
+        set_keys -= {EVALUATED}
     report = check_run(validate_layers(layers), folder.path, set_keys, recorded)
     changes = change_findings(report.configuration, folder, arguments)
     return replace(report, findings=[*changes, *report.findings]), folder
@@ -102,7 +99,7 @@ def load_checked(arguments: argparse.Namespace) -> "tuple[CheckReport, RunFolder
 
 def recorded_settings(layers: SettingLayers, file: Path, folder: RunFolder) -> frozenset[str]:
     """Returns the settings that come from the run's own `config.json`, where each setting stands,
-    and not from the user who names the run.
+    and not from the user.
     """
     if file.absolute() != folder.configuration:
         return frozenset()
@@ -126,33 +123,27 @@ def change_findings(
 
 
 def _is_changed(folder: RunFolder, arguments: argparse.Namespace) -> bool:
-    """Returns whether the settings may be others than those in the folder's `config.json`."""
     overridden = arguments.overrides or arguments.seed is not None
     return bool(overridden) or _file(arguments).absolute() != folder.configuration
 
 
 def _reach(configuration: Configuration, folder: Path, is_run: bool) -> None:
-    """Check that log and store can be reached and, before `rollstream run`, that `model.path` names
-    a model: once it is in `config.json` it cannot be corrected.
-    """
     store = reach(configuration, folder)
-    named = configuration.model.path is not None
-    if is_run and named and not (has_model(store, configuration, folder) or has_versions(store)):
+    has_path = configuration.model.path is not None
+    # Once `model.path` is in `config.json` it cannot be corrected.
+    if is_run and has_path and not (has_model(store, configuration, folder) or has_versions(store)):
         raise missing_model(configuration)
 
 
 def load_configuration(arguments: argparse.Namespace) -> tuple[Configuration, RunFolder]:
-    """Load and validate the configuration; nothing is written. `--set`, `--seed` and `--run` of the
-    arguments override settings of the file.
+    """Load and validate the configuration, with the `--set`, `--seed` and `--run` of the arguments;
+    nothing is written.
     """
     layers, folder = _load_layers(arguments)
     return validate_layers(layers), folder
 
 
 def _load_layers(arguments: argparse.Namespace) -> tuple[SettingLayers, RunFolder]:
-    """Returns the settings with their origins, and the run's folder. Settings that nobody set and
-    whose default follows the data are those that the run in the folder has.
-    """
     overrides: list[str] = list(arguments.overrides)
     if arguments.seed is not None:
         overrides.append(f"seed={arguments.seed}")
@@ -167,9 +158,11 @@ def _load_layers(arguments: argparse.Namespace) -> tuple[SettingLayers, RunFolde
     if folder.configuration.is_file():
         if _file(arguments).absolute() != folder.configuration:
             recorded = file_layer(folder.configuration)
-    elif arguments.command in (*ROLES, "run"):  # another host of a run may have begun it
+    # Another host of a run may have begun it.
+    elif arguments.command in (*ROLES, "run"):
         recorded = stored_defaults(configuration, folder.path)
     if recorded is not None:
+        # Defaults that follow the data stay as the run has them.
         for line in put_recorded_defaults(layers, recorded):
             warn(line)
         follow_length(layers)
@@ -178,15 +171,17 @@ def _load_layers(arguments: argparse.Namespace) -> tuple[SettingLayers, RunFolde
 
 def warn_of_unused(file: Path, layers: SettingLayers, c: Configuration) -> None:
     """Print a line about each environment variable whose setting is not used because a run's
-    `config.json` has another value. The roles of a supervisor have its environment: it prints them.
+    `config.json` has another value.
     """
+    # Roles have the environment of their supervisor, which prints these lines.
     if file.name != CONFIGURATION_FILE or PARENT_VARIABLE in os.environ:
         return
-    given, used = SettingLayers(), flat_settings(c)
-    with suppress(ConfigurationError):  # a variable that is no setting is not used either
-        given = environment_layer(os.environ, Configuration)
-    for key, origin in sorted(given.origins.items()):
-        value, now = layer_value(given, key), used.get(key)
+    environment, used = SettingLayers(), flat_settings(c)
+    # A variable that is no setting is not used either.
+    with suppress(ConfigurationError):
+        environment = environment_layer(os.environ, Configuration)
+    for key, origin in sorted(environment.origins.items()):
+        value, now = layer_value(environment, key), used.get(key)
         if key == "folder":
             value, now = Path(str(value)).absolute(), Path(str(now)).absolute()
         if key in used and value != now and layers.origins.get(key) != "--set":
@@ -195,29 +190,27 @@ def warn_of_unused(file: Path, layers: SettingLayers, c: Configuration) -> None:
 
 
 def _layers_with_adapter(file: Path, overrides: list[str]) -> SettingLayers:
-    """Returns the settings. On a host without the adapter that the run starts from, its rank, alpha
-    and targets are those of the adapter in the run's store; raises `AdapterMissing` without one.
-    """
     try:
         return load_layers(file, overrides)
     except AdapterMissing as missing:
+        # On a host without the adapter its rank, alpha and targets are those in the run's store.
         any_adapter = ("model.lora.rank=1", "model.lora.alpha=1", 'model.lora.targets=["any"]')
         c = validate_layers(load_layers(file, [*overrides, *any_adapter]))
         try:
-            own = stored_adapter(c, folder_of_run(c).path)
+            adapter = stored_adapter(c, folder_of_run(c).path)
         except StoreError as error:
             raise missing from error
-        if own is None:
+        if adapter is None:
             raise
-        values = settings_as_set(own).items()
+        values = settings_as_set(adapter).items()
         return load_layers(file, [*overrides, *(f"{k}={json.dumps(v)}" for k, v in values)])
 
 
 def refuse_other_kind(path: Path, model: type[BaseModel]) -> None:
-    """Raise `ConfigurationError` if the file configures a simulation where a run is wanted, or the
-    other way round; `model` is the class of the wanted settings. Without this check the error would
-    list every setting as unknown.
+    """Raise `ConfigurationError` if the file configures a simulation in place of a run, or the
+    reverse; `model` is the expected class of settings.
     """
+    # Without this check the error would list every setting as unknown.
     keys = file_layer(path).values.keys() - {CODE_REVISION}
     if keys <= model.model_fields.keys():
         return
@@ -235,6 +228,5 @@ def refuse_other_kind(path: Path, model: type[BaseModel]) -> None:
 
 
 def _file(arguments: argparse.Namespace) -> Path:
-    """Returns the named file, or the `config.json` of a named run folder."""
     path = Path(arguments.configuration)
     return path / "config.json" if path.is_dir() else path

@@ -1,8 +1,6 @@
 """The console of commands (`TerminalConsole`): rich's, for text of another user. Commands print
-tables and frames by it, and plain lines by `print`; both escape control characters.
-
-A terminal gets what fits its width. A pipe or a file gets everything: a row of a table is one line
-of cells separated by tabs (`tab_separated`).
+tables and frames by it, plain lines by `print`; both escape control characters. A terminal gets
+output of its width; a pipe or file gets everything, a table's row as cells separated by tabs.
 """
 
 import os
@@ -18,13 +16,13 @@ from rich.text import Text
 from rollstream.analysis.output import tab_separated
 from rollstream.printable import printable, raw_stream
 
+# More than any text has, so that nothing is wrapped or cut.
 PIPE_COLUMNS = 1 << 20
-"""Columns of a pipe: more than any text has, so that nothing is wrapped or cut."""
 
 
 class TerminalConsole(Console):
-    """Escapes control characters in whatever it renders, and takes no text for markup or names of
-    emoji. Its own colours and cursor movements pass by the stream that escapes them for `print`.
+    """Escapes control characters in all that it renders, and takes no text for markup or names of
+    emoji. Its own colours and cursor movements bypass the escaping.
     """
 
     def __init__(self, *, stderr: bool = False, highlight: bool = True) -> None:
@@ -61,7 +59,8 @@ class TerminalConsole(Console):
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
         if isinstance(renderable, Table) and not (self.file.isatty() or _is_layout(renderable)):
-            for line in _table_lines(renderable):  # as text, rich would replace its tabs
+            # As text, rich would replace its tabs.
+            for line in _table_lines(renderable):
                 yield Segment(f"{printable(line)}\n")
             return
         for segment in super().render(renderable, options):
@@ -73,12 +72,11 @@ class TerminalConsole(Console):
 
 
 def _is_layout(table: Table) -> bool:
-    """Whether the table has neither head nor lines: it only places other blocks."""
+    # Such a table only places other blocks.
     return table.box is None and not table.show_header
 
 
 def _table_lines(table: Table) -> Iterator[str]:
-    """Yields a table's title, its head and its rows, each as one line."""
     if table.title:
         yield _plain(table.title)
     if table.show_header:

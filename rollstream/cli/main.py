@@ -17,24 +17,26 @@ from rollstream.os_failures import explain_os_error, is_of_the_machine
 from rollstream.printable import outlast_output, printable_output, protect_output
 from rollstream.roles.catalogue import ROLES
 
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
-WORD_SHOWN = 200  # characters of a path or word in an error message
+# 128 + SIGINT, as shells report it.
+EXIT_INTERRUPTED = 130
+# Characters of a path or word in an error message.
+WORD_SHOWN = 200
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command of `argv` (default: the words that the process was started with); returns its
-    exit code. A `RollstreamError` becomes a message on stderr, as does an `OSError` whose cause is
-    the machine (a full disk, no more files). All output is printable.
+    """Run the command of `argv` (default: the process's own words); returns its exit code. A
+    `RollstreamError` becomes a message on stderr, as does an `OSError` whose cause is the machine
+    (a full disk, no more files). All output is printable.
     """
     if argv is None:
-        protect_output()  # for good: a traceback is printed after this function
+        # For good: a traceback is printed after this function.
+        protect_output()
         return _run(sys.argv[1:])
     with printable_output():
         return _run(argv)
 
 
 def _run(words: Sequence[str]) -> int:
-    """Run the command, write all of its output, and return the exit code."""
     try:
         try:
             return _command(words)
@@ -45,7 +47,8 @@ def _run(words: Sequence[str]) -> int:
             print(f"rollstream: {_with_short_words(str(error), words)}", file=sys.stderr)
         return exit_code_of(error)
     except OSError as error:
-        if words[0] in ROLES and not is_of_the_machine(error):  # the role's log has the traceback
+        # The role's log has the traceback.
+        if words[0] in ROLES and not is_of_the_machine(error):
             raise
         place = "" if error.filename is None else f"{_shown(str(error.filename))}: "
         print(f"rollstream: {place}{explain_os_error(error)}", file=sys.stderr)
@@ -68,7 +71,6 @@ def _is_interrupted(error: BaseException | None) -> bool:
 
 
 def _with_short_words(message: str, words: Sequence[str]) -> str:
-    """Returns the message with each word of the command line in one line, and shortened."""
     for word in words:
         if "\n" in word or len(word) > WORD_SHOWN:
             message = message.replace(word, _shown(word)).replace(repr(word), repr(_shown(word)))
@@ -87,7 +89,8 @@ def _command(words: Sequence[str]) -> int:
     if words[0] == "--version":
         print(_version())
         return 0
-    gc.disable()  # imports leave no garbage; collection would take a tenth of the start of `query`
+    # Imports leave no garbage; collection would take a tenth of the start of `query`.
+    gc.disable()
     parser, rest = choose_parser(words)
     arguments = parser.parse(rest)
     gc.enable()
@@ -108,15 +111,13 @@ def exit_code_of(error: errors.RollstreamError) -> int:
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line as `main` does, but leave the names of runs as they are; `main` replaces
-    them by folders afterwards (`find_runs`).
-    """
+    """Parse a command line as `main` does, but leave the names of runs as they are."""
     parser, rest = choose_parser(words)
     return parser.parse(rest)
 
 
 def _version() -> str:
-    """Returns the release and the code revision, for which git may run."""
+    # git may run.
     from rollstream.revision import code_revision
     from rollstream.streams.release import RELEASE
 

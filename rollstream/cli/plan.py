@@ -1,10 +1,8 @@
-"""`rollstream plan MODEL --gpus 8xH100`: computes memory, traffic and speed of a run on these GPUs,
-and proposes its configuration.
+"""`rollstream plan MODEL --gpus 8xH100`: computes memory, traffic and speed of a run on these GPUs
+by arithmetic on the model's configuration (`rollstream/sizes/`, docs/explanation/sizes.md), and
+proposes a configuration: of the cheapest change that fits if the run does not.
 
-All figures are arithmetic on the model's configuration (`rollstream/sizes/`,
-docs/explanation/sizes.md), so neither weights nor GPUs are needed. This file only parses the
-command and prints. If the run does not fit, the plan is for the cheapest change with which it does,
-if there is one. Exit codes: 0 it fits as asked; 1 it does not; 2 the arguments are invalid.
+Exit codes: 0 it fits as asked; 1 it does not; 2 the arguments are invalid.
 """
 
 import argparse
@@ -33,9 +31,12 @@ from rollstream.sizes.proposed_files import toml_files
 from rollstream.sizes.shapes import find_shape
 from rollstream.sizes.unlike import plan_unlike
 
-CONTEXT = 4096  # default of --context
-EXIT_SHORT = 1  # the run does not fit as asked
-PRINTED = "plan.toml"  # the file name in printed commands
+# Default of --context.
+CONTEXT = 4096
+# The run does not fit as asked.
+EXIT_SHORT = 1
+# The file name in printed commands.
+PRINTED = "plan.toml"
 
 
 def add_arguments(command: CommandParser) -> None:
@@ -82,9 +83,7 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print the plan, as text or as JSON, and write its configuration if `--toml` asks for it.
-    Returns the exit code.
-    """
+    """Print the plan, and write its configuration for `--toml`; returns the exit code."""
     kinds = parse_kinds(arguments.gpus)
     kind, *others = kinds
     if others:
@@ -101,9 +100,6 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _plan_kinds(arguments: argparse.Namespace, kinds: Sequence[CardKind]) -> int:
-    """Plan for cards of several kinds. Raises `ConfigurationError` if a speed or, for the plan with
-    the best price, a price is unknown.
-    """
     for kind in kinds:
         if not kind.card.flops:
             raise ConfigurationError(
@@ -139,7 +135,6 @@ def _plan_kinds(arguments: argparse.Namespace, kinds: Sequence[CardKind]) -> int
 
 
 def _request(arguments: argparse.Namespace, kind: CardKind) -> PlanRequest:
-    """Returns the request of the command line. Raises `ConfigurationError` for invalid values."""
     shape = find_shape(arguments.model)
     if shape.experts is not None:
         raise ConfigurationError(
@@ -179,9 +174,6 @@ def _request(arguments: argparse.Namespace, kind: CardKind) -> PlanRequest:
 
 
 def _write(file: str, texts: Callable[[str], Mapping[str, str]]) -> None:
-    """Write the proposed configuration to `file`, or to one file for each kind of machine; print it
-    if `file` is `-`. `texts` returns the texts by their names, made from a name.
-    """
     if file == "-":
         print("\n".join(texts(PRINTED).values()), end="")
         return
@@ -223,7 +215,6 @@ def _print(plan: RunPlan, price: float) -> None:
 
 
 def _memory_table(plan: RunPlan) -> Table:
-    """Returns the memory of each kind of process, line by line, beside what its card has for it."""
     assert plan.layout is not None
     title = (
         f"memory, GB: {plan.layout.trainer_cards} training, "
@@ -252,7 +243,6 @@ def _memory_table(plan: RunPlan) -> Table:
 
 
 def _link_table(plan: RunPlan) -> Table:
-    """Returns the size of a version as full version, delta and adapter, and its transfer times."""
     title = (
         f"seconds per version: store {plan.request.store_gbps:g} Gbit/s, machines "
         f"{plan.request.network_gbps:g} Gbit/s"
@@ -269,14 +259,13 @@ def _link_table(plan: RunPlan) -> Table:
 
 
 def _account(plan: RunPlan) -> str:
-    """Returns the text below the tables: batch and cache sizes, speeds, and the commands to run."""
-    found, layout, request = proposal.figures(plan), plan.layout, plan.request
+    figures, layout, request = proposal.figures(plan), plan.layout, plan.request
     assert layout is not None
     lines = [
         f"micro-batch: {layout.form.micro_batch_tokens} tokens (largest that fits: "
         f"{layout.micro_batch_max}), layers "
         f"{'recomputed' if layout.form.recompute else 'kept'}",
-        f"KV cache of an engine: {layout.engine.kv_tokens} tokens, {found['kv_slots']} longest "
+        f"KV cache of an engine: {layout.engine.kv_tokens} tokens, {figures['kv_slots']} longest "
         f"sequences; {layout.engine.slots} slots",
     ]
     if layout.engine.reason:
@@ -287,7 +276,7 @@ def _account(plan: RunPlan) -> str:
             f"{layout.rollout_tokens_per_s:,.0f}; a step of {request.trajectories} trajectories "
             f"takes {request.step_tokens / layout.tokens_per_s:,.1f} s"
         )
-        spent = found["round_seconds"]
+        spent = figures["round_seconds"]
         if layout.form.ranks > CARDS_PER_MACHINE and spent["collectives"] > spent["compute"]:
             lines.append(
                 f"training waits for the network between machines: a round computes "
@@ -295,11 +284,11 @@ def _account(plan: RunPlan) -> str:
                 "(--network-gbps)"
             )
         lines.append(
-            f"log {found['log_bytes_per_day'] / GB:.1f} GB and archive "
-            f"{found['archive_bytes_per_day'] / GB:.1f} GB a day"
+            f"log {figures['log_bytes_per_day'] / GB:.1f} GB and archive "
+            f"{figures['archive_bytes_per_day'] / GB:.1f} GB a day"
         )
-    for one in found["files"] if request.machines > 1 else ():
-        lines.append(f"{one['kind']} on {one['machines']} of {request.machines} machines:")
-        lines += [f"  {command}" for command in one["commands"]]
+    for file in figures["files"] if request.machines > 1 else ():
+        lines.append(f"{file['kind']} on {file['machines']} of {request.machines} machines:")
+        lines += [f"  {command}" for command in file["commands"]]
     lines.append("the proposed configuration: --toml -")
     return "\n".join(lines)

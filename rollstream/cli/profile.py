@@ -1,10 +1,9 @@
-"""`rollstream profile CONFIG`: measures how long the configured engine takes for a decode step on
-this machine, over batch sizes and cached tokens, and fits a formula of step time to this (a
-roofline).
+"""`rollstream profile CONFIG`: measures the configured engine's decode steps on this machine, over
+batch sizes and cached tokens, and fits a roofline.
 
-The resulting file, the profile, tells rollouts their B_max: the largest batch at which one more
-sequence hardly slows a step, up to which repack fills a rollout. The engine `paced` can imitate
-the profiled engine (`paced.roofline.profile`).
+Rollouts take B_max from the file: the largest batch at which one more sequence hardly slows a step,
+up to which repack fills a rollout. The engine `paced` can imitate the engine
+(`paced.roofline.profile`).
 """
 
 import argparse
@@ -36,13 +35,14 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Measure, write the profile, and print it with the measured and the fitted step times. No
-    other file of the run changes. The file is `--out`, else that of `rollouts.profile`, else one in
-    the run's folder where rollouts look for it.
+    """Measure, write the profile to `--out`, else `rollouts.profile`, else where rollouts look in
+    the run's folder, and print it with measured and fitted step times.
     """
     configuration, folder = load_configuration(arguments)
     from rollstream.producers.engines.profile import profile_path, write_profile
-    from rollstream.roles.rollout import measure_profile  # imports torch: after validation
+
+    # Imports torch: after validation.
+    from rollstream.roles.rollout import measure_profile
 
     measured: list[StepTiming] = []
 
@@ -67,26 +67,22 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _table(measured: "list[StepTiming]", profile: "EngineProfile") -> Table:
-    """Returns a line for each measured batch: its rows (sequences), their cached tokens in all, the
-    measured step time and that of the fitted roofline.
-    """
     table = Table(title="one decode step")
     for column in ("rows", "KV tokens", "measured ms", "fitted ms", "error %"):
         table.add_column(column, justify="right")
     for point in measured:
-        wanted = profile.roofline.step_s(point.rows, point.kv_tokens)
+        fitted_s = profile.roofline.step_s(point.rows, point.kv_tokens)
         table.add_row(
             f"{point.rows}",
             f"{point.kv_tokens:.0f}",
             f"{point.seconds * 1e3:.2f}",
-            f"{wanted * 1e3:.2f}",
-            f"{(wanted / point.seconds - 1) * 100:+.0f}",
+            f"{fitted_s * 1e3:.2f}",
+            f"{(fitted_s / point.seconds - 1) * 100:+.0f}",
         )
     return table
 
 
 def _account(profile: "EngineProfile") -> str:
-    """Returns the fitted constants, B_max and the error of the fit as text."""
     r = profile.roofline
     how = "reading beside arithmetic" if r.overlapping else "reading, then arithmetic"
     return (

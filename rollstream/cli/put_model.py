@@ -1,9 +1,6 @@
-"""`rollstream put-model PATH CONFIG` uploads a model from this host into the store of the run that
-CONFIG describes, as the one that the run starts from; no role then needs it on its own host.
-
-A run's model never changes: the same model again is accepted and nothing is written, another one is
-refused. `rollstream run`, `rollstream warmup` and a trainer that finds `model.path` on its host do
-the same at the run's begin.
+"""`rollstream put-model PATH CONFIG` uploads a model from this host into a run's store as its
+starting model; no role then needs it on its own host. The same model again is accepted, another one
+is refused, since a run's model never changes.
 """
 
 import argparse
@@ -49,15 +46,15 @@ def main(arguments: argparse.Namespace) -> int:
     store = store_for_writing(c, folder.path)
     read_or_create_identity(store, c.run)
 
-    found = put_model(store, c.run, source, time.time(), show_upload)
+    manifest = put_model(store, c.run, source, time.time(), show_upload)
     progress_line("")
     if arguments.json:
-        facts = {"run": c.run, "model": found.digest, "files": len(found.files)}
-        print(json.dumps({**facts, "bytes": found.bytes, "task_files": found.task_files}))
+        facts = {"run": c.run, "model": manifest.digest, "files": len(manifest.files)}
+        print(json.dumps({**facts, "bytes": manifest.bytes, "task_files": manifest.task_files}))
     else:
         print(
-            f"run {c.run} starts from the model {found.digest} in its store: "
-            f"{len(found.files)} files, {found.bytes / MB:.1f} MB"
+            f"run {c.run} starts from the model {manifest.digest} in its store: "
+            f"{len(manifest.files)} files, {manifest.bytes / MB:.1f} MB"
         )
     return 0
 
@@ -71,7 +68,6 @@ def show_upload(name: str, size: int) -> None:
 
 
 def _check(c: Configuration, path: str) -> None:
-    """Raise `ConfigurationError` for a model that `rollstream check` refuses."""
     from rollstream.checks.model import read_model_facts
     from rollstream.checks.model_process import ModelProcess
 

@@ -1,10 +1,8 @@
-"""`rollstream ROLE CONFIG`, for every role of `roles/catalogue.py`: runs it in this process.
+"""`rollstream ROLE CONFIG`, for every role of `roles/catalogue.py`: runs it in this process, or for
+a trainer of several processes all of them.
 
-Exit code 0 means that the role's work is done; with `--until-complete` also that the run is
-complete. A role stopped by a signal exits with 143 after a clean stop, so a supervisor that did not
-request the stop restarts it. A preemptible rollout exits with 0 in that case. For a trainer of
-several processes `train` starts and supervises all of them. `eval` evaluates new versions as a
-role, or stored ones with `--versions`.
+Exit code 0: the role's work is done, with `--until-complete` also the run. 143: a clean stop by a
+signal, after which a supervisor restarts the role, or 0 for a preemptible rollout.
 """
 
 import argparse
@@ -39,17 +37,18 @@ from rollstream.supervisor.process import end_with_parent
 from rollstream.supervisor.supervisor import HANDED_NONCE, NONCE
 from rollstream.supervisor.train_group import rank_environment, rank_name, run_rank_processes
 
-EXIT_STOPPED = 143  # 128 + SIGTERM, the shell convention
+# 128 + SIGTERM, the shell convention.
+EXIT_STOPPED = 143
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-GRACE_S = 20.0  # clouds give 25 s and more between their notice and the machine's end
+# Clouds give 25 s and more between their notice and the machine's end.
+GRACE_S = 20.0
 
 log = logging.getLogger(__name__)
 
 
 class JsonLogFormatter(logging.Formatter):
-    """Formats a log record as one line: a JSON object with time (ISO 8601, UTC), level, logger,
-    role, name, run, message and exception, which is null without one. `run` is empty before the
-    configuration is loaded.
+    """Formats a log record as a JSON object on one line: time (ISO 8601, UTC), level, logger, role,
+    name, run, message and exception, or null. `run` is empty before the configuration is loaded.
     """
 
     def __init__(self, role: str, name: str) -> None:
@@ -115,7 +114,7 @@ def add_arguments(command: CommandParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Run until the role is done or a signal stops it. With `--log json` an error that ends the
-    role is logged as a JSON line too.
+    role is a JSON line too.
     """
     if getattr(arguments, "versions", None) is not None:
         return _evaluate_stored(arguments)
@@ -131,13 +130,13 @@ def main(arguments: argparse.Namespace) -> int:
     except RollstreamError as error:
         log.error("%s", error)
         return exit_code_of(error)
-    except Exception:  # the traceback would be lines that are not JSON
+    # The traceback would be lines that are not JSON.
+    except Exception:
         log.critical("the role failed", exc_info=True)
         return 1
 
 
 def _run(arguments: argparse.Namespace, on_run: Callable[[str], None]) -> int:
-    """Run the role; `on_run` receives the run's name once it is known."""
     role, is_rank = ROLES[arguments.command], arguments.command == "train"
     if is_rank:
         os.environ.update(ranks_of_slurm(os.environ))
@@ -151,9 +150,8 @@ def _run(arguments: argparse.Namespace, on_run: Callable[[str], None]) -> int:
         return run_rank_processes(line, configuration.trainer, listen_for_signals())
     check_own_cards(role.name, configuration, folder)
     name = rank_name(arguments.name) if is_rank else arguments.name
-    # The role's module may import torch, which takes seconds. It is imported after the
-    # configuration was validated, so that errors appear at once, and before signals are handled, so
-    # that a signal ends a starting role at once.
+    # The role's module may import torch, which takes seconds: after validation, so that errors
+    # appear at once, and before signals are handled, so that one ends a starting role.
     role.load()
     from rollstream.roles.context import RoleLaunch
     from rollstream.roles.roles import run_role
@@ -180,10 +178,10 @@ def _run(arguments: argparse.Namespace, on_run: Callable[[str], None]) -> int:
 
 def check_own_cards(command: str, c: Configuration, folder: RunFolder) -> None:
     """Raise `ConfigurationError` for a trainer or a rollout that was started alone and does not fit
-    its GPUs. The supervisor has checked the roles that it starts; of a machine's ranks only the
-    first one checks.
+    its GPUs.
     """
     is_first = os.environ.get("LOCAL_RANK", "0") == "0"
+    # The supervisor has checked its roles; of a machine's ranks the first one checks.
     if NONCE in os.environ or not is_first or not uses_gpus(c):
         return
     ranks = int(os.environ["WORLD_SIZE"]) if command == "train" and is_launched() else None
@@ -208,14 +206,13 @@ def exit_after_grace(stop: threading.Event, grace_s: float) -> None:
 
 
 def _line_of_rank(folder: RunFolder, arguments: argparse.Namespace) -> list[str]:
-    """Returns a rank's command line. All ranks load the configuration in the run's folder."""
+    # All ranks load the configuration in the run's folder.
     words = (str(folder.configuration), "--name", arguments.name, "--log", arguments.log)
     line = module_command("rollstream", "train", *words)
     return [*line, ACCEPT_CONFIG] if arguments.accept_config else line
 
 
 def _grace_s(arguments: argparse.Namespace) -> float | None:
-    """Returns the grace period of a preemptible rollout; None for other roles."""
     grace = getattr(arguments, "grace", None)
     if not getattr(arguments, "preemptible", False):
         if grace is not None:
@@ -227,7 +224,6 @@ def _grace_s(arguments: argparse.Namespace) -> float | None:
 
 
 def _evaluate_stored(arguments: argparse.Namespace) -> int:
-    """Evaluate the stored versions of `--versions`, and print one line for each."""
     versions = parse_versions(arguments.versions)
     if arguments.samples is not None:
         arguments.overrides.append(f"evaluation.samples={arguments.samples}")
@@ -251,8 +247,8 @@ def parse_versions(text: str) -> list[int]:
 
 def in_words(line: dict[str, Any]) -> str:
     """Returns one evaluation as a readable line."""
-    named = {name.removeprefix("pass_at/"): v for name, v in line.items() if "pass_at/" in name}
-    passes = "".join(f"pass@{k} {share:.3f}, " for k, share in named.items())
+    shares = {name.removeprefix("pass_at/"): v for name, v in line.items() if "pass_at/" in name}
+    passes = "".join(f"pass@{k} {share:.3f}, " for k, share in shares.items())
     return (
         f"version {line['step']}: sampled accuracy {line['accuracy_sampled']:.3f}, {passes}"
         f"greedy {line['accuracy_greedy']:.3f}, "

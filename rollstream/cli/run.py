@@ -1,11 +1,13 @@
 """`rollstream run CONFIG`: runs all roles of a run on this machine until the run is complete,
-stopped or failed. A run's folder has one supervisor at a time; the same command resumes the run.
+stopped or failed; the same command resumes it.
 
-1. Make all checks (`rollstream check`), before anything is written. 2. Write the configuration into
-the run's folder. 3. Take the folder's lock. 4. Create the topics, and check that the store belongs
-to this run. A complete run goes on with 7. 5. Warm up: make the first model in the run's folder,
-unless one is configured or present; put it into the store. 6. Supervise the roles (start them,
-restart those that die) and show the live view. 7. Print the summary and write the report.
+1. Make all checks (`rollstream check`), before anything is written.
+2. Write the configuration into the run's folder.
+3. Take the folder's lock: one supervisor at a time.
+4. Create the topics, and check that the store belongs to this run. A complete run continues with 7.
+5. Warm up: make the first model, unless one is configured or present; put it into the store.
+6. Supervise the roles and show the live view.
+7. Print the summary and write the report.
 """
 
 import argparse
@@ -87,7 +89,7 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Run until the run is complete (returns 0), stopped (130) or failed (1)."""
+    """Returns 0 for a complete run, 130 for a stopped and 1 for a failed one."""
     allocate_tables_with_malloc()
     console = TerminalConsole(stderr=arguments.json)
     try:
@@ -141,7 +143,6 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _stopped(console: Console) -> int:
-    """Report that a signal ended the command before the roles were started."""
     console.print("stopped; the same command resumes")
     return EXIT_INTERRUPTED
 
@@ -162,11 +163,9 @@ def has_uploaded(
 
 
 def _has_completed(store: ObjectStore, configuration: Configuration, folder: RunFolder) -> bool:
-    """Returns whether nothing is left to do: all steps are trained, and the last supervisor ended
-    with the last evaluation. After a stop during that evaluation the next start makes it.
-    """
     events = JsonLinesTail(folder.metrics / "supervisor.jsonl").read()
     kinds = [event.get("event") for event in events if event.get("event") in (*ENDINGS, "start")]
+    # After a stop during the last evaluation the next start makes it.
     is_ended = bool(kinds) and ENDINGS.get(str(kinds[-1])) == "finished"
     return is_ended and is_complete(store, configuration.trainer.steps)
 
@@ -174,15 +173,14 @@ def _has_completed(store: ObjectStore, configuration: Configuration, folder: Run
 def _identify(
     bus: Bus, configuration: Configuration, folder: RunFolder, accepted: bool
 ) -> ObjectStore:
-    """Check that the store belongs to this run, and that the configuration may be used with it;
-    returns the store.
-    With `accepted` (`--accept-config`) a change of the configuration is recorded, before any role
-    compares its own configuration with the recorded one; from where on it holds is printed.
+    """Check that store and configuration are the run's; prints from where on each accepted change
+    holds.
     """
     store = store_for_writing(configuration, folder.path)
     identity = read_or_create_identity(store, configuration.run)
     remember_begun(identity.id, configuration.model_dump(mode="json"), folder.path)
     check_configuration(store, configuration, accepted)
+    # Recorded before any role compares its own configuration.
     if accepted:
         for change in accepted_changes(bus, store, configuration):
             print(f"rollstream: {change}", file=sys.stderr)
@@ -191,7 +189,6 @@ def _identify(
 
 
 def _role_specs(c: Configuration, folder: RunFolder, accepted: bool) -> list[ProcessSpec]:
-    """Returns the processes of the run, each with its GPUs and its metrics port."""
     cards = assigned_cards(c, lambda: model_folder(c, folder.path))
     specs = process_specs(c, folder, accepted, cards)
     return with_metrics_ports(specs, metrics_port(c, os.environ))
@@ -211,9 +208,6 @@ def _supervise(
     lock: RunLock,
     specs: Sequence[ProcessSpec],
 ) -> RunOutcome:
-    """Run the processes until the run ends. Meanwhile show the live view, and serve the metrics of
-    the supervisor and those of the whole run.
-    """
     process_metrics = ProcessMetrics(signals.stop)
     with (
         serve_metrics(configuration, folder.path, "supervisor", "supervisor", process_metrics),
@@ -227,9 +221,6 @@ def _supervise(
 
 
 def _end(folder: RunFolder, outcome: RunOutcome, console: Console, as_json: bool) -> None:
-    """Print the summary and write the report; a failure message is printed last. The run has ended:
-    a failure here is a warning.
-    """
     history, line, is_written = None, dict[str, Any](), False
     try:
         with terminable():
@@ -240,14 +231,16 @@ def _end(folder: RunFolder, outcome: RunOutcome, console: Console, as_json: bool
                 console.print(summary.table())
             write_report(history, summary, folder.report)
         is_written = True
-    except KeyboardInterrupt:  # a long log takes long to read
-        again = shell_command("report", folder.path)
-        warn(f"the summary was interrupted; `{again}` writes it")
-    except OSError as error:  # a full disk, or a log that cannot be read
+    # A long log takes long to read.
+    except KeyboardInterrupt:
+        command = shell_command("report", folder.path)
+        warn(f"the summary was interrupted; `{command}` writes it")
+    # A full disk, or a log that cannot be read: the run has ended, so it is a warning.
+    except OSError as error:
         warn_unwritten(folder.report, error, "`rollstream report` writes it again")
     except RollstreamError as error:
-        again = shell_command("report", folder.path)
-        warn(f"there is no summary: {error}; `{again}` writes it again")
+        command = shell_command("report", folder.path)
+        warn(f"there is no summary: {error}; `{command}` writes it again")
     if as_json:
         print(json.dumps({"outcome": outcome.kind, **line}), flush=True)
     elif is_written:
@@ -257,7 +250,7 @@ def _end(folder: RunFolder, outcome: RunOutcome, console: Console, as_json: bool
     if outcome.kind == "stopped":
         console.print("stopped; the same command resumes from the last checkpoint")
     if outcome.kind == "complete" and outcome.message:
-        again = shell_command("eval", str(folder.path))
-        warn(f"{outcome.message}: `{again}` evaluates the kept versions")
+        command = shell_command("eval", str(folder.path))
+        warn(f"{outcome.message}: `{command}` evaluates the kept versions")
     if outcome.kind == "failed":
         print(f"rollstream: {outcome.message}", file=sys.stderr)

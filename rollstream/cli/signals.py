@@ -1,7 +1,6 @@
 """Connects a command with its terminal: messages and progress on stderr (`warn`, `progress_line`,
-`progress_bar`), and stop signals as events (`listen_for_signals`).
-
-The module imports no configuration, so commands that only read (query, tail, inspect) start fast.
+`progress_bar`), and stop signals as events (`listen_for_signals`). It imports no configuration, so
+commands that only read start fast.
 """
 
 import sys
@@ -18,15 +17,13 @@ if TYPE_CHECKING:
 
 
 def warn(text: str) -> None:
-    """Print a message on stderr, apart from the command's output."""
+    """Print a message on stderr."""
     print(f"rollstream: {text}", file=sys.stderr)
 
 
 @dataclass(frozen=True, slots=True)
 class StopSignals:
-    """Holds the events by which a process learns of stop signals: the first signal sets `stop` (end
-    in order), the next one sets `hurry` (end at once).
-    """
+    """The first stop signal sets `stop` (end in order), the next one `hurry` (end at once)."""
 
     stop: threading.Event = field(default_factory=threading.Event)
     hurry: threading.Event = field(default_factory=threading.Event)
@@ -34,17 +31,15 @@ class StopSignals:
 
 def listen_for_signals() -> StopSignals:
     """Install handlers for SIGINT, SIGTERM and SIGHUP, and return the events that they set. Only
-    the main thread may call this function.
-
-    A handler runs in the main thread between two instructions, perhaps inside `stop.wait`, which
-    holds the event's lock. Setting the event there would wait for that lock forever. So the handler
-    only puts the signal into a `SimpleQueue`, whose `put` is reentrant, and another thread sets the
-    events.
+    the main thread may call it.
     """
-    import signal  # these two imports take 2 ms, which commands that need no signals save
+    # These two imports take 2 ms, which commands that need no signals save.
+    import signal
     from queue import SimpleQueue
 
     signals = StopSignals()
+    # A handler may interrupt `stop.wait`, which holds the event's lock: `set` there would wait for
+    # ever. `SimpleQueue.put` is reentrant, and another thread sets the events.
     received: SimpleQueue[int] = SimpleQueue()
 
     def set_events() -> None:
@@ -54,7 +49,8 @@ def listen_for_signals() -> StopSignals:
 
     threading.Thread(target=set_events, name="signals", daemon=True).start()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP: keep that
+        # nohup ignores SIGHUP: keep that.
+        if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda number, _: received.put(number))
     return signals
 
@@ -62,8 +58,7 @@ def listen_for_signals() -> StopSignals:
 @contextmanager
 def terminable() -> Generator[None]:
     """Let SIGTERM and SIGHUP raise `KeyboardInterrupt` in the block, as Ctrl-C does, also after
-    `listen_for_signals`: the command can then report its end, and end what it started. A signal
-    that is ignored stays so. Only the main thread may use it.
+    `listen_for_signals`; an ignored signal stays so. Only the main thread may use it.
     """
     import signal
 
@@ -81,7 +76,7 @@ def terminable() -> Generator[None]:
 
 def progress_line(text: str, end: str = "") -> None:
     """Write `text` in place of the terminal's last line, on stderr, and `end` after it: a newline
-    keeps the line. If stderr is no terminal, nothing is printed.
+    keeps the line. Without a terminal nothing is printed.
     """
     if sys.stderr.isatty():
         line = f"\r\x1b[K{printable(text)}"
@@ -89,17 +84,15 @@ def progress_line(text: str, end: str = "") -> None:
 
 
 def count_steps(steps: "Iterable[StepDone]", last: int) -> None:
-    """Consume all `steps`, and show the number of the newest one, of `last`, on the terminal's last
-    line.
-    """
+    """Consume all `steps`, and show the number of the newest one."""
     for done in steps:
         progress_line(f"step {done.step} of {last}", "\n" if done.step == last else "")
 
 
 @contextmanager
 def progress_bar(what: str, total: int | None) -> Generator[Callable[[int], None]]:
-    """Show a progress bar named `what` while the block runs; yields the function that advances it
-    by a number of units (`total` in all). Without a terminal the function does nothing.
+    """Show a progress bar while the block runs; yields the function that advances it by a number of
+    units. Without a terminal the function does nothing.
     """
     if not sys.stderr.isatty():
         yield lambda more: None

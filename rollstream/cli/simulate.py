@@ -1,11 +1,6 @@
-"""`rollstream simulate CONFIG`: simulates scheduling policies (ways to schedule generation and
-training: those of published systems, and this project's) on GPU clusters in virtual time, and
-prints their speeds side by side. CONFIG is a TOML file of its own kind (`SimulationSettings`), not
-that of a run; docs/explanation/simulator.md explains model and policies.
-
-The command loads the settings, prints what `simulator/experiment.py` computes, one policy on one
-cluster after the other, and optionally writes a page with the timelines, and the results for the
-explorer.
+"""`rollstream simulate CONFIG`: simulates scheduling policies, those of published systems and this
+project's, on GPU clusters in virtual time, and prints their speeds (`simulator/experiment.py`,
+docs/explanation/simulator.md). CONFIG is a TOML file of its own kind (`SimulationSettings`).
 """
 
 import argparse
@@ -33,7 +28,9 @@ from rollstream.simulator.experiment import (
 )
 from rollstream.simulator.saved_runs import save_runs
 
-# Columns of the table (`main` explains them); "×" is the speed relative to the first policy's.
+# The table: trained tokens per second, "×" their ratio to the first policy's, seconds per step,
+# used share of the KV cache, idle share of the rollouts' time, lag of trained tokens (mean and
+# largest), moves between rollouts, and the share of the GPUs that generate.
 COLUMNS = ("policy", "tokens/s", "×", "step s", "KV", "idle", "lag", "moves", "share")
 
 
@@ -55,34 +52,29 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print a table for each cluster once all policies are simulated on it, or with `--json` a line
-    for each policy on each cluster.
-
-    Columns: policy, trained tokens per second, their ratio to the first policy's, seconds per step,
-    used share of the KV cache, idle share of the rollouts' time, lag of trained tokens (mean and
-    largest), moves of trajectories between rollouts, and the share of the GPUs that generate.
-    """
+    """Print a table for each cluster, or with `--json` a line for each policy on each cluster."""
     settings = load_settings(Path(arguments.configuration), arguments.overrides)
+    # Refused before the simulation, which takes long.
     page = None if arguments.html is None else _page(arguments.html)
     if arguments.save is not None and Path(arguments.save).is_file():
         raise ConfigurationError(f"--save {arguments.save}: it is a file; name a folder")
-    console, found = TerminalConsole(), list[PolicyRun]()
+    console, runs = TerminalConsole(), list[PolicyRun]()
     total = len(policy_names(settings)) * len(settings.clusters)
     for run in run_policies(settings):
-        found.append(run)
-        words = f"{len(found)} of {total}: {run.cluster.model} {run.result.policy}"
-        progress_line(words, "\n" if len(found) == total else "")
-        first = next(one for one in found if one.cluster == run.cluster)
+        runs.append(run)
+        words = f"{len(runs)} of {total}: {run.cluster.model} {run.result.policy}"
+        progress_line(words, "\n" if len(runs) == total else "")
+        first = next(finished for finished in runs if finished.cluster == run.cluster)
         if arguments.json:
             print(json.dumps(line_of(run, first)), flush=True)
-        elif len(found) % len(policy_names(settings)) == 0:
-            console.print(_table(found[-len(policy_names(settings)) :], settings.scale))
+        elif len(runs) % len(policy_names(settings)) == 0:
+            console.print(_table(runs[-len(policy_names(settings)) :], settings.scale))
     written = {} if page is None else {"timelines": page}
     if page is not None:
-        write_simulated(found, page)
+        write_simulated(runs, page)
     if arguments.save is not None:
         written["results"] = Path(arguments.save) / SIMULATION_FILE
-        save_runs(found, written["results"])
+        save_runs(runs, written["results"])
     if not arguments.json:
         for what, path in written.items():
             console.print(f"{what}: {path}", soft_wrap=True, highlight=False)
@@ -90,8 +82,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def load_settings(path: Path, overrides: Sequence[str]) -> SimulationSettings:
-    """Returns the settings of the file with the overrides (`KEY=VALUE`); raises
-    `ConfigurationError` with one line per error, also for the configuration of a run.
+    """Returns the settings of the file with the overrides; raises `ConfigurationError` with one
+    line per error, also for the configuration of a run.
     """
     refuse_other_kind(path, SimulationSettings)
     layers = merge_layers(file_layer(path), overrides_layer(overrides, SimulationSettings))
@@ -102,8 +94,8 @@ def load_settings(path: Path, overrides: Sequence[str]) -> SimulationSettings:
 
 
 def line_of(run: PolicyRun, first: PolicyRun) -> dict[str, object]:
-    """Returns the result of a policy as a JSON object; `speed_up` is its speed relative to `first`,
-    the first policy on the same cluster.
+    """Returns the result of a policy as a JSON object; `speed_up` is relative to `first`, the first
+    policy on the same cluster.
     """
     return {
         "model": run.cluster.model,
@@ -114,22 +106,20 @@ def line_of(run: PolicyRun, first: PolicyRun) -> dict[str, object]:
     }
 
 
-def _table(found: Sequence[PolicyRun], scale: int) -> Table:
-    """Returns the table of one cluster. With a `scale` above 1 only 1/`scale` of the cluster's GPUs
-    was simulated, which the title states.
-    """
-    cluster = found[0].cluster
+def _table(runs: Sequence[PolicyRun], scale: int) -> Table:
+    cluster = runs[0].cluster
+    # Only 1/`scale` of the cluster's GPUs was simulated.
     part = f", 1/{scale} of it" if scale > 1 else ""
     title = f"{cluster.model} on {cluster.gpus} GPUs{part}, simulated"
     table = Table(title=title, box=None, padding=(0, 2, 0, 0), title_justify="left")
     for name in COLUMNS:
         table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
-    for run in found:
+    for run in runs:
         result = run.result
         table.add_row(
             result.policy,
             f"{result.tokens_per_s:,.0f}",
-            f"{result.tokens_per_s / found[0].result.tokens_per_s:.2f}",
+            f"{result.tokens_per_s / runs[0].result.tokens_per_s:.2f}",
             f"{result.step_s:.1f}",
             f"{result.kv_utilisation:.0%}",
             f"{result.idle_share:.0%}",
@@ -141,9 +131,6 @@ def _table(found: Sequence[PolicyRun], scale: int) -> Table:
 
 
 def _page(path: str) -> Path:
-    """Returns the path of `--html`. Raises `ConfigurationError`, before the simulation starts, if
-    the path is a folder or its folder is missing.
-    """
     page = Path(path)
     if page.is_dir() or not page.parent.is_dir():
         raise ConfigurationError(f"--html {path}: give a file in a folder that exists")

@@ -1,9 +1,6 @@
 """`rollstream tune CONFIG [RUN] --gpus N`: proposes the settings with which a run trains fastest on
-N GPUs: their split between rollouts and trainer, slots, lag bound, update policy, repack, drafts.
-
-Speeds come from a profile or a recorded run, answer lengths from that run or from a paced
-configuration; `rollstream/tuning/` simulates and chooses. This file reads, prints and writes the
-proposed configuration. docs/how-to/tune-a-run.md explains the assumptions.
+N GPUs, by simulation (`rollstream/tuning/`, docs/how-to/tune-a-run.md). Speeds come from a profile
+or a recorded run, answer lengths from that run or a paced configuration.
 """
 
 import argparse
@@ -46,16 +43,18 @@ if TYPE_CHECKING:  # importing it takes seconds: it imports torch
     from rollstream.tuning.machine import TuningMachine
 
 GPUS_MAX = 10_000
-ROWS = 5  # choices in the table, besides the present one
-CHECK_MAX = 0.2  # relative error of RUN's own prediction, above which proposals are in doubt
-SKIP_MAX = 16  # simulated steps that are not counted: in them the run fills
+# Choices in the table, besides the present one.
+ROWS = 5
+# Relative error of RUN's own prediction, above which proposals are in doubt.
+CHECK_MAX = 0.2
+# Simulated steps that are not counted: in them the run fills.
+SKIP_MAX = 16
+# "split" is the number of rollouts + the trainer's GPUs, "×" the speed relative to the present
+# settings, "lag" the mean lag of the trained tokens, "idle" the idle shares of rollouts and
+# trainer.
 COLUMNS = (
     "", ">split", ">slots", ">max_lag", "on_update", ">repack", ">tokens/s", ">×", ">lag", ">idle",
 )  # fmt: skip
-"""Of the table: "split" is the number of rollouts + the trainer's GPUs, "×" the speed relative to
-the present settings, "lag" the mean lag of the trained tokens, "idle" the idle shares of the
-rollouts and of the trainer. A column of drafts comes if they were chosen.
-"""
 
 
 def add_arguments(command: CommandParser) -> None:
@@ -87,9 +86,8 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print the proposal, as a table or with `--json` as one object, and write its configuration if
-    `--toml` asks for it. Raises `ConfigurationError` if speeds or lengths are unknown, or if no
-    setting can run on these GPUs.
+    """Print the proposal, and write its configuration for `--toml`. Raises `ConfigurationError` if
+    speeds or lengths are unknown, or if no setting can run on these GPUs.
     """
     configuration, folder = load_configuration(arguments)
     _check_arguments(arguments)
@@ -103,7 +101,7 @@ def main(arguments: argparse.Namespace) -> int:
         has_drafts=machine.drafts is not None,
     )
     skip = min(SKIP_MAX, max(waves for _, waves in space.lags) + 1)
-    found = propose(
+    proposal = propose(
         space,
         present,
         gpus_of(configuration, present) <= arguments.gpus,
@@ -112,24 +110,23 @@ def main(arguments: argparse.Namespace) -> int:
         TOLERANCE if machine.cores is None else SHARED_TOLERANCE,
     )
     progress_line("")
-    if found is None:
+    if proposal is None:
         raise ConfigurationError(
             f"no settings on {arguments.gpus} GPUs can run: an answer of "
             f"{machine.workload.lengths.longest} tokens does not fit a rollout's KV cache, or its "
             "step never completes; shorten answers (sampling.tokens_max) or raise --lag-max"
         )
-    changes = changed_settings(configuration, found.best.choice)
+    changes = changed_settings(configuration, proposal.best.choice)
     if arguments.toml is not None:
         _write(arguments, changes)
     if arguments.json:
-        print(json.dumps(_line(arguments.gpus, machine, found, changes)))
+        print(json.dumps(_line(arguments.gpus, machine, proposal, changes)))
     elif arguments.toml != "-":
-        _print(arguments, machine, found, changes, _beyond(machine, space, found.best, skip))
+        _print(arguments, machine, proposal, changes, _beyond(machine, space, proposal.best, skip))
     return 0
 
 
 def _check_arguments(arguments: argparse.Namespace) -> None:
-    """Raise `ConfigurationError` for words of the command line that cannot be used."""
     if arguments.lag_max is not None and not 0 <= arguments.lag_max <= 64:
         raise ConfigurationError(f"--lag-max must lie in [0, 64], got {arguments.lag_max}")
     if arguments.toml not in (None, "-"):
@@ -139,7 +136,6 @@ def _check_arguments(arguments: argparse.Namespace) -> None:
 
 @contextmanager
 def _named(file: str) -> Generator[None]:
-    """Turn an `OSError` about the file of `--toml` into a `ConfigurationError`."""
     try:
         yield
     except OSError as error:
@@ -149,17 +145,14 @@ def _named(file: str) -> Generator[None]:
 def _machine(
     arguments: argparse.Namespace, configuration: Configuration, folder: RunFolder
 ) -> "TuningMachine":
-    """Reads RUN, which is CONFIG's own run if CONFIG is a run's folder or config.json and RUN is
-    not given, and the profile; returns the machine.
-    """
     from rollstream.tuning.machine import machine_of
     from rollstream.tuning.recorded import folders_of, read_engine, read_run
 
-    given = Path(arguments.configuration)
-    named = None if arguments.recorded is None else run_path(arguments.recorded)
-    if named is None and (given.is_dir() or given.suffix == ".json"):
-        named = str(given)
-    run = None if named is None else read_run(named)
+    path = Path(arguments.configuration)
+    run_name = None if arguments.recorded is None else run_path(arguments.recorded)
+    if run_name is None and (path.is_dir() or path.suffix == ".json"):
+        run_name = str(path)
+    run = None if run_name is None else read_run(run_name)
     profile = read_engine(configuration, folders_of(folder, run))
     measured = None if run is None else run.measured
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -169,8 +162,8 @@ def _machine(
 def _beyond(
     machine: "TuningMachine", space: ChoiceSpace, best: PredictedChoice, skip: int
 ) -> PredictedChoice | None:
-    """Returns the proposal with twice the lag bound if it has the largest that was allowed, for a
-    hint; None if it has less, or if more cannot run.
+    """Returns the proposal with twice the lag bound if it has the largest allowed one; None if more
+    cannot run.
     """
     lag = best.choice.max_lag
     if not lag or lag != max(waves for _, waves in space.lags) - 1 or len(space.lags) < 2:
@@ -181,42 +174,40 @@ def _beyond(
 
 
 def _line(
-    gpus: int, machine: "TuningMachine", found: TuningProposal, changes: Mapping[str, Any]
+    gpus: int, machine: "TuningMachine", proposal: TuningProposal, changes: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the JSON object of `--json`: `settings` are those to change, by dotted key."""
-    rows = found.rows(ROWS)
+    rows = proposal.rows(ROWS)
     return {
         "gpus": gpus,
         "settings": dict(changes),
-        "gain": found.gain,
-        "present_fits": found.present_fits,
-        "present": None if found.present is None else _figures(found.present),
-        "proposed": _figures(found.best),
-        "others": [_figures(one) for one in rows[1:]],
-        "simulated": len({found.best, found.present, *found.others} - {None}),
+        "gain": proposal.gain,
+        "present_fits": proposal.present_fits,
+        "present": None if proposal.present is None else _figures(proposal.present),
+        "proposed": _figures(proposal.best),
+        "others": [_figures(prediction) for prediction in rows[1:]],
+        "simulated": len({proposal.best, proposal.present, *proposal.others} - {None}),
         "assumed": list(machine.assumed),
         "unknown": list(machine.unknown),
         "predicted_over_recorded": machine.checked,
     }
 
 
-def _figures(one: PredictedChoice) -> dict[str, Any]:
-    return {**asdict(one.choice), **asdict(one.predicted)}
+def _figures(prediction: PredictedChoice) -> dict[str, Any]:
+    return {**asdict(prediction.choice), **asdict(prediction.predicted)}
 
 
 def _print(
     arguments: argparse.Namespace,
     machine: "TuningMachine",
-    found: TuningProposal,
+    proposal: TuningProposal,
     changes: Mapping[str, Any],
     beyond: PredictedChoice | None,
 ) -> None:
-    """Print the table, the settings to change, and what was assumed and not known."""
     console = TerminalConsole()
-    console.print(_table(found))
-    lines = [_summary(arguments, found, changes)]
+    console.print(_table(proposal))
+    lines = [_summary(arguments, proposal, changes)]
     if beyond is not None:
-        more = beyond.predicted.tokens_per_s / found.best.predicted.tokens_per_s - 1
+        more = beyond.predicted.tokens_per_s / proposal.best.predicted.tokens_per_s - 1
         lines.append(
             f"max_lag {beyond.choice.max_lag} would give {more:+.0%} tokens/s at a mean lag of "
             f"{beyond.predicted.lag_mean:.1f} (--lag-max {beyond.choice.max_lag})"
@@ -231,23 +222,21 @@ def _print(
 
 
 def _summary(
-    arguments: argparse.Namespace, found: TuningProposal, changes: Mapping[str, Any]
+    arguments: argparse.Namespace, proposal: TuningProposal, changes: Mapping[str, Any]
 ) -> str:
-    """Returns one sentence: the gain over the present settings, or why there is none."""
     if not changes:
         return "the present settings are the best found, or as good"
-    if found.gain is None:
+    if proposal.gain is None:
         return "the present settings cannot run here; change:"
-    if not found.present_fits:
+    if not proposal.present_fits:
         return (
             f"the present settings take more than {arguments.gpus} GPUs, or more lag than "
-            f"--lag-max; {found.gain:+.0%} tokens/s by these:"
+            f"--lag-max; {proposal.gain:+.0%} tokens/s by these:"
         )
-    return f"{found.gain:+.0%} tokens/s by these settings:"
+    return f"{proposal.gain:+.0%} tokens/s by these settings:"
 
 
 def _accuracy_words(checked: float) -> str:
-    """Returns how far the prediction of the recorded run's settings is from that run."""
     text = f"checked: for the settings of RUN the simulator predicts {checked:.2f} of its speed"
     if abs(checked - 1) > CHECK_MAX:
         text += (
@@ -257,16 +246,19 @@ def _accuracy_words(checked: float) -> str:
     return text
 
 
-def _table(found: TuningProposal) -> Table:
-    """Returns the table: the proposal first, the present settings last."""
-    rows = [("best" if n == 0 else "", one) for n, one in enumerate(found.rows(ROWS))]
-    if found.present is not None and found.present.choice != found.best.choice:
-        rows.append(("now", found.present))
-    has_drafts = len({one.choice.drafts for _, one in rows}) > 1
+def _table(proposal: TuningProposal) -> Table:
+    rows = [
+        ("best" if n == 0 else "", prediction) for n, prediction in enumerate(proposal.rows(ROWS))
+    ]
+    if proposal.present is not None and proposal.present.choice != proposal.best.choice:
+        rows.append(("now", proposal.present))
+    has_drafts = len({prediction.choice.drafts for _, prediction in rows}) > 1
     table = plain_table(*COLUMNS, *(["drafts"] if has_drafts else []))
-    for label, one in rows:
-        drafts = ["on" if one.choice.drafts else "off"] if has_drafts else []
-        table.add_row(label, *_cells(one.choice), *_speeds(one, found.present), *drafts)
+    for label, prediction in rows:
+        drafts = ["on" if prediction.choice.drafts else "off"] if has_drafts else []
+        table.add_row(
+            label, *_cells(prediction.choice), *_speeds(prediction, proposal.present), *drafts
+        )
     return table
 
 
@@ -281,8 +273,8 @@ def _cells(choice: TuningChoice) -> Sequence[str]:
     )
 
 
-def _speeds(one: PredictedChoice, present: PredictedChoice | None) -> Sequence[str]:
-    at = one.predicted
+def _speeds(prediction: PredictedChoice, present: PredictedChoice | None) -> Sequence[str]:
+    at = prediction.predicted
     times = 0.0 if present is None else present.predicted.tokens_per_s
     return (
         f"{at.tokens_per_s:,.0f}",
@@ -293,9 +285,6 @@ def _speeds(one: PredictedChoice, present: PredictedChoice | None) -> Sequence[s
 
 
 def _write(arguments: argparse.Namespace, changes: Mapping[str, Any]) -> None:
-    """Write the whole proposed configuration (CONFIG with its overrides and the changes) to the
-    file of `--toml`, or print it.
-    """
     path = Path(arguments.configuration)
     layers = load_layers(path / "config.json" if path.is_dir() else path, arguments.overrides)
     values = {key: value for key, value in layers.values.items() if key != "folder"}

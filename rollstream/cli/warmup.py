@@ -1,10 +1,7 @@
-"""`rollstream warmup CONFIG` makes the run's starting model in the folder `RUN/model` by supervised
-training on the task's documents (prompts with responses), and prints its progress as JSON lines.
-
-The folder appears completely or not at all, and an existing one is kept. With `model.path` none is
-made. The run's store gets its files, so other hosts need none. `rollstream run` starts this command
-before all roles, unless there is a model. The learner `paced` trains no real weights; for it the
-command only writes the size of the vocabulary and the tokenizer.
+"""`rollstream warmup CONFIG` makes the run's starting model in `RUN/model` by supervised training
+on the task's documents, puts it into the run's store, and prints its progress as JSON lines. The
+folder appears completely or not at all; an existing one is kept, and with `model.path` none is
+made.
 """
 
 import argparse
@@ -26,9 +23,7 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Create `RUN/model` unless it exists, and put it into the run's store, unless the store has a
-    model; returns the exit code.
-    """
+    """Create `RUN/model` unless there is a model, and put it into the run's store."""
     end_with_parent()
     configuration, folder = load_and_settle(arguments)
     model = RunFolder(folder.path).model
@@ -45,17 +40,18 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _make(configuration: Configuration, model: Path) -> None:
-    """Train the model, or for the learner `paced` write its folder without weights."""
     from rollstream.producers.tasks.registry import load_task
     from rollstream.roles.context import prompt_tokens_max
 
     task = load_task(configuration.task, prompt_tokens_max(configuration))
+    # `paced` trains no weights: the folder has the vocabulary's size and the tokenizer.
     if not configuration.has_model:
         from rollstream.roles.train import make_paced_folder
 
         make_paced_folder(task, model)
         return
-    from rollstream.warmup.warmup import (  # imports torch, which takes seconds: after validation
+    # Imports torch, which takes seconds: after validation.
+    from rollstream.warmup.warmup import (
         SftSchedule,
         warm_up,
     )
@@ -73,8 +69,8 @@ def _make(configuration: Configuration, model: Path) -> None:
 
 
 def print_progress(done: int, steps: int, loss: float) -> None:
-    """Print a JSON line after about every hundredth part of all `steps`, and after the last one.
-    `loss` is that of the newest step.
+    """Print a JSON line after about every hundredth of all `steps`, and after the last; `loss` is
+    that of the newest step.
     """
     if done % max(1, steps // 100) == 0 or done == steps:
         print(json.dumps({"done": done, "steps": steps, "loss": round(loss, 4)}), flush=True)

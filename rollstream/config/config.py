@@ -1,10 +1,6 @@
-"""Loads and checks the configuration of a run, one frozen value with every role's settings, and
-decides whether a trainer may continue the run under a changed configuration.
-
-A change of an `INCIDENTAL` setting is always allowed, of a `FIXED` one never, of all others with
-`--accept-config` (`setting_scope`). The run's object store holds its configurations by hash, so a
-change is shown field by field on any machine. The ledger states the configuration of each term
-(`Configured`), and whether a change was accepted.
+"""Loads and checks a run's configuration, one frozen value with every role's settings, and decides
+whether the run may continue under a changed one (`setting_scope`). The store holds a run's
+configurations by hash; the ledger states that of each term.
 """
 
 import json
@@ -52,12 +48,11 @@ from rollstream.storage.stores.run_keys import RunKeys
 from rollstream.streams.kind import bus_kind
 from rollstream.streams.release import RELEASE
 
-CODE_REVISION = "code_revision"  # beside the settings in config.json
+# Beside the settings in config.json.
+CODE_REVISION = "code_revision"
 
+# Only the part of these URLs that names the run's data is compared (`url_identity`).
 URL_SETTINGS = ("bus", "store")
-"""Settings that hold a URL. A comparison looks only at the part of the URL that names the run's
-data (`url_identity`).
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +68,8 @@ class SettingChange:
         return f"{self.key}: {then} in the run, {now} asked for"
 
     def holds_from(self, steps: range, group: int) -> str:
-        """Returns from where on an accepted change holds. The first of `steps` is the one after the
-        newest checkpoint; the others are in the ledger and are trained again. `group` is the next
-        group to be published.
+        """Returns from where on an accepted change holds: the first of `steps` comes after the
+        newest checkpoint, the others are trained again; `group` is the next to be published.
         """
         then, now = json.dumps(self.before), json.dumps(self.now)
         start, scope = f"step {steps.start} on", setting_scope(self.key)
@@ -91,30 +85,27 @@ class SettingChange:
 def load(
     path: str | Path, overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ
 ) -> Configuration:
-    """Returns the checked configuration of this file, or of the `config.json` in this folder, and
-    of the layers above it; each of `overrides` is a text `key=value`. Unknown keys, wrong types and
-    combinations that cannot work raise `ConfigurationError` with all errors, one line each.
+    """Returns the checked configuration of this file or folder and of the layers above it. Errors
+    raise `ConfigurationError`, one line each.
 
-    Layers, later ones win: TOML → environment (`ROLLSTREAM_TRAINER__LR=1e-4`) → `--set
-    trainer.lr=1e-4`. For a run's `config.json` the environment is left out (`load_layers`). The
-    text `null` means None in each layer. A preset wins over layers below its own (`put_preset`).
+    Layers, later ones win: TOML → environment (`ROLLSTREAM_TRAINER__LR=1e-4`) → `overrides`
+    (`trainer.lr=1e-4`). The text `null` means None in each. A preset wins over layers below its own
+    (`put_preset`).
     """
-    given = Path(path)
-    file = given / CONFIGURATION_FILE if given.is_dir() else given
+    place = Path(path)
+    file = place / CONFIGURATION_FILE if place.is_dir() else place
     return validate_layers(load_layers(file, overrides, environment))
 
 
 def load_layers(
     path: Path | None, overrides: Sequence[str], environment: Mapping[str, str] = os.environ
 ) -> sources.SettingLayers:
-    """Merge the file, if one is given, with the layers above it; values are not checked yet. A
-    `config.json` is resolved already: the environment is not applied to it again, so a role that
-    the supervisor starts has exactly the supervisor's configuration. Nor are the defaults of its
-    policy and preset (`put_policy_defaults`): a run keeps the settings that it recorded.
-
-    Prints on stderr which settings a preset replaced, and which stay against it (`put_preset`).
+    """Merge the file with the layers above it; values are not checked yet. Prints on stderr which
+    settings a preset replaced, and which stay against it.
     """
     layers = sources.SettingLayers() if path is None else _load_file(path)
+    # A `config.json` is resolved: neither the environment nor defaults of policies and presets
+    # apply to it again, so a role has exactly its supervisor's configuration.
     is_resolved = path is not None and path.name == CONFIGURATION_FILE
     above = [sources.overrides_layer(overrides, Configuration)]
     if path is not None and is_resolved:
@@ -137,8 +128,8 @@ def load_layers(
 
 
 def load_for_viewing(path: Path) -> Configuration:
-    """Returns the configuration of a run's `config.json` for commands that only read the run:
-    unknown keys of another release are skipped with a warning, where `load` refuses them.
+    """Returns the configuration of a run that is only read: unknown keys of another release are
+    skipped with a warning, where `load` refuses them.
     """
     layers = _load_file(path)
     try:
@@ -164,17 +155,16 @@ def _warn_of_unknown(path: Path, keys: Sequence[str]) -> None:
         _print_once((line,))
 
 
+# Once per process: a command may load a file several times.
 @cache
 def _print_once(lines: tuple[str, ...]) -> None:
-    """Print on stderr, once per process: a command may load a file several times."""
     for line in lines:
         print(f"rollstream: {line}", file=sys.stderr)
 
 
 def _load_file(path: Path) -> sources.SettingLayers:
-    """Returns the layer of a file. From a `config.json`, or a copy of one under another name, it
-    drops `code_revision` and removed settings that had their default; of a `config.json` it sets
-    `folder` to the file's own folder.
+    """Returns the layer of a file. A `config.json`, or a copy of one, loses `code_revision` and
+    removed settings at their default; a `config.json` gets its own folder as `folder`.
     """
     layers = sources.file_layer(path)
     if path.suffix == ".json":
@@ -188,9 +178,6 @@ def _load_file(path: Path) -> sources.SettingLayers:
 
 
 def _refuse_removed(layers: sources.SettingLayers, path: Path) -> None:
-    """Raise `ConfigurationError` for a removed setting whose value in the run is not its default:
-    without that setting the run would behave differently.
-    """
     for key, default in sources.REMOVED_SETTINGS.items():
         for value in _leaf(layers, key):
             raise ConfigurationError(
@@ -200,8 +187,8 @@ def _refuse_removed(layers: sources.SettingLayers, path: Path) -> None:
 
 
 def _refuse_unresolved(layers: sources.SettingLayers, path: Path) -> None:
-    """Raise `ConfigurationError` for a file with a preset that no program resolved: a run's own has
-    the settings that its preset decided.
+    """Raise `ConfigurationError` for a preset that no program resolved: a run's own file has the
+    settings that its preset decided.
     """
     keys = layers.origins.keys()
     if "trainer.preset" in keys and not keys & {CODE_REVISION, "trainer", *DECIDED_BY_PRESETS}:
@@ -212,7 +199,6 @@ def _refuse_unresolved(layers: sources.SettingLayers, path: Path) -> None:
 
 
 def _leaf(layers: sources.SettingLayers, key: str) -> tuple[Any, ...]:
-    """Returns the value of a dotted key as a tuple of one, or () if the layers lack the key."""
     value: Any = layers.values
     for part in key.split("."):
         if not isinstance(value, dict) or part not in value:
@@ -231,15 +217,15 @@ def _drop_leaf(layers: sources.SettingLayers, key: str) -> None:
 
 
 def truncates_log(configuration: Configuration) -> bool:
-    """Returns whether old records are removed from the run's log; by default they are if an archive
-    keeps them.
+    """Returns whether old records are removed from the run's log; by default if an archive keeps
+    them.
     """
-    wanted = configuration.truncate
-    return configuration.archive.enabled if wanted is None else wanted
+    truncate = configuration.truncate
+    return configuration.archive.enabled if truncate is None else truncate
 
 
+# Tables whose entries are not settings of the project.
 USER_TABLES = ("task.options.", "model.config.")
-"""Tables whose entries are not settings of the project."""
 
 
 def validate_layers(layers: sources.SettingLayers) -> Configuration:
@@ -261,27 +247,27 @@ def validate_layers(layers: sources.SettingLayers) -> Configuration:
 
 
 def _huge_numbers(c: Configuration) -> list[SettingProblem]:
-    """Returns a problem for each whole number that no record and no array holds."""
     return [
         SettingProblem(key, "must be less than 2^63")
         for key, value in flat_settings(c).items()
+        # No record and no array holds such a number.
         if isinstance(value, int) and abs(value) >= 1 << 63 and not key.startswith(USER_TABLES)
     ]
 
 
 def flat_settings(configuration: Configuration) -> dict[str, Any]:
     """Returns the value of every setting by its dotted key."""
-    found: dict[str, Any] = {}
+    by_key: dict[str, Any] = {}
 
     def walk(prefix: str, values: Mapping[str, Any]) -> None:
         for key, value in values.items():
             if isinstance(value, dict):
                 walk(f"{prefix}{key}.", value)  # pyright: ignore[reportUnknownArgumentType]
             else:
-                found[f"{prefix}{key}"] = value
+                by_key[f"{prefix}{key}"] = value
 
     walk("", configuration.model_dump(mode="json"))
-    return found
+    return by_key
 
 
 def setting_value(configuration: Configuration, key: str) -> Any:
@@ -293,15 +279,16 @@ def setting_value(configuration: Configuration, key: str) -> Any:
 
 
 def setting_scope(key: str) -> Scope:
-    """Returns whether a setting may change during a run: the scope that the setting declares, else
-    the scope of the innermost table around it that declares one, else `ESSENTIAL`.
+    """Returns the scope that the setting declares, else that of the innermost table around it that
+    declares one, else `ESSENTIAL`.
     """
     scope, table = ESSENTIAL, Configuration
     for name in key.split("."):
         field = table.model_fields.get(name)
         if field is None:
-            break  # an entry of a setting that is a table itself, or of another release
-        scope = next((one for one in field.metadata if isinstance(one, Scope)), scope)
+            # An entry of a setting that is a table itself, or of another release.
+            break
+        scope = next((marker for marker in field.metadata if isinstance(marker, Scope)), scope)
         inner = field.annotation
         if not (isinstance(inner, type) and issubclass(inner, Settings)):
             break
@@ -310,29 +297,27 @@ def setting_scope(key: str) -> Scope:
 
 
 def essential_settings(configuration: Configuration) -> dict[str, Any]:
-    """Returns all settings that are not `INCIDENTAL`, by dotted key: those that a run records and
-    compares. Of URLs only the part that names the data is returned (`url_identity`).
+    """Returns by dotted key the settings that are not `INCIDENTAL`, which a run records and
+    compares; of URLs the part that names the data.
     """
-    kept = {
+    essential = {
         key: value
         for key, value in flat_settings(configuration).items()
         if setting_scope(key) is not INCIDENTAL
     }
-    return _without_hosts(kept)
+    return _without_hosts(essential)
 
 
 def url_identity(url: str) -> str:
-    """Returns the part of a URL that names the data: scheme and prefix, or bucket and prefix.
-    Hosts, endpoints and options may change during a run (invariant 15). A path is returned whole.
+    """Returns the part of a URL that names the data: scheme and prefix, or bucket and prefix; a
+    path whole. The rest may change during a run (invariant 15).
     """
     kind = bus_kind(url) or store_kind(url)
     return url if kind is None else kind.identity(url)
 
 
 def _without_hosts(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Remove hosts and options from the URLs in these settings; earlier releases recorded whole
-    URLs.
-    """
+    # Earlier releases recorded whole URLs.
     return {k: url_identity(v) if k in URL_SETTINGS and v else v for k, v in settings.items()}
 
 
@@ -354,17 +339,16 @@ def _default_settings() -> Mapping[str, Any]:
 
 
 def setting_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[SettingChange]:
-    """Returns the changes between two sets of essential settings, sorted by key. A setting that is
-    missing in one of them, as in what a run recorded (`recorded_form`), counts as its default; a
-    removed setting that had its default is no change.
+    """Returns the changes between two sets of essential settings, sorted by key. A missing setting
+    (`recorded_form`) counts as its default.
     """
     defaults = _default_settings()
-    kept = {
+    remaining = {
         k: v
         for k, v in before.items()
         if k not in sources.REMOVED_SETTINGS or v != sources.REMOVED_SETTINGS[k]
     }
-    before = _without_hosts(kept)
+    before = _without_hosts(remaining)
     pairs = [
         (key, before.get(key, defaults.get(key)), now.get(key, defaults.get(key)))
         for key in {*before, *now}
@@ -375,24 +359,23 @@ def setting_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[S
 
 
 def refuse_changes(
-    found: Sequence[SettingChange],
+    changes: Sequence[SettingChange],
     where: str,
     accepted: bool,
     advice: str,
     configuration: Configuration,
 ) -> None:
-    """Raise `ConfigurationError` if any change is refused; the error lists all refused ones. If
-    changes are `accepted`, only those of fixed settings are refused, else every change is. `where`
-    names the place that holds the other configuration.
+    """Raise `ConfigurationError` with all refused changes: of fixed settings if `accepted`, else
+    all. `where` names the place of the other configuration.
     """
     # The base of an adapter is rounded to this type, so another type would be another base.
     of_base = {"weights.dtype"} if configuration.model.lora.rank else set[str]()
     fixed = [
         change.key
-        for change in found
+        for change in changes
         if setting_scope(change.key) is FIXED or change.key in of_base
     ]
-    refused = [change for change in found if not accepted or change.key in fixed]
+    refused = [change for change in changes if not accepted or change.key in fixed]
     if refused:
         lines = "\n".join(f"  {change}" for change in refused)
         if fixed:
@@ -413,19 +396,18 @@ RUN_KEYS = (RunKeys(CONFIGURATION_KEY, "later", "any"),)
 
 def store_configuration(store: ObjectStore, configuration: Configuration) -> None:
     """Store the settings that a run records under their hash. Idempotent."""
-    wanted = _settings_to_record(configuration)
-    create_idempotent(store, configuration_key(fingerprint(configuration)), encode_json(wanted))
+    settings = _settings_to_record(configuration)
+    create_idempotent(store, configuration_key(fingerprint(configuration)), encode_json(settings))
 
 
 def accept_change(
     store: ObjectStore, configuration: Configuration, accepted: bool, before: str
 ) -> bool:
     """Returns whether the essential settings changed since the configuration of hash `before`.
-    Raises `ConfigurationError` with the differences if they were not `accepted`, or if a `FIXED`
-    setting is among them. If that configuration is not stored, its hash alone counts as a change.
+    Raises `ConfigurationError` if a difference is not `accepted` or of a `FIXED` setting.
     """
     try:
-        found = changes_since_hash(store, before, configuration)
+        changes = changes_since_hash(store, before, configuration)
     except ObjectMissing:
         if not accepted:
             raise ConfigurationError(
@@ -434,15 +416,15 @@ def accept_change(
             ) from None
         return True
     where = f"the ledger ends under {before}, a run"
-    refuse_changes(found, where, accepted, ADVICE_ON_CHANGE, configuration)
-    return bool(found)
+    refuse_changes(changes, where, accepted, ADVICE_ON_CHANGE, configuration)
+    return bool(changes)
 
 
 def changes_since_hash(
     store: ObjectStore, before: str, configuration: Configuration
 ) -> list[SettingChange]:
     """Returns the changes of essential settings since the configuration of hash `before`. Raises
-    `ObjectMissing` if that configuration is not stored.
+    `ObjectMissing` if that is not stored.
     """
     recorded = recorded_settings(store, before)
     now: dict[str, Any] = json.loads(json.dumps(essential_settings(configuration)))

@@ -1,10 +1,7 @@
-"""Formats configuration errors as one line each: the setting, its requirement, the given value, and
-its origin (a file, an environment variable or `--set`).
-
-`error_lines` converts the errors of a pydantic model, `error_line` formats one that the project's
-own checks found. An unknown key gets a hint: its nearest known key, or Rollstream's name for a
-setting of another system. No line shows a secret: left out are credentials inside URLs, and values
-whose key, also inside a shown table or list, names a password, token or the like.
+"""Formats configuration errors as one line each: setting, requirement, value, and origin. An
+unknown key gets a hint: its nearest known key, or Rollstream's name for another system's setting.
+No line shows a secret: credentials in URLs, or values whose key, at any depth, names a password,
+token or the like.
 """
 
 import re
@@ -23,7 +20,8 @@ from rollstream.config.sources import (
     setting_types,
 )
 
-VALUE_CHARACTERS_MAX = 80  # of a value in a line; the rest is cut off
+# Of a value in a line; the rest is cut off.
+VALUE_CHARACTERS_MAX = 80
 _SECRET = re.compile(r"password|secret|token$|api_?key|credential", re.IGNORECASE)
 _USERINFO = re.compile(r"//[^/@\s]*@")
 _BOUNDS = {
@@ -43,6 +41,7 @@ _KINDS = {
 }
 
 ROLLOUTS_OF_A_STEP = "trainer.groups_per_step × trainer.samples_per_group"
+# Setting names of TRL, verl and prime-rl → Rollstream's (docs/how-to/migrate.md).
 FOREIGN_NAMES = {
     "adv_estimator": "trainer.advantage", "advantage_estimator": "trainer.advantage",
     "batch_size": ROLLOUTS_OF_A_STEP, "train_batch_size": "trainer.groups_per_step",
@@ -76,12 +75,11 @@ FOREIGN_NAMES = {
     "tensor_parallel_size": "rollouts.vllm.tensor_parallel", "train_files": "task.options.path",
     "use_vllm": "rollouts.engine", "warmup_steps": "trainer.lr_ramp_steps",
 }  # fmt: skip
-"""Maps setting names of TRL, verl and prime-rl to Rollstream's (docs/how-to/migrate.md)."""
 
 
 def error_line(key: str, must: str, value: Any, layers: SettingLayers) -> str:
-    """Returns the line for a wrong value of the setting `key`. `must` is its requirement, such as
-    "must be ≥ 1": `groups_per_step must be ≥ 1, got 0 (trainer.groups_per_step in run.toml)`.
+    """Returns the line for a wrong value: `groups_per_step must be ≥ 1, got 0
+    (trainer.groups_per_step in run.toml)`.
     """
     name = key.rsplit(".", 1)[-1]
     return (
@@ -90,9 +88,7 @@ def error_line(key: str, must: str, value: Any, layers: SettingLayers) -> str:
 
 
 def error_lines(error: ValidationError, layers: SettingLayers, model: type[BaseModel]) -> str:
-    """Returns one line per wrong setting of `model`, in the order in which pydantic reports them;
-    `layers` are the merged settings with their origins.
-    """
+    """Returns one line per wrong setting of `model`, in pydantic's order."""
     lines: dict[str, str] = {}
     for details in error.errors(include_url=False):
         key = _key(details["loc"], model)
@@ -103,8 +99,8 @@ def error_lines(error: ValidationError, layers: SettingLayers, model: type[BaseM
 
 
 def setting_origin(key: str, layers: SettingLayers) -> str:
-    """Returns the origin of a setting's value; for a table, that of one of the settings in it; "the
-    defaults" if no source sets it.
+    """Returns the origin of a setting's value; for a table, that of one of its settings; else "the
+    defaults".
     """
     inside = (where for name, where in layers.origins.items() if name.startswith(f"{key}."))
     return layers.origins.get(key.partition("[")[0]) or next(inside, "the defaults")
@@ -119,7 +115,6 @@ def printable_value(key: str, value: Any, write: Callable[[Any], str] = repr) ->
 
 
 def _without_secrets(value: Any) -> Any:
-    """Returns the value with those of secret keys replaced, in tables and lists at any depth."""
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json", exclude_defaults=True)
     if isinstance(value, dict):
@@ -133,24 +128,22 @@ def _without_secrets(value: Any) -> Any:
     return value
 
 
-def nearest_key(key: str, known: list[str]) -> str | None:
-    """Returns the known key that the user probably meant by `key`: the outermost of that name in
-    another table, else one of a close spelling in the same table, else one of a close spelling in
-    another table. None if there is none of these.
+def nearest_key(key: str, keys: list[str]) -> str | None:
+    """Returns the known key that the user probably meant: the outermost of that name in another
+    table, else of a close spelling in the same table, else in another one; None if there is none.
     """
     table, _, name = key.rpartition(".")
-    own = [k for k in known if k.rpartition(".")[0] == table]
-    same = sorted((k for k in known if k.rpartition(".")[2] == name), key=lambda k: k.count("."))
-    return next(iter([*same, *_similar_keys(name, own), *_similar_keys(name, known)]), None)
+    table_keys = [k for k in keys if k.rpartition(".")[0] == table]
+    same = sorted((k for k in keys if k.rpartition(".")[2] == name), key=lambda k: k.count("."))
+    return next(iter([*same, *_similar_keys(name, table_keys), *_similar_keys(name, keys)]), None)
 
 
-def _similar_keys(name: str, known: list[str]) -> list[str]:
-    by_name = {k.rpartition(".")[2]: k for k in known}
+def _similar_keys(name: str, keys: list[str]) -> list[str]:
+    by_name = {k.rpartition(".")[2]: k for k in keys}
     return [by_name[close] for close in get_close_matches(name, by_name, n=1, cutoff=0.6)]
 
 
 def _line(key: str, details: ErrorDetails, layers: SettingLayers, model: type[BaseModel]) -> str:
-    """Returns the line for one error of pydantic, worded by the error's type."""
     kind, context = details["type"], details.get("ctx", {})
     if kind == "extra_forbidden":
         hint = _hint(key, details, layers, model)
@@ -165,68 +158,65 @@ def _line(key: str, details: ErrorDetails, layers: SettingLayers, model: type[Ba
         return error_line(key, must, details["input"], layers)
     if kind == "missing" and "[" in key:
         return f"{key} is missing (in {setting_origin(key, layers)})"
-    if kind == "missing":  # elsewhere only lists of a fixed length have required entries
+    # Elsewhere only lists of a fixed length have required entries.
+    if kind == "missing":
         return error_line(key, "must have more entries", details["input"], layers)
-    wanted = _KINDS.get(kind.split("_")[0])
+    requirement = _KINDS.get(kind.split("_")[0])
     # An option (`task.options.path`) has a union type, and `loc` then ends with the union's member.
-    if kind.endswith(("_type", "_parsing")) and wanted:
+    if kind.endswith(("_type", "_parsing")) and requirement:
         parts = re.findall(r"[^.\[\]]+", key)  # of `task.parts[0].name`: four
         if key not in setting_types(model) and len(details["loc"]) > len(parts):
-            wanted = "a number, true or false, or text"
-            wanted += (
+            requirement = "a number, true or false, or text"
+            requirement += (
                 ", or a list of these"
                 if "list" in str(setting_types(model).get(_table(key)))
                 else ""
             )
-        return error_line(key, f"must be {wanted}", details["input"], layers)
+        return error_line(key, f"must be {requirement}", details["input"], layers)
     return error_line(key, f"is refused: {details['msg']}", details["input"], layers)
 
 
 def _hint(key: str, details: ErrorDetails, layers: SettingLayers, model: type[BaseModel]) -> str:
-    """Returns advice for an unknown key: that it was removed, Rollstream's name for it, the nearest
-    known key, or all known keys of its table.
-    """
     if key in REMOVED_SETTINGS:
         return "this setting was removed; delete it"
-    known = _known(key, model)
+    keys = _known(key, model)
     if setting_origin(key, layers).startswith(ENVIRONMENT_ORIGIN) and (
-        meant := _undotted(key, known)
+        meant := _undotted(key, keys)
     ):
         variable = ENVIRONMENT_PREFIX + meant.upper().replace(".", "__")
         return f"nearest known: {meant}, which is {variable}: a dot is two underscores there"
     foreign = _foreign_hint(key, details["input"])
     if foreign:
         return foreign
-    tables = sorted({name.split(".")[0] for name in known if "." in name})
-    wanted = nearest_key(key, tables if isinstance(details["input"], dict) else known)
-    if wanted:
-        return f"nearest known: {wanted}"
+    tables = sorted({name.split(".")[0] for name in keys if "." in name})
+    nearest = nearest_key(key, tables if isinstance(details["input"], dict) else keys)
+    if nearest:
+        return f"nearest known: {nearest}"
     table = key.rpartition(".")[0]
-    inside = [name.rpartition(".")[2] for name in known if name.startswith(f"{table}.")]
+    inside = [name.rpartition(".")[2] for name in keys if name.startswith(f"{table}.")]
     return f"known there: {', '.join(inside if table else tables)}"
 
 
-def _undotted(key: str, known: list[str]) -> str | None:
+def _undotted(key: str, keys: list[str]) -> str | None:
     """Returns the setting that the key names if one underscore stands for a dot in it."""
-    flat = {name.replace(".", "_"): name for name in known if "." in name}
+    flat = {name.replace(".", "_"): name for name in keys if "." in name}
     near = get_close_matches(key.replace(".", "_"), flat, n=1, cutoff=0.85)
     return flat[near[0]] if near else None
 
 
 def _foreign_hint(key: str, value: Any) -> str:
-    """Returns advice for a key of another system (`FOREIGN_NAMES`), or for each such key inside a
-    table; "" if there is none.
-    """
     name = key.rpartition(".")[2]
     if name in FOREIGN_NAMES:
         return f"here it is {FOREIGN_NAMES[name]}"
     if not isinstance(value, dict):
         return ""
     inside = cast(dict[str, Any], value)
-    found = (_foreign_hint(f"{key}.{inner}", one) for inner, one in inside.items())
+    inner_hints = (
+        _foreign_hint(f"{key}.{inner}", inner_value) for inner, inner_value in inside.items()
+    )
     hints = [
-        hint if isinstance(one, dict) else f"{key}.{inner}: {hint}"
-        for (inner, one), hint in zip(inside.items(), found, strict=True)
+        hint if isinstance(inner_value, dict) else f"{key}.{inner}: {hint}"
+        for (inner, inner_value), hint in zip(inside.items(), inner_hints, strict=True)
         if hint
     ]
     return ", ".join(hints)
@@ -237,30 +227,26 @@ def _table(key: str) -> str:
 
 
 def _known(key: str, model: type[BaseModel]) -> list[str]:
-    """Returns the keys that are known in the place of `key`: all settings, or, if `key` is inside a
-    list of tables (it has a `[`), the keys of such a table.
-    """
-    found = setting_types(model)
+    types = setting_types(model)
     name, bracket, _ = key.partition("[")
     if not bracket:
-        return list(found)
-    item = next(kind for kind in get_args(found[name]) if kind is not Ellipsis)
+        return list(types)
+    item = next(kind for kind in get_args(types[name]) if kind is not Ellipsis)
     return [f"{_table(key)}.{field}" for field in setting_types(item)]
 
 
 def _key(location: tuple[int | str, ...], model: type[BaseModel]) -> str:
-    """Returns the dotted key of the place where pydantic found an error. It ends at the setting, or
-    one name further inside a table of options (`task.options.path`) or a list of tables
-    (`task.parts[0].name`).
+    """Returns the dotted key of pydantic's place. It ends at the setting, or one name further
+    inside a table of options (`task.options.path`) or a list of tables (`task.parts[0].name`).
     """
-    known = setting_types(model)
+    types = setting_types(model)
     for depth in range(1, len(location) + 1):
         key = ".".join(map(str, location[:depth]))
-        if key in known:
+        if key in types:
             inside = location[depth : depth + 2]
             if len(inside) == 2 and isinstance(inside[0], int):  # a list of tables
                 return f"{key}[{inside[0]}].{inside[1]}"
             option = location[depth] if len(location) > depth else None
-            is_table = "dict" in str(known[key])
+            is_table = "dict" in str(types[key])
             return f"{key}.{option}" if is_table and isinstance(option, str) else key
     return ".".join(map(str, location))

@@ -1,8 +1,6 @@
-"""Fits defaults to the settings that a user set (`put_fitting_defaults`): what nobody set follows
-what somebody did, so that only settings that contradict each other are refused.
-
-The rules look at settings and at the model's configuration alone, so every host comes to the same
-values. Defaults that follow the data are fitted at a run's start (`rollstream/checks/fitting.py`).
+"""Fits defaults to the settings that a user set (`put_fitting_defaults`), so that only settings
+that contradict each other are refused. The rules read settings and the model's configuration alone,
+so every host computes the same values; `checks/fitting.py` fits those that follow the data.
 """
 
 import json
@@ -19,24 +17,26 @@ from rollstream.producers.engines.kind import ENGINES, engine_kind
 from rollstream.storage.hf_folder import longest_positions
 from rollstream.storage.lora_folder import ADAPTER_KEYS, adapter_settings, settings_as_set
 
+# The share of a context that answers get where the default answer does not fit into it.
 ANSWER_SHARE = 0.8
-"""The share of a context that answers get where the default answer does not fit into it."""
-LENGTH_MAX = 1e9  # of `paced.lengths`
-HEARTBEATS = 4  # that a time-out must cover (`setting_problems`)
+# Of `paced.lengths`.
+LENGTH_MAX = 1e9
+# Status intervals that a time-out must cover (`setting_problems`).
+HEARTBEATS = 4
 _DEFAULTS = Configuration()
 _PROMPT_TOKENS = _DEFAULTS.rollouts.context_max - _DEFAULTS.sampling.tokens_max
+# The origin of such a value begins so; the settings that it follows stand behind.
 ORIGIN = f"{DEFAULTS} that fits"
-"""How the origin of such a value begins; the settings that it follows stand behind."""
 
 
 def put_fitting_shapes(layers: SettingLayers) -> None:
-    """Set what the model and its adapter decide, before policies and presets, which follow it."""
+    """Set the values of model and adapter, before policies and presets, which follow them."""
     _put(layers, (_adapter, _lengths))
 
 
 def put_fitting_defaults(layers: SettingLayers) -> None:
-    """Set each setting below that no layer sets, where its default contradicts settings of the
-    layers. Values that validation will refuse fit nothing.
+    """Set each unset setting whose default contradicts settings of the layers. Values that
+    validation will refuse fit nothing.
     """
     _put(layers, (_engine, _paced, _agent, _unverified, _dispatch, _steps, _versions))
 
@@ -48,6 +48,7 @@ def _put(layers: SettingLayers, rules: Iterable["Callable[[SettingLayers], _Fitt
                 layers.put(key, value, f"{ORIGIN} {because}")
 
 
+# Settings whose defaults are fitted to the data at a run's start, and recorded by the run.
 FOLLOW_DATA = (
     "rollouts.context_max",
     "sampling.tokens_max",
@@ -55,12 +56,11 @@ FOLLOW_DATA = (
     "evaluation.prompts",
     "evaluation.enabled",
 )
-"""Settings whose defaults are fitted to the data at a run's start, and recorded by the run."""
 
 
 def put_recorded_defaults(layers: SettingLayers, recorded: SettingLayers) -> list[str]:
-    """Set those of `FOLLOW_DATA` that nobody set to what the run recorded in its `config.json`: a
-    run keeps what its defaults became. Returns a line for each that is changed so.
+    """Set the unset settings of `FOLLOW_DATA` to the values in the run's `config.json`; returns a
+    line for each change.
     """
     lines: list[str] = []
     for key in FOLLOW_DATA:
@@ -78,13 +78,13 @@ def set_settings(layers: SettingLayers) -> frozenset[str]:
     return frozenset(key for key in layers.origins if is_set(layers, key))
 
 
+# A setting, the value that fits, and the settings that it follows.
 _Fitted = Iterator[tuple[str, Any, str]]
-"""A setting, the value that fits, and the settings that it follows."""
 
 
 def longest_sequence(c: Configuration) -> int | None:
-    """Returns the most tokens of a sequence that the model takes, that the engine serves of it, or
-    that the cache of the engine 'paced' holds; None if there is no known bound.
+    """Returns the most tokens of a sequence that model, engine, and cache of the engine 'paced'
+    take; None without a known bound.
     """
     fields = model_fields(c.model.path, c.model.config)
     served = c.rollouts.kind.context_bound(fields)
@@ -92,14 +92,11 @@ def longest_sequence(c: Configuration) -> int | None:
 
 
 def _longest(*bounds: object) -> int | None:
-    known = [bound for bound in bounds if isinstance(bound, int) and bound > 1]
-    return min(known, default=None)
+    numbers = [bound for bound in bounds if isinstance(bound, int) and bound > 1]
+    return min(numbers, default=None)
 
 
 def _adapter(layers: SettingLayers) -> _Fitted:
-    """Yields the settings of the adapter that the run starts from. Raises `ConfigurationError` if
-    its folder holds none that can be trained.
-    """
     path = layer_value(layers, "model.lora.path")
     is_recorded = all(is_set(layers, key) for key in ADAPTER_KEYS)
     if isinstance(path, str) and not is_recorded:
@@ -119,9 +116,10 @@ def _lengths(layers: SettingLayers) -> _Fitted:
         engine = layer_value(layers, "rollouts.engine")
         if isinstance(engine, str) and engine in ENGINES:
             served = engine_kind(engine).context_bound(fields)
-        least = max(evaluated, answer if is_set(layers, "sampling.tokens_max") else 0)
-        if served is not None and served <= least:
-            served = None  # what was set does not fit: the engine's refusal says why
+        needed = max(evaluated, answer if is_set(layers, "sampling.tokens_max") else 0)
+        if served is not None and served <= needed:
+            # The set lengths do not fit: the engine's refusal gives the reason.
+            served = None
     longest = _longest(positions, layer_value(layers, "paced.kv_tokens"), served)
     if not is_set(layers, "rollouts.context_max"):
         if is_set(layers, "sampling.tokens_max"):
@@ -141,7 +139,8 @@ def _lengths(layers: SettingLayers) -> _Fitted:
 def _engine(layers: SettingLayers) -> _Fitted:
     engine, learner = layer_value(layers, "rollouts.engine"), layer_value(layers, "trainer.learner")
     if not isinstance(engine, str) or engine not in ENGINES:
-        return  # refused by the validation
+        # The validation refuses it.
+        return
     kind = engine_kind(engine)
     yield from kind.fitted_defaults(partial(layer_value, layers))
     if kind.has_model and learner != kind.learner:
@@ -176,9 +175,6 @@ def _agent(layers: SettingLayers) -> _Fitted:
 
 
 def _unverified(layers: SettingLayers) -> _Fitted:
-    """Yields no evaluation where a judge or scorer gives the rewards, and the task has no verifier
-    that could judge held-out answers.
-    """
     if layer_value(layers, "task.reward") != "late" or not layer_value(layers, "scoring.function"):
         return
     parts: object = layer_value(layers, "task.parts")
@@ -189,11 +185,12 @@ def _unverified(layers: SettingLayers) -> _Fitted:
     for table in tables:
         if not isinstance(table, Mapping):
             continue
-        given = cast(Mapping[str, object], table)
-        options = given.get("options")
+        fields = cast(Mapping[str, object], table)
+        options = fields.get("options")
         if isinstance(options, Mapping) and lacks_verifier(
-            given.get("name"), cast(Mapping[str, object], options)
+            fields.get("name"), cast(Mapping[str, object], options)
         ):
+            # A scorer gives the rewards, and held-out answers have no judge.
             yield "evaluation.enabled", False, "task.options, which has no verifier"
 
 
@@ -224,10 +221,14 @@ def _steps(layers: SettingLayers) -> _Fitted:
     updates, groups = "trainer.updates_per_step", "trainer.groups_per_step"
     if layer_count(layers, updates) > layer_count(layers, groups):
         yield groups, layer_count(layers, updates), f"{updates} = {layer_count(layers, updates)}"
-    least, samples = "trainer.survivors_min", "trainer.samples_per_group"
-    if layer_count(layers, least) > layer_count(layers, samples):
-        yield least, layer_count(layers, samples), f"{samples} = {layer_count(layers, samples)}"
-        yield samples, layer_count(layers, least), f"{least} = {layer_count(layers, least)}"
+    survivors, samples = "trainer.survivors_min", "trainer.samples_per_group"
+    if layer_count(layers, survivors) > layer_count(layers, samples):
+        yield survivors, layer_count(layers, samples), f"{samples} = {layer_count(layers, samples)}"
+        yield (
+            samples,
+            layer_count(layers, survivors),
+            f"{survivors} = {layer_count(layers, survivors)}",
+        )
     low, high = _number(layers, "trainer.ratio_min"), _number(layers, "trainer.ratio_max")
     if low > high > 0:
         yield "trainer.ratio_max", low, f"trainer.ratio_min = {low:g}"
@@ -238,25 +239,23 @@ def _steps(layers: SettingLayers) -> _Fitted:
 
 
 def _versions(layers: SettingLayers) -> _Fitted:
-    """Yields what keeps enough versions for a loss that reads older ones."""
     reads_old = layer_value(layers, "trainer.proximal") == BEHAVIOUR
     lag = layer_value(layers, "dispatch.max_lag")
     default = _DEFAULTS.dispatch.max_lag
+    # Such a loss reads older versions, which must be kept.
     if reads_old and lag is None:
         yield "dispatch.max_lag", default, f"trainer.proximal = {BEHAVIOUR!r}"
         lag = default if not is_set(layers, "dispatch.max_lag") else lag
     if not reads_old or not isinstance(lag, int):
         return
     every = layer_count(layers, "checkpoints.every")
-    kept = every * (layer_count(layers, "checkpoints.keep") + 1)
-    if layer_count(layers, "weights.versions_max") < kept + lag + 1:
-        yield "weights.versions_max", kept + lag + 1, "trainer.proximal and checkpoints"
+    checkpoint_steps = every * (layer_count(layers, "checkpoints.keep") + 1)
+    if layer_count(layers, "weights.versions_max") < checkpoint_steps + lag + 1:
+        yield "weights.versions_max", checkpoint_steps + lag + 1, "trainer.proximal and checkpoints"
 
 
 def _number(layers: SettingLayers, key: str, other: float | None = None) -> float:
-    """Returns a setting that is a positive number, or `other` if no layer sets it; 0 for what is no
-    number.
-    """
+    """Returns a positive number, or `other` if no layer sets the setting; 0 for another value."""
     if other is not None and not is_set(layers, key):
         return other
     value = layer_value(layers, key)

@@ -1,4 +1,4 @@
-"""Finds settings of the training objective that are valid alone and cannot work together
+"""Finds settings of the objective that are valid alone and cannot work together
 (`objective_problems`). Pure, except that a reference's folder is looked for.
 """
 
@@ -15,16 +15,14 @@ from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.credit import GAE, scored_reference
 from rollstream.storage.hf_folder import CONFIG, find_hf_folder
 
+# The setting's key, and the requirement on its value.
 Problem = tuple[str, str]
-"""The setting's key, and what its value must be."""
 
 
 def objective_problems(
     t: TrainerSettings, max_lag: int | None, versions_max: int, checkpoint_steps: int
 ) -> Iterator[Problem]:
-    """Yields each problem. Of the other settings it needs `dispatch.max_lag`,
-    `weights.versions_max`, and the number of steps that kept checkpoints lie back.
-    """
+    """Yields each problem; `checkpoint_steps` is how far kept checkpoints reach back."""
     yield from _formula_problems(t)
     yield from _policy_problems(t)
     moves = scored_reference(t) not in ("", "v0") and named_version(t.reference, 0) is not None
@@ -49,11 +47,10 @@ def objective_problems(
 
 
 def _formula_problems(t: TrainerSettings) -> Iterator[Problem]:
-    """Yields parts of the objective that do not fit together, or exist under no name."""
-    for name, known in (("loss", LOSS_NAMES), ("advantage", ADVANTAGE_NAMES)):
+    for name, names in (("loss", LOSS_NAMES), ("advantage", ADVANTAGE_NAMES)):
         value = getattr(t, name)
-        if value not in known and ":" not in value:
-            must = f"must be one of {', '.join(known)}, or 'module:function'"
+        if value not in names and ":" not in value:
+            must = f"must be one of {', '.join(names)}, or 'module:function'"
             yield f"trainer.{name}", must
     if t.ratio == "none" and t.loss != "truncated_is":
         must = (
@@ -81,7 +78,6 @@ def _formula_problems(t: TrainerSettings) -> Iterator[Problem]:
 
 
 def _critic_problems(t: TrainerSettings) -> Iterator[Problem]:
-    """Yields what a critic cannot work with."""
     if t.advantage != GAE:
         return
     if t.processes > 1 and t.critic.body == "own":
@@ -93,7 +89,6 @@ def _critic_problems(t: TrainerSettings) -> Iterator[Problem]:
 
 
 def _policy_problems(t: TrainerSettings) -> Iterator[Problem]:
-    """Yields the problems of the policies besides the trained one that the loss needs."""
     if t.processes > 1 and past_policies(t):
         must = (
             "must be 1 with trainer.reference_kl > 0 or trainer.proximal: ranks do not share "

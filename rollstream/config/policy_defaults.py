@@ -1,6 +1,5 @@
-"""Chooses the defaults of settings whose best value depends on `rollouts.on_update`
-(docs/explanation/scheduling.md, Defaults by policy), for a configuration that does not set them,
-and the settings that `trainer.preset` decides (docs/explanation/learning.md, Presets).
+"""Chooses defaults that depend on `rollouts.on_update` (docs/explanation/scheduling.md, Defaults by
+policy), and the settings that `trainer.preset` decides (docs/explanation/learning.md, Presets).
 """
 
 import json
@@ -12,28 +11,25 @@ from rollstream.config.settings import Configuration
 from rollstream.config.sources import SettingLayers
 from rollstream.consumers.objective_settings import OBJECTIVE_PRESETS
 
+# Steps' worth of groups that may be admitted and not taken. With the step in training that is the
+# work and, but for long answers, the lag of `max_lag` = 4.
 WAVES_READY = 4
-"""Steps' worth of groups that may be admitted and not taken by the trainer. With the step in
-training that is as much work as `max_lag` = 4 allows, whose lag it keeps but for long answers.
-"""
 
+# DAPO punishes the last 4 096 of 20 480 tokens (arXiv 2503.14476, section 4.1): a fifth.
 OVERLONG_SHARE = 5
-"""DAPO punishes the last 4 096 of 20 480 tokens (arXiv 2503.14476, section 4.1): a fifth."""
 
+# In docs/explanation/evidence.md it was the best of those tried, with and without old tokens.
 DEFAULT_PRESET = "topr"
-"""The objective of a configuration that sets nothing of it. In docs/explanation/evidence.md it was
-the best of those tried, with and without old tokens.
-"""
+# The settings that any preset gives: one that gives a setting no value means its default.
 DECIDED_BY_PRESETS = frozenset(
     f"trainer.{name}"
     for names in (*OBJECTIVE_PRESETS.values(), ("aggregate_tokens", "overlong_penalty"))
     for name in names
 )
-"""The settings that any preset gives: one that gives a setting no value means its default."""
 
 
+# Origins of values that no source set begin so: a policy's, and a preset's.
 DEFAULTS, PRESET = "the default", "trainer.preset = "
-"""How the origins of values begin that no source set: those of a policy, and those of a preset."""
 
 
 def is_set(layers: SettingLayers, key: str) -> bool:
@@ -42,14 +38,8 @@ def is_set(layers: SettingLayers, key: str) -> bool:
 
 
 def put_policy_defaults(layers: SettingLayers) -> None:
-    """Set the settings below that no layer sets; their origin names `rollouts.on_update`. Values
+    """Set the unset settings that follow `rollouts.on_update`, which their origin names. Values
     that validation will refuse give no defaults.
-
-    Under `keep_version` an answer has one version, so one that lasts more than `max_lag` steps is
-    dropped whole, and its group with it: there `max_lag` is null, and `ready_groups_max` bounds the
-    outstanding work. Under the other policies old tokens are masked one by one, and the bound
-    stays. A rollout draws at most its share of a step under an old version, because each answer
-    more is one version older. With adapters nothing drains, so nothing is repacked.
     """
     mode = layer_value(layers, "rollouts.on_update")
     for key, value in _defaults(layers, mode):
@@ -57,49 +47,52 @@ def put_policy_defaults(layers: SettingLayers) -> None:
 
 
 def put_preset(layers: SettingLayers, ranks: Mapping[str, int]) -> Sequence[str]:
-    """Set what `trainer.preset` decides; the origin of these settings names it. The preset is
-    `DEFAULT_PRESET` where no source sets it or a setting of `DECIDED_BY_PRESETS` (or `trainer`
-    itself, which is no table then). `ranks` has the
-    rank of the source that set each key. A preset replaces all settings of `DECIDED_BY_PRESETS`
-    that sources of a lower rank set, those that it gives no value by their default; what its own
-    source or a higher one sets stays. An unknown preset decides nothing: validation refuses it.
-
-    Returns a line about the values that the preset replaced, and one about those that stay against
-    it, each with the value's source; none where no value differs.
+    """Set the values of `trainer.preset`, whose name is their origin; `DEFAULT_PRESET` if the
+    layers set nothing of `DECIDED_BY_PRESETS`. `ranks` has the rank of each key's source: the
+    preset replaces all of `DECIDED_BY_PRESETS` from lower ranks, by the default where it has no
+    value; others stay. Returns a line about the replaced values, and one about those that stay
+    against it.
     """
     if not layers.origins.keys() & {"trainer", "trainer.preset", *DECIDED_BY_PRESETS}:
         layers.put("trainer.preset", DEFAULT_PRESET, "the default preset")
     preset = layer_value(layers, "trainer.preset")
+    # Validation refuses an unknown preset.
     if not isinstance(preset, str) or preset not in OBJECTIVE_PRESETS:
         return ()
-    given = _given_by(preset, layers)
+    preset_values = _given_by(preset, layers)
     name, source = f"{PRESET}{preset}", layers.origins["trainer.preset"]
     rank, defaults = ranks.get("trainer.preset", 0), Configuration().trainer
     replaced: list[str] = []
-    kept: list[str] = []
+    conflicts: list[str] = []
     for key in sorted(DECIDED_BY_PRESETS & layers.origins.keys()):
         before, origin = layer_value(layers, key), layers.origins[key]
-        wanted = given.get(key, getattr(defaults, key.removeprefix("trainer.")))
-        shown, other = (printable_value(key, one, json.dumps) for one in (before, wanted))
+        preset_value = preset_values.get(key, getattr(defaults, key.removeprefix("trainer.")))
+        shown, other = (
+            printable_value(key, setting, json.dumps) for setting in (before, preset_value)
+        )
         if ranks[key] < rank:
-            layers.put(key, wanted, name)
-            replaced += [f"{key} = {other} (in {origin}: {shown})"] if before != wanted else []
-        elif key in given and before != wanted:
-            kept.append(f"{key} = {shown} (in {origin}; the preset: {other})")
-    for key, value in given.items():
+            layers.put(key, preset_value, name)
+            replaced += (
+                [f"{key} = {other} (in {origin}: {shown})"] if before != preset_value else []
+            )
+        elif key in preset_values and before != preset_value:
+            conflicts.append(f"{key} = {shown} (in {origin}; the preset: {other})")
+    for key, value in preset_values.items():
         put_unset(layers, key, value, name)
-    lines = ((f"{name} in {source} decides", replaced), (f"kept against {name} in {source}", kept))
-    return [f"{what}: {', '.join(found)}" for what, found in lines if found]
+    lines = (
+        (f"{name} in {source} decides", replaced),
+        (f"kept against {name} in {source}", conflicts),
+    )
+    return [f"{what}: {', '.join(texts)}" for what, texts in lines if texts]
 
 
 def _given_by(preset: str, layers: SettingLayers) -> Mapping[str, object]:
-    """Returns the settings that the preset gives a value, by their dotted keys."""
-    given = {f"trainer.{name}": value for name, value in OBJECTIVE_PRESETS.get(preset, {}).items()}
-    return given | given_by_length(preset, layer_count(layers, "sampling.tokens_max"))
+    values = {f"trainer.{name}": value for name, value in OBJECTIVE_PRESETS.get(preset, {}).items()}
+    return values | given_by_length(preset, layer_count(layers, "sampling.tokens_max"))
 
 
 def given_by_length(preset: str, longest: int) -> dict[str, object]:
-    """Returns the settings whose values follow the longest answer under this preset."""
+    """Returns the settings that follow the longest answer under this preset."""
     if preset == "dr_grpo" and longest:
         return {"trainer.aggregate_tokens": longest}
     if preset == "dapo" and longest >= OVERLONG_SHARE:
@@ -108,7 +101,7 @@ def given_by_length(preset: str, longest: int) -> dict[str, object]:
 
 
 def follow_length(layers: SettingLayers) -> None:
-    """Give settings of the preset the values that follow the present longest answer."""
+    """Update the preset's settings that follow the longest answer."""
     preset = layer_value(layers, "trainer.preset")
     longest = layer_count(layers, "sampling.tokens_max")
     for key, value in given_by_length(preset, longest).items():
@@ -123,13 +116,13 @@ def put_unset(layers: SettingLayers, key: str, value: Any, origin: str) -> None:
 
 
 def _defaults(layers: SettingLayers, mode: Any) -> Iterator[tuple[str, Any]]:
-    """Yields settings and their defaults under this policy; a later one may depend on an earlier,
-    which is in `layers` by then.
-    """
     if mode != "keep_version":
         return
+    # With adapters nothing drains, so nothing is repacked.
     drains = not layer_count(layers, "model.lora.rank")
     yield "dispatch.repack", drains
+    # An answer has one version here: one that lasts more than `max_lag` steps would be dropped with
+    # its group, so `ready_groups_max` bounds the work. Other policies mask old tokens alone.
     yield "dispatch.max_lag", None
     wave = layer_count(layers, "trainer.groups_per_step")
     samples = layer_count(layers, "trainer.samples_per_group")
@@ -138,6 +131,7 @@ def _defaults(layers: SettingLayers, mode: Any) -> Iterator[tuple[str, Any]]:
     if wave and layer_value(layers, "dispatch.max_lag") is None:
         yield "dispatch.ready_groups_max", WAVES_READY * wave
     if drains and wave and samples and rollouts and slots:
+        # A share of a step: each answer more under an old version is one version older.
         yield "rollouts.quota", min(2 * slots, -(-wave * samples // rollouts))
 
 

@@ -1,7 +1,6 @@
-"""Records a run's configuration in its store, and compares that of each role with it.
-
-Only the trainer, and a launcher with an accepted change, record a configuration. A role that starts
-earlier does not wait for it, but compares again every few seconds, so any order of starting works.
+"""Records a run's configuration in its store, and compares each role's with it. Only the trainer,
+and a launcher with an accepted change, record one; other roles compare again every few seconds, so
+any order of starting works.
 """
 
 import logging
@@ -56,20 +55,20 @@ UNRECORDED_S, RECORDED_S = 5.0, 60.0
 
 
 def record_configuration(store: ObjectStore, configuration: Configuration) -> None:
-    """Make this the run's present configuration, and add the features that a program must have to
-    read what this release writes. The caller has checked that a change is accepted.
+    """Make this the run's present configuration, with the features that a reader must have. The
+    caller has checked that a change is accepted.
     """
     store_configuration(store, configuration)
     for _ in range(SWAPS_MAX):
-        found, etag = read_for_acting(store, configuration.run)
-        own = _features_of_settings(configuration)
-        needs = tuple(sorted({*found.needs, *NEEDED_FEATURES, *own}))
-        wanted = replace(
-            found, configuration=fingerprint(configuration), release=RELEASE, needs=needs
+        identity, etag = read_for_acting(store, configuration.run)
+        features = _features_of_settings(configuration)
+        needs = tuple(sorted({*identity.needs, *NEEDED_FEATURES, *features}))
+        updated = replace(
+            identity, configuration=fingerprint(configuration), release=RELEASE, needs=needs
         )
         try:
-            if wanted != found:
-                store.swap(IDENTITY_KEY, encode_json(wanted), etag)
+            if updated != identity:
+                store.swap(IDENTITY_KEY, encode_json(updated), etag)
         except errors.SwapLost:
             continue
         return
@@ -77,7 +76,6 @@ def record_configuration(store: ObjectStore, configuration: Configuration) -> No
 
 
 def _features_of_settings(configuration: Configuration) -> set[str]:
-    """Returns those of `FEATURES_OF_SETTINGS` that a run with this configuration needs."""
     uses = {
         ADAPTERS: configuration.model.lora.rank,
         AGENTS: configuration.agent.is_active,
@@ -94,26 +92,25 @@ def _features_of_settings(configuration: Configuration) -> set[str]:
 def check_configuration(
     store: ObjectStore, configuration: Configuration, accepted: bool = False
 ) -> bool:
-    """Compare this configuration with the recorded one. Returns whether one is recorded. Raises
-    `ConfigurationError`, which lists the settings that differ from it; with `accepted` only those
-    that can never change in a run.
+    """Returns whether a configuration is recorded. Raises `ConfigurationError` with the settings
+    that differ from it, if `accepted` only those that can never change.
     """
     try:
         identity = read_for_acting(store, configuration.run)[0]
-    except errors.ObjectMissing:  # a role that only reads the store started before the others
+    # A role that only reads the store started before the others.
+    except errors.ObjectMissing:
         return False
     if not identity.configuration or identity.configuration == fingerprint(configuration):
         return bool(identity.configuration)
-    found = changes_since_hash(store, identity.configuration, configuration)
+    changes = changes_since_hash(store, identity.configuration, configuration)
     where = f"the store holds the run {configuration.run}, which is"
-    refuse_changes(found, where, accepted, ADVICE_ON_CHANGE, configuration)
+    refuse_changes(changes, where, accepted, ADVICE_ON_CHANGE, configuration)
     return True
 
 
 def accepted_changes(bus: Bus, store: ObjectStore, configuration: Configuration) -> list[str]:
     """Returns for each setting that differs from the recorded configuration from where on the
-    change holds: from the step after the newest checkpoint, from the next published group, or from
-    the next recorded take. Nothing may publish meanwhile.
+    change holds. Nothing may publish meanwhile.
     """
     identity = read_identity(store)
     if identity is None or identity.configuration in ("", fingerprint(configuration)):
@@ -124,17 +121,19 @@ def accepted_changes(bus: Bus, store: ObjectStore, configuration: Configuration)
         return []
     pointer = believed_pointer(store)
     done = 0 if pointer is None or pointer.version is None else pointer.version.number
-    kept = max((one.id.step for one in stored_checkpoints(store) if one.whole), default=0)
-    steps = range(kept + 1, max(done, kept + 1) + 1)
+    checkpoint_step = max(
+        (stored.id.step for stored in stored_checkpoints(store) if stored.whole), default=0
+    )
+    steps = range(checkpoint_step + 1, max(done, checkpoint_step + 1) + 1)
     reader = TopicReader(bus, "prompts", from_begin(bus, "prompts"))
     prompts = (received.record for received in reader.read_to(bus.end("prompts")))
-    group = max((one.group for one in prompts if isinstance(one, Prompt)), default=-1) + 1
+    group = max((prompt.group for prompt in prompts if isinstance(prompt, Prompt)), default=-1) + 1
     return [change.holds_from(steps, group) for change in changes]
 
 
 def present_configuration(store: ObjectStore, configuration: Configuration) -> Configuration:
-    """Returns this configuration with the values that the run has by now for the settings that it
-    records. Raises `ConfigurationError` if this release cannot read them.
+    """Returns this configuration with the run's present values of recorded settings. Raises
+    `ConfigurationError` if this release cannot read them.
     """
     identity = read_identity(store)
     if identity is None or identity.configuration in ("", fingerprint(configuration)):
@@ -150,9 +149,8 @@ def watch_configuration(
     store: ObjectStore, configuration: Configuration, stop: threading.Event, accepted: bool
 ) -> Generator[None]:
     """Compare this configuration with the recorded one at the start, which raises a difference that
-    is not `accepted`, and again and again in a thread while the block runs. If the thread finds a
-    difference, or that the run was deleted, it sets `stop`, and the error is raised at the end of
-    the block. A store that cannot be read is logged and read again later.
+    is not `accepted`, and then in a thread. If it finds a difference, or that the run was deleted,
+    it sets `stop`, and the error is raised at the end of the block.
     """
     refused: list[errors.RollstreamError] = []
     ended = threading.Event()

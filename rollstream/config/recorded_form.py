@@ -1,13 +1,10 @@
 """The form in which a run keeps its settings, in `config.json` and in the store: without those that
-came after the first release and have their default.
+came after the first release and have their default. So a run that uses nothing new may be continued
+by an earlier release (invariant 14), which refuses the others by name.
 
-So a run that uses nothing new has the same settings for an earlier release, which may continue it
-(invariant 14). An earlier release refuses the others by name: keys of `config.json` that it does
-not know, and in the store a difference to its own settings.
-
-A reader takes the default for a setting that is missing. So the default of an essential setting
-outside of `FIRST_RELEASE_SETTINGS` changes only together with an entry there: from then on it is
-always recorded (tests/config/test_recorded_form.py).
+A reader takes the default for a missing setting. So the default of an essential setting outside of
+`FIRST_RELEASE_SETTINGS` changes only together with an entry there
+(tests/config/test_recorded_form.py).
 """
 
 from collections.abc import Mapping
@@ -56,14 +53,14 @@ _BY_TABLE = {
     "warmup": "documents enabled steps threads",
     "weights": "anchor_every deltas dtype keep_every shard_bytes versions_max",
 }
+# Those of release 0.1.0, which are kept with any value.
 FIRST_RELEASE_SETTINGS = frozenset(
     f"{table}.{name}".lstrip(".") for table, names in _BY_TABLE.items() for name in names.split()
 )
-"""The settings that are kept whatever their value: those of release 0.1.0."""
 
 
 def recorded_form(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what the store keeps of these essential settings, by dotted key."""
+    """Returns the part of these essential settings, by dotted key, that the store keeps."""
     return {
         key: value
         for key, value in settings.items()
@@ -72,19 +69,19 @@ def recorded_form(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> d
 
 
 def file_form(settings: Settings, defaults: Settings, prefix: str = "") -> dict[str, Any]:
-    """Returns what `config.json` keeps of these settings, nested by table; `prefix` is that of
-    their dotted keys.
+    """Returns the part of these settings that `config.json` keeps, nested by table; `prefix` is
+    that of their dotted keys.
     """
-    kept = dict[str, Any]()
+    nested = dict[str, Any]()
     default_values = defaults.model_dump(mode="json")
     for name, value in settings.model_dump(mode="json").items():
         inner, key = getattr(settings, name), f"{prefix}{name}"
         if isinstance(inner, Settings):
             if table := file_form(inner, getattr(defaults, name), f"{key}."):
-                kept[name] = table
+                nested[name] = table
         elif _is_kept(key, value, default_values[name]):
-            kept[name] = value
-    return kept
+            nested[name] = value
+    return nested
 
 
 def _is_kept(key: str, value: Any, default: Any) -> bool:

@@ -1,7 +1,6 @@
-"""Declares which files of a run's folder, beside its log and store, Rollstream writes (`RunFiles`).
-Removal, backup and restore ask these declarations; any other file is the user's and stays.
-
-`tests/own/test_own_objects.py` runs runs of every kind and fails on a file that is not declared.
+"""Declares the files of a run's folder, beside log and store, that Rollstream writes (`RunFiles`),
+for removal, backup and restore; any other file is the user's and stays.
+`tests/own/test_own_objects.py` fails on a file that is not declared.
 """
 
 import re
@@ -10,17 +9,17 @@ from dataclasses import dataclass
 
 from rollstream.storage.stores.run_keys import is_model_file
 
+# States which run a removal deletes, from its begin to its end (`runs/run_place.py`).
 REMOVAL_FILE = "removing.json"
-"""States which run a removal deletes, from its begin to its end (`runs/run_place.py`)."""
 CONFIGURATION_FILE = "config.json"
 LOCKS = ("replay.lock", "run.lock")
 
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """Declares files by a pattern of their path in the folder. A backup has those that are
-    `copied`, because a resumed run reads them; those that are `kept` stay while a part of the store
-    stays, because readers need them. The group `file` is as in `RunKeys`.
+    """Declares files by a pattern of their path in the folder. A backup has the `copied` ones,
+    which a resumed run reads; `kept` ones stay while a part of the store stays, whose readers need
+    them. The group `file` is as in `RunKeys`.
     """
 
     pattern: re.Pattern[str]
@@ -64,11 +63,11 @@ RUN_FILES = (
     _files(r"removing\.json|removing\.partial|(?:replay|run)\.lock"),
 )
 COPIED = ("config.json", "replay.json", "metrics/eval.jsonl", "metrics/started.json")
+# A backup looks for its files in these places alone.
 COPIED_FOLDERS = ("model", "profiles")
-"""The places of the files that a backup has; it looks nowhere else."""
+# A link in the place of one of these folders is the run's, too.
 FOLDERS = ("metrics", "metrics/endpoints", "logs", "profiles", "model", "model/tokenizer",
            "model/task", ".model.partial")  # fmt: skip
-"""The folders of these files; a link in the place of one of them is the run's, too."""
 
 
 def declared_files(path: str, names: Collection[str] = ()) -> RunFiles | None:

@@ -1,10 +1,6 @@
 """Names the files of a run's folder (`RunFolder`), opens the run's log and store, and guarantees
-that the folder holds one run: `write_configuration` keeps the configuration in `config.json` and
-refuses another one, so no log mixes two runs.
-
-The error names the changed settings. The user may accept a change (`--accept-config`), except of
-settings that are fixed for a run; incidental settings may always change (`storage.settings.Scope`).
-A relative URL of the log or the store names a place inside the folder.
+that the folder holds one run: `write_configuration` refuses another configuration than the one in
+`config.json`, so no log mixes two runs. A relative URL is inside the folder.
 """
 
 import json
@@ -92,13 +88,14 @@ def store_url(configuration: Configuration, folder: Path) -> str:
 
 
 def is_deleted(configuration: Configuration, folder: Path) -> bool:
-    """Returns whether `rollstream rm` has left only parts of the run. Stores elsewhere are not
-    asked.
+    """Returns whether `rollstream rm` has left only parts of the run; a store elsewhere is not
+    read.
     """
     if not configuration.store.startswith("file:"):
         return False
     path = Path(store_url(configuration, folder).partition(":")[2].removeprefix("//"))
-    try:  # without a store that is open, which would make its folder
+    # A store that is open would make its folder.
+    try:
         identity = decode_json((path / IDENTITY_KEY).read_bytes(), RunIdentity, IDENTITY_KEY)
     except (OSError, CorruptObject):
         return False
@@ -106,8 +103,8 @@ def is_deleted(configuration: Configuration, folder: Path) -> bool:
 
 
 def store_for_writing(configuration: Configuration, folder: Path) -> ObjectStore:
-    """Open the run's store. Raises `ConfigurationError` if the store ignores the condition of a
-    conditional write (create if absent, compare-and-swap), on which leases and versions depend.
+    """Open the run's store. Raises `ConfigurationError` if it ignores the condition of a
+    conditional write, on which leases and versions depend.
     """
     store = open_store(store_url(configuration, folder), configuration.sync)
     check_conditional_writes(store, configuration.store, uuid.uuid4().hex)
@@ -115,8 +112,8 @@ def store_for_writing(configuration: Configuration, folder: Path) -> ObjectStore
 
 
 def open_run_log_for_writing(configuration: Configuration, folder: Path) -> Bus:
-    """Open the run's log. A record that is too large for the log is in the store, and the log holds
-    a claim check that names it; reads and writes through the returned bus hide that.
+    """Open the run's log. The bus keeps records that are too large for the log in the store, behind
+    claim checks.
     """
     urls = bus_url(configuration, folder), store_url(configuration, folder)
     return open_log(*urls, configuration.sync)
@@ -126,19 +123,20 @@ def run_folder(path: str | Path) -> RunFolder:
     """Returns the folder of an existing run; `path` is that folder or the `config.json` in it.
     Raises `ConfigurationError` if it holds no `config.json`.
     """
-    given = Path(path).absolute()
-    folder = RunFolder(given.parent if given.name == "config.json" else given)
+    place = Path(path).absolute()
+    folder = RunFolder(place.parent if place.name == "config.json" else place)
     if not folder.configuration.exists():
         raise ConfigurationError(f"{folder.path} holds no run (no config.json there)")
     return folder
 
 
-_UNFINISHED = frozenset(["bus", "store", "model", "logs", "metrics"])  # config.json is written last
+# config.json is written last.
+_UNFINISHED = frozenset(["bus", "store", "model", "logs", "metrics"])
 
 
 def require_new(folder: Path, advice: str, command: str) -> None:
-    """Raise `ConfigurationError` unless a run may be made in the folder: it is missing or empty.
-    The error names what an unfinished `command` may have left.
+    """Raise `ConfigurationError` unless the folder is missing or empty; the error names a `command`
+    that may have left its files.
     """
     if not folder.exists():
         return
@@ -146,13 +144,13 @@ def require_new(folder: Path, advice: str, command: str) -> None:
         raise ConfigurationError(f"{folder} is a file; {advice}")
     names = {path.name for path in folder.iterdir()}
     if names:
-        left = f" (perhaps a {command} that was not finished)" if names <= _UNFINISHED else ""
-        raise ConfigurationError(f"{folder} is not empty{left}; {advice}")
+        leftover = f" (perhaps a {command} that was not finished)" if names <= _UNFINISHED else ""
+        raise ConfigurationError(f"{folder} is not empty{leftover}; {advice}")
 
 
 def reach(configuration: Configuration, folder: Path) -> ObjectStore:
-    """Check that the run's log and store can be reached and written, and return the store; creates
-    the log's topics.
+    """Check that the run's log and store can be reached and written; creates the topics, returns
+    the store.
     """
     check_reachable(configuration.bus)
     with closing(open_run_log_for_writing(configuration, folder)) as bus:
@@ -163,8 +161,8 @@ def reach(configuration: Configuration, folder: Path) -> ObjectStore:
 def check_changes(
     folder: RunFolder, configuration: Configuration, accepted: bool
 ) -> list[SettingChange]:
-    """Returns the changes of settings since the run in this folder, which has a `config.json`.
-    Raises `ConfigurationError` as `write_configuration` does.
+    """Returns the changes of settings since the run in this folder. Raises `ConfigurationError` as
+    `write_configuration` does.
     """
     recorded = essential_settings(load(folder.configuration))
     changes = setting_changes(recorded, essential_settings(configuration))
@@ -179,13 +177,8 @@ def write_configuration(
     accepted: bool = False,
     reach: Callable[[], object] = lambda: None,
 ) -> None:
-    """Make the folder and write `config.json`, atomically. If it exists with other values of
-    settings that are not incidental, raises `ConfigurationError`, unless the change is `accepted`
-    and no fixed setting is among them.
-
-    A new `config.json` is written only after `reach` has returned, which checks that log and store
-    can be reached. Otherwise a mistyped URL would stay in the folder, and the corrected command
-    would be refused as another configuration.
+    """Make the folder and write `config.json`, atomically. Raises `ConfigurationError` if it exists
+    with other settings that are not incidental, unless the change is `accepted` and none is fixed.
     """
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
@@ -197,6 +190,7 @@ def write_configuration(
     if folder.configuration.exists():
         check_changes(folder, configuration, accepted)
     else:
+        # A mistyped URL would stay in the folder, and the corrected command would be refused.
         reach()
     text = json.dumps(
         {CODE_REVISION: code_revision(), **file_form(configuration, Configuration())}, indent=2

@@ -1,10 +1,10 @@
-"""Resolves the model that a run starts from: `model_folder` is the one place from which every role
-and command takes the model's folder, and `task_settings` the one for the task's files.
+"""Resolves the model that a run starts from: every role takes its folder from `model_folder`, and
+the task's files from `task_settings`.
 
-The run's store decides which model it is (`storage/starting_model/`). A folder on this host is used
-where it has the same files, else the store's files are kept in `RUN/model`; weights are read from
-the store, by rows. A run that an earlier release began has no model in its store: then the folder
-is that of `model.path`, or the one that the warm-up wrote.
+The run's store decides which model it is (`storage/starting_model/`). A folder on this host with
+the same files is used, else the store's files are kept in `RUN/model`; weights are read from the
+store, by rows. Without a model in the store (an earlier release's run) it is the folder of
+`model.path` or of the warm-up.
 """
 
 import logging
@@ -44,12 +44,12 @@ from rollstream.storage.weights.pointer import read_pointer
 
 log = logging.getLogger(__name__)
 
+# The model's folder in a run's folder.
 MODEL = "model"
-"""The name of the model's folder in a run's folder."""
+# The models found by this process; a run's model never changes.
 _found: dict[tuple[str, Path, str | None], StoredModel] = {}
-"""The models found by this process; a run's model never changes."""
+# The days on which the runs of this process began: roles ask for them several times.
 _days: dict[tuple[str, Path], str] = {}
-"""The days on which the runs of this process began: roles ask for them several times."""
 
 
 _looked_at: dict[Path, tuple[RunLocation, Path]] = {}
@@ -57,9 +57,9 @@ _looked_at: dict[Path, tuple[RunLocation, Path]] = {}
 
 @contextmanager
 def model_is_read(location: RunLocation) -> Generator[None]:
-    """Read the model of the run in `location`, inside the block, as that of a run which may come
-    from another user: nothing is written into the run's folder, whose model files are checked
-    here, and files of the store are kept in a temporary folder.
+    """Read the model of the run in `location`, inside the block, as another user's: nothing is
+    written into its folder, whose model files are checked here; files of the store go to a
+    temporary folder.
     """
     assert location.folder is not None
     folder = location.files.path(MODEL)
@@ -73,7 +73,8 @@ def model_is_read(location: RunLocation) -> Generator[None]:
             yield
         finally:
             _looked_at.pop(location.folder, None)
-            if before is not None:  # another block reads the same run
+            # Another block reads the same run.
+            if before is not None:
                 _looked_at[location.folder] = before
             for key in [key for key in _found if key[1] == location.folder]:
                 del _found[key]
@@ -82,7 +83,6 @@ def model_is_read(location: RunLocation) -> Generator[None]:
 
 
 def _cache(folder: Path) -> Path:
-    """Returns the folder for the store's model files of the run in `folder`."""
     return _looked_at[folder][1] if folder in _looked_at else folder / MODEL
 
 
@@ -93,8 +93,8 @@ def _store(c: Configuration, folder: Path, url: str) -> ObjectStore:
 
 
 def local_model_folder(c: Configuration, folder: Path) -> Path:
-    """Returns the folder in which the starting model is on the host that has it: that of
-    `model.path`, else the one that the warm-up writes into the run's folder. It need not exist.
+    """Returns the starting model's folder on the host that has it: that of `model.path`, else the
+    warm-up's. It need not exist.
     """
     return find_hf_folder(c.model.path) if c.model.path else folder / MODEL
 
@@ -116,11 +116,11 @@ def run_model(c: Configuration, folder: Path) -> StoredModel | None:
 
 
 def model_folder(c: Configuration, folder: Path) -> Path:
-    """Returns a folder on this host with the configuration and the tokenizer of the starting model,
-    every file verified. It need not have the weights (`run_model`).
+    """Returns a folder on this host with configuration and tokenizer of the starting model, every
+    file verified, perhaps without its weights.
     """
-    found, local = run_model(c, folder), local_model_folder(c, folder)
-    return local if found is None else found.host_folder("", local, _cache(folder))
+    stored_model, local = run_model(c, folder), local_model_folder(c, folder)
+    return local if stored_model is None else stored_model.host_folder("", local, _cache(folder))
 
 
 def has_local_weights(c: Configuration, folder: Path) -> bool:
@@ -134,27 +134,27 @@ def has_local_weights(c: Configuration, folder: Path) -> bool:
 
 
 def whole_model_folder(c: Configuration, folder: Path, target: Path) -> Path:
-    """Returns a folder on this host with the whole starting model, weights too; if there is none,
-    `target`, into which the store's files are written.
+    """Returns a folder on this host with the whole starting model, if need be `target`, with the
+    store's files.
     """
-    found = run_model(c, folder)
-    if found is None:
+    stored_model = run_model(c, folder)
+    if stored_model is None:
         return local_model_folder(c, folder)
-    return found.whole_folder() or found.write_folder(target)
+    return stored_model.whole_folder() or stored_model.write_folder(target)
 
 
 def task_settings(c: Configuration, folder: Path) -> TaskSettings:
-    """Returns the task's settings with paths on this host: the tokenizer's folder (the configured
-    one, else the model's), and files of the task that the run's store has.
+    """Returns the task's settings with paths on this host, of the tokenizer's folder and of files
+    in the run's store.
     """
-    task, found = c.task, run_model(c, folder)
+    task, stored_model = c.task, run_model(c, folder)
     if task.template_date is None:
         task = task.model_copy(update={"template_date": _run_day(c, folder)})
     if task.tokenizer is None:
         task = task.model_copy(update={"tokenizer": str(model_folder(c, folder))})
-    if found is None:
+    if stored_model is None:
         return task
-    model, cache, names = found, _cache(folder), found.manifest.task_files
+    model, cache, names = stored_model, _cache(folder), stored_model.manifest.task_files
 
     def here(options: dict[str, Option]) -> dict[str, Option]:
         stored = {
@@ -169,13 +169,12 @@ def task_settings(c: Configuration, folder: Path) -> TaskSettings:
         part.model_copy(update={"options": here(part.options)}) for part in task.parts
     )
     if names.get(task.tokenizer or "") == TOKENIZER:
-        given = Path(str(task.tokenizer))
-        changed["tokenizer"] = str(found.host_folder(TOKENIZER, given, cache))
+        tokenizer_folder = Path(str(task.tokenizer))
+        changed["tokenizer"] = str(stored_model.host_folder(TOKENIZER, tokenizer_folder, cache))
     return task.model_copy(update=changed)
 
 
 def _run_day(c: Configuration, folder: Path) -> str | None:
-    """Returns the day on which the run began; None before it has begun, and for older runs."""
     url = url_inside(c.store, folder)
     if (url, folder) not in _days:
         if url.startswith("file:") and not Path(url.removeprefix("file:")).is_dir():
@@ -193,13 +192,13 @@ def adapter_folder(c: Configuration, folder: Path) -> Path | None:
     """
     if c.model.lora.path is None:
         return None
-    given, found = Path(c.model.lora.path).expanduser(), run_model(c, folder)
-    return given if found is None else found.adapter_folder(given, _cache(folder))
+    local, stored_model = Path(c.model.lora.path).expanduser(), run_model(c, folder)
+    return local if stored_model is None else stored_model.adapter_folder(local, _cache(folder))
 
 
 def model_source(c: Configuration, folder: Path) -> ModelSource | None:
     """Returns the model's files on this host; None if the model is not here. Files of the task that
-    are not here, or too large to be stored, are left out.
+    are missing, or too large to be stored, are left out.
     """
     local, tokenizer = local_model_folder(c, folder), c.task.tokenizer
     return source_in(c, local, tokenizer) if (local / CONFIG).is_file() else None
@@ -209,9 +208,10 @@ def source_in(c: Configuration, model: Path, tokenizer: str | None) -> ModelSour
     """Returns the files of the model in this folder, with those of the configured task."""
     adapter = c.model.lora.path
     if adapter is not None and not Path(adapter).expanduser().is_dir():
-        adapter = None  # the host that put the model has it
-    given = {path: Path(path).expanduser() for path in task_paths(c.task)}
-    files = {path: place for path, place in given.items() if place.is_file()}
+        # The host that put the model has it.
+        adapter = None
+    places = {path: Path(path).expanduser() for path in task_paths(c.task)}
+    files = {path: place for path, place in places.items() if place.is_file()}
     for path, place in files.items():
         if place.stat().st_size > TASK_BYTES_MAX:
             log.warning("%s is above %d bytes and not stored", path, TASK_BYTES_MAX)
@@ -247,7 +247,7 @@ def missing_model(c: Configuration) -> ConfigurationError:
 def check_starting_model(
     store: ObjectStore, c: Configuration, folder: Path
 ) -> ModelManifest | None:
-    """Returns the manifest of the model in the run's store, None if there is none. Raises
+    """Returns the manifest of the model in the run's store, None without one. Raises
     `ConfigurationError` if `model.path`, or a file of the task, is another one on this host.
     """
     manifest, source = read_model_manifest(store), model_source(c, folder)
@@ -262,12 +262,8 @@ def store_starting_model(
     folder: Path,
     progress: Callable[[str, int], None] = lambda name, size: None,
 ) -> ModelManifest | None:
-    """Put the model on this host into the run's store, unless the store has it; returns its
-    manifest. Returns None for a run that an earlier release began, which continues without.
-    `progress` is as in `put_model`.
-
-    Raises `ConfigurationError` if `model.path` names another model than the store's, or if there is
-    no model at all.
+    """Put this host's model into the run's store, unless it has one; returns its manifest, None for
+    a run that an earlier release began. Raises `ConfigurationError` for another or no model.
     """
     manifest = check_starting_model(store, c, folder)
     if manifest is not None or has_versions(store):

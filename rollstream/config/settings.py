@@ -1,10 +1,6 @@
 """Holds all settings of a run in one frozen value (`Configuration`), and finds valid values that
-cannot work together (`setting_problems`).
-
-Each class is one table of the configuration; tables of single roles are defined in `producers/`,
-`consumers/` and `storage/`. Each field has a docstring for its user, from which the reference page
-of settings is generated; a `Scope` states whether it may change between two starts of
-a run (`Scope`). `config.py` reads and validates configuration files.
+cannot work together (`setting_problems`). Each class is one table; those of single roles are in
+`producers/`, `consumers/` and `storage/`. A field's docstring is its text in the reference.
 """
 
 import re
@@ -170,8 +166,8 @@ class Configuration(Settings):
 
 @dataclass(frozen=True, slots=True)
 class SettingProblem:
-    """Names a setting, and the requirement that its value does not meet, for example
-    `must be < rollouts.context_max (512)`.
+    """Names a setting, and the requirement that its value misses, e.g. `must be <
+    rollouts.context_max (512)`.
     """
 
     key: str
@@ -179,11 +175,12 @@ class SettingProblem:
 
 
 def setting_problems(configuration: Configuration) -> list[SettingProblem]:
-    """Returns a problem for each combination of values that cannot work; empty if there is none. An
-    invalid Kafka URL raises its own error.
+    """Returns a problem for each combination of values that cannot work. An invalid Kafka URL
+    raises its own error.
     """
     if configuration.rollouts.engine not in ENGINES:
-        must = f"must be one of {', '.join(ENGINES)}"  # the other checks ask the engine's kind
+        # The other checks ask the engine's kind.
+        must = f"must be one of {', '.join(ENGINES)}"
         return [SettingProblem("rollouts.engine", must)]
     checks = (
         _check_urls,
@@ -214,7 +211,8 @@ def _check_urls(c: Configuration) -> Iterator[SettingProblem]:
         scheme, _, path = url.partition(":")
         if scheme in ("file", "sqlite") and re.match("//[^/]", path):
             must = f"must be {scheme}:PATH, with one slash or three before an absolute path"
-            yield SettingProblem(key, must)  # its first part would be a host's name
+            # The first part would be a host's name.
+            yield SettingProblem(key, must)
             continue
         kind = bus_kind(url) if key == "bus" else store_kind(url)
         if kind is None:
@@ -259,8 +257,8 @@ def _check_task(c: Configuration) -> Iterator[SettingProblem]:
             yield SettingProblem("task.environment", must)
 
 
+# Tasks whose option `verifier` judges answers.
 VERIFIED = ("dataset", "tools")
-"""Tasks whose option `verifier` judges answers."""
 
 
 def lacks_verifier(name: object, options: Mapping[str, object]) -> bool:
@@ -301,15 +299,15 @@ def _check_agent(c: Configuration) -> Iterator[SettingProblem]:
 
 
 def _check_sampling(c: Configuration) -> Iterator[SettingProblem]:
-    kept = "(the kept set is not recorded, so its log-probabilities cannot be trained on)"
+    reason = "(the kept set is not recorded, so its log-probabilities cannot be trained on)"
     if c.sampling.temperature == 0:
         yield SettingProblem(
             "sampling.temperature", "must be > 0 when training (greedy never explores)"
         )
     if c.sampling.top_k:
-        yield SettingProblem("sampling.top_k", f"must be 0 when training {kept}")
+        yield SettingProblem("sampling.top_k", f"must be 0 when training {reason}")
     if c.sampling.top_p < 1:
-        yield SettingProblem("sampling.top_p", f"must be 1 when training {kept}")
+        yield SettingProblem("sampling.top_p", f"must be 1 when training {reason}")
     if c.sampling.tokens_max >= c.rollouts.context_max:
         limit = f"rollouts.context_max ({c.rollouts.context_max}), which holds the prompt too"
         yield SettingProblem("sampling.tokens_max", f"must be < {limit}")
@@ -324,10 +322,10 @@ def _check_evaluation(c: Configuration) -> Iterator[SettingProblem]:
 
 def _check_rollouts(c: Configuration) -> Iterator[SettingProblem]:
     low, high = c.rollouts.kind.temperatures
-    asked = {"sampling.temperature": c.sampling.temperature}
+    temperatures = {"sampling.temperature": c.sampling.temperature}
     if c.evaluation.enabled:
-        asked["evaluation.temperature"] = c.evaluation.temperature
-    for key, temperature in asked.items():
+        temperatures["evaluation.temperature"] = c.evaluation.temperature
+    for key, temperature in temperatures.items():
         if temperature and not low <= temperature <= high:
             must = f"must lie in [{low:g}, {high:g}] with rollouts.engine = {c.rollouts.engine!r}"
             yield SettingProblem(key, must)
@@ -353,8 +351,8 @@ def _check_rollouts(c: Configuration) -> Iterator[SettingProblem]:
         must = f"must be ≥ {beats}, or living rollouts look dead"
         yield SettingProblem("dispatch.heartbeat_timeout_s", must)
     if c.dispatch.stuck_timeout_s < c.dispatch.heartbeat_timeout_s:
-        least = f"dispatch.heartbeat_timeout_s ({c.dispatch.heartbeat_timeout_s:g})"
-        yield SettingProblem("dispatch.stuck_timeout_s", f"must be ≥ {least}")
+        minimum = f"dispatch.heartbeat_timeout_s ({c.dispatch.heartbeat_timeout_s:g})"
+        yield SettingProblem("dispatch.stuck_timeout_s", f"must be ≥ {minimum}")
 
 
 def _check_engine_arguments(c: Configuration) -> Iterator[SettingProblem]:
@@ -390,22 +388,21 @@ def _check_paced(c: Configuration) -> Iterator[SettingProblem]:
 
 
 def model_positions(path: str | None, config: Mapping[str, object]) -> int | None:
-    """Returns the longest sequence that the model takes, in tokens, by the configuration in its
-    folder `path`, or by `config` without one; None if the configuration does not state it.
-    """
+    """Returns the longest sequence, in tokens, of `model_fields`; None if they do not state it."""
     return longest_positions(model_fields(path, config))
 
 
 def model_fields(path: str | None, config: Mapping[str, object]) -> Mapping[str, object]:
     """Returns the model's configuration: the `config.json` in its folder `path`, or `config`
-    without one; empty if the file cannot be read, which the checks of the model report.
+    without one; empty if the file cannot be read.
     """
     fields: object = config
     if path is not None:
         try:
             folder = find_hf_folder(path)
             fields = parse_loose_json(read_small_file(folder / CONFIG))
-        except (OSError, ValueError):  # `_check_model` and the loader report the error
+        # `_check_model` and the loader report the error.
+        except (OSError, ValueError):
             return {}
     return cast(Mapping[str, object], fields) if isinstance(fields, Mapping) else {}
 
@@ -428,8 +425,10 @@ def _check_training(c: Configuration) -> Iterator[SettingProblem]:
     if c.scoring.holds_reference and not scored_reference(t):
         must = "must not be 'reference' unless trainer.reference_by = 'score' and reference_kl > 0"
         yield SettingProblem("scoring.function", must)
-    kept = c.checkpoints.every * (c.checkpoints.keep + 1)
-    for key, must in objective_problems(t, c.dispatch.max_lag, c.weights.versions_max, kept):
+    checkpoint_steps = c.checkpoints.every * (c.checkpoints.keep + 1)
+    for key, must in objective_problems(
+        t, c.dispatch.max_lag, c.weights.versions_max, checkpoint_steps
+    ):
         yield SettingProblem(key, must)
     if t.survivors_min > t.samples_per_group:
         must = f"must be ≤ trainer.samples_per_group ({t.samples_per_group})"

@@ -1,9 +1,6 @@
 """Reads the settings of a file, of environment variables and of `--set` options, each source into
-one layer: nested values, with the origin of each for error messages.
-
-`config.load_layers` merges the layers: the environment replaces values of the file, `--set` those
-of both. This file refuses malformed sources and values that `config.json` cannot hold; unknown keys
-and wrong types are refused by `config.validate_layers`, after merging.
+one layer: nested values with their origins (`config.load_layers` merges them). Malformed sources
+are refused here, unknown keys and wrong types by `config.validate_layers`.
 """
 
 import math
@@ -24,8 +21,9 @@ from rollstream.os_failures import explain_os_error
 
 ENVIRONMENT_PREFIX = "ROLLSTREAM_"
 ENVIRONMENT_ORIGIN = "environment variable"
+# By it the supervisor gives each process the port of its metrics.
 METRICS_PORT = "ROLLSTREAM_METRICS_PORT"
-"""Variable by which the supervisor gives each process the port of its metrics."""
+# Variables with `ENVIRONMENT_PREFIX` that are not settings: they concern one process, not the run.
 RESERVED_VARIABLES = frozenset(
     {
         "STATE",
@@ -38,30 +36,25 @@ RESERVED_VARIABLES = frozenset(
         "EXPLORER_TOKEN",
     }
 )
-"""Variables, named without `ENVIRONMENT_PREFIX`, that have the prefix but are not settings: they
-concern one process, not the run.
-"""
 
+# Settings of earlier releases, each with its default, which the `config.json` of an old run may
+# hold.
 REMOVED_SETTINGS: Mapping[str, Any] = {"rollouts.vllm.kv_handover": False}
-"""Settings that earlier releases had and this one refuses, each with its default. The `config.json`
-of an old run may still hold them at their default (`config.load_layers`).
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class SettingLayers:
-    """Holds the settings of one source, or of several merged ones. `values` are nested by table;
-    `origins` maps each setting's dotted key (`trainer.lr`) to a text such as `--set` or the name of
-    a file.
+    """Holds the settings of one source, or of several merged ones: `values` nested by table,
+    `origins` by dotted key (`trainer.lr`), a text such as `--set` or the name of a file.
     """
 
     values: dict[str, Any] = field(default_factory=dict[str, Any])
     origins: dict[str, str] = field(default_factory=dict[str, str])
 
     def put(self, key: str, value: Any, origin: str) -> None:
-        """Set the setting with this dotted key and create the tables above it; the text `null`
-        becomes None. Raises `ConfigurationError` if a table of the key is already a plain value, or
-        if `config.json` cannot hold `value`.
+        """Set the setting with this dotted key; the text `null` becomes None. Raises
+        `ConfigurationError` if a table of the key is already a plain value, or if `config.json`
+        cannot hold `value`.
         """
         _refuse_unwritable(key.rpartition(".")[2], value, f"{key} in {origin}")
         *tables, leaf = key.split(".")
@@ -77,11 +70,12 @@ class SettingLayers:
 
 
 def file_layer(path: Path) -> SettingLayers:
-    """Returns the settings of a file, which is JSON if its name ends in `.json`, else TOML. Raises
-    `ConfigurationError` if the file is missing, cannot be read, or is not valid.
+    """Returns the settings of a file, JSON if its name ends in `.json`, else TOML. Raises
+    `ConfigurationError` if it is missing, unreadable, or not valid.
     """
     try:
-        is_json = path.suffix == ".json"  # that of a run, which may come from another user
+        # The file of a run, which may come from another user.
+        is_json = path.suffix == ".json"
         data = ContainedFolder(path.parent).read(path.name) if is_json else path.read_bytes()
         values = parse_loose_json(data) if is_json else tomllib.loads(data.decode("utf-8-sig"))
     except OutsideRun:
@@ -90,7 +84,8 @@ def file_layer(path: Path) -> SettingLayers:
         raise ConfigurationError(f"no configuration file {path}; is the path right?") from None
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {explain_os_error(error)}") from None
-    except (ValueError, RecursionError) as error:  # of TOML, JSON and UTF-8
+    # Of TOML, JSON and UTF-8.
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(
             f"{path} is no valid {path.suffix[1:] or 'TOML'}: {error}"
         ) from None
@@ -102,19 +97,17 @@ def file_layer(path: Path) -> SettingLayers:
 
 
 _DECIMAL = re.compile(r"[+-]?(\d+\.\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+# Variables that Kubernetes gives to each container for a service whose name begins with
+# `rollstream`.
 _OF_A_SERVICE = re.compile(
     r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
-"""Variables that Kubernetes gives to each container for a service whose name begins with
-`rollstream`.
-"""
 
 
 def environment_layer(environment: Mapping[str, str], model: type[BaseModel]) -> SettingLayers:
     """Returns the settings in environment variables: `ROLLSTREAM_TRAINER__LR=1e-4` is `trainer.lr`.
-    Every variable with the prefix counts as a setting, except `RESERVED_VARIABLES`, so validation
-    refuses a misspelled one. `model` is the configuration's class: it states which settings are
-    text (`takes_text`).
+    Every variable with the prefix counts, except `RESERVED_VARIABLES`, so validation refuses a
+    misspelled one.
     """
     layers = SettingLayers()
     for name, text in sorted(environment.items()):
@@ -128,8 +121,8 @@ def environment_layer(environment: Mapping[str, str], model: type[BaseModel]) ->
 
 
 def overrides_layer(overrides: Sequence[str], model: type[BaseModel]) -> SettingLayers:
-    """Returns the settings of `--set` options, texts such as `trainer.lr=1e-4`. The last text of a
-    key wins. Raises `ConfigurationError` for a text without `=` or with an empty part of its key.
+    """Returns the settings of `--set` options such as `trainer.lr=1e-4`; the last text of a key
+    wins. Raises `ConfigurationError` for a text without `=` or with an empty part of its key.
     """
     layers = SettingLayers()
     for override in overrides:
@@ -153,17 +146,17 @@ def merge_layers(below: SettingLayers, above: SettingLayers) -> SettingLayers:
 
 
 def setting_types(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
-    """Returns the type annotation of every setting of `model` by dotted key. The fields of a nested
-    model (a TOML table) count as settings, the nested model itself does not.
+    """Returns the type annotation of every setting of `model` by dotted key; tables are not
+    settings.
     """
-    found: dict[str, Any] = {}
+    annotations: dict[str, Any] = {}
     for name, info in model.model_fields.items():
         kind = info.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            found.update(setting_types(kind, f"{prefix}{name}."))
+            annotations.update(setting_types(kind, f"{prefix}{name}."))
         else:
-            found[prefix + name] = kind
-    return found
+            annotations[prefix + name] = kind
+    return annotations
 
 
 def takes_text(kind: Any) -> bool:
@@ -174,7 +167,6 @@ def takes_text(kind: Any) -> bool:
 
 
 def _put_parsed(layers: SettingLayers, key: str, value: Any, origin: str) -> None:
-    """Set one setting, or with an inline table each setting that it names; others stay."""
     if isinstance(value, dict):
         _put_table(layers, f"{key}.", cast(dict[str, Any], value), origin)
     else:
@@ -191,8 +183,8 @@ def _put_table(layers: SettingLayers, prefix: str, table: Mapping[str, Any], ori
 
 
 def _refuse_unwritable(key: str, value: Any, where: str) -> None:
-    """Raise `ConfigurationError` for a value that `config.json` cannot hold (a date, infinity,
-    NaN), also for one inside a list or inside a table of a list.
+    """Raise `ConfigurationError` for a date, infinity or NaN, at any depth, which `config.json`
+    cannot hold.
     """
     if isinstance(value, list | dict):
         inside = cast(list[Any] | dict[str, Any], value)
@@ -201,7 +193,8 @@ def _refuse_unwritable(key: str, value: Any, where: str) -> None:
             _refuse_unwritable(name, item, where)
     elif isinstance(value, float) and not math.isfinite(value):
         raise ConfigurationError(f"{key} must be finite, got {value} ({where})")
-    elif not isinstance(value, str | int | float | None):  # TOML's dates and times
+    # TOML's dates and times.
+    elif not isinstance(value, str | int | float | None):
         raise ConfigurationError(f"{key} cannot be a date, got {value} ({where})")
 
 
@@ -209,20 +202,19 @@ _BOOLEANS = {"True": True, "False": False}
 
 
 def _parsed(key: str, text: str, model: type[BaseModel]) -> Any:
-    """Parse the text as a TOML value: a finite number, a boolean, a string, a list or an inline
-    table. Python's `True` and `False` are booleans, too: as a text, which templates and options of
-    tasks take, both would count as true. Returns the text itself if the setting holds text, or if
-    the text is none of these. A setting that is a number may be written as Python writes it, too
-    (`.7`, `1.`, `1.e-5`).
+    """Parse the text as a TOML value. Returns the text itself if the setting holds text, or if it
+    is none.
     """
     kind = setting_types(model).get(key)
     if takes_text(kind):
         return text
+    # Python's booleans, too: as a text, which options of tasks take, both would be true.
     if text.strip() in _BOOLEANS:
         return _BOOLEANS[text.strip()]
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):  # no TOML, too many digits, too deep
+    # No TOML, too many digits, too deep; Python's `.7`, `1.` and `1.e-5` are numbers.
+    except (ValueError, RecursionError):
         if float not in (kind, *get_args(kind)) or _DECIMAL.fullmatch(text.strip()) is None:
             return text
         value = float(text)

@@ -1,6 +1,6 @@
-"""Takes from a run's store what the files of this host do not have: what the run recorded for
-defaults that follow the data (`stored_defaults`), and the adapter that it starts from
-(`stored_adapter`). So a role on another host needs the run's TOML file alone.
+"""Takes from a run's store what this host's files do not have: recorded defaults that follow the
+data (`stored_defaults`), and the starting adapter (`stored_adapter`). So a role on another host
+needs the run's TOML file alone.
 """
 
 import logging
@@ -22,18 +22,19 @@ from rollstream.storage.stores.connect import open_store
 
 log = logging.getLogger(__name__)
 
+# Longest wait for the store: a role waits for it longer, once it has started.
 STORE_S = 10.0
-"""Longest wait for the store: a role waits for it longer, once it has started."""
 
 
 def stored_defaults(c: Configuration, folder: Path) -> SettingLayers:
-    """Returns those of `FOLLOW_DATA` that the run has recorded in its store; none before it has
-    recorded its settings, and while the store cannot be read, which the role itself reports.
+    """Returns those of `FOLLOW_DATA` that the run has recorded in its store; none while the store
+    cannot be read, which the role itself reports.
     """
     recorded = SettingLayers()
     url = url_inside(c.store, folder)
     if url.startswith("file:") and not Path(url.removeprefix("file:")).is_dir():
-        return recorded  # opening the store would make the folder
+        # Opening the store would make the folder.
+        return recorded
     try:
         store = open_store(url, c.sync, STORE_S)
         identity = read_identity(store)
@@ -58,5 +59,5 @@ def stored_adapter(c: Configuration, folder: Path) -> LoraSettings | None:
     if model is None or c.model.lora.path is None or not model.has_adapter:
         return None
     with TemporaryDirectory(prefix="rollstream-adapter-") as cache:
-        own = adapter_settings(str(model.adapter_folder(Path(c.model.lora.path), Path(cache))))
-    return own.model_copy(update={"path": c.model.lora.path})
+        adapter = adapter_settings(str(model.adapter_folder(Path(c.model.lora.path), Path(cache))))
+    return adapter.model_copy(update={"path": c.model.lora.path})

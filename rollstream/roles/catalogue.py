@@ -1,5 +1,5 @@
-"""Declares every role once: its command, the processes that `rollstream run` starts for it, and the
-function that runs it. The module imports no role, so `--help` and the supervisor start at once.
+"""Declares every role once: its command, its processes under `rollstream run`, and its function. It
+imports no role, so `--help` and the supervisor start at once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """Declares one role. `supervisor.process.ProcessSpec` explains `ends` (the work that its
-    exit with code 0 completes), `single_holder` (it needs a lease) and `stops_last`.
+    """Declares one role; `supervisor.process.ProcessSpec` explains `ends`, `single_holder` and
+    `stops_last`.
     """
 
     name: str
@@ -43,9 +43,7 @@ class Role:
     """True if the role records the run's configuration and takes `--accept-config`."""
 
     def load(self) -> Callable[["RoleContext"], bool]:
-        """Import and return the function that runs the role. Its module may import torch, which
-        takes seconds.
-        """
+        """Import and return the role's function; the import may take seconds (torch)."""
         module, _, function = self.runs.partition(":")
         return getattr(import_module(f"rollstream.roles.{module}"), function)
 
@@ -106,7 +104,8 @@ _ALL = (
         runs="scorer:run_scorer",
         processes=lambda c: _numbered("scorer", c.scoring.count),
         threads=lambda c: c.trainer.threads if c.scoring.holds_reference else 1,
-        needs_model=False,  # it checks its function before it waits
+        # It checks its function before it waits.
+        needs_model=False,
     ),
     Role(
         name="eval",
@@ -138,4 +137,4 @@ _ALL = (
     ),
 )
 ROLES: Mapping[str, Role] = {role.name: role for role in _ALL}
-"""All roles by command, in the order in which `rollstream run` starts them."""
+"""In the order in which `rollstream run` starts them."""

@@ -1,10 +1,5 @@
-"""Opens a role's context (`open_role_context`): its launch options, and the log and store of its
-run. Also builds from the run's configuration what several roles need.
-
-The task comes from the settings and the run's tokenizer (`load_run_task`). The prompts come from
-the task (`prompt_order`), and only if the model has all tokens that the task uses. The bounds state
-which trajectories can be trained (`training_bounds`, `run_rule`); trainer, rollouts, replay and
-audit apply bounds by one function (`refusal` in `streams/admissible.py`).
+"""Opens a role's context (`open_role_context`), and builds parts that several roles need: the task,
+the order of prompts, and the bounds of trainable trajectories.
 """
 
 import logging
@@ -84,8 +79,8 @@ class RoleContext(RoleLaunch):
 
 @contextmanager
 def open_role_context(launch: RoleLaunch, watch: ProcessMetrics) -> Generator[RoleContext]:
-    """Open the run's log and store while the block runs; creates the topics that do not exist. The
-    context's `stop` is that of `watch`, whose health follows from the polls of the role's loop.
+    """Open the run's log and store while the block runs; creates missing topics. The context's
+    `stop` is that of `watch`, whose health follows from the polls of the role's loop.
     """
     bus = MeteredBus(open_run_log_for_writing(launch.configuration, launch.folder))
     try:
@@ -93,27 +88,27 @@ def open_role_context(launch: RoleLaunch, watch: ProcessMetrics) -> Generator[Ro
         store = MeteredStore(open_store(url, launch.configuration.sync))
         watch.dependencies += [bus.metric_values, store.metric_values]
         bus.create(catalogue())
-        given = {part.name: getattr(launch, part.name) for part in fields(RoleLaunch)}
-        given["stop"] = watch.stop
-        yield RoleContext(**given, bus=bus, store=store, watch=watch)
+        options = {part.name: getattr(launch, part.name) for part in fields(RoleLaunch)}
+        options["stop"] = watch.stop
+        yield RoleContext(**options, bus=bus, store=store, watch=watch)
     finally:
         bus.close()
 
 
 def await_model(context: RoleContext) -> bool:
     """Wait until the run's model is in the store or on this host; returns False if the role is
-    stopped first. A trainer's first rank puts a model on its host into the store, and the others
-    wait for it, because all must read the same one. Raises `ConfigurationError` if there is no
-    model after `MODEL_WAIT_S`.
+    stopped first. Raises `ConfigurationError` if there is no model after `MODEL_WAIT_S`.
     """
     c, folder = context.configuration, context.folder
     deadline, is_logged = Deadline(MODEL_WAIT_S), False
     while True:
-        # Asked before the store's model is: that of a new run is there before its first version.
+        # Read before the store's model: that of a new run is there before its first version.
         is_old = has_versions(context.store)
         if run_model(c, folder) is not None:
             return True
         if (local_model_folder(c, folder) / CONFIG).is_file():
+            # A trainer's first rank stores its host's model, and the others wait: all read the same
+            # one.
             if is_old or context.role != "train":
                 return True
             if os.environ.get("RANK", "0") == "0":
@@ -129,23 +124,23 @@ def await_model(context: RoleContext) -> bool:
 
 
 def set_torch_threads(threads: int) -> None:
-    """Set the number of threads with which torch computes in this process. Several roles share few
-    cores, so no role may use as many threads as there are cores, which is torch's default.
-    """
+    """Set the number of threads with which torch computes in this process."""
     import torch
 
+    # torch's default is one for each core, and several roles share few cores.
     os.environ["OMP_NUM_THREADS"] = str(threads)
     torch.set_num_threads(threads)
 
 
 def check_vocabulary(configuration: Configuration, folder: Path, task: Task) -> None:
     """Raise `ConfigurationError` if the model of `model.path` has fewer tokens than the task's
-    tokenizer, its first prompt or its stop tokens use. Tokens that were added to a tokenizer
-    without room in the model (padding, images) are accepted until they are used.
+    tokenizer, its first prompt or its stop tokens use. Tokens without room in the model (padding,
+    images) pass until they are used.
     """
     path = configuration.model.path
     if path is None:
-        return  # the warm-up makes a model whose vocabulary has the tokenizer's size
+        # A warm-up's model has the tokenizer's size.
+        return
     fields = read_hf_config(model_folder(configuration, folder))
     text: Mapping[str, Any] = fields.get("text_config") or fields
     size = text.get("vocab_size")
@@ -155,9 +150,7 @@ def check_vocabulary(configuration: Configuration, folder: Path, task: Task) -> 
 
 
 def prompt_tokens_max(configuration: Configuration) -> int:
-    """Returns the length, in tokens, of the longest prompt that still leaves room in the context
-    for an answer of the maximum length.
-    """
+    """Returns the tokens of the longest prompt that leaves room for the longest answer."""
     return configuration.rollouts.context_max - configuration.sampling.tokens_max
 
 
@@ -169,9 +162,8 @@ def load_run_task(configuration: Configuration, folder: Path) -> Task:
 def prompt_order(
     configuration: Configuration, folder: Path, loaded: Task | None = None
 ) -> PromptOrder:
-    """Returns the order of the run's prompts, which gives for each group its prompt and sampling
-    parameters; `loaded` is the run's task, if the caller has it. Raises `ConfigurationError` if the
-    model lacks tokens of the task.
+    """Returns the order of the run's prompts; `loaded` is the run's task, if the caller has it.
+    Raises `ConfigurationError` if the model lacks its tokens.
     """
     c = configuration
     task = load_run_task(c, folder) if loaded is None else loaded
@@ -190,18 +182,18 @@ def prompt_order(
 
 
 def run_rule(c: Configuration, folder: Path) -> TrainingRule:
-    """Returns the rule by which this run's trainer decides which samples of a group it trains."""
+    """Returns the rule by which this run's trainer chooses the trained samples of a group."""
     bounds = training_bounds(c, hf_vocabulary_size(model_folder(c, folder)))
     return training_rule(c.trainer, c.dispatch.max_lag, bounds.keep_version, bounds)
 
 
 def training_bounds(c: Configuration, vocabulary: int | None) -> TrainingBounds:
-    """Returns the bounds within which a trajectory can be trained, for a model with this vocabulary
-    size; with None any token id passes.
+    """Returns the bounds of trainable trajectories (`streams/admissible.py`); with `vocabulary`
+    None any token id passes.
     """
     keep_version = c.rollouts.on_update == "keep_version"
-    known = TrainingBounds().vocabulary if vocabulary is None else vocabulary
-    return TrainingBounds(known, c.rollouts.context_max, keep_version)
+    vocabulary_size = TrainingBounds().vocabulary if vocabulary is None else vocabulary
+    return TrainingBounds(vocabulary_size, c.rollouts.context_max, keep_version)
 
 
 @contextmanager
@@ -213,14 +205,13 @@ def classify_engine_errors(
     instead: str = "another engine (rollouts.engine)",
 ) -> Generator[None]:
     """Change an error of the block, which opens an engine, into one that states whether it is
-    final: `ConfigurationError` ends the role, and after `EngineUnavailable` the supervisor starts
-    it again.
+    final: `ConfigurationError` ends the role, after `EngineUnavailable` the supervisor starts it
+    again. `instead` names the alternative to another model.
 
-    An error is final if a check of Rollstream refused the model or a setting by name. It is not
-    final if a library or the machine failed (the error then has a cause), if it is not the run's
-    first version that was refused (`is_first`), since the next one may be accepted, or if the
-    settings of an external server are wrong (`is_server`). A refusal by such a server is raised
-    unchanged. `instead` names what the user may choose instead of another model.
+    Final is a refusal of the model or a setting by a check of Rollstream. Not final are failures of
+    a library or the machine (the error has a cause), a refusal of a later version than the first
+    (`is_first`), since the next may be accepted, and wrong settings of an external server
+    (`is_server`), whose own refusals pass unchanged.
     """
     try:
         yield

@@ -1,11 +1,9 @@
-"""Evaluates versions on held-out prompts: as a role that follows the topic `weights` beside the
-run, without delaying it (`evaluate_announced`), or stored ones on request (`evaluate_stored`).
+"""Evaluates versions on held-out prompts: as a role beside the run (`evaluate_announced`), or
+stored ones on request (`evaluate_stored`).
 
-For the role every `evaluation.every`-th version is due, and the last one. A version is fetched and
-verified before its evaluation starts, so its removal cannot disturb the evaluation. Due versions
-that wait are pinned: retention removes others first. Each due version has one line in
-`metrics/eval.jsonl`, also after a kill and a restart; one that was removed too early has none. One
-listing of the store per evaluation tells which are left.
+Due are every `evaluation.every`-th version and the last one; each has one line in
+`metrics/eval.jsonl`, also after a kill, unless it was removed too early. Waiting ones are pinned:
+retention removes others first.
 """
 
 import json
@@ -79,9 +77,9 @@ def evaluate_announced(context: RoleContext) -> bool:
             if not due:
                 context.stop.wait(POLL_S)
                 continue
-            kept = kept_versions(context, due, announced)
-            evaluator.give_up(number for number in due if number not in kept)
-            waiting = [kept[number] for number in due if number in kept]
+            versions = kept_versions(context, due, announced)
+            evaluator.give_up(number for number in due if number not in versions)
+            waiting = [versions[number] for number in due if number in versions]
             pins.set(waiting[:PINNED_MAX])
             if not waiting:
                 continue
@@ -95,8 +93,8 @@ def evaluate_announced(context: RoleContext) -> bool:
 
 
 def evaluate_stored(context: RoleContext, numbers: Iterable[int]) -> Iterator[dict[str, object]]:
-    """Evaluate these stored versions now and yield their lines, without writing them to
-    `metrics/eval.jsonl`. Raises `ObjectMissing` for a version that is not stored.
+    """Evaluate these stored versions and yield their lines. Raises `ObjectMissing` for a version
+    that is not stored.
     """
     c = context.configuration
     set_torch_threads(c.evaluation.threads)
@@ -106,8 +104,8 @@ def evaluate_stored(context: RoleContext, numbers: Iterable[int]) -> Iterator[di
     for number in numbers:
         version = stored_version(context, number)
         if version is None:
-            kept = ", ".join(str(v.version.number) for v in stored_versions(context.store))
-            raise ObjectMissing(f"version {number} is not kept; kept are {kept}")
+            numbers_kept = ", ".join(str(v.version.number) for v in stored_versions(context.store))
+            raise ObjectMissing(f"version {number} is not kept; kept are {numbers_kept}")
         line = evaluator.line(version)
         if line is not None:
             yield line
@@ -117,7 +115,8 @@ def _open_evaluator(context: RoleContext) -> "Evaluator":
     c, folder = context.configuration, context.folder
     task = load_run_task(c, folder)
     is_set = "prompts" in c.evaluation.model_fields_set
-    prompts = held_out_count(task, c.evaluation.prompts, is_set)  # here, not at the first version
+    # Here, not at the first version.
+    prompts = held_out_count(task, c.evaluation.prompts, is_set)
     if prompts < c.evaluation.prompts:
         log.warning("evaluation.prompts = %d: no more are held out", prompts)
     pool = RewardPool(task_settings(c, folder), is_asynchronous=is_asynchronous(task))
@@ -125,7 +124,7 @@ def _open_evaluator(context: RoleContext) -> "Evaluator":
 
 
 def due_numbers(c: Configuration, newest: int) -> list[int]:
-    """Numbers of the due versions up to `newest`, evaluated or not; version 0 is due."""
+    """Returns the due versions up to `newest`, evaluated or not; version 0 is due."""
     last = [c.trainer.steps] if newest >= c.trainer.steps else []
     return sorted({*range(0, newest + 1, c.evaluation.every), *last})
 
@@ -133,16 +132,16 @@ def due_numbers(c: Configuration, newest: int) -> list[int]:
 def kept_versions(
     context: RoleContext, numbers: Sequence[int], announced: Mapping[int, Version]
 ) -> dict[int, Version]:
-    """The versions with these numbers of which the store still has objects, by number: as announced
-    or, if no announcement was read, the one of the highest term. The store is listed once.
+    """Returns the versions with these numbers that still have objects: as announced, else of the
+    highest term. The store is listed once.
     """
     listed = {version.number: version for version in sorted(listed_versions(context.store))}
     return {n: announced.get(n, listed[n]) for n in numbers if n in listed}
 
 
 def stored_version(context: RoleContext, number: int) -> Version | None:
-    """The complete stored version with this number; of several (a replaced trainer made one too)
-    the one of the highest term.
+    """Returns the complete stored version with this number, of the highest term (a replaced trainer
+    made one too).
     """
     listed = [v for v in listed_versions(context.store) if v.number == number]
     return next((v for v in sorted(listed, reverse=True) if is_whole(context.store, v)), None)
@@ -158,7 +157,6 @@ class Evaluator:
     task: Task
     rewards: RewardPool
     prompts: int
-    """Number of held-out prompts that an evaluation asks."""
     held: ResidentWeights = field(default_factory=ResidentWeights)
     """Weights of the previously evaluated version: only deltas to the next one are fetched."""
     done: set[int] = field(default_factory=set[int])
@@ -166,21 +164,18 @@ class Evaluator:
     has_no_start: bool = False
     """Whether version 0 was looked for in vain: it never comes back."""
     due: int = 0
-    """Number of announced versions that wait for their evaluation."""
     count: int = 0
-    """Number of evaluations of this process."""
     last: dict[str, float] = field(default_factory=dict[str, float])
     """Values of the newest evaluation of this process."""
 
     def give_up(self, numbers: Iterable[int]) -> None:
-        """Note due versions that the store does not hold any more."""
+        """Count versions that the store does not hold any more as done."""
         gone = sorted(numbers)
         self.done.update(gone)
         if gone:
             log.warning("versions %s are gone before their evaluation", gone)
 
     def evaluated(self, line: dict[str, object]) -> None:
-        """Count an evaluation whose line was written, and keep its values for the metrics."""
         self.count += 1
         self.last = {k: float(v) for k, v in line.items() if isinstance(v, int | float)}
 
@@ -195,11 +190,12 @@ class Evaluator:
         }
 
     def line(self, version: Version) -> dict[str, object] | None:
-        """Evaluate a version and return its line of `eval.jsonl`; None if retention removed the
-        version before it was fetched.
+        """Evaluate a version and return its line of `eval.jsonl`; None if it was removed before it
+        was fetched.
         """
         c, store = self.context.configuration, self.context.store
         try:
+            # Fetched and verified first, so its removal cannot disturb the evaluation.
             manifest = self.held.update(store, version).manifest
             config = config_from_version(store, manifest)
             tensors = form_of(manifest).model_tensors(store, manifest, self.held.tensors)
@@ -236,9 +232,9 @@ class Evaluator:
         return evaluation.line(version.number, seconds)
 
     def started_s(self) -> float | None:
-        """The time at which version 0 was made. The field `seconds` of a line counts from it to the
-        creation of the line's version, however late that version is evaluated. The time is kept in
-        a file, because version 0 may be removed; None if it was removed before.
+        """Returns the time at which version 0 was made, from which the field `seconds` of a line
+        counts to the creation of its version; None if version 0 was removed before its time was
+        kept.
         """
         path = RunFolder(self.context.folder).metrics / "started.json"
         if not path.exists():
@@ -247,6 +243,7 @@ class Evaluator:
             if first is None:
                 return None
             manifest, _ = fetch_tensors(self.context.store, first, tensors=())
+            # Kept in a file, because version 0 may be removed.
             partial = path.with_suffix(".partial")
             partial.write_text(json.dumps({"started_s": manifest.created_s}))
             partial.replace(path)

@@ -1,8 +1,6 @@
 """The role `observe`: serves the metrics of a whole run, above all its concerns, from its log and
-its metrics files. It only reads, so any number of processes may observe a run.
-
-The supervisor of `rollstream run` does this for its own run. A run whose roles are started by an
-orchestrator needs one process of this role.
+metrics files, for a run without the supervisor of `rollstream run`. It only reads, so any number
+may observe a run.
 """
 
 import logging
@@ -21,15 +19,14 @@ from rollstream.storage.stores.connect import open_store
 
 log = logging.getLogger(__name__)
 
-REFRESH_S = 5.0  # as Prometheus scrapes (deploy/prometheus.yml); over Kafka some 40 requests each
+# As Prometheus scrapes (deploy/prometheus.yml); over Kafka some 40 requests each.
+REFRESH_S = 5.0
 
 
 def run_observe(context: RoleContext) -> bool:
-    """Observe the run until it is complete or stopped (returns True) or the role is stopped. A run
-    that has failed stays observed: else its last alert would end with its supervisor.
-    """
+    """Observe the run until it is complete or stopped (returns True) or the role is stopped."""
     c = context.configuration
-    # Not the context's store, for which roles wait for minutes: an alert must say that it is away.
+    # Not the context's store, for which roles wait for minutes: an alert must state its absence.
     store = open_store(store_url(c, context.folder), c.sync, STORE_S)
     view = LogView(context.bus, store, c.run)
     metrics = RunFolder(context.folder).metrics
@@ -41,17 +38,16 @@ def run_observe(context: RoleContext) -> bool:
             looked_s = time.monotonic()
             observer.settings = run_settings_of(_present(c, store))
         shown = observer.observe()
+        # A failed run stays observed: else its last alert would end with its supervisor.
         if shown.is_over and not shown.has_failed and not observer.is_behind:
             return True
     return False
 
 
-def _present(own: Configuration, store: ObjectStore) -> Configuration:
-    """Returns the run's present configuration: a run that was resumed with `--accept-config` stays
-    observed. While it cannot be read the process's own counts.
-    """
+def _present(configuration: Configuration, store: ObjectStore) -> Configuration:
     try:
-        return present_configuration(store, own)
+        # A run resumed with `--accept-config` stays observed.
+        return present_configuration(store, configuration)
     except (ConfigurationError, StoreError) as error:
         log.warning("the run's present settings cannot be read: %s", error)
-        return own
+        return configuration

@@ -1,8 +1,7 @@
-"""Runs a scorer that holds the run's reference policy (`scoring.function = "reference"`) and writes
-the log-probabilities of finished trajectories under it as annotations (`build_reference_scorer`).
-
-It computes as the trainer would: with the trainer's settings of type, device and threads. A
-trajectory that cannot be scored gets an annotation with the reason, so its group does not wait.
+"""Runs a scorer that holds the run's reference policy (`scoring.function = "reference"`) and
+annotates finished trajectories with its log-probabilities (`build_reference_scorer`). It computes
+with the trainer's type, device and threads. A trajectory that cannot be scored is annotated with
+the reason, so its group does not wait.
 """
 
 import time
@@ -34,12 +33,13 @@ from rollstream.storage.weights.pointer import believed_pointer
 from rollstream.streams.admissible import REFERENCE_LOGPROBS, TrainingBounds, refusal
 from rollstream.streams.records import Trajectory
 
-BELIEVED_S = 0.5  # between two reads of the pointer while trajectories wait for a version
+# Between two reads of the pointer while trajectories wait for a version.
+BELIEVED_S = 0.5
 
 
 def build_reference_scorer(context: RoleContext) -> Scorer:
-    """Build the scorer, with the reference in this process's memory. Raises `ConfigurationError`
-    for a reference that cannot be loaded or lacks tokens of the trained model.
+    """Raises `ConfigurationError` for a reference that cannot be loaded or lacks tokens of the
+    trained model.
     """
     c = context.configuration
     set_torch_threads(c.trainer.threads)
@@ -77,9 +77,9 @@ def _open_policy(
 
 @dataclass(slots=True)
 class ReferencePool:
-    """Gives every submitted trajectory one verdict, computed within `poll`: one trajectory a call,
-    in the order of submission among those whose reference exists. `wait` waits for that many
-    seconds, or until the role is stopped, where none is there.
+    """Gives every submitted trajectory one verdict, one trajectory a `poll`, in the order of
+    submission among those whose reference exists. `wait` waits for that many seconds, or until the
+    role is stopped.
     """
 
     scorer: ReferenceScorer
@@ -106,23 +106,25 @@ class ReferencePool:
         return []
 
     def close(self) -> None:
-        """Drop what was not scored; a successor reads it again."""
+        """Drop unscored trajectories; a successor reads them again."""
         self._waiting.clear()
 
     def _verdict(self, record: Trajectory, since_s: float) -> RewardVerdict | None:
-        """Returns None if the record's reference does not exist yet."""
         refused = refusal(record, self.bounds)
-        if refused is not None:  # by the trainer, too
+        # By the trainer, too.
+        if refused is not None:
             return RewardVerdict(reason=str(refused))
         if not self.scorer.is_ready(record):
+            # The record's reference does not exist yet.
             if self.clock() < since_s + self.timeout_s:
                 return None
             reason = f"no such version was believed within {self.timeout_s:g} s"
             return RewardVerdict(reason=reason)
         try:
-            found = self.scorer.score(record)
-        except ConfigurationError as error:  # its version is not stored any more
+            logprobs = self.scorer.score(record)
+        # Its version is not stored any more.
+        except ConfigurationError as error:
             return RewardVerdict(reason=str(error)[:300])
-        if np.isnan(found).any():
+        if np.isnan(logprobs).any():
             return RewardVerdict(reason="the reference gives no number for one of its tokens")
-        return RewardVerdict(vectors={REFERENCE_LOGPROBS: found})
+        return RewardVerdict(vectors={REFERENCE_LOGPROBS: logprobs})

@@ -1,10 +1,5 @@
-"""Runs one role in this process until it is done or stopped (`run_role`), and defines the small
-roles; the files beside this one define rollout, trainer and evaluation.
-
-`run_role` opens log and store, checks that this configuration is the run's, and calls the role's
-function (`catalogue.py`), which builds the role's parts and runs its loop. A single-holder role
-runs inside its lease (`hold_role_lease`). `with_weight_source` lets rollouts read versions by a
-shorter way than the store, `with_publish_hook` lets the trainer send new versions that way.
+"""Runs one role in this process until it is done or stopped (`run_role`), by its function in
+`catalogue.py`, and defines the small roles.
 """
 
 import logging
@@ -44,15 +39,17 @@ from rollstream.storage.weight_paths import open_publish_hook, open_weight_sourc
 
 log = logging.getLogger(__name__)
 
-LEASE_WAIT_S = 30 * 86_400.0  # of a standby, which the supervisor ends when the run ends
-ARCHIVE_NICENESS = 10  # the archive gets a tenth of a core's time while other processes want it
+# Of a standby, which the supervisor ends when the run ends.
+LEASE_WAIT_S = 30 * 86_400.0
+# The archive gets a tenth of a core's time while other processes want it.
+ARCHIVE_NICENESS = 10
 
 
 def run_role(launch: RoleLaunch) -> bool:
     """Run one role until it is done (returns True) or stopped (returns False); with
-    `until_complete` a role without an end of its own is done when the run is complete. Raises
-    `Fenced` if a holder of a higher term took the role over, and `ConfigurationError` if the run's
-    store has another configuration or does not obey conditional writes.
+    `until_complete` a role without an end is done with the run. Raises `Fenced` if a holder of a
+    higher term took the role over, and `ConfigurationError` if the run's store has another
+    configuration or does not obey conditional writes.
     """
     c, watch, role = launch.configuration, ProcessMetrics(launch.stop), ROLES[launch.role]
     with (
@@ -70,7 +67,8 @@ def run_role(launch: RoleLaunch) -> bool:
         finally:
             try:
                 _record_usage(launch.folder, launch.name)
-            except StoreError as error:  # a full disk must not fail a role that has ended well
+            # A full disk must not fail a role that has ended well.
+            except StoreError as error:
                 log.warning("the use of memory and CPU is not recorded: %s", error)
 
 
@@ -82,14 +80,12 @@ def _run(context: RoleContext) -> bool:
 
 
 def _run_until_complete(context: RoleContext) -> bool:
-    """Run the role until it is done, or the run is complete (both return True), or it is stopped.
-    Raises `SystemExit` as a standby that is stopped (`_acquire`).
-    """
     steps, role = context.configuration.trainer.steps, ROLES[context.role]
     ask = partial(is_complete, context.store, steps)
     with stop_when_complete(ask, context.stop, role.stops_last) as complete:
         try:
             is_done = _run(context)
+        # A standby that is stopped raises it (`_acquire`).
         except SystemExit:
             if not complete.is_set():
                 raise
@@ -100,8 +96,8 @@ def _run_until_complete(context: RoleContext) -> bool:
 def evaluate_versions(
     configuration: Configuration, folder: Path, numbers: Sequence[int]
 ) -> Iterator[dict[str, object]]:
-    """Evaluate the stored versions of these numbers in this process; yields the result of each, in
-    the form of a line of `eval.jsonl`.
+    """Evaluate the stored versions of these numbers; yields the result of each, as a line of
+    `eval.jsonl`.
     """
     from rollstream.roles.evaluation import evaluate_stored
 
@@ -118,12 +114,12 @@ def evaluate_versions(
 
 
 def _record_usage(folder: Path, name: str) -> None:
-    """Append the peak resident memory and the CPU time of this process to its metrics file."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     line = {
         "time_s": time.time(),
         "pid": os.getpid(),
-        "peak_mb": round(used.ru_maxrss / 1024, 1),  # Linux counts KiB
+        # Linux counts KiB.
+        "peak_mb": round(used.ru_maxrss / 1024, 1),
         "cpu_s": round(used.ru_utime + used.ru_stime, 2),
     }
     with MetricsFile(RunFolder(folder).metrics / f"process-{name}.jsonl") as metrics:
@@ -132,14 +128,12 @@ def _record_usage(folder: Path, name: str) -> None:
 
 @contextmanager
 def hold_role_lease(context: RoleContext, role: str, duration_s: float) -> Generator[Lease]:
-    """Wait for the role's lease and hold it while the block runs. Unless the block raises, its end
-    releases the lease, so the next holder need not wait; else the lease expires by itself. Raises
-    `ConfigurationError` if the run was deleted meanwhile.
+    """Wait for the role's lease and hold it while the block runs; its end releases the lease,
+    unless the block raises. Raises `ConfigurationError` if the run was deleted meanwhile.
 
-    A thread renews the lease. If the lease is lost, because another process took the role or the
-    store failed for the lease's whole duration, the thread sets `context.stop`, and the end of the
-    block raises `Fenced`. So two holders never act side by side for long; records that the earlier
-    one still appends are void (invariant 7).
+    If another process took the role, or the store failed for the lease's whole duration, the
+    renewing thread sets `context.stop`, and the end of the block raises `Fenced`. So two holders
+    never act side by side for long; records of the earlier one are void (invariant 7).
     """
     candidate = LeaseCandidate(role, context.name, context.nonce, duration_s, context.handed_nonce)
     lease = _acquire(context, candidate)
@@ -161,14 +155,15 @@ def _acquire(context: RoleContext, candidate: LeaseCandidate) -> Lease:
 
     def sleep(seconds: float) -> None:
         if context.stop.wait(seconds):
-            raise SystemExit(143)  # 0 would mean that the role's work is done
+            # 0 would mean that the role's work is done.
+            raise SystemExit(143)
 
     return acquire_lease(context.store, candidate, LEASE_WAIT_S, time.monotonic, sleep)
 
 
 def run_prompts(context: RoleContext) -> bool:
-    """Publish prompts, four steps ahead of admission, until the role is stopped. Rows of a data set
-    that are skipped are written to the run's metrics and store.
+    """Publish prompts, four steps ahead of admission, until the role is stopped. Skipped rows of a
+    data set are written to the run's metrics and store.
     """
     from rollstream.monitor.state import PROMPTS_FILE, skipped_line
     from rollstream.producers.prompt_source import PromptSource
@@ -200,7 +195,7 @@ def run_prompts(context: RoleContext) -> bool:
 
 def run_dispatch(context: RoleContext) -> bool:
     """Admit groups and assign their trajectories until the role is stopped. Moves, and counts of
-    foreign records (`Dispatch.on_foreign`), are written to the run's metrics too.
+    foreign records, are written to the run's metrics too.
     """
     from rollstream.consumers.dispatch.admission import AdmissionPace
     from rollstream.consumers.dispatch.service import Dispatch
@@ -251,7 +246,6 @@ def run_archive(context: RoleContext) -> bool:
 
 
 def run_endpoint(context: RoleContext) -> bool:
-    """Forward the requests of agents to their rollouts until the role is stopped."""
     settings = context.configuration.agent
     if not settings.front:
         raise ConfigurationError('agent.front: set it to an address, for example "127.0.0.1:8700"')
@@ -274,8 +268,8 @@ def run_endpoint(context: RoleContext) -> bool:
 
 
 def with_weight_source(context: RoleContext) -> RoleContext:
-    """Returns the context with a store that reads weight versions by the run's shorter way, if it
-    has one (`storage/weight_paths.py`).
+    """Returns the context with a store that reads versions by the run's shorter way, if it has one
+    (`storage/weight_paths.py`).
     """
     settings = context.configuration.relay
     folder = folder_for(settings, context.folder)
@@ -287,8 +281,8 @@ def with_weight_source(context: RoleContext) -> RoleContext:
 
 
 def with_publish_hook(context: RoleContext) -> RoleContext:
-    """Returns the context with a store that also sends the objects of new versions on, while this
-    process writes them, if the run has one (`storage/weight_paths.py`).
+    """Returns the context with a store that also sends new versions on while it writes them, if the
+    run has a shorter way (`storage/weight_paths.py`).
     """
     hook = open_publish_hook(context.store, context.bus, context.configuration.relay)
     if hook is None:

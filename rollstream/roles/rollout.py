@@ -1,10 +1,6 @@
 """Runs a rollout as a role (`run_rollout`): waits for the first announced version, opens the engine
-with its weights, and builds the loop that generates (`RolloutLoop`) with all its parts.
-
-Also measures an engine's profile, its step times by batch and cache (`measure_profile`), for
-`rollstream profile`. `run_profile` reads it: B_max, the largest batch at which another sequence
-hardly slows a decode step, follows from it. A profile belongs to a machine, an engine and a shape
-of model, not to weights: an untrained model gives the same one.
+with it, and builds the loop that generates (`RolloutLoop`). Also measures an engine's profile
+(`measure_profile`), which belongs to a machine, an engine and a shape of model, not to weights.
 """
 
 import os
@@ -82,24 +78,23 @@ if TYPE_CHECKING:
 
     from rollstream.producers.drafts.opening import RolloutDrafts
 
-POLL_S = 0.02  # between two looks for the first version
+# Between two looks for the first version.
+POLL_S = 0.02
 
 
 def run_profile(
     configuration: Configuration, folder: Path, model: "PreTrainedConfig"
 ) -> EngineProfile | None:
-    """Returns the profile in the file of `rollouts.profile`, else the one in the run's folder; None
-    if there is neither.
-
-    Raises `ConfigurationError` if the profile is of another engine or another shape of model, or if
-    the configured file is no profile.
+    """Returns the profile of `rollouts.profile`, else the one in the run's folder, else None.
+    Raises `ConfigurationError` if it is of another engine or shape of model, or if the configured
+    file is no profile.
     """
     engine = configuration.rollouts.engine
     rollouts = configuration.rollouts
     key = model_key(model, rollouts.kind.timed_settings(rollouts))
-    named = configuration.rollouts.profile
-    path = profile_path(folder, engine, key) if named is None else Path(named)
-    if named is None and not path.exists():
+    configured_path = configuration.rollouts.profile
+    path = profile_path(folder, engine, key) if configured_path is None else Path(configured_path)
+    if configured_path is None and not path.exists():
         return None
     profile = read_profile(path)
     if (profile.engine, profile.model) != (engine, key):
@@ -113,9 +108,8 @@ def run_profile(
 def measure_profile(
     configuration: Configuration, folder: Path, progress: Callable[[StepTiming], None]
 ) -> EngineProfile:
-    """Measure the run's engine on its model (before the warm-up on an untrained one) and return the
-    profile; `progress` is called with each measured step time. Raises `ConfigurationError` if the
-    engine or the context cannot be measured.
+    """Measure the run's engine on its model, before the warm-up on an untrained one. Raises
+    `ConfigurationError` if the engine or the context cannot be measured.
     """
     c = configuration
     kind = c.rollouts.kind
@@ -151,12 +145,12 @@ def measure_profile(
 
 
 def _load_or_build_model(configuration: Configuration, folder: Path) -> "PreTrainedModel":
-    """Returns the run's model; an untrained one of its shape if the warm-up has not made it yet."""
     from rollstream.roles.train import load_starting_model
     from rollstream.storage.models import load_model
     from rollstream.warmup.warmup import untrained_model
 
-    if has_local_weights(configuration, folder):  # then no store is needed
+    # Then no store is needed.
+    if has_local_weights(configuration, folder):
         return load_model(str(local_model_folder(configuration, folder)))
     if run_model(configuration, folder) is not None:
         return load_starting_model(configuration, folder)
@@ -174,14 +168,14 @@ def run_rollout(context: RoleContext) -> bool:
 
 
 def build_rollout(context: RoleContext) -> RolloutLoop | None:
-    """Take the rollout's next term, wait for a version, and return the loop. Its engine serves the
-    version, and an `Applied` record is published that states so. Returns None if the role was
-    stopped before a version was announced.
+    """Take the rollout's next term, wait for a version, and return the loop, once the engine serves
+    the version and an `Applied` record states so. Returns None if the role was stopped before.
     """
     c = context.configuration
     set_torch_threads(c.rollouts.threads)
     os.nice(c.rollouts.niceness)
-    c.rollouts.kind.import_ahead()  # while the trainer still publishes the first version
+    # While the trainer still publishes the first version.
+    c.rollouts.kind.import_ahead()
     task = load_run_task(c, context.folder)
     term = next_term(context.store, ROLLOUTS, context.name)
     assignments = AssignmentQueue(context.bus, context.name, term)
@@ -191,7 +185,7 @@ def build_rollout(context: RoleContext) -> RolloutLoop | None:
         return None
     started = time.perf_counter()
     drafts = _open_drafts(context)
-    engine, most = _open_first_engine(context, fetched, drafts)
+    engine, batch_bound = _open_first_engine(context, fetched, drafts)
     schedule = StatusSchedule(c.rollouts.status_s)
     publisher = RolloutPublisher(
         context.bus,
@@ -200,7 +194,7 @@ def build_rollout(context: RoleContext) -> RolloutLoop | None:
         term,
         c.rollouts,
         schedule,
-        batch_max=most,
+        batch_max=batch_bound,
         preemptible=context.grace_s is not None,
         heartbeat=Heartbeat(context.bus, c.rollouts.status_s),
     )
@@ -226,12 +220,12 @@ def build_rollout(context: RoleContext) -> RolloutLoop | None:
         draft_feed=None if drafts is None else drafts.feed,
     )
     if context.grace_s is not None:
-        rollout.outcome_wait_s = context.grace_s / 2  # the other half is for publishing
+        # The other half is for publishing.
+        rollout.outcome_wait_s = context.grace_s / 2
     return rollout
 
 
 def _open_follower(context: RoleContext) -> WeightsFollower:
-    """Large versions are not kept in this process where the engine's kind says so."""
     c = context.configuration
     follower = WeightsFollower(
         context.bus,
@@ -247,7 +241,6 @@ def _open_follower(context: RoleContext) -> WeightsFollower:
 def _open_judging(
     context: RoleContext, task: Task, term: int, newest: Callable[[], Version]
 ) -> Judging:
-    """Returns what judges the complete answers; its processes start with the first one."""
     c = context.configuration
     pool = RewardPool(
         task_settings(c, context.folder),
@@ -258,9 +251,6 @@ def _open_judging(
 
 
 def _open_driver(context: RoleContext, task: Task, parts: RolloutParts) -> TurnDriver:
-    """Returns what drives the trajectories through their turns. Raises `ConfigurationError` if the
-    machine lacks what it needs.
-    """
     c = context.configuration
     scope = DriverScope(task_settings(c, context.folder), c.agent, context.store, c.run)
     return open_driver(parts, task, scope)
@@ -275,7 +265,6 @@ def _open_drafts(context: RoleContext) -> "RolloutDrafts | None":
     from rollstream.producers.drafts.shared_memory import segment_folder
 
     def earlier() -> Bus:
-        """Returns the log, with the archive in front of it if the run has one."""
         if not c.archive.enabled:
             return bus
         from rollstream.storage.log_view import LogView
@@ -289,9 +278,6 @@ def _open_drafts(context: RoleContext) -> "RolloutDrafts | None":
 def _open_first_engine(
     context: RoleContext, fetched: FetchedWeights, drafts: "RolloutDrafts | None"
 ) -> tuple[Engine, int]:
-    """Open the engine (`open_rollout_engine`). Its errors are classified as final or not
-    (`classify_engine_errors`): after a final one the supervisor does not start the role again.
-    """
     rollouts = context.configuration.rollouts
     is_first = fetched.announced.version.number == 0
     with classify_engine_errors(rollouts.engine, is_server=rollouts.has_server, is_first=is_first):
@@ -302,9 +288,7 @@ def open_rollout_engine(
     context: RoleContext, fetched: FetchedWeights, drafts: "RolloutDrafts | None" = None
 ) -> tuple[Engine, int]:
     """Returns the engine, which serves the fetched version, and its B_max: the configured one, else
-    that of its step times (of its settings or profile), else all slots. The engine drafts from
-    `drafts` if given. If versions are adapters, the engine is opened with their base weights,
-    which are read back and compared, and then takes the adapter as an update.
+    that of its step times, else all slots.
     """
     c, announced = context.configuration, fetched.announced
     manifest = read_manifest(context.store, announced.version, announced.manifest_hash)
@@ -365,7 +349,6 @@ class VersionModel:
 
 
 def _first_weights(context: RoleContext, follower: WeightsFollower) -> FetchedWeights | None:
-    """Wait for an announced version and return it fetched; None if the role is stopped first."""
     while not context.stop.wait(POLL_S):
         follower.read()
         follower.prefetch(None)

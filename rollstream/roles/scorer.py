@@ -18,16 +18,13 @@ def run_scorer(context: RoleContext) -> bool:
 
 
 def _build_scorer(context: RoleContext) -> Scorer:
-    """Build the scorer, which runs the task's reward or the function of `scoring.function` in a
-    pool of processes, asks a service, or holds the reference policy; it resumes at the committed
-    positions of its group.
-    """
     c = context.configuration
     if c.scoring.holds_reference:
         from rollstream.roles.reference import build_reference_scorer
 
         return build_reference_scorer(context)
-    task = load_run_task(c, context.folder)  # errors raise here, not at the first trajectory
+    # Errors raise here, not at the first trajectory.
+    task = load_run_task(c, context.folder)
     return Scorer(
         context.bus,
         scorer_pool(c.scoring, task_settings(c, context.folder), task.tokenizer),

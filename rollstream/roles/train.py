@@ -1,10 +1,8 @@
-"""Runs the trainer as a role (`run_train`): loads the starting model, builds a `Trainer` from the
-settings and the role's context (its log, store and options), and trains to the last step.
+"""Runs the trainer as a role (`run_train`).
 
 Several processes (ranks) may train one model together: `rollstream train` or `torchrun` then sets
-the environment variables `rank_plan.VARIABLES`. Rank 0 holds the trainer's lease and appends to the
-ledger; the other ranks read it and train the same takes. With one process the modules for several
-ranks (`consumers/trainer/sharded/`) are not imported, except `rank_plan.py`.
+`rank_plan.VARIABLES`. Rank 0 holds the trainer's lease and appends to the ledger; the others train
+the same takes. One process imports nothing of `consumers/trainer/sharded/` but `rank_plan.py`.
 """
 
 import json
@@ -57,8 +55,8 @@ log = logging.getLogger(__name__)
 
 
 def run_train(context: RoleContext) -> bool:
-    """Run this process as the only one of the trainer, as rank 0, or as a rank that follows rank 0,
-    until the run's last step (returns True) or until the role is stopped (returns False).
+    """Run this process as the only one of the trainer, as rank 0, or as a follower, until the last
+    step (returns True) or until the role is stopped (returns False).
     """
     if context.configuration.has_model:
         # Seconds of imports, before a successor waits for the lease: then it trains at once.
@@ -71,10 +69,8 @@ def run_train(context: RoleContext) -> bool:
 
 
 def starting_model(configuration: Configuration, folder: Path) -> "PreTrainedModel | PacedModel":
-    """Returns the model of version 0: the configured one, or the one in the run's folder. If the
-    run trains LoRA adapters (`model.lora`), these are attached. Without a model
-    returns the description of random weights of the configured size, which each step changes a
-    little without training.
+    """Returns the model of version 0, with adapters if the run trains some; without a model, random
+    weights, which each step changes a little.
     """
     c = configuration
     if c.has_model:
@@ -96,19 +92,16 @@ def load_starting_model(c: Configuration, folder: Path) -> "PreTrainedModel":
     from rollstream.storage.models import load_model, load_stored_model
     from rollstream.storage.starting_model.rows import StoredRows
 
-    found = run_model(c, folder)
-    if found is None:
+    stored_model = run_model(c, folder)
+    if stored_model is None:
         return load_model(str(local_model_folder(c, folder)))
-    whole = found.whole_folder()
-    if whole is not None:
-        return load_model(str(whole))
-    return load_stored_model(str(model_folder(c, folder)), StoredRows(found))
+    local_folder = stored_model.whole_folder()
+    if local_folder is not None:
+        return load_model(str(local_folder))
+    return load_stored_model(str(model_folder(c, folder)), StoredRows(stored_model))
 
 
 def _with_adapters(model: "PreTrainedModel", c: Configuration, folder: Path) -> "PreTrainedModel":
-    """Returns the model, with adapters attached if the run trains adapters: new ones, or those of
-    `model.lora.path`.
-    """
     if c.model.lora.rank:
         from rollstream.storage.lora import attach_adapters
 
@@ -119,9 +112,8 @@ def _with_adapters(model: "PreTrainedModel", c: Configuration, folder: Path) -> 
 
 
 def make_paced_folder(task: Task, folder: Path) -> None:
-    """Write the model folder of a paced run, which has no model: a `config.json` with the size of
-    the vocabulary, and the task's tokenizer. The folder appears completely or not at all; an
-    existing folder is kept.
+    """Write the model folder of a paced run: a `config.json` with the size of the vocabulary, and
+    the task's tokenizer. The folder appears completely or not at all; an existing one is kept.
     """
     if folder.exists():
         return
@@ -136,27 +128,28 @@ def make_paced_folder(task: Task, folder: Path) -> None:
 
 
 def shared_starting_model(configuration: Configuration, folder: Path) -> "StartingModel":
-    """Returns the model of version 0 for several ranks, each of which reads only the rows of each
-    tensor that it will hold. If the files have other names or shapes of tensors than the model
-    (transformers converts them while it loads), each rank reads the whole model instead.
+    """Returns the model of version 0 for several ranks, each of which reads only the rows that it
+    will hold.
     """
     from rollstream.consumers.trainer.sharded.starting_model import StartingModel
     from rollstream.storage.models import load_empty_model
     from rollstream.storage.starting_model.rows import StoredRows
 
-    path, found = str(model_folder(configuration, folder)), run_model(configuration, folder)
-    empty = load_empty_model(path, None if found is None else StoredRows(found))
+    path, stored_model = str(model_folder(configuration, folder)), run_model(configuration, folder)
+    empty = load_empty_model(path, None if stored_model is None else StoredRows(stored_model))
     if empty is not None:
         return StartingModel(_with_adapters(empty[0], configuration, folder), empty[1])
+    # Its files have other names or shapes of tensors than the model: transformers converts them
+    # while it loads.
     log.warning("the model in %s is loaded whole by every rank: its names are converted", path)
-    whole = load_starting_model(configuration, folder)
-    return StartingModel(_with_adapters(whole, configuration, folder))
+    model = load_starting_model(configuration, folder)
+    return StartingModel(_with_adapters(model, configuration, folder))
 
 
 @contextmanager
 def join_rank_group(context: RoleContext) -> Generator["Ranks | None"]:
-    """Connect this process with the other ranks while the block runs, and yield the connection; at
-    the end of the block all ranks end together. Yields None if this is the only process.
+    """Connect this process with the other ranks while the block runs, at whose end all end
+    together. Yields None if this is the only process.
     """
     if not is_launched():
         yield None
@@ -175,8 +168,8 @@ def join_rank_group(context: RoleContext) -> Generator["Ranks | None"]:
 
 
 def follow_rank_0(context: RoleContext, ranks: "Ranks") -> bool:
-    """Train the takes that rank 0 appends to the ledger, as another rank of the same model. Returns
-    True when the run is complete, False if rank 0 ended before.
+    """Train the takes that rank 0 appends to the ledger. Returns True when the run is complete,
+    False if rank 0 ended before.
     """
     from rollstream.consumers.trainer.sharded.follower import build_follower
 
@@ -193,7 +186,7 @@ def follow_rank_0(context: RoleContext, ranks: "Ranks") -> bool:
 
 
 def trainer_plan(context: RoleContext) -> TrainerPlan:
-    """Returns the settings that the trainer follows; they are equal on every rank."""
+    """Returns the trainer's settings; they are equal on every rank."""
     c = context.configuration
     archived = c.archive.topics if c.archive.enabled else ()
     rule = run_rule(c, context.folder)
@@ -201,9 +194,8 @@ def trainer_plan(context: RoleContext) -> TrainerPlan:
 
 
 def initial_model(context: RoleContext, ranks: "Ranks | None" = None) -> InitialModel:
-    """Returns the model that the run starts from, with the files that every version carries. With
-    `ranks` it is a model that these ranks train together, with a hash by which they can check that
-    all of them start from the same one.
+    """Returns the starting model with the files of every version; with `ranks` one that these train
+    together, with a hash by which they check that all start from the same.
     """
     c, folder = context.configuration, context.folder
     files = version_files(c, folder)
@@ -217,23 +209,20 @@ def initial_model(context: RoleContext, ranks: "Ranks | None" = None) -> Initial
 
 
 def _log_model_read(context: RoleContext, ranks: "Ranks | None") -> None:
-    """Log how much of the starting model this rank has read from the store."""
-    found = run_model(context.configuration, context.folder)
-    if found is not None:
+    stored_model = run_model(context.configuration, context.folder)
+    if stored_model is not None:
         log.info(
             "rank %d read %.1f MB of the starting model's %.1f MB from the store",
             0 if ranks is None else ranks.rank,
-            found.store_bytes / 1e6,
-            found.manifest.bytes / 1e6,
+            stored_model.store_bytes / 1e6,
+            stored_model.manifest.bytes / 1e6,
         )
 
 
 def train(context: RoleContext, term: int, ranks: "Ranks | None" = None) -> bool:
-    """Train as the holder of the trainer's lease with this `term`, together with the other `ranks`
-    if there are any. Returns True when the run is complete, False if the role was stopped.
-
-    Raises `ConfigurationError` if the run was trained under another configuration. With
-    `context.accept_config` only a change of a setting that is fixed for a run is refused.
+    """Train as the holder of the trainer's lease with this `term`, with the other `ranks`. Returns
+    True when the run is complete, False if the role was stopped. Raises `ConfigurationError` if the
+    run was trained under another configuration that is not accepted.
     """
     c = context.configuration
     store_configuration(context.store, c)
@@ -269,9 +258,6 @@ def train(context: RoleContext, term: int, ranks: "Ranks | None" = None) -> bool
 
 
 def _accept(context: RoleContext, before: str) -> bool:
-    """Returns whether the change since the configuration `before` is accepted (`accept_change`),
-    and logs from where on it holds.
-    """
     c, store = context.configuration, context.store
     is_accepted = accept_change(store, c, context.accept_config, before)
     for change in accepted_changes(context.bus, store, c) if is_accepted else ():
@@ -280,17 +266,17 @@ def _accept(context: RoleContext, before: str) -> bool:
 
 
 def version_files(c: Configuration, folder: Path) -> dict[str, bytes]:
-    """Returns the files that every version carries beside its weights, as content by file name: the
-    configuration of the starting model, and the tokenizer and chat template that are trained, which
-    are those of `task.tokenizer` if it names another folder than the model's.
+    """Returns the files of every version beside its weights, content by name: the starting model's
+    configuration, and the tokenizer and chat template that are trained (of `task.tokenizer`, or the
+    model's).
     """
     model = model_folder(c, folder)
     files = small_files(model)
     tokenizer = Path(task_settings(c, folder).tokenizer or model).expanduser()
     if c.task.tokenizer is not None and tokenizer.is_dir():
         files = {name: path for name, path in files.items() if not is_tokenizer_file(name)}
-        own = small_files(tokenizer).items()
-        files |= {name: path for name, path in own if is_tokenizer_file(name)}
+        tokenizer_files = small_files(tokenizer).items()
+        files |= {name: path for name, path in tokenizer_files if is_tokenizer_file(name)}
         trained, loaded = tokenizer_class(tokenizer), tokenizer_class(tokenizer, model)
         if trained != loaded:
             log.warning(

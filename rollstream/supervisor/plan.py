@@ -1,6 +1,5 @@
-"""Lists the processes that `rollstream run` starts on this machine for a configuration, in the
-order of their start (`process_specs`). Each is a `ProcessSpec`: a name, a command line, an
-environment, and the meaning of the process's end. The supervisor starts them; nothing here does.
+"""Lists the processes that `rollstream run` starts on this machine, as `ProcessSpec`s in the order
+of their start (`process_specs`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,10 +23,9 @@ def process_specs(
     accept_config: bool = False,
     cards: Mapping[str, Sequence[GpuCard]] = MappingProxyType({}),
 ) -> list[ProcessSpec]:
-    """Returns the processes of all roles in the order of their start. With `accept_config` the role
-    that records the run's configuration gets `--accept-config`, so it accepts a changed one.
-    `cards` maps the name of a process to the only GPUs that it sees, and a process without an entry
-    sees none; but if `cards` is empty, all processes see what the supervisor sees.
+    """Returns the processes of all roles. With `accept_config` the role that records the run's
+    configuration accepts a changed one. `cards` maps a process to the only GPUs that it sees (none
+    without an entry); if it is empty, all see those of the supervisor.
     """
     specs: list[ProcessSpec] = []
     for role in ROLES.values():
@@ -46,16 +44,14 @@ def process_specs(
 
 
 def warmup_spec(configuration: Configuration, folder: RunFolder) -> ProcessSpec:
-    """Returns the process of the warm-up, which runs before all others and ends: it trains a new
-    model on examples of the task, for a run without a configured model.
-    """
+    """Returns the process of the warm-up, which runs before all others and ends."""
     environment = _environment(configuration.warmup.threads)
     return ProcessSpec("warmup", _command(folder, "warmup"), environment=environment)
 
 
 def with_metrics_ports(seats: Sequence[ProcessSpec], base: int) -> list[ProcessSpec]:
-    """Returns the processes, each with a port for its metrics in its environment: consecutive
-    ports from `base` + 1 on, or 0 (any free port) for all if `base` is 0.
+    """Returns the processes with ports for their metrics in their environments: from `base` + 1 on,
+    or any free ones if `base` is 0.
     """
     return [
         replace(seat, environment={**seat.environment, METRICS_PORT: str(base and base + number)})
@@ -74,5 +70,6 @@ def _environment(threads: int) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
         **module_environment(),
-        "PYTHONHASHSEED": "0",  # some data sets of reasoning_gym are ordered by string hashes
+        # Some data sets of reasoning_gym are ordered by string hashes.
+        "PYTHONHASHSEED": "0",
     }

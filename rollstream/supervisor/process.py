@@ -1,9 +1,6 @@
-"""Holds the parts with which `supervisor.py` runs each role as an operating-system process:
-`ProcessSpec` describes a role's process, `ChildProcess` is one that was started (it stops the
-process and keeps its log), and `RestartPolicy` decides when the role starts again after a death.
-
-A role calls `end_with_parent` first, so it never outlives its supervisor, even if the supervisor is
-killed with `kill -9`.
+"""The parts with which `supervisor.py` runs a role: `ProcessSpec`, `ChildProcess` and
+`RestartPolicy`. A role calls `end_with_parent` first, so it never outlives its supervisor, even
+after `kill -9`.
 """
 
 import ctypes
@@ -27,17 +24,15 @@ from rollstream.os_failures import explain_os_error
 _logger = logging.getLogger(__name__)
 
 PARENT_VARIABLE = "ROLLSTREAM_PARENT"
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# linux/prctl.h
+_PR_SET_PDEATHSIG = 1
 _POLL_S = 0.5
 
 
 def end_with_parent(environment: Mapping[str, str] = os.environ) -> None:
-    """Make this process die as soon as its parent ends, even by `kill -9`. The parent's process id
-    is in the variable `ROLLSTREAM_PARENT`, which `ChildProcess` sets; without the variable (a role
-    started by hand) nothing happens. Every role calls this before it opens its configuration.
-
-    On Linux the kernel sends this process SIGKILL (`prctl(PR_SET_PDEATHSIG, SIGKILL)`). On other
-    systems a thread polls the parent's process id twice a second and sends SIGKILL itself.
+    """Make this process die as soon as its parent (`ROLLSTREAM_PARENT`, set by `ChildProcess`)
+    ends, even by `kill -9`: by the kernel's signal on Linux, by a poll twice a second elsewhere.
+    Every role calls this before it opens its configuration.
     """
     parent = environment.get(PARENT_VARIABLE)
     if parent is None:
@@ -46,7 +41,8 @@ def end_with_parent(environment: Mapping[str, str] = os.environ) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     else:
         threading.Thread(target=_poll_parent, args=(int(parent),), daemon=True).start()
-    if os.getppid() != int(parent):  # the parent died before the call
+    # The parent died before the call.
+    if os.getppid() != int(parent):
         _kill_self()
 
 
@@ -60,27 +56,24 @@ def _kill_self() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-ERROR_PREFIX = "rollstream: "  # begins the error message that a failing command prints last
-LINE_BYTES_MAX = 400  # a log line quoted in a message is cut here
-MESSAGE_BYTES_MAX = 4000  # a role's own error message is cut here
-_TAIL_BYTES = 1 << 14  # no more of the end of a log is read
+# Begins the error message that a failing command prints last.
+ERROR_PREFIX = "rollstream: "
+# A log line quoted in a message is cut here.
+LINE_BYTES_MAX = 400
+# A role's own error message is cut here.
+MESSAGE_BYTES_MAX = 4000
+# No more of the end of a log is read.
+_TAIL_BYTES = 1 << 14
+# A larger log of a role is copied to `<name>.log.1`, over an earlier copy, and emptied.
 LOG_BYTES_MAX = 16 << 20
-"""Size above which a role's log is copied to `<name>.log.1`, replacing an earlier copy, and
-emptied.
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """Describes a process that the run needs.
-
-    `ends` states what an exit with code 0 means: the whole run is complete ("run"), only this
-    role's work is complete ("itself"), or nothing is, so the exit counts as a death ("never").
-
-    `single_holder` marks a role that needs a lease. When it is restarted, it receives the nonce
-    (random text) that identified the dead process as the lease's holder, and so takes the lease
-    over without waiting for it to expire. A role that `stops_last` is stopped after all others,
-    because it reads their records.
+    """Describes a process that the run needs. `ends` is the work that an exit with code 0
+    completes: the run, the role's own ("itself"), or none: a death ("never"). A restarted
+    `single_holder` gets the nonce of the dead holder, and takes its lease over without waiting. A
+    role that `stops_last` reads the records of the others.
     """
 
     name: str
@@ -92,12 +85,9 @@ class ProcessSpec:
 
 
 class ChildProcess:
-    """Starts the process that `seat` describes, and controls it until `reap` returns its exit code.
-    The output of the process is appended to `log`. The process inherits the file descriptor `lock`
-    of the run's lock (`RunLock`), so the run stays locked as long as one of its processes lives.
-
-    The process leads its own process group. So Ctrl-C in a terminal reaches only the supervisor,
-    which then stops the roles in order.
+    """Starts the process of `seat`, with its output appended to `log`. It inherits the descriptor
+    `lock` of the run's lock (`RunLock`), so the run stays locked as long as one of its processes
+    lives.
     """
 
     def __init__(
@@ -117,6 +107,7 @@ class ChildProcess:
                     **environment,
                     PARENT_VARIABLE: str(os.getpid()),
                 },
+                # Ctrl-C in a terminal reaches only the supervisor, which stops the roles in order.
                 process_group=0,
                 pass_fds=() if lock is None else (lock,),
             )
@@ -126,14 +117,14 @@ class ChildProcess:
         return self._process.pid
 
     def reap(self) -> int | None:
-        """Returns the exit code once the process has ended (−9 if signal 9 ended it), None while
-        the process runs. Does not wait.
+        """Returns the exit code once the process has ended (−9 after signal 9), else None. Does not
+        wait.
         """
         return self._process.poll()
 
     def error_message(self) -> str:
-        """Returns the first error message (`ERROR_PREFIX`) that this process logged, with the lines
-        after it; "" if the end of the log has none.
+        """Returns the first error message (`ERROR_PREFIX`) at the end of this process's log, with
+        the lines after it; else "".
         """
         lines = _log_tail(self.log, self._began).splitlines()
         first = next(
@@ -142,18 +133,19 @@ class ChildProcess:
         return "\n".join(lines[first:]).removeprefix(ERROR_PREFIX)[:MESSAGE_BYTES_MAX]
 
     def rotate_log(self, bytes_max: int = LOG_BYTES_MAX) -> None:
-        """If the log is larger than `bytes_max`, copy it to `<name>.log.1` and empty it. The log
-        cannot be renamed, because the role keeps the file open and appends to it. A line that the
-        role writes after the copy and before the log is emptied is lost.
-        """
+        """If the log is larger than `bytes_max`, copy it to `<name>.log.1` and empty it."""
         try:
             if self.log.stat().st_size > bytes_max:
+                # Not renamed: the role keeps the file open and appends. A line that it writes
+                # between these two calls is lost.
                 shutil.copyfile(self.log, self.log.with_suffix(".log.1"))
                 os.truncate(self.log, 0)
                 self._began = 0
         except FileNotFoundError:
-            return  # a deleted log needs no room; `RunLock` notices a folder that is gone
-        except OSError as error:  # the disk is full: no reason to stop
+            # A deleted log needs no room; `RunLock` notices a folder that is gone.
+            return
+        # The disk is full: no reason to stop.
+        except OSError as error:
             print(f"{self.log} is not rotated: {explain_os_error(error)}", file=sys.stderr)
 
     def terminate(self) -> None:
@@ -171,26 +163,22 @@ class ChildProcess:
 
 
 def _opened_log(log: Path) -> BinaryIO:
-    """Open the log for appending. If it cannot be made (a full disk), the process runs without one,
-    with a warning.
-    """
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         return log.open("ab")
     except OSError as error:
+        # A full disk, for instance.
         warn_unwritten(log, error, "the process runs without a log")
         return Path(os.devnull).open("ab")
 
 
 def warn_unwritten(path: Path, error: OSError, effect: str) -> None:
-    """Log that a file of the run's folder could not be written, the effect, and what to do."""
+    """Log that a file of the run's folder could not be written, and the effect."""
     _logger.warning("%s is not written: %s; %s", path, explain_os_error(error), effect)
 
 
 def last_lines(log: Path, count: int = 12) -> list[str]:
-    """Returns the last `count` lines of a log, also those that were copied to `<name>.log.1`; an
-    empty list if the log does not exist.
-    """
+    """Returns the last `count` lines of a log and its copy; an empty list without a log."""
     both = _log_tail(log.with_suffix(".log.1"), 0) + _log_tail(log, 0)
     lines = deque(both.splitlines(), maxlen=count)
     return [line[:LINE_BYTES_MAX] for line in lines]
@@ -216,20 +204,18 @@ def describe_exit(code: int) -> str:
 
 
 def is_final_exit(code: int, before: int | None) -> bool:
-    """Returns whether a role that died with exit code `code` must not be started again. `before` is
-    the exit code of its previous death, None at the first.
-
-    A new start cannot help if the role refused to start (`EXIT_REFUSED`, for instance because of a
-    wrong setting), or if it could not open its engine twice in a row (`EXIT_UNSERVED`).
+    """Returns whether a role that died with `code`, and `before` at its previous death, must not
+    start again: it refused (`EXIT_REFUSED`), or could not open its engine twice in a row
+    (`EXIT_UNSERVED`).
     """
     return code == EXIT_REFUSED or code == before == EXIT_UNSERVED
 
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """Decides when a dead role starts again: `first_s` seconds after its first death, twice as long
-    after each further death within `within_s` seconds, at most `longest_s`. After more than
-    `deaths_max` deaths within `within_s` the role is given up, which ends the run.
+    """A dead role starts again after `first_s` seconds, twice as long after each further death
+    within `within_s` seconds, at most `longest_s`; more than `deaths_max` within `within_s` end the
+    run.
     """
 
     deaths_max: int = 5
@@ -242,8 +228,8 @@ class RestartPolicy:
         return sum(1 for death in deaths_s if now_s - death < self.within_s)
 
     def delay_s(self, deaths_s: Sequence[float], now_s: float) -> float | None:
-        """Returns the seconds to wait before the next start; None if the role died too often. The
-        last of `deaths_s` is the death that just happened.
+        """Returns the seconds to wait after the last of `deaths_s`; None if the role died too
+        often.
         """
         recent = self.recent(deaths_s, now_s)
         if recent > self.deaths_max:

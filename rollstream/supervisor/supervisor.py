@@ -1,10 +1,6 @@
-"""Keeps a run's processes alive (`Supervisor`): starts each role, restarts dead ones, stops all of
-them together.
-
-It decides nothing about the run itself: a restarted role finds its state in the log and the store.
-Every wait has a bound (`SupervisorLimits`), and no role survives `Supervisor.run`. A run's folder
-has one supervisor (`RunLock`). A restarted role is given the nonce of its dead predecessor (a
-random text in the lease), with which it takes over the lease without waiting.
+"""Keeps a run's processes alive (`Supervisor`): starts each role, restarts dead ones, stops all
+together. A restarted role finds its state in log and store. Every wait has a bound
+(`SupervisorLimits`), and no role survives `Supervisor.run`.
 """
 
 import fcntl
@@ -26,26 +22,26 @@ from rollstream.os_failures import explain_os_error
 from rollstream.supervisor import process
 from rollstream.whole_file import whole_file
 
-# Longest wait for the lock: the roles of a killed supervisor, which have the lock too, die at once,
-# and their own children a moment later.
+# Longest wait for the lock: the roles of a killed supervisor share it and die at once, their
+# children a moment later.
 LOCK_WAIT_S = 5.0
-WORDS_SHOWN = 200  # characters of a dead role's own error message in the view
+# Characters of a dead role's own error message in the view.
+WORDS_SHOWN = 200
 
 
 class RunLock:
-    """Locks a run's folder, so that it has one supervisor. The constructor takes the lock; it
-    raises `LeaseHeld` if another supervisor or one of its roles still has it after `wait_s`, and
-    `ConfigurationError` if the run was just deleted.
+    """Locks a run's folder, so that it has one supervisor. The constructor raises `LeaseHeld` if
+    the lock is not free within `wait_s`, and `ConfigurationError` if the run was just deleted.
 
-    It is an advisory lock (`flock`) on the open file `run.lock`, which every role inherits. So the
-    lock is free only once the supervisor has closed the file *and* all its roles have ended. Then
-    all processes that held leases are dead, and the next supervisor may pass on their nonces
-    (`nonces.json`): its roles need not wait for the leases to expire.
+    It is an advisory lock (`flock`) on the open file `run.lock`, which every role inherits: it is
+    free only once the supervisor *and* all its roles, the holders of leases, have ended. So the
+    next supervisor may pass on their nonces (`nonces.json`).
     """
 
     def __init__(self, folder: Path, wait_s: float = LOCK_WAIT_S) -> None:
         self._folder, self._nonces = folder, folder / "nonces.json"
-        check_regular(folder / "run.lock", links=False)  # a received run may have one to a key
+        # A received run may have a link to a key here.
+        check_regular(folder / "run.lock", links=False)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
         self.descriptor = os.open(folder / "run.lock", flags, 0o666)
         deadline = time.monotonic() + wait_s
@@ -61,20 +57,20 @@ class RunLock:
         try:
             os.ftruncate(self.descriptor, 0)
             os.pwrite(self.descriptor, f"{os.getpid()}\n".encode(), 0)
-        except OSError as error:  # the number is for messages; the lock is held without it
+        # The number is for messages; the lock is held without it.
+        except OSError as error:
             process.warn_unwritten(folder / "run.lock", error, "messages lack its process number")
 
     def lost_folder(self) -> str:
-        """Returns a message if another file than this lock, or none, is in the run's folder: it was
-        moved, deleted or replaced. "" if the lock is in its place.
-        """
+        """Returns a message if the lock's file was moved, deleted or replaced; else ""."""
         try:
-            there, own = os.stat(self._folder / "run.lock"), os.fstat(self.descriptor)
+            there, locked = os.stat(self._folder / "run.lock"), os.fstat(self.descriptor)
         except (FileNotFoundError, NotADirectoryError):
             return f"the run's folder {self._folder} is gone (moved or deleted?)"
-        except OSError:  # a network file system without its server, for the moment
+        # A network file system without its server, for the moment.
+        except OSError:
             return ""
-        return "" if os.path.samestat(there, own) else f"{self._folder} has been replaced"
+        return "" if os.path.samestat(there, locked) else f"{self._folder} has been replaced"
 
     def nonces(self) -> dict[str, str]:
         """Returns, by role, the nonce of the last process that the former supervisor started; {} if
@@ -83,14 +79,13 @@ class RunLock:
         try:
             content = ContainedFolder(self._nonces.parent).read(self._nonces.name)
             return parse_json(content, dict[str, str])
-        except (OSError, ValueError):  # torn by a kill, or no file: roles wait for their leases
+        # Torn by a kill, or no file: roles wait for their leases.
+        except (OSError, ValueError):
             return {}
 
     def keep_nonces(self, nonces: Mapping[str, str]) -> None:
-        """Write these nonces for the next supervisor. If they cannot be written (a full disk), a
-        warning is printed: the next supervisor's roles then wait for the leases of their
-        predecessors to expire, as after a crash of the machine. Older nonces do no harm: no lease
-        has them.
+        """Write these nonces for the next supervisor. If that fails, its roles wait for leases to
+        expire; older nonces do no harm, because no lease has them.
         """
         try:
             with whole_file(self._nonces) as partial:
@@ -103,7 +98,6 @@ class RunLock:
         os.close(self.descriptor)
 
     def _taken(self) -> bool:
-        """Try to take the lock, without waiting; returns whether this process has it now."""
         try:
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -137,8 +131,8 @@ def running_message(folder: Path) -> str:
     return ""
 
 
+# Environment variables of a role: its own nonce, and that of its dead predecessor.
 NONCE, HANDED_NONCE = "ROLLSTREAM_NONCE", "ROLLSTREAM_HANDED_NONCE"
-"""Environment variables of a role: its own nonce, and that of its dead predecessor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +149,8 @@ class SupervisorLimits:
 
 @dataclass(frozen=True, slots=True)
 class RoleState:
-    """Describes one role's process for the live view. `done`: it ended and is not started again;
-    `note` describes a recent death.
+    """Describes one role's process for the live view: `done` ones are not started again, and `note`
+    describes a recent death.
     """
 
     name: str
@@ -167,7 +161,7 @@ class RoleState:
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """Reports how a run ended; `message` is the reason of a failure, or what is not done."""
+    """Reports how a run ended; `message` is the reason of a failure, or the unfinished work."""
 
     kind: Literal["complete", "stopped", "failed"]
     message: str = ""
@@ -175,10 +169,8 @@ class RunOutcome:
 
 @dataclass(slots=True)
 class _RoleProcess:
-    """Tracks one role. `seat` describes its process; `child` is the running one, None while none
-    runs; `nonce` is that of the newest process. `deaths_s` and `due_s` are monotonic times: of the
-    deaths, and of the next start. `death` describes the last death for the live view. A role that
-    is `done` is not started again.
+    """`child` is the running process, `nonce` that of the newest one; `deaths_s` and `due_s` (of
+    the next start) are monotonic; `death` describes the last one for the live view.
     """
 
     seat: process.ProcessSpec
@@ -197,9 +189,8 @@ RecordEvent = Callable[[Mapping[str, Any]], None]
 
 
 class Supervisor:
-    """Supervises one run's processes, which `seats` describe. Their logs are written to the folder
-    `logs`. `record` is called with each event (start, death, end), which becomes a line of
-    `metrics/supervisor.jsonl`.
+    """Supervises the processes of `seats`, with logs in the folder `logs`. `record` gets each event
+    (start, death, end), a line of `metrics/supervisor.jsonl`.
     """
 
     def __init__(
@@ -211,29 +202,29 @@ class Supervisor:
         policy: process.RestartPolicy | None = None,
         limits: SupervisorLimits | None = None,
     ) -> None:
-        known = lock.nonces() if lock else {}
-        self._posts = [_RoleProcess(seat, nonce=known.get(seat.name)) for seat in seats]
+        nonces = lock.nonces() if lock else {}
+        self._posts = [_RoleProcess(seat, nonce=nonces.get(seat.name)) for seat in seats]
         self._logs, self._lock, self._record = logs, lock, record
         self._policy, self._limits = policy or process.RestartPolicy(), limits or SupervisorLimits()
         self._complete_s: float | None = None
         self._is_stopping = False
 
     def run(self, stop: threading.Event, hurry: threading.Event, show: ShowStates) -> RunOutcome:
-        """Start all roles and supervise them until the run is complete, `stop` is set, a role
-        refuses to start, or a role has died too often. Then stop all roles; if `hurry` is set, they
-        are killed at once. `show` is called with their states at each tick.
+        """Supervise all roles until the run is complete, `stop` is set, a role refuses to start, or
+        has died too often; then stop all, at once if `hurry` is set. `show` is called with their
+        states at each tick.
         """
         try:
             outcome = self._watch(stop, show)
             self._note({"event": outcome.kind, "note": outcome.message})
-            if self._lost_folder():  # an orderly end writes: it would make the folder again
+            # An orderly end writes: it would make the folder again.
+            if self._lost_folder():
                 self._kill_all()
         finally:
             self._stop_all(hurry, show)
         return outcome
 
     def states(self) -> list[RoleState]:
-        """Returns the present state of each role."""
         return [self._state(post, time.monotonic()) for post in self._posts]
 
     def metric_values(self) -> MetricValues:
@@ -252,7 +243,6 @@ class Supervisor:
         return RoleState(post.seat.name, state, deaths, post.death if is_recent else "")
 
     def _watch(self, stop: threading.Event, show: ShowStates) -> RunOutcome:
-        """Check all processes at each tick, until the run has an outcome."""
         while not stop.wait(self._limits.tick_s):
             now = time.monotonic()
             if lost := self._lost_folder():
@@ -276,16 +266,14 @@ class Supervisor:
                 post.child.kill()
 
     def _look(self, post: _RoleProcess, now: float) -> RunOutcome | None:
-        """Start the role's process if it is due, or handle its end. Returns the run's outcome if
-        that end fails the run, else None.
-        """
         if post.done:
             return None
         if post.child is None:
             if now >= post.due_s:
                 try:
                     self._start(post)
-                except OSError as error:  # no process, thread, file or memory is left
+                # No process, thread, file or memory is left.
+                except OSError as error:
                     return self._not_started(post, error, now)
             return None
         post.child.rotate_log()
@@ -303,10 +291,6 @@ class Supervisor:
     def _died(
         self, post: _RoleProcess, child: process.ChildProcess, code: int, now: float
     ) -> RunOutcome | None:
-        """Record a death and plan the next start. If there must be none, return the run's failure:
-        for a role that refused to start with its own error message, for one that died too often
-        with the end of its log.
-        """
         name = post.seat.name
         post.deaths_s.append(now)
         recent = self._policy.recent(post.deaths_s, now)
@@ -314,6 +298,8 @@ class Supervisor:
         delay = None if has_refused else self._policy.delay_s(post.deaths_s, now)
         event = {"event": "death", "role": name, "code": code, "delay_s": delay}
         self._note(event)
+        # Only a failure has no next start: it shows the role's own message if it refused, else its
+        # log.
         if delay is not None:
             post.due_s = now + delay
             words = " ".join(child.error_message().split())[:WORDS_SHOWN]
@@ -329,7 +315,6 @@ class Supervisor:
         return RunOutcome("failed", f"{name} {how}; the end of {child.log}:\n{quoted}")
 
     def _not_started(self, post: _RoleProcess, error: OSError, now: float) -> RunOutcome | None:
-        """Plan the next start of a process that the machine did not start, as after a death."""
         post.deaths_s.append(now)
         delay = self._policy.delay_s(post.deaths_s, now)
         why = f"cannot be started: {explain_os_error(error)}"
@@ -339,14 +324,13 @@ class Supervisor:
         return None
 
     def _start(self, post: _RoleProcess) -> None:
-        """Start the process with a new nonce. If its role holds a lease, pass it the nonce of its
-        predecessor too, which has ended.
-        """
         handed, post.nonce = post.nonce, secrets.token_hex(16)
         environment = {NONCE: post.nonce}
+        # The predecessor has ended, so its lease may be taken over.
         if handed is not None and post.seat.single_holder:
             environment[HANDED_NONCE] = handed
-        if self._lock:  # before the start, so that no lease is held under an unrecorded nonce
+        # Before the start, so that no lease is held under an unrecorded nonce.
+        if self._lock:
             self._lock.keep_nonces({p.seat.name: p.nonce for p in self._posts if p.nonce})
         log = self._logs / f"{post.seat.name}.log"
         lock = self._lock.descriptor if self._lock else None
@@ -361,46 +345,37 @@ class Supervisor:
         )
 
     def _note(self, event: Mapping[str, Any]) -> None:
-        """Record an event with its time. An event that cannot be written (a full disk) is lost,
-        with a warning: it must not end the roles.
-        """
         try:
             self._record({"time_s": time.time(), **event})
-        except OSError as error:  # a `StoreError` is one
+        # A `StoreError` is one; a full disk must not end the roles.
+        except OSError as error:
             process.warn_unwritten(self._logs, error, f"the event {event['event']!r} is lost")
 
     def _complete(self, now: float) -> None:
-        """Note that the run is complete, and stop the roles that would never end by themselves. So
-        roles that still have work (evaluation) get the cores.
-        """
         self._complete_s = now
         for post in self._posts:
+            # They would never end by themselves; roles with work left (evaluation) get the cores.
             if post.seat.ends == "never" and not post.seat.stops_last and not post.done:
                 post.done = True
                 if post.child:
                     post.child.terminate()
 
     def _has_finished(self, now: float) -> bool:
-        """Returns whether no role of the complete run has work left, or `finish_s` is over."""
         assert self._complete_s is not None
         late = now - self._complete_s > self._limits.finish_s
         return late or all(post.done for post in self._posts if not post.seat.stops_last)
 
     def _working(self) -> list[str]:
-        """Returns the roles that a complete run still waits for, such as its last evaluation."""
         return [post.seat.name for post in self._posts if not (post.done or post.seat.stops_last)]
 
     def _unfinished(self) -> str:
-        """Returns which roles of the complete run still had work; "" if none had."""
         names = self._working()
         waited = f"{self._limits.finish_s:g} s after the last step"
         return f"{', '.join(names)} still had work {waited} and was stopped" if names else ""
 
     def _stop_all(self, hurry: threading.Event, show: ShowStates) -> None:
-        """Stop all roles but those that stop last (they read the records of the others), then
-        these.
-        """
         self._is_stopping = True
+        # Those that stop last read the records of the others.
         for last in (False, True):
             posts = [post for post in self._posts if post.seat.stops_last == last]
             self._stop([post.child for post in posts if post.child], hurry, show)
@@ -408,9 +383,6 @@ class Supervisor:
     def _stop(
         self, children: Sequence[process.ChildProcess], hurry: threading.Event, show: ShowStates
     ) -> None:
-        """Stop these processes: send SIGTERM, wait until they end, at most `stop_s` or until
-        `hurry` is set, and kill the remaining ones.
-        """
         for child in children:
             child.terminate()
         deadline = time.monotonic() + self._limits.stop_s

@@ -1,10 +1,7 @@
-"""Runs the trainer's processes on this machine as one (`run_rank_processes`): as many as
-`trainer.processes` states, each a rank of one process group of torch.distributed.
-
-The ranks train one model together (docs/how-to/several-gpus.md), so none continues without the
-others: once one has ended, the others have `RANKS_END_S` seconds. No rank is left when
-`run_rank_processes` returns, nor after a `kill -9` of the process that called it, which is their
-parent. The supervisor starts and restarts only this parent, and with it all ranks.
+"""Runs the trainer's processes on this machine as one (`run_rank_processes`): `trainer.processes`
+ranks, none of which continues without the others (docs/how-to/several-gpus.md). None is left when
+`run_rank_processes` returns, nor after a `kill -9` of its caller, their parent, which alone the
+supervisor starts.
 """
 
 import logging
@@ -24,10 +21,9 @@ from rollstream.errors import EXIT_REFUSED
 from rollstream.import_path import module_environment
 from rollstream.supervisor.process import PARENT_VARIABLE as PARENT, describe_exit
 
+# Once one rank has ended, the others have these seconds: rank 0 finds and reports the missing
+# ranks, or, after training, each closes its resources.
 RANKS_END_S = 10.0
-"""Once one rank has ended, the others have these seconds: rank 0 finds and reports the missing
-ranks, or, after training, each rank closes its resources.
-"""
 TICK_S = 0.1
 HOST = "127.0.0.1"
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
@@ -41,9 +37,8 @@ def threads_per_rank(settings: TrainerSettings) -> int:
 
 
 def run_rank_processes(line: Sequence[str], settings: TrainerSettings, signals: StopSignals) -> int:
-    """Run the command `line` in `trainer.processes` processes, one per rank, until all have ended;
-    returns their `group_exit_code`. A signal to stop is forwarded to each rank; a second one kills
-    all ranks.
+    """Run the command `line` once per rank until all have ended; returns their `group_exit_code`. A
+    signal to stop is forwarded to each rank; a second one kills all.
     """
     shared = rank_group_environment(settings, _free_port())
     processes: list[subprocess.Popen[bytes]] = []
@@ -52,8 +47,8 @@ def run_rank_processes(line: Sequence[str], settings: TrainerSettings, signals: 
         for rank in range(settings.processes):
             processes.append(_start(line, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}))
         _watch_ranks(processes, ended, signals)
-    # Every rank is reaped, so that the supervisor may give the nonce of their lease to the next
-    # holder, which then need not wait for the lease to expire.
+    # Every rank is reaped, so that the supervisor may pass on the nonce of their lease without a
+    # wait for it to expire.
     finally:
         for process in processes:
             process.kill()
@@ -64,8 +59,8 @@ def run_rank_processes(line: Sequence[str], settings: TrainerSettings, signals: 
 def rank_group_environment(
     settings: TrainerSettings, port: int, environment: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Returns the environment that all ranks share: where they find each other on this machine, the
-    process id of their parent, with which they end (`end_with_parent`), and their threads.
+    """Returns the environment that all ranks share: their rendezvous, their parent's process id,
+    with which they end (`end_with_parent`), and their threads.
     """
     threads = str(threads_per_rank(settings))
     return {
@@ -83,37 +78,34 @@ def rank_group_environment(
 
 
 def group_exit_code(ended: Mapping[int, int]) -> int:
-    """Returns one exit code for all ranks: `EXIT_REFUSED`, after which a restart is useless, if any
-    rank ended with it; else 0 if rank 0 did; else that of the first rank that failed, or 1. `ended`
-    maps rank to exit code in the order of their ends, without ranks that the parent killed.
+    """Returns one exit code for all ranks: `EXIT_REFUSED` if any rank has it, since a restart is
+    useless; else 0 if rank 0 did; else that of the first rank that failed, or 1. `ended` maps rank
+    to exit code in the order of their ends, without killed ranks.
     """
     if EXIT_REFUSED in ended.values():
         return EXIT_REFUSED
     if ended.get(0) == 0:
         return 0
     first = next((code for code in ended.values() if code), 1)
-    return first if first > 0 else 128 - first  # as shells report a signal
+    # As shells report a signal.
+    return first if first > 0 else 128 - first
 
 
 def _start(line: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start one rank in an operating-system process group of its own: Ctrl-C in the terminal then
-    reaches only the parent, which forwards it once.
-    """
     return subprocess.Popen(
         list(line),
         stdin=subprocess.DEVNULL,
         env=dict(environment),
+        # Ctrl-C in the terminal reaches only the parent, which forwards it once.
         process_group=0,
-        close_fds=False,  # ranks inherit the run's lock; no other descriptor is inheritable
+        # Ranks inherit the run's lock; no other descriptor is inheritable.
+        close_fds=False,
     )
 
 
 def _watch_ranks(
     processes: Sequence[subprocess.Popen[bytes]], ended: dict[int, int], signals: StopSignals
 ) -> None:
-    """Fill `ended` (rank to exit code) until all ranks have ended, `RANKS_END_S` has passed since
-    the first end, or a second signal has arrived.
-    """
     is_asked, deadline = False, None
     while len(ended) < len(processes) and not signals.hurry.is_set():
         if deadline is not None and time.monotonic() > deadline:
@@ -134,18 +126,15 @@ def _watch_ranks(
 
 
 def _free_port() -> int:
-    """Returns a free port for the ranks' rendezvous, which rank 0 opens. If another process takes
-    the port first, the ranks end, and the next start has another port.
-    """
     with socket.socket() as probe:
+        # If another process takes it before rank 0, the ranks end, and the next start has another.
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
 
 
 def rank_name(name: str, environment: MutableMapping[str, str] = os.environ) -> str:
-    """Returns the name of this process, which runs one rank: rank 0 keeps the role's `name`, any
-    other gets a name of its own. For the latter `environment` is changed: its metrics get any free
-    port, because rank 0 has the configured one.
+    """Returns the name of this process: rank 0 keeps the role's, another gets its own, and in
+    `environment` any free metrics port, because rank 0 has the configured one.
     """
     rank = rank_of(environment)
     if not rank:
@@ -155,10 +144,7 @@ def rank_name(name: str, environment: MutableMapping[str, str] = os.environ) -> 
 
 
 def rank_environment(environment: Mapping[str, str] = os.environ) -> Mapping[str, str]:
-    """Returns the environment for `end_with_parent`, which names the parent with which this process
-    ends. It is `environment` itself, except in a rank that was started by `torchrun` and not by
-    `run_rank_processes`: that rank ends with `torchrun`.
-    """
+    """Returns the environment for `end_with_parent`: a rank of `torchrun` ends with it."""
     if PARENT in environment or not is_launched(environment):
         return environment
     return {PARENT: str(os.getppid())}

@@ -1,9 +1,6 @@
-"""Runs the warm-up as the first phase of `rollstream run`. The warm-up makes the run's starting
-model, in the folder `RUN/model`, by supervised training on the task's own examples.
-
-`WarmupProcess` starts `rollstream warmup` as a process of its own and shows the progress lines in
-its log as a progress bar. The folder appears only when it is complete, so an interrupted warm-up
-leaves no model, and the next `rollstream run` begins it again.
+"""Runs the warm-up (`rollstream warmup`), which makes the starting model in `RUN/model`, as the
+first phase of `rollstream run`, with a progress bar. The folder appears complete, so an interrupted
+warm-up leaves no model and is begun again.
 """
 
 import json
@@ -30,9 +27,8 @@ class WarmupFailed(RollstreamError):
 
 
 class WarmupProcess:
-    """Runs the process that `seat` describes (`rollstream warmup`). It is needed only if
-    `model.path` names no model, the folder `RUN/model` does not exist yet, and the run's store has
-    no model. The process inherits the run's `lock`.
+    """Runs the process of `seat`. It is needed only if neither `model.path`, the folder nor the
+    run's store has a model. It inherits the run's `lock`.
     """
 
     def __init__(
@@ -54,8 +50,8 @@ class WarmupProcess:
 
     def run(self, signals: StopSignals) -> bool:
         """Run the warm-up if it is needed. Returns True when there is a model to start from, False
-        if the user stopped the warm-up. Raises `WarmupFailed`, with the end of the log, if the
-        process failed or left no model. The process has ended when this returns or raises.
+        if the user stopped it. Raises `WarmupFailed`, with the end of the log, if it failed or left
+        no model. The process has ended when this returns or raises.
         """
         if not self._needed:
             return True
@@ -65,7 +61,8 @@ class WarmupProcess:
         try:
             code = self._watch(child, log, signals)
         finally:
-            child.kill()  # does nothing after its end; an unfinished warm-up has kept nothing
+            # Does nothing after its end; an unfinished warm-up has kept nothing.
+            child.kill()
         if code is None:
             return False
         if code != 0 or not self._folder.model.exists():
@@ -76,9 +73,6 @@ class WarmupProcess:
         return True
 
     def _watch(self, child: ChildProcess, log: Path, signals: StopSignals) -> int | None:
-        """Update the progress bar until the process ends; returns its exit code, or None if the
-        user stopped the warm-up. Without a terminal only the first and last line are printed.
-        """
         bar = Progress(
             TextColumn("warm-up"),
             BarColumn(bar_width=40),
@@ -107,8 +101,8 @@ class WarmupProcess:
 
 
 def newest_progress(log: Path) -> dict[str, Any] | None:
-    """Returns the last progress line in the log, `{"done": …, "loss": …, …}`; None if none of the
-    last three lines is one.
+    """Returns the last progress line, `{"done": …, "loss": …, …}`, in the log's last three lines;
+    else None.
     """
     for line in reversed(last_lines(log, 3)):
         if line.startswith('{"done"') and line.endswith("}"):

@@ -1,10 +1,7 @@
-"""Trains a new model on examples of a task (supervised warm-up), so that reinforcement learning has
-something to start from (docs/explanation/quickstart-task.md, "The warm-up").
-
-`warm_up` asks the task for documents (each a prompt and a correct response), trains on them with
-`train_sft`, and writes a Hugging Face folder, completely or not at all. The loss covers responses.
-Equal arguments give equal weights, with one thread or two, because each part of a batch is computed
-on one torch thread, and the gradients of the parts are summed in a fixed order.
+"""Trains a new model on a task's documents, each a prompt and a correct response
+(docs/explanation/quickstart-task.md, "The warm-up"). The loss covers responses. Equal arguments
+give equal weights, with one thread or two: each part of a batch is computed on one torch thread,
+and the parts' gradients are summed in a fixed order.
 """
 
 import json
@@ -31,15 +28,13 @@ from rollstream.storage.models import build_model
 from rollstream.storage.settings import ModelSettings
 from rollstream.streams.records import GENERATED, PROMPT
 
+# Called after each step with the numbers of done and of all steps, and the step's mean loss per
+# response token.
 SftProgress = Callable[[int, int, float], None]
-"""Called after each step with the number of steps done, of all steps, and the step's mean loss per
-response token.
-"""
 
+# Computed in parallel by two threads. The number does not depend on the threads, so that sums round
+# alike.
 BATCH_PARTS = 2
-"""A batch is split into this many parts, which are computed in parallel if there are two threads.
-The number does not depend on the threads, so that sums round alike.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,26 +105,24 @@ def train_sft(
 
 
 def learning_rate_share(step: int, schedule: SftSchedule) -> float:
-    """Returns the learning rate of this step (from 0) as a share of the peak. It rises linearly
-    over `ramp_steps` and falls linearly to `lr_final` at the last step.
+    """Returns the learning rate of this step (from 0) as a share of the peak: a linear rise over
+    `ramp_steps`, times a linear fall to `lr_final` at the last step.
     """
     ramp = min(1.0, (step + 1) / max(1, schedule.ramp_steps))
-    left = 1.0 - step / max(1, schedule.steps - 1)
-    return ramp * (schedule.lr_final + (1.0 - schedule.lr_final) * left)
+    remaining = 1.0 - step / max(1, schedule.steps - 1)
+    return ramp * (schedule.lr_final + (1.0 - schedule.lr_final) * remaining)
 
 
 def batches(
     documents: Sequence[Document], tokens_max: int, random: np.random.Generator
 ) -> Iterator[list[Sample]]:
-    """Yields batches without end. Each epoch goes through all documents in a new random order; a
-    batch ends before it would exceed `tokens_max`. Within a batch the longest documents come first,
-    so that taking every `BATCH_PARTS`-th one gives parts of about equal work.
-
-    A batch mixes documents of all lengths, so that each gradient covers all styles of answers. With
-    batches of equal lengths the same number of steps left the accuracy of answers that show the
-    whole calculation at .86 instead of .97. The trainer's forward pass packs sequences of different
-    lengths without padding, so mixing costs nothing.
+    """Yields batches without end: each epoch has all documents in a new random order, and a batch
+    at most `tokens_max` tokens, longest documents first, so that every `BATCH_PARTS`-th one gives
+    parts of about equal work.
     """
+    # All lengths are mixed, so that each gradient covers all styles of answers: with batches of
+    # equal lengths, answers with the whole calculation had an accuracy of .86 instead of .97. The
+    # forward pass packs without padding, so mixing costs nothing.
     samples = [_sample(document) for document in documents]
     batch: list[Sample] = []
     size = 0
@@ -142,16 +135,14 @@ def batches(
             size += len(samples[index])  # pyright: ignore[reportUnknownArgumentType]
 
 
-def _sample(one: Document) -> Sample:
-    """Returns a document as a `Sample`, the trainer's form of a trajectory: the response counts as
-    generated tokens; fields that only reinforcement learning needs are 0 or empty.
-    """
-    count = len(one.response)
-    sources = np.repeat(np.array([PROMPT, GENERATED], np.uint8), [len(one.prompt), count])
+def _sample(document: Document) -> Sample:
+    count = len(document.response)
+    sources = np.repeat(np.array([PROMPT, GENERATED], np.uint8), [len(document.prompt), count])
     return Sample(
+        # Fields that only reinforcement learning needs are 0 or empty.
         trajectory="",
         group=0,
-        tokens=np.array(one.prompt + one.response, np.uint32),
+        tokens=np.array(document.prompt + document.response, np.uint32),
         sources=sources,
         logprobs=np.zeros(count, np.float32),
         spans=(),
@@ -164,8 +155,6 @@ def _sample(one: Document) -> Sample:
 
 @dataclass(slots=True)
 class _PartGradients:
-    """Holds the gradients, the summed loss and the response tokens of one part of a batch."""
-
     gradients: Sequence[Tensor | None]
     loss: float
     tokens: int
@@ -183,7 +172,6 @@ class _GradientSum:
         self._loss, self._tokens = 0.0, 0
 
     def compute(self, part: Sequence[Sample]) -> _PartGradients | None:
-        """Returns the gradients of a part, without changing the model; None for an empty part."""
         if not part:
             return None
         logprobs = self._policy(token_rows(part)).logprobs
@@ -192,7 +180,6 @@ class _GradientSum:
         return _PartGradients(gradients, loss.item(), len(logprobs))
 
     def add(self, part: _PartGradients | None) -> None:
-        """Add a part's gradients to the model's `grad`, and its loss to the step's."""
         if part is None:
             return
         self._loss += part.loss
@@ -203,16 +190,12 @@ class _GradientSum:
                 parameter.grad = total
 
     def take_loss(self) -> float:
-        """Returns the mean loss per response token since the last call."""
         mean = self._loss / max(1, self._tokens)
         self._loss, self._tokens = 0.0, 0
         return mean
 
 
 def _optimisers(model: torch.nn.Module, schedule: SftSchedule) -> list[torch.optim.Optimizer]:
-    """Returns Muon for the matrices of the layers, and AdamW for embeddings and norms. With AdamW
-    alone the model does not learn to show a whole calculation within the schedule.
-    """
     embeddings = {
         id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)
     }
@@ -224,11 +207,13 @@ def _optimisers(model: torch.nn.Module, schedule: SftSchedule) -> list[torch.opt
     muon = {"params": matrices, "peak": schedule.muon_lr}
     adam = {"params": others, "peak": schedule.adam_lr}
     return [
+        # With AdamW alone the model does not learn to show a whole calculation in this schedule.
         torch.optim.Muon([muon], lr=schedule.muon_lr, momentum=0.95, weight_decay=0.01),
         torch.optim.AdamW([adam], lr=schedule.adam_lr, betas=(0.9, 0.98), weight_decay=0.0),
     ]
 
 
+# For fields that the setting `model.config` does not set.
 QUICKSTART_SIZES: dict[str, int | float | bool | str] = {
     "hidden_size": 128,
     "intermediate_size": 384,
@@ -239,7 +224,6 @@ QUICKSTART_SIZES: dict[str, int | float | bool | str] = {
     "tie_word_embeddings": True,
     "max_position_embeddings": 512,
 }
-"""Sizes of the quickstart's model, for fields that the setting `model.config` does not set."""
 
 DEFAULT_SCHEDULE = SftSchedule()
 _SUMMARY_FILE = "warmup.json"
@@ -259,15 +243,14 @@ def warm_up(
     progress: SftProgress = lambda done, steps, loss: None,
     schedule: SftSchedule = DEFAULT_SCHEDULE,
 ) -> None:
-    """Train a model and write it to `folder`: float32 weights, configuration, tokenizer, and the
-    summary `warmup.json`. A complete folder is kept. The folder appears at once and complete: an
-    interrupted warm-up leaves nothing under this name, and the next one begins again. Raises
-    `ConfigurationError` for a task that makes no documents.
+    """Train a model and write it to `folder`, which appears complete or not at all: float32
+    weights, configuration, tokenizer, and the summary `warmup.json`. A complete folder is kept.
+    Raises `ConfigurationError` for a task that makes no documents.
 
-    1. Create a partial folder beside `folder` and write the tokenizer, so that an error of the file
-       system shows before minutes of training.
+    1. Write the tokenizer to a partial folder: an error of the file system shows before minutes of
+       training.
     2. Train.
-    3. Write the weights and the summary, then rename the folder.
+    3. Write weights and summary, then rename the folder.
     """
     if is_warmed_up(folder):
         return
@@ -290,8 +273,8 @@ def warm_up(
 
 
 def untrained_model(settings: ModelSettings, task: Task, seed: int) -> PreTrainedModel:
-    """Returns the model before the warm-up, with random weights from `seed`. Its sizes are the
-    quickstart's unless `settings.config` gives others; its vocabulary is the task's.
+    """Returns the model before the warm-up, with random weights from `seed`, the task's vocabulary,
+    and the quickstart's sizes unless `settings.config` has others.
     """
     tokenizer = task.tokenizer()
     fields = settings.config | dict(tokenizer.special) | {"vocab_size": tokenizer.size}
@@ -305,9 +288,6 @@ def _summary(
     seconds: float,
     losses: list[float],
 ) -> dict[str, object]:
-    """Returns the content of `warmup.json`, which the run's report shows. `loss` is the mean of the
-    last 50 steps.
-    """
     counts = Counter(document.style for document in documents)
     return {
         "seed": seed,
@@ -316,5 +296,6 @@ def _summary(
         "shares": {name: count / len(documents) for name, count in sorted(counts.items())},
         "steps": schedule.steps,
         "seconds": round(seconds, 1),
+        # The mean of the last steps.
         "loss": float(np.mean(losses[-50:])),
     }

@@ -1,9 +1,8 @@
-"""`rollstream fork RUN --at STEP --out DIR`: creates a new run that begins at a checkpoint of
-another run, its parent (docs/reference/fork.md). The parent is only read, and may be running.
+"""`rollstream fork RUN --at STEP --out DIR`: creates a run that begins at a checkpoint of another
+one, its parent (docs/reference/fork.md), which is only read and may be running.
 
-This module finds the parent and prints the result; `runs/fork.py` makes the fork. If the parent's
-log and folder are lost, RUN is the URL of its store. The command then also prints the recovery
-point (`RecoveryPoint`): the step at which the fork begins, and what of the parent is lost.
+If the parent's log and folder are lost, RUN is the URL of its store, and the command also prints
+the recovery point (`RecoveryPoint`): the first step and the losses. `runs/fork.py` makes the fork.
 """
 
 import argparse
@@ -41,28 +40,27 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Create the fork in the folder of `--out` and print where it begins. It does not run yet:
-    `rollstream run DIR` starts it.
+    """Create the fork in the folder of `--out` and print where it begins; `rollstream run DIR`
+    starts it.
     """
     from rollstream.config.run_folder import run_folder
     from rollstream.runs.parentage import parent_of_folder, parent_of_store
 
-    named: str = arguments.run
-    if ":" not in named or os.path.exists(named):
-        _fork(arguments, parent_of_folder(run_folder(named)))
+    run: str = arguments.run
+    if ":" not in run or os.path.exists(run):
+        _fork(arguments, parent_of_folder(run_folder(run)))
         return 0
     with tempfile.TemporaryDirectory() as scratch:
-        _fork(arguments, parent_of_store(named, Path(scratch) / "config.json"))
+        _fork(arguments, parent_of_store(run, Path(scratch) / "config.json"))
     return 0
 
 
 def _fork(arguments: argparse.Namespace, parent: "ForkParent") -> None:
-    """Find the checkpoint, check the fork's settings, compute which prompts are left for it, and
-    only then write it.
-    """
     from rollstream.analysis.looking import require_code
     from rollstream.consumers.trainer.checkpoint import TrainerState
-    from rollstream.runs.fork import (  # imports torch, which takes seconds
+
+    # It imports torch, which takes seconds.
+    from rollstream.runs.fork import (
         check_folders,
         find_checkpoint,
         make_fork,
@@ -83,54 +81,49 @@ def _fork(arguments: argparse.Namespace, parent: "ForkParent") -> None:
             )
         checkpoint = find_checkpoint(store, arguments.at)
         step = checkpoint.id.step
-        wanted = plan_fork(parent, out, arguments.overrides, step)
+        plan = plan_fork(parent, out, arguments.overrides, step)
         before = read_parentage(store)
         inherited = PromptsLeft() if before is None else before.prompts
-        left = prompts_left_at(source.log, TrainerState.decode(checkpoint.state), inherited)
-        lost = recovery_point(store, source.log, step, left) if parent.bus is None else None
+        prompts = prompts_left_at(source.log, TrainerState.decode(checkpoint.state), inherited)
+        lost = recovery_point(store, source.log, step, prompts) if parent.bus is None else None
         _warn_other_step(arguments.at, checkpoint.id)
-        parentage = make_fork(wanted, checkpoint, left, source)
-    _print_fork(wanted, parentage, lost, arguments.json)
+        parentage = make_fork(plan, checkpoint, prompts, source)
+    _print_fork(plan, parentage, lost, arguments.json)
 
 
-def _warn_other_step(asked: str, taken: CheckpointId) -> None:
-    """Print a note if the checkpoint that was taken is of an earlier step than `--at`."""
-    step = whole_number(asked)
+def _warn_other_step(step_text: str, taken: CheckpointId) -> None:
+    step = whole_number(step_text)
     if step not in (None, taken.step):
         note = f"no checkpoint of step {step} is kept; the fork begins at step {taken.step}"
         print(f"rollstream: {note}", file=sys.stderr)
 
 
 def _print_fork(
-    wanted: "ForkPlan", parentage: "Parentage", lost: "RecoveryPoint | None", as_json: bool
+    plan: "ForkPlan", parentage: "Parentage", lost: "RecoveryPoint | None", as_json: bool
 ) -> None:
-    """Print what the fork took over (step, checkpoint, state hash, prompts), the recovery point if
-    the parent's log is lost, and the changed settings.
-    """
-    folder, left = wanted.folder.path, parentage.prompts
+    folder, prompts = plan.folder.path, parentage.prompts
     if as_json:
         line = {
-            "run": wanted.now.run, "folder": str(folder), "forked_from": parentage.run,
+            "run": plan.now.run, "folder": str(folder), "forked_from": parentage.run,
             "checkpoint": parentage.checkpoint, "step": parentage.step,
-            "state_hash": parentage.state_hash, "prompts_again": left.again,
-            "prompts_from": left.on, "changes": parentage.changes,
+            "state_hash": parentage.state_hash, "prompts_again": prompts.again,
+            "prompts_from": prompts.on, "changes": parentage.changes,
             "recovery": None if lost is None else asdict(lost),
         }  # fmt: skip
         print(json.dumps(line))
         return
-    again = f"{len(left.again)} prompts of open groups again, then " if left.again else ""
-    print(f"{wanted.now.run} begins at step {parentage.step} of {parentage.run}")
+    repeated = f"{len(prompts.again)} prompts of open groups again, then " if prompts.again else ""
+    print(f"{plan.now.run} begins at step {parentage.step} of {parentage.run}")
     print(f"  from checkpoint {parentage.checkpoint}, state {parentage.state_hash}")
-    print(f"  prompts: {again}from prompt {left.on} on")
+    print(f"  prompts: {repeated}from prompt {prompts.on} on")
     if lost is not None:
         print("\n".join(_recovery_lines(lost)))
-    for change in wanted.changes():
+    for change in plan.changes():
         print(f"  {change.key}: {json.dumps(change.before)} → {json.dumps(change.now)}")
     print(f"start it with: {shell_command('run', folder)}")
 
 
 def _recovery_lines(lost: "RecoveryPoint") -> Iterator[str]:
-    """Yields the recovery point as text."""
     yield (
         f"  recovery point: step {lost.step} of {lost.reached} trained ones; "
         f"{lost.reached - lost.step} steps are trained again, on new trajectories"

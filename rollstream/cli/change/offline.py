@@ -1,10 +1,10 @@
 """`rollstream replay SOURCE… --offline CONFIG --out DIR`: trains on recorded trajectories, without
 rollouts, and writes a report.
 
-Sources are runs, archives of runs, and files of JSON lines; they are only read. First the
-trajectories that meet `--where` are gathered into a log in DIR; then a trainer with the settings of
-CONFIG, but without a limit on lag, trains on the groups of that log. The same command resumes where
-it was interrupted; a command with other sources or another `--where` is refused in the same DIR.
+Sources are runs, archives, and files of JSON lines, and only read. Trajectories that meet `--where`
+are gathered into a log in DIR; a trainer with the settings of CONFIG, but no limit on lag, trains
+on its groups. The same command resumes; one with other sources or `--where` is refused in the same
+DIR.
 """
 
 import argparse
@@ -31,7 +31,9 @@ from rollstream.storage.hf_tokenizer import TOKENIZER
 from rollstream.streams.admissible import REFUSAL_KINDS
 from rollstream.streams.values import Address
 
-JSONL = (".jsonl", ".ndjson")  # a source with such a name is a file, any other a run or archive
+# A source with such a name is a file, any other a run or archive.
+JSONL = (".jsonl", ".ndjson")
+# A count of `gather_sources` → the text that is printed after its number.
 GATHERED_TEXTS = {
     "logprobs_computed": "of them had no log-probabilities: those of the initial model are used",
     "logprobs_recomputed": "of them had no log-probabilities: those of the versions that they name "
@@ -45,21 +47,20 @@ GATHERED_TEXTS = {
         for kind in REFUSAL_KINDS
     },
 }
-"""A count of `gather_sources` → the text that is printed after its number."""
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Gather the trajectories, train on them, write the report, and print the result. Refuses a
-    DIR inside the folder of a source run, and one that holds another replay.
+    """Gather, train, write the report, and print the result. Refuses a DIR inside the folder of a
+    source run, and one that holds another replay.
     """
     folder = RunFolder(Path(arguments.out).absolute())
-    for named in arguments.runs:
-        path = Path(named).absolute()
+    for word in arguments.runs:
+        path = Path(word).absolute()
         replay_output.check_outside_run(
             folder.path, path.parent if path.name == "config.json" else path
         )
     configuration = _configuration(arguments, folder)
-    sources = [named if "://" in named else str(Path(named).absolute()) for named in arguments.runs]
+    sources = [word if "://" in word else str(Path(word).absolute()) for word in arguments.runs]
     request = {"sources": sources, "name": arguments.name, "where": list(arguments.where)}
     recorded = replay_output.read_replay_request(folder.path)
     if recorded is not None:
@@ -75,21 +76,20 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _configuration(arguments: argparse.Namespace, folder: RunFolder) -> Configuration:
-    """Returns the given configuration with all data inside the folder and without a lag limit.
-    Raises `ConfigurationError` if it names no initial model.
-    """
-    given = load(arguments.offline, arguments.overrides)
-    run = folder_of_run(given).path
-    model = local_model_folder(given, run).absolute()
+    loaded = load(arguments.offline, arguments.overrides)
+    run = folder_of_run(loaded).path
+    model = local_model_folder(loaded, run).absolute()
     if not (model / "config.json").is_file():
-        model = whole_model_folder(given, run, folder.path / MODEL).absolute()
+        model = whole_model_folder(loaded, run, folder.path / MODEL).absolute()
     if not (model / "config.json").is_file():
         raise ConfigurationError(
             f"{model} holds no initial model; name a folder with a Hugging Face checkpoint: "
             "--set model.path=DIR"
         )
-    own = replay_output.replay_configuration(given, folder.path, model)
-    return own.model_copy(update={"dispatch": own.dispatch.model_copy(update={"max_lag": None})})
+    configuration = replay_output.replay_configuration(loaded, folder.path, model)
+    return configuration.model_copy(
+        update={"dispatch": configuration.dispatch.model_copy(update={"max_lag": None})}
+    )
 
 
 def _gather_and_train(
@@ -99,16 +99,17 @@ def _gather_and_train(
     request: dict[str, Any],
     recorded: dict[str, Any],
 ) -> dict[str, Any]:
-    """Gathers the trajectories and trains on them; returns the counts. `request` is recorded in the
-    folder before anything is gathered. `recorded` is what an earlier call recorded there, its
-    request and its result so far: once it holds `gathered`, the sources are not read again.
+    """Gathers the trajectories and trains on them; returns the counts. `recorded` is an earlier
+    call's request and result in the folder: once it has `gathered`, the sources are not read again.
     """
     with ExitStack() as stack:
         sources = [] if "gathered" in recorded else _sources(arguments, configuration, stack)
         training = replay_output.OfflineTraining(folder, configuration)
         if sources:
+            # Every line of every file is valid before anything is written.
             _check(sources, training)
         stack.enter_context(replay_output.lock_replay_folder(folder.path))
+        # The request is in the folder before anything is gathered.
         if "gathered" not in recorded:
             replay_output.write_replay_request(folder.path, request)
         write_configuration(folder, configuration)
@@ -127,32 +128,30 @@ def _gather_and_train(
 def _sources(
     arguments: argparse.Namespace, c: Configuration, stack: ExitStack
 ) -> list[offline_log.LabelledSource]:
-    """Opens the sources for as long as `stack` is open. Each gets a distinct label, which the names
-    of its trajectories get as a prefix, and the filter of `--where`.
-    """
     conditions = parse_conditions(arguments.where)
     with_steps = needs_steps(conditions)
     encode = _tokenizer(find_hf_folder(str(c.model.path)))
-    found: list[offline_log.LabelledSource] = []
-    for number, named in enumerate(arguments.runs):
-        path = Path(named)
+    sources: list[offline_log.LabelledSource] = []
+    for number, word in enumerate(arguments.runs):
+        path = Path(word)
         label = path.stem if path.suffix in JSONL else path.name
-        label = label if label not in {other.label for other in found} else f"{label}-{number}"
+        # A distinct label is the prefix of the source's trajectories' names.
+        label = label if label not in {other.label for other in sources} else f"{label}-{number}"
         if path.suffix in JSONL:
             if not path.is_file():
-                raise ConfigurationError(f"{named}: no such file; is the path right?")
+                raise ConfigurationError(f"{word}: no such file; is the path right?")
             steps: dict[Address, int] = {}
             source = offline_log.JsonLines(path, encode)
         else:
             opened: replay_output.ReplaySource = stack.enter_context(
-                replay_output.open_replay_source(named, arguments.name)
+                replay_output.open_replay_source(word, arguments.name)
             )
             steps = opened.recorded().step_of() if with_steps else {}
             source = offline_log.RecordedSource(opened.log)
-        found.append(
+        sources.append(
             offline_log.LabelledSource(label, source, partial(_is_wanted, conditions, steps))
         )
-    return found
+    return sources
 
 
 def _is_wanted(
@@ -160,9 +159,6 @@ def _is_wanted(
     steps: dict[Address, int],
     trajectory: offline_log.SourceTrajectory,
 ) -> bool:
-    """Whether a trajectory meets all conditions; `steps` are the steps that trained trajectories of
-    its source, by address.
-    """
     step = None if trajectory.at is None else steps.get(trajectory.at)
     return not conditions or is_wanted_trajectory(
         conditions, trajectory.record, trajectory.timestamp_ms, step
@@ -172,7 +168,6 @@ def _is_wanted(
 def _check(
     sources: list[offline_log.LabelledSource], training: replay_output.OfflineTraining
 ) -> None:
-    """Validate every line of every file before anything is written; raises `ConfigurationError`."""
     vocabulary = training.vocabulary
     for labelled in sources:
         if isinstance(labelled.source, offline_log.JsonLines):
@@ -182,9 +177,7 @@ def _check(
 
 
 def _tokenizer(model: Path) -> offline_log.TextEncoder | None:
-    """Returns a function from text to tokens that adds no special tokens; None if the model's
-    folder has no tokenizer.
-    """
+    # Text is encoded without special tokens.
     if not (model / TOKENIZER).is_file():
         return None
     from rollstream.producers.tasks.text_tokenizer import TextTokenizer

@@ -1,6 +1,5 @@
 """`rollstream replay`: repeats a run's training steps (`--from-step`), copies its records (`--to`),
-trains offline on trajectories (`--offline`), or scores its tokens again (`--token-scores`);
-docs/reference/replay.md.
+trains offline (`--offline`), or scores its tokens (`--token-scores`); docs/reference/replay.md.
 
 Exit codes: 0 done, and all compared steps are equal; 1 a step differs or data is missing; 2 the
 arguments are invalid.
@@ -11,13 +10,13 @@ import argparse
 from rollstream.cli.arguments import CommandParser
 from rollstream.errors import ConfigurationError
 
+# The option that selects a kind of replay → the options that this kind permits.
 FORMS = {
     "from_step": ("to_step", "out", "overrides", "where"),
     "to": ("topic", "where", "name"),
     "offline": ("out", "overrides", "where", "name"),
     "token_scores": ("where", "name"),
 }
-"""Maps the option that selects a kind of replay to the options that this kind permits."""
 
 
 def add_arguments(command: CommandParser) -> None:
@@ -44,7 +43,6 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def _add_kinds(command: CommandParser) -> None:
-    """Add the options that select one of the four kinds of replay, and their own options."""
     command.add_argument("--from-step", metavar="N", type=int, help="repeat the steps after step N")
     command.add_argument(
         "--to-step", metavar="M", type=int, help="last step to repeat (default: last recorded)"
@@ -95,17 +93,14 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _form(arguments: argparse.Namespace) -> str:
-    """Returns the selected kind of replay. Raises `ConfigurationError` for none or several, for
-    options of another kind, and for a wrong number of runs.
-    """
-    given = [form for form in FORMS if getattr(arguments, form) is not None]
-    if len(given) != 1:
+    forms = [form for form in FORMS if getattr(arguments, form) is not None]
+    if len(forms) != 1:
         raise ConfigurationError(
             "select one of: --from-step N --out DIR (repeat training steps), --to BUS (copy "
             "records), --offline CONFIG --out DIR (train on trajectories), --token-scores (score "
             "tokens again)"
         )
-    (form,) = given
+    (form,) = forms
     for other in {name for names in FORMS.values() for name in names} - {*FORMS[form]}:
         if getattr(arguments, other):
             raise ConfigurationError(
@@ -121,5 +116,4 @@ def _form(arguments: argparse.Namespace) -> str:
 
 
 def _option(name: str) -> str:
-    """Returns the command-line name of an argument, without the dashes."""
     return {"overrides": "set"}.get(name, name.replace("_", "-"))

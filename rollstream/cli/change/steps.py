@@ -2,9 +2,8 @@
 again on the recorded data (`main`), `--to BUS` copies its records to another bus (`publish`).
 
 Training begins at the newest checkpoint up to step N. A repeated step is right if its state hash
-equals the one in the run's ledger. With other settings or a selection of trajectories (`--set`,
-`--where`) the steps after N are an experiment, and only those up to N are compared. The run is only
-read; the same command resumes an interrupted replay.
+equals the ledger's. With `--set` or `--where` the steps after N are an experiment, and only those
+up to N are compared. The run is only read; the same command resumes an interrupted replay.
 """
 
 import argparse
@@ -34,13 +33,13 @@ from rollstream.streams.bus import Message
 from rollstream.streams.connect import open_bus
 from rollstream.streams.topics import is_dead_letter_topic
 
+# The page that shows run and replay together.
 OVERLAY_FILE = "beside.html"
-"""Name of the page that shows run and replay together."""
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Train the steps again, compare their state hashes with the run's ledger, and write the
-    reports. Returns the exit code: 1 if a step differs, else 0.
+    """Train the steps again, compare their state hashes with the ledger, and write the reports.
+    Returns the exit code: 1 if a step differs, else 0.
     """
     run = run_folder(arguments.runs[0])
     out = Path(arguments.out).absolute()
@@ -70,12 +69,9 @@ def _request(
     recorded: RecordedSteps,
     before: dict[str, Any] | None,
 ) -> replay.ReplayRequest:
-    """Returns what the command line asks for. `before` is the request that the folder of an
-    interrupted replay records, None in a new folder: its last step stays the last one, even if the
-    run has made further steps meanwhile.
-    """
     last = arguments.to_step
     if last is None and before is not None:
+        # An interrupted replay keeps its last step, though the run may have made further ones.
         last = before.get("to_step")
     return replay.replay_request(
         run, arguments.overrides, arguments.where, arguments.from_step, last, recorded
@@ -90,18 +86,15 @@ def _repeat_steps(
     before: dict[str, Any] | None,
     folder: RunFolder,
 ) -> dict[str, Any]:
-    """Trains the steps into `folder`, and returns the counts of steps by kind and the numbers of
-    those that differ. The request is stored in the folder before, so that an interrupted replay can
-    be resumed, and the result after.
-    """
     run = request.before, request.folder.path
     model = whole_model_folder(*run, folder.path / MODEL).absolute()
-    own = folder, replay_output.replay_configuration(request.now, folder.path, model)
-    start, learner = replay.find_replay_start(store, request, before, own)
+    target = folder, replay_output.replay_configuration(request.now, folder.path, model)
+    start, learner = replay.find_replay_start(store, request, before, target)
     recorded.check_whole(range(start.behind.step + 1, request.last + 1))
     with replay_output.lock_replay_folder(folder.path):
+        # Stored before the steps, so that an interrupted replay can be resumed.
         replay_output.write_replay_request(folder.path, request.identity(), start.begun())
-        write_configuration(*own)
+        write_configuration(*target)
         _print_start(request, start.step, start.checkpoint or "the initial model")
         if start.behind.ledger is not None:
             warn(f"an earlier replay stopped after step {start.behind.step}: resuming there")
@@ -109,14 +102,14 @@ def _repeat_steps(
         if hashes - {fingerprint(request.before)}:
             warn("the run changed its configuration; all steps use its last configuration")
         count_steps(
-            replay.run_replay(source.log, recorded, request, start, learner, own), request.last
+            replay.run_replay(source.log, recorded, request, start, learner, target), request.last
         )
         last = request.first if request.is_experiment else request.last
         result = {
             **start.begun(), "trained_again": request.first - start.step,
             "steps": request.last - request.first, "experiment": request.is_experiment,
             "compared": last - start.step,
-            "differing": replay.differing_steps(own, recorded, start.step + 1, last),
+            "differing": replay.differing_steps(target, recorded, start.step + 1, last),
         }  # fmt: skip
         replay_output.write_replay_request(folder.path, request.identity(), result)
     return result
@@ -125,9 +118,6 @@ def _repeat_steps(
 def _reports(
     request: replay.ReplayRequest, folder: RunFolder, source: LogView, store: ObjectStore
 ) -> list[Path]:
-    """Writes the replay's report, and a page with the curves of run and replay; returns the paths
-    of both.
-    """
     history = open_history(folder)
     summary = summarise(history)
     write_report(history, summary, folder.report)
@@ -140,11 +130,10 @@ def _reports(
     return [folder.report, folder.path / OVERLAY_FILE]
 
 
-def _print_start(request: replay.ReplayRequest, start: int, named: str) -> None:
-    """Print which steps are trained. `start` is the step of the checkpoint called `named`."""
+def _print_start(request: replay.ReplayRequest, start: int, checkpoint_name: str) -> None:
     repeated, further = request.first - start, request.last - request.first
     warn(
-        f"from {named}: {repeated} steps are repeated up to step {request.first}, "
+        f"from {checkpoint_name}: {repeated} steps are repeated up to step {request.first}, "
         f"then {further} up to step {request.last}"
     )
     if request.is_experiment:
@@ -164,8 +153,8 @@ def _print_result(request: replay.ReplayRequest, result: dict[str, Any], pages: 
 
 
 def publish(arguments: argparse.Namespace) -> int:
-    """Copy the topics to another bus, byte for byte, and print the number and the hash of each
-    topic's records; `--where` selects records. Returns the exit code 0.
+    """Copy the topics, or the records that meet `--where`, to another bus, byte for byte, and print
+    count and hash of each topic. Returns the exit code 0.
     """
     topics = arguments.topic or (["trajectories"] if arguments.where else [*topic_copy.HISTORY])
     for topic in topics:
@@ -176,46 +165,51 @@ def publish(arguments: argparse.Namespace) -> int:
         arguments.runs[0], arguments.name, arguments.is_trusted
     )
     with source_of as source:
-        here = _present(source, topics, bool(arguments.topic))
-        wanted = topic_copy.CopyRequest(here, arguments.to, _keep(source, arguments.where, here))
+        present = _present(source, topics, bool(arguments.topic))
+        copy_request = topic_copy.CopyRequest(
+            present, arguments.to, _keep(source, arguments.where, present)
+        )
         with closing(open_bus(arguments.to)) as target:
-            topic_copy.prepare_target(source.log, target, wanted)
-            with progress_bar("records", topic_copy.count_records(source.log, here)) as advance:
-                done = [topic_copy.copy_topic(source.log, target, t, wanted, advance) for t in here]
+            topic_copy.prepare_target(source.log, target, copy_request)
+            with progress_bar("records", topic_copy.count_records(source.log, present)) as advance:
+                done = [
+                    topic_copy.copy_topic(source.log, target, t, copy_request, advance)
+                    for t in present
+                ]
     if arguments.json:
-        found = [dataclasses.asdict(copied) for copied in done]
-        print(json.dumps({"to": arguments.to, "topics": found}))
+        topic_lines = [dataclasses.asdict(copied) for copied in done]
+        print(json.dumps({"to": arguments.to, "topics": topic_lines}))
     else:
         _print_copied(done, arguments.to)
     return 0
 
 
-def _present(source: replay_output.ReplaySource, topics: Sequence[str], named: bool) -> list[str]:
-    """Returns those of `topics` that have records in the source. Raises `ConfigurationError` if
-    none has. If the user `named` the topics, each must have some; else empty ones are left out with
-    a warning.
+def _present(
+    source: replay_output.ReplaySource, topics: Sequence[str], is_typed: bool
+) -> list[str]:
+    """Returns those of `topics` that have records; raises `ConfigurationError` if none has, or if
+    one that the user named has none.
     """
-    here: list[str] = []
+    present: list[str] = []
     history = ", ".join(topic_copy.HISTORY)
     for topic in dict.fromkeys(topics):
         if any(source.log.end(topic).values()):
-            here.append(topic)
-        elif named:
+            present.append(topic)
+        elif is_typed:
             raise ConfigurationError(
                 f"{source.location.name} holds no records in {topic}"
                 + ("" if source.location.bus else f"; it is an archive, which keeps {history}")
             )
         else:
             warn(f"{topic} holds no records")
-    if not here:
+    if not present:
         raise ConfigurationError(f"{source.location.name} holds no records to copy")
-    return here
+    return present
 
 
 def _keep(
     source: replay_output.ReplaySource, where: Sequence[str], topics: Sequence[str]
 ) -> Callable[[Message], bool] | None:
-    """Returns the filter of the messages to copy, by the conditions `where`; None without any."""
     if not where:
         return None
     conditions = {topic: replay.parse_conditions(where, topic) for topic in topics}

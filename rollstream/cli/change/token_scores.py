@@ -1,10 +1,10 @@
-"""`rollstream replay RUN --token-scores`: computes again, for each generated token, the
-log-probability that the trainer gives it and the entropy of its distribution, under the version
-that sampled it. They are kept in RUN/token-scores.parquet, where `explore` and `inspect --logprobs`
-find them.
+"""`rollstream replay RUN --token-scores`: computes for each generated token the trainer's
+log-probability and the entropy under the version that sampled it, for `explore` and `inspect
+--logprobs`.
 
-Nothing else of the run is written. What the file has is not computed again, so the same command
-resumes. Exit code 1 if no token could be scored, because the store keeps none of the versions.
+They are kept in RUN/token-scores.parquet, and nothing else of the run is written. Present scores
+are not computed again, so the same command resumes. Exit code 1 if no token could be scored,
+because the store keeps none of the versions.
 """
 
 import argparse
@@ -17,57 +17,58 @@ from rollstream.runs.token_scores import TokenScoring, score_run_tokens
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Score the tokens, and print how many, and how far they differ from the rollouts' own."""
-    named = arguments.runs[0]
-    with open_replay_source(named, arguments.name) as source:
+    """Score the tokens; prints their number and their difference from the rollouts' own."""
+    run = arguments.runs[0]
+    with open_replay_source(run, arguments.name) as source:
         total = sum(source.log.end("trajectories").values())
         with progress_bar("trajectories", total) as advance:
-            found = score_run_tokens(source, arguments.where, advance)
-    if found.trajectories and not found.tokens:
+            scoring = score_run_tokens(source, arguments.where, advance)
+    if scoring.trajectories and not scoring.tokens:
         raise ObjectMissing(
-            f"none of {found.trajectories} trajectories could be scored: the store keeps none of "
-            f"the versions that sampled them ({_versions(found)})"
+            f"none of {scoring.trajectories} trajectories could be scored: the store keeps none of "
+            f"the versions that sampled them ({_versions(scoring)})"
         )
     if arguments.json:
-        print(json.dumps(_line(found)))
+        print(json.dumps(_line(scoring)))
     else:
-        _print(found)
+        _print(scoring)
     return 0
 
 
-def _line(found: TokenScoring) -> dict[str, object]:
+def _line(scoring: TokenScoring) -> dict[str, object]:
     return {
-        "file": str(found.path),
-        "trajectories": found.trajectories,
-        "before": found.before,
-        "refused": found.refused,
-        "tokens": found.tokens,
-        "missing_versions": dict(found.missing),
-        "mismatch_tokens": found.compared,
-        "mismatch_mean": found.difference_mean,
-        "mismatch_max": found.difference_max,
+        "file": str(scoring.path),
+        "trajectories": scoring.trajectories,
+        "before": scoring.before,
+        "refused": scoring.refused,
+        "tokens": scoring.tokens,
+        "missing_versions": dict(scoring.missing),
+        "mismatch_tokens": scoring.compared,
+        "mismatch_mean": scoring.difference_mean,
+        "mismatch_max": scoring.difference_max,
     }
 
 
-def _print(found: TokenScoring) -> None:
-    if found.refused:
-        warn(f"{found.refused} trajectories have nothing to score: they failed")
-    if found.missing:
-        lost = sum(found.missing.values())
-        warn(f"{lost:,} tokens have no scores: the store does not keep {_versions(found)} any more")
-    if found.before:
-        print(f"{found.before:,} trajectories had scores before")
-    if found.compared:
-        print(
-            f"{found.trajectories:,} trajectories, {found.tokens:,} tokens scored; in first spans "
-            f"trainer and rollout differ by {found.difference_mean:.2g} in the mean and "
-            f"{found.difference_max:.2g} at most"
+def _print(scoring: TokenScoring) -> None:
+    if scoring.refused:
+        warn(f"{scoring.refused} trajectories have nothing to score: they failed")
+    if scoring.missing:
+        lost = sum(scoring.missing.values())
+        warn(
+            f"{lost:,} tokens have no scores: the store does not keep {_versions(scoring)} any more"
         )
-    print(f"{found.path}; `rollstream explore` shows them by token")
+    if scoring.before:
+        print(f"{scoring.before:,} trajectories had scores before")
+    if scoring.compared:
+        print(
+            f"{scoring.trajectories:,} trajectories, {scoring.tokens:,} tokens scored; in first "
+            f"spans trainer and rollout differ by {scoring.difference_mean:.2g} in the mean and "
+            f"{scoring.difference_max:.2g} at most"
+        )
+    print(f"{scoring.path}; `rollstream explore` shows them by token")
 
 
-def _versions(found: TokenScoring) -> str:
-    """Returns the names of the missing versions, at most six of them."""
-    names = sorted(found.missing)
+def _versions(scoring: TokenScoring) -> str:
+    names = sorted(scoring.missing)
     more = f" and {len(names) - 6} more" if len(names) > 6 else ""
     return ", ".join(names[:6]) + more

@@ -1,10 +1,9 @@
 """`rollstream checkpoints list | show`: lists the trainer's checkpoints in a run's store, or shows
-one: its files, open groups, counts of unused records, and the positions from which a trainer would
-read the log.
+one.
 
-A checkpoint is `unfinished` until it has its manifest, which is written last. It is `damaged` if
-its manifest or state cannot be read, and otherwise `whole`; tensors are not read. The command reads
-only the store, so it works for a running run, a finished one, and a bucket alone.
+A checkpoint is `unfinished` until it has its manifest, which is written last, `damaged` if its
+manifest or state cannot be read, else `whole`; tensors are not read. Only the store is read, so it
+works for a bucket alone.
 """
 
 import argparse
@@ -33,9 +32,10 @@ from rollstream.storage.checkpoints import (
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams.foreign_text import whole_number
 
-_NAME = re.compile(r"s\d{8,}-t\d{4,}")  # step and term
+# Step and term.
+_NAME = re.compile(r"s\d{8,}-t\d{4,}")
+# A checkpoint as a JSON object: `checkpoint_line`, or with more keys `checkpoint_detail_line`.
 CheckpointLine = dict[str, Any]
-"""A checkpoint as a JSON object: `checkpoint_line`, or with more keys `checkpoint_detail_line`."""
 ACTIONS = {
     "list": "list the checkpoints, oldest first; also unfinished and damaged ones",
     "show": "show one checkpoint: tensors, positions, open groups, counts",
@@ -99,9 +99,8 @@ def _show(store: ObjectStore, arguments: argparse.Namespace) -> int:
 
 def kept_checkpoint(store: ObjectStore, text: str) -> CheckpointId:
     """Returns the checkpoint that `text` names: `latest` (the highest term, then step), a step (of
-    the highest term) or a full name. Only checkpoints with a manifest count. Raises
-    `ObjectMissing`, which lists those, if there is no such one, and `ConfigurationError` if `text`
-    has another form.
+    the highest term) or a full name. Raises `ObjectMissing` if none with a manifest has it,
+    `ConfigurationError` if `text` has another form.
     """
     step = whole_number(text)
     if text != LATEST and step is None and not _NAME.fullmatch(text):
@@ -109,17 +108,17 @@ def kept_checkpoint(store: ObjectStore, text: str) -> CheckpointId:
             f"{text!r} is not a checkpoint: give a step, a name like {CheckpointId(1, 10)}, "
             f"or {LATEST}"
         )
-    whole = [stored.id for stored in stored_checkpoints(store) if stored.whole]
-    found = [one for one in whole if text in (LATEST, str(one)) or one.step == step]
-    if not found:
-        names = ", ".join(map(str, whole)) or "none"
+    complete_ids = [stored.id for stored in stored_checkpoints(store) if stored.whole]
+    matches = [id for id in complete_ids if text in (LATEST, str(id)) or id.step == step]
+    if not matches:
+        names = ", ".join(map(str, complete_ids)) or "none"
         raise ObjectMissing(f"checkpoint {text} is not kept; kept are: {names}")
-    return max(found)
+    return max(matches)
 
 
 def checkpoint_line(store: ObjectStore, stored: StoredCheckpoint) -> CheckpointLine:
-    """Returns a checkpoint in short. `state` is `whole`, `unfinished` or `damaged` (then `problem`
-    states why); only a whole one has sizes, counts and positions.
+    """Returns a checkpoint in short: `state` is `whole`, `unfinished` or `damaged`, with a
+    `problem`; only a whole one has sizes, counts and positions.
     """
     line: CheckpointLine = {
         "checkpoint": str(stored.id),
@@ -144,18 +143,15 @@ def checkpoint_line(store: ObjectStore, stored: StoredCheckpoint) -> CheckpointL
     }
 
 
-def checkpoint_detail_line(store: ObjectStore, wanted: CheckpointId) -> CheckpointLine:
-    """Returns a checkpoint with the keys of `checkpoint_line` and its files (name → bytes),
-    positions, open groups and counts.
-
-    A position is the `offset` of the next record to read, with the fence there: the `term` in force
-    and the `next` sequence number. Each open group has the offset of its admission and the numbers
-    of its trajectories and annotations that had arrived.
+def checkpoint_detail_line(store: ObjectStore, checkpoint: CheckpointId) -> CheckpointLine:
+    """Returns `checkpoint_line` with files (name → bytes), open groups, counts, and positions: the
+    `offset` of the next record to read, and its fence, the `term` in force and the `next` sequence
+    number.
     """
-    manifest = checkpoint_manifest(store, wanted)
-    state = TrainerState.decode(checkpoint_state(store, wanted))
+    manifest = checkpoint_manifest(store, checkpoint)
+    state = TrainerState.decode(checkpoint_state(store, checkpoint))
     positions = {"ledger": {"0": state.ledger}, **state.positions}
-    return checkpoint_line(store, StoredCheckpoint(wanted, True)) | {
+    return checkpoint_line(store, StoredCheckpoint(checkpoint, True)) | {
         "files": {f.name: f.bytes for f in (*manifest.tensors.files, manifest.state)},
         "positions": {
             topic: {
@@ -177,7 +173,6 @@ def checkpoint_detail_line(store: ObjectStore, wanted: CheckpointId) -> Checkpoi
 
 
 def checkpoints_table(lines: list[CheckpointLine]) -> Table:
-    """Returns the table of `list`: a row per checkpoint, with – for unknown values."""
     table = plain_table(
         "checkpoint", "state", ">step", ">term", ">size", ">updates", ">open groups"
     )
@@ -195,7 +190,6 @@ def checkpoints_table(lines: list[CheckpointLine]) -> Table:
 
 
 def positions_table(line: CheckpointLine) -> Table:
-    """Returns the table of the positions in the line of `checkpoint_detail_line`."""
     table = plain_table("topic", ">partition", ">next offset", ">term", ">next sequence")
     for topic, by in line["positions"].items():
         for partition, at in by.items():

@@ -1,10 +1,6 @@
-"""`rollstream config [RUN] [KEY]`: prints each setting's value and where it is set (a file, an
-environment variable, an option or the defaults). For a single setting it also prints the type, the
-default, whether it may change between two starts of a run, and the meaning. `--changes` prints how
-the settings of a run changed in its course, from the ledger.
-
-`setting_tables` derives all but value and origin from the settings' classes (`Configuration`). The
-page docs/reference/settings.md is generated from the same tables.
+"""`rollstream config [RUN] [KEY]`: prints each setting's value and where it is set, and for a
+single one also type, default, scope and meaning; `--changes` prints how the settings changed in the
+run's course, from the ledger. `setting_tables` is also the source of docs/reference/settings.md.
 """
 
 import argparse
@@ -50,9 +46,8 @@ TYPE_NAMES: dict[Any, str] = {
 
 @dataclass(frozen=True, slots=True)
 class SettingEntry:
-    """Describes a setting. `key` is its dotted name, `kind` its type as text; `limits` begins with
-    a space or is empty; `default` is JSON or `required`; `change` (one of `CHANGES`) states
-    whether it may change between two starts of a run.
+    """Describes a setting: `key` is its dotted name, `kind` its type as text, `limits` begins with
+    a space or is empty, `default` is JSON or `required`, `change` is one of `CHANGES`.
     """
 
     key: str
@@ -76,7 +71,7 @@ def setting_tables(
     name: str = "", model: type[Settings] = Configuration
 ) -> Iterator[SettingsTable]:
     """Yields the table `name`, which `model` declares, and every table inside it, in the order of
-    the declarations. By default: all settings of a run.
+    declaration; by default all settings of a run.
     """
     prefix = f"{name}." if name else ""
     plain: list[SettingEntry] = []
@@ -96,9 +91,9 @@ def type_text(annotation: Any) -> str:
     """Returns the text of a type in the terms of TOML and JSON; values are in backquotes."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
-        return " or ".join(f"`{json.dumps(one)}`" for one in arguments)
+        return " or ".join(f"`{json.dumps(member)}`" for member in arguments)
     if origin in (Union, UnionType):
-        return " or ".join(type_text(one) for one in arguments)
+        return " or ".join(type_text(member) for member in arguments)
     if origin is tuple:
         if arguments[-1] is Ellipsis:
             return f"list of {type_text(arguments[0])}"
@@ -116,22 +111,20 @@ def plain_text(text: str | None) -> str:
 
 
 def _entries(key: str, field: FieldInfo) -> Iterator[SettingEntry]:
-    """Yields the setting `key`, and for a list of tables (`[[key]]`) also the settings of one
-    item.
-    """
-    items = [one for one in get_args(field.annotation) if isinstance(one, type)]
-    item = next((one for one in items if issubclass(one, Settings)), None)
-    found = [
-        f"{sign} {getattr(one, name):g}"
+    """Yields the setting `key`, and for a list of tables (`[[key]]`) also those of one item."""
+    kinds = [kind for kind in get_args(field.annotation) if isinstance(kind, type)]
+    item = next((kind for kind in kinds if issubclass(kind, Settings)), None)
+    limits = [
+        f"{sign} {getattr(constraint, name):g}"
         for name, sign in LIMITS.items()
-        for one in field.metadata
-        if getattr(one, name, None) is not None
+        for constraint in field.metadata
+        if getattr(constraint, name, None) is not None
     ]
     default: Any = None if field.is_required() else field.get_default(call_default_factory=True)
     yield SettingEntry(
         key,
         f"tables `[[{key}]]`" if item else type_text(field.annotation),
-        f" {', '.join(found)}" if found else "",
+        f" {', '.join(limits)}" if limits else "",
         "required" if field.is_required() else json.dumps(default),
         setting_scope(key).value,
         plain_text(field.description),
@@ -169,9 +162,7 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print the chosen setting in full, or one line for each if there are several, or the changes
-    of the chosen ones.
-    """
+    """Print the chosen setting in full, one line for each of several, or their changes."""
     entries = [entry for table in setting_tables() for entry in table.settings]
     chosen = chosen_entries(arguments.key, entries)
     if arguments.changes:
@@ -193,31 +184,33 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def change_lines(run: str | None, keys: Collection[str] | None) -> Iterator[dict[str, Any]]:
-    """Yields each change of a setting between two starts of the run's trainer, of all settings or
-    of `keys`, as a JSON object: the last step under the value `before`, and the time of the start
-    under the value `after`.
+    """Yields each change of a setting (of `keys`) between two starts of the trainer as a JSON
+    object: the last step under the value `before`, and the time of the next start.
     """
     before: dict[str, Any] | None = None
     with open_run_view(locate_asked_run(run, None, warn)) as view:
         since = _groups_since(view)
-        for one in view.topic("ledger", skip_damaged=True).records():
-            if not isinstance(one.record, Configured):
+        for received in view.topic("ledger", skip_damaged=True).records():
+            if not isinstance(received.record, Configured):
                 continue
             if view.store is None:
                 raise ConfigurationError("the run has no store, where its settings would be")
-            digest = one.record.configuration_hash
+            digest = received.record.configuration_hash
             try:
                 now = recorded_settings(view.store, digest)
             except ObjectMissing as error:
-                warn(f"the settings from step {one.record.resumed_from} on are not kept: {error}")
+                warn(
+                    f"the settings from step {received.record.resumed_from} on are not kept: "
+                    f"{error}"
+                )
                 continue
             for change in setting_changes(now if before is None else before, now):
                 if keys is None or change.key in keys:
                     is_prompted = setting_scope(change.key) is PROMPTED
                     yield {
-                        "step": one.record.resumed_from,
+                        "step": received.record.resumed_from,
                         "group": since.get(digest) if is_prompted else None,
-                        "time_s": one.time_s,
+                        "time_s": received.time_s,
                         "setting": change.key,
                         "before": printable_value(change.key, change.before, json.dumps),
                         "after": printable_value(change.key, change.now, json.dumps),
@@ -226,13 +219,13 @@ def change_lines(run: str | None, keys: Collection[str] | None) -> Iterator[dict
 
 
 def _groups_since(view: "LogView") -> dict[str, int]:
-    """Returns the first group by the hash of the configuration that its prompt is made under: as
-    the ledger states it, and for groups that are not trained yet, as their prompts do.
-    """
     since: dict[str, int] = {}
+    # Prompts name the settings of groups that are not trained yet.
     for topic in ("prompts", "ledger"):
-        for one in view.topic(topic, skip_damaged=True).records():
-            stated = one.record.settings if isinstance(one.record, Prompt | Take) else None
+        for received in view.topic(topic, skip_damaged=True).records():
+            stated = (
+                received.record.settings if isinstance(received.record, Prompt | Take) else None
+            )
             for settings in (stated,) if isinstance(stated, SettingsSince) else stated or ():
                 since[settings.configuration_hash] = settings.group
     return since
@@ -258,61 +251,58 @@ def _print_changes(lines: Sequence[dict[str, Any]], as_json: bool) -> None:
 
 
 def chosen_entries(key: str | None, entries: Sequence[SettingEntry]) -> list[SettingEntry]:
-    """Returns the settings that `key` names: the setting with this full key, else all settings of
-    this table, else every setting with this last part (`lr` for `trainer.lr`); all for None. Raises
-    `ConfigurationError`, which names the nearest setting, if there is none. For a name of another
-    framework (`FOREIGN_NAMES`) the error names the setting here.
+    """Returns the setting `key`, else all of this table, else each with this last part (`lr`); all
+    for None. Raises `ConfigurationError` with the nearest setting, or that of another framework's
+    name (`FOREIGN_NAMES`).
     """
     if key is None:
         return [*entries]
-    exact = [one for one in entries if one.key == key]
-    inside = [one for one in entries if one.key.startswith(f"{key}.")]
-    named = [one for one in entries if one.key.rpartition(".")[2] == key]
-    if found := exact or inside or named:
-        return found
+    exact = [setting for setting in entries if setting.key == key]
+    inside = [setting for setting in entries if setting.key.startswith(f"{key}.")]
+    same_name = [setting for setting in entries if setting.key.rpartition(".")[2] == key]
+    if chosen := exact or inside or same_name:
+        return chosen
     name = key.rpartition(".")[2]
     if name in FOREIGN_NAMES:
         raise ConfigurationError(f"unknown setting {key}; here: {FOREIGN_NAMES[name]}")
-    known = [one.key for one in entries]
-    tables = sorted({one.partition(".")[0] for one in known if "." in one})
-    nearest = nearest_key(key, known) or f"one of the tables {', '.join(tables)}"
+    keys = [setting.key for setting in entries]
+    tables = sorted({dotted.partition(".")[0] for dotted in keys if "." in dotted})
+    nearest = nearest_key(key, keys) or f"one of the tables {', '.join(tables)}"
     raise ConfigurationError(f"unknown setting {key}; nearest known: {nearest}")
 
 
 def setting_lines(
     run: str | None, overrides: Sequence[str], entries: Sequence[SettingEntry]
 ) -> list[dict[str, str]]:
-    """Returns each setting as a JSON object; `set_in` names the file, the variable or the option
-    that sets its value, or `the defaults`. `run` is a run's folder or a configuration file; with
-    None the values are those of defaults, environment and overrides.
+    """Returns each setting as a JSON object; `set_in` names the file, variable or option, or `the
+    defaults`. `run` is a run's folder or a configuration file.
     """
     path = None if run is None else Path(run)
     file = path / "config.json" if path and path.is_dir() else path
     layers = load_layers(file, overrides)
     configuration = validate_layers(layers)
     if file is not None:
-        from rollstream.cli.configuration import warn_of_unused  # slow to import
+        # Slow to import.
+        from rollstream.cli.configuration import warn_of_unused
 
         warn_of_unused(file, layers, configuration)
     values = configuration.model_dump(mode="json")
     return [
         {
-            "setting": one.key,
-            "value": _value_text(one.key, values),
-            "set_in": setting_origin(one.key, layers),
-            "type": f"{one.kind}{one.limits}".replace("`", ""),
-            "default": one.default,
-            "change": CHANGES[one.change],
-            "meaning": one.meaning,
+            "setting": setting.key,
+            "value": _value_text(setting.key, values),
+            "set_in": setting_origin(setting.key, layers),
+            "type": f"{setting.kind}{setting.limits}".replace("`", ""),
+            "default": setting.default,
+            "change": CHANGES[setting.change],
+            "meaning": setting.meaning,
         }
-        for one in entries
+        for setting in entries
     ]
 
 
 def _value_text(key: str, values: dict[str, Any]) -> str:
-    """Returns the value as JSON, without secrets; – for a setting in a list of tables, which has a
-    value in each of them.
-    """
+    """Returns the value as JSON, without secrets; – for a setting of each table in a list."""
     value: Any = values
     for part in key.split("."):
         if not isinstance(value, dict):

@@ -1,10 +1,6 @@
-"""`rollstream diff A B`: compares two runs by their settings, the endings of their groups, the
-curves of their metrics, and the state hashes of their steps. Curves and hashes are compared over
-the steps that both runs have.
-
-Prompts that both runs had are compared in pairs, with intervals (`analysis/paired_runs.py`), and
-the reward curves are fitted (`report/learning.py`). The runs are only read; this file prints what
-these and `compare_runs` computed.
+"""`rollstream diff A B`: compares two runs by settings, endings of groups, curves and state hashes
+over their common steps, common prompts in pairs with intervals (`analysis/paired_runs.py`), and
+fits of the reward (`report/learning.py`). The runs are only read.
 """
 
 import argparse
@@ -35,8 +31,8 @@ from rollstream.report.summary import distinct_names, open_history
 
 @dataclass(frozen=True, slots=True)
 class RunDifference:
-    """All that the command prints: the comparison of histories, the paired figures, and the fits of
-    each run's reward curves.
+    """Holds all printed differences: of the histories, paired figures, and fits of each run's
+    reward curves.
     """
 
     compared: RunComparison
@@ -44,7 +40,7 @@ class RunDifference:
     fits: tuple[Sequence[RewardFit], Sequence[RewardFit]]
 
     def line(self) -> dict[str, Any]:
-        """Returns the difference as a JSON object; infinities and NaN are null."""
+        """Returns a JSON object; infinities and NaN are null."""
         return self.compared.line() | {
             "paired": [json_value(figure.line()) for figure in self.paired],
             "fits": [[json_value(fit.line()) for fit in fits] for fits in self.fits],
@@ -76,24 +72,22 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print the comparison. The exit code is 0 whether the runs differ or not; if an argument is
-    not a run, `ConfigurationError` is raised (exit code 2).
-    """
+    """Print the comparison. The exit code is 0 whether the runs differ or not."""
     if not 0.5 <= arguments.confidence < 1:
         raise ConfigurationError(f"--confidence must be .5 to 1, got {arguments.confidence:g}")
     if arguments.margin is not None and not arguments.margin > 0:
         raise ConfigurationError(f"--margin must be above 0, got {arguments.margin:g}")
     folders = run_folder(arguments.first), run_folder(arguments.second)
     first, second = (open_history(folder, arguments.is_trusted) for folder in folders)
-    found = RunDifference(
+    difference = RunDifference(
         compare_runs(_names(folders), first, second),
         _paired(folders, arguments),
         (reward_fits(first), reward_fits(second)),
     )
     if arguments.json:
-        print(json.dumps(found.line()))
+        print(json.dumps(difference.line()))
     else:
-        TerminalConsole().print(render(found))
+        TerminalConsole().print(render(difference))
     return 0
 
 
@@ -116,67 +110,71 @@ def _figures(location: RunLocation) -> RunFigures:
         return read_figures(session)
 
 
-def render(found: RunDifference) -> RenderableType:
-    """Returns the comparison for terminals of at least 80 columns: settings that differ, groups by
-    ending, curves, paired prompts, fits, and the first step at which the states differ.
-    """
-    compared = found.compared
-    parts = [_settings(compared), _outcomes(compared), _curves(compared), _pairs(found)]
-    parts += [_equivalence(found)] if any(one.equivalence for one in found.paired) else []
-    parts += [_fits(found)] if any(found.fits) else []
+def render(difference: RunDifference) -> RenderableType:
+    """Returns the comparison for terminals of at least 80 columns."""
+    compared = difference.compared
+    parts = [_settings(compared), _outcomes(compared), _curves(compared), _pairs(difference)]
+    parts += (
+        [_equivalence(difference)]
+        if any(figure.equivalence for figure in difference.paired)
+        else []
+    )
+    parts += [_fits(difference)] if any(difference.fits) else []
     return Group(*(item for part in parts for item in (part, Text())), _states(compared))
 
 
-def _settings(found: RunComparison) -> RenderableType:
-    if not found.settings:
+def _settings(compared: RunComparison) -> RenderableType:
+    if not compared.settings:
         return Text("settings: the same")
-    table = _table("settings that differ", "setting", *found.runs)
-    for setting in found.settings:
+    table = _table("settings that differ", "setting", *compared.runs)
+    for setting in compared.settings:
         table.add_row(setting.key, _shown(setting.first), _shown(setting.second))
     return table
 
 
-def _outcomes(found: RunComparison) -> RenderableType:
-    table = _table("groups", "ending", *found.runs)
-    first, second = found.outcomes
+def _outcomes(compared: RunComparison) -> RenderableType:
+    table = _table("groups", "ending", *compared.runs)
+    first, second = compared.outcomes
     for name in first:
         table.add_row(name, str(first[name]), str(second.get(name, 0)))
     return table
 
 
-def _curves(found: RunComparison) -> RenderableType:
-    if not found.curves:
+def _curves(compared: RunComparison) -> RenderableType:
+    if not compared.curves:
         return Text("curves: no step is in both runs")
-    table = _table("curves: mean of the last fifth", "figure", *found.runs, "change", "course")
-    for curve in found.curves:
+    table = _table("curves: mean of the last fifth", "figure", *compared.runs, "change", "course")
+    for curve in compared.curves:
         a, b = curve.last
         course = f"{sparkline(curve.first, 8)} {sparkline(curve.second, 8)}".strip()
         table.add_row(curve.name, f"{a:.4g}", f"{b:.4g}", _change(a, b), course)
     return table
 
 
-def _pairs(found: RunDifference) -> RenderableType:
-    """Returns the table of paired differences. `finds` is the smallest difference that so many
-    pairs find with a power of 80 %.
-    """
-    if not found.paired:
+def _pairs(difference: RunDifference) -> RenderableType:
+    if not difference.paired:
         return Text("pairs: the runs have too few prompts in common")
-    confidence = found.paired[0].found.confidence
+    confidence = difference.paired[0].found.confidence
     table = _table(
         f"B − A over pairs of one prompt, {confidence:.0%} intervals of these two runs",
         "figure", "pairs", "difference", "interval", "p", "finds",
     )  # fmt: skip
-    for figure in found.paired:
-        one = figure.found
-        interval = f"{one.low:+.3g} to {one.high:+.3g}"
+    for figure in difference.paired:
+        estimate = figure.found
+        interval = f"{estimate.low:+.3g} to {estimate.high:+.3g}"
         name = f"{figure.name}, {figure.where}"
-        cells = (f"{one.difference:+.3g}", interval, f"{one.p:.2g}", f"{one.detectable:.2g}")
-        table.add_row(name, str(one.pairs), *cells)
+        cells = (
+            f"{estimate.difference:+.3g}",
+            interval,
+            f"{estimate.p:.2g}",
+            f"{estimate.detectable:.2g}",
+        )
+        table.add_row(name, str(estimate.pairs), *cells)
     return table
 
 
-def _equivalence(found: RunDifference) -> RenderableType:
-    tests = [(one, one.equivalence) for one in found.paired if one.equivalence]
+def _equivalence(difference: RunDifference) -> RenderableType:
+    tests = [(figure, figure.equivalence) for figure in difference.paired if figure.equivalence]
     table = _table(
         f"within ±{tests[0][1].margin:g}: two one-sided tests", "figure", "90 % interval", "p",
         "equivalent", "power",
@@ -189,22 +187,22 @@ def _equivalence(found: RunDifference) -> RenderableType:
     return table
 
 
-def _fits(found: RunDifference) -> RenderableType:
+def _fits(difference: RunDifference) -> RenderableType:
     table = _table("sigmoid fits of the reward, 95 % intervals", "run", *FIT_HEAD[:3], FIT_HEAD[5])
-    for run, fits in zip(found.compared.runs, found.fits, strict=True):
+    for run, fits in zip(difference.compared.runs, difference.fits, strict=True):
         for fit in fits:
             cells = fit.row()
             table.add_row(run, *cells[:3], cells[5])
     return table
 
 
-def _states(found: RunComparison) -> RenderableType:
-    steps = f"{found.states_compared} common steps"
-    if not found.states_compared:
+def _states(compared: RunComparison) -> RenderableType:
+    steps = f"{compared.states_compared} common steps"
+    if not compared.states_compared:
         return Text("states: no common step")
-    if found.states_apart is None:
+    if compared.states_apart is None:
         return Text(f"states: identical at all {steps}")
-    return Text(f"states: of {steps}, the first that differs is step {found.states_apart}")
+    return Text(f"states: of {steps}, the first that differs is step {compared.states_apart}")
 
 
 def _change(a: float, b: float) -> str:

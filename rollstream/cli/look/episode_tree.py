@@ -1,6 +1,4 @@
-"""Shows an episode of an agent as a tree of its turns (`episode_lines`), for the command
-`inspect`.
-"""
+"""Shows an episode of an agent as a tree of its turns (`episode_lines`), for `inspect`."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -8,12 +6,13 @@ from rollstream.streams.branches import branch_depths
 from rollstream.streams.records import Trajectory
 from rollstream.streams.values import Turn
 
-TEXT_MAX = 100  # characters of a turn's texts
+# Characters of a turn's texts.
+TEXT_MAX = 100
 
 
 def episode_lines(record: Trajectory, decode: Callable[[Sequence[int]], str]) -> list[str]:
-    """Returns lines per turn, indented by the number of forks on its path, and a last one about the
-    whole episode.
+    """Returns lines per turn, indented by the number of forks on its path, and one about the
+    episode.
     """
     lines: list[str] = []
     depths = branch_depths(record.turns, record.branches)
@@ -23,9 +22,9 @@ def episode_lines(record: Trajectory, decode: Callable[[Sequence[int]], str]) ->
     generating = sum(turn.generating_s for turn in record.turns)
     causes = [turn.fork for turn in record.turns if turn.fork]
     forks = f" ({', '.join(sorted(set(causes)))})" if causes else ""
-    left = f", {len(record.abandoned)} abandoned" if record.abandoned else ""
+    abandoned = f", {len(record.abandoned)} abandoned" if record.abandoned else ""
     lines.append(
-        f"{len(record.turns)} turns, {len(causes)} branches{forks}{left}; "
+        f"{len(record.turns)} turns, {len(causes)} branches{forks}{abandoned}; "
         f"generating {generating:.2f} s, waiting {waiting:.2f} s"
     )
     return lines
@@ -35,12 +34,12 @@ def _turn_lines(
     number: int, turn: Turn, record: Trajectory, decode: Callable[[Sequence[int]], str]
 ) -> Iterator[str]:
     fork = f", a branch ({turn.fork})" if turn.fork else ""
-    left = ", abandoned: not trained" if number - 1 in record.abandoned else ""
-    asked = f", overridden: {', '.join(turn.overridden)}" if turn.overridden else ""
+    abandoned = ", abandoned: not trained" if number - 1 in record.abandoned else ""
+    overridden = f", overridden: {', '.join(turn.overridden)}" if turn.overridden else ""
     yield (
         f"{number}. {turn.generated - turn.start} + {turn.end - turn.generated} tokens, "
         f"{turn.finish}, waited {turn.waiting_s:.2f} s, generated {turn.generating_s:.2f} s"
-        f"{fork}{left}{asked}"
+        f"{fork}{abandoned}{overridden}"
     )
     yield f"   > {_short(decode(record.tokens[turn.start : turn.generated].tolist()))}"
     yield f"   < {_short(decode(record.tokens[turn.generated : turn.end].tolist()))}"

@@ -1,9 +1,7 @@
-"""`rollstream explore RUN [RUN …]`: opens runs in the browser, read-only, on 127.0.0.1. A run may
-be living, stopped, finished, only an archive, or simulated. `--export DIR` writes a folder for any
-file host.
-
-Beyond loopback (`--host`) a token is needed: that of ROLLSTREAM_EXPLORER_TOKEN or of a file, or one
-that is made and printed once.
+"""`rollstream explore RUN [RUN …]`: opens runs in the browser, read-only, on 127.0.0.1: living,
+stopped, finished, only archived, or simulated ones. `--export DIR` writes a folder for any file
+host. Beyond loopback (`--host`) a token is needed: that of ROLLSTREAM_EXPLORER_TOKEN or a file, or
+one that is made and printed once.
 """
 
 import argparse
@@ -87,28 +85,25 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _located(arguments: argparse.Namespace, scratch: Path) -> list[RunLocation]:
-    """Returns the runs of the command line; a simulation stands for its runs, whose steps are
-    written below `scratch`.
-    """
-    found: list[RunLocation] = []
-    for number, named in enumerate(arguments.runs):
-        saved = None if named is None else _saved_simulation(Path(named))
-        if named is None or (saved is None and not named.endswith(".toml")):
-            found.append(locate_asked_run(named, arguments.name, warn, arguments.is_trusted))
+    locations: list[RunLocation] = []
+    for number, word in enumerate(arguments.runs):
+        saved = None if word is None else _saved_simulation(Path(word))
+        if word is None or (saved is None and not word.endswith(".toml")):
+            locations.append(locate_asked_run(word, arguments.name, warn, arguments.is_trusted))
             continue
+        # A simulation stands for its runs, whose steps are written below `scratch`.
         from rollstream.explorer.simulation import open_saved_runs, simulate_runs
 
-        folder, left = scratch / str(number), RUNS_MAX - len(found)
-        left -= len(arguments.runs) - number - 1
+        folder, room = scratch / str(number), RUNS_MAX - len(locations)
+        room -= len(arguments.runs) - number - 1
         if saved is not None:
-            found += open_saved_runs(saved, folder, left, warn)
+            locations += open_saved_runs(saved, folder, room, warn)
         else:
-            found += simulate_runs(named, folder, left, warn)
-    return found
+            locations += simulate_runs(word, folder, room, warn)
+    return locations
 
 
 def _saved_simulation(path: Path) -> Path | None:
-    """Returns the file of `simulate --save` that this path is, or that it holds as a folder."""
     path = path / SIMULATION_FILE if path.is_dir() else path
     return path if path.name == SIMULATION_FILE and path.is_file() else None
 
@@ -135,7 +130,6 @@ def _serve(locations: list[RunLocation], arguments: argparse.Namespace) -> None:
 
 
 def _access(arguments: argparse.Namespace) -> tuple["AccessRule", socket]:
-    """Returns who may read, and the bound socket."""
     from rollstream.explorer import security
     from rollstream.explorer.address import bind
 
@@ -155,17 +149,17 @@ def printed_url(rule: "AccessRule", bound: socket) -> str:
 
 
 def open_browser(url: str) -> None:
-    """Open the URL in a browser, without waiting for it. A browser of the terminal (w3m, lynx),
-    which would take the keys of this command, is not started.
-    """
+    """Open the URL in a browser, without waiting for it."""
     with suppress(webbrowser.Error):
         browser = webbrowser.get()
+        # w3m and the like would take the keys of this command.
         if Path(getattr(browser, "name", "")).name not in TERMINAL_BROWSERS:
             Thread(target=browser.open, args=(url,), daemon=True).start()
 
 
 def _stop_export(number: int, frame: FrameType | None) -> None:
-    sys.exit(128 + number)  # the export is not whole
+    # The export is not whole.
+    sys.exit(128 + number)
 
 
 def _exit(number: int, frame: FrameType | None) -> None:

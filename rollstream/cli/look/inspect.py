@@ -1,9 +1,6 @@
-"""`rollstream inspect TRAJECTORY [RUN]`: shows what log and archive hold about one trajectory, or
-about each one of a group: its ending, reward, versions, assignments, partials and training; its
-text, coloured by the version that generated it; and with `--logprobs` a table of its tokens.
-
-`analysis/trajectory.py` gathers the facts (`TrajectoryDetails`); this module renders them for a
-terminal, or prints them as JSON. It only reads, so it works for running and finished runs.
+"""`rollstream inspect TRAJECTORY [RUN]`: shows what log and archive hold about a trajectory, or
+each one of a group, with its text coloured by version, and with `--logprobs` its tokens.
+`analysis/trajectory.py` gathers the facts; this module renders them.
 """
 
 import argparse
@@ -45,11 +42,9 @@ if TYPE_CHECKING:  # imports pyarrow, and few trajectories have scores
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryToken:
-    """Holds one token to show: its id (`number`) and its text (`piece`). `label` is `prompt`,
-    `environment` (a reply in a dialogue) or, for a generated token, its version, e.g. `v3`. Only
-    generated tokens have a `version` (number) and a `logprob`. `is_accepted_draft` is True for a
-    token that was drafted and accepted. `trainer_logprob` and `entropy` are the trainer's scores,
-    where the run has some.
+    """Holds one token: its id (`number`), its text (`piece`), and its `label`: `prompt`,
+    `environment` (a reply in a dialogue) or the version, e.g. `v3`. Only generated tokens have
+    `version`, `logprob` and the trainer's scores, where the run has some.
     """
 
     number: int
@@ -65,9 +60,8 @@ class TrajectoryToken:
 def trajectory_tokens(
     record: Trajectory, text: TokenText, scores: "ScoredTrajectory | None" = None
 ) -> list[TrajectoryToken]:
-    """Returns all tokens of the record in order, with the trainer's `scores` of it if there are
-    some. If it is damaged, tokens without a source are left out, and generated tokens without a
-    span or log-probability get version −1 or NaN.
+    """Returns all tokens of the record in order. In a damaged one, tokens without a source are left
+    out, and generated tokens without a span or log-probability get version −1 or NaN.
     """
     logprobs: list[float] = record.logprobs.tolist()
     versions = [-1] * len(logprobs)
@@ -81,26 +75,27 @@ def trajectory_tokens(
     if scores is not None:
         trainer, entropy = _known(scores.logprobs.tolist()), _known(scores.entropy.tolist())
     generated = iter(zip(versions, logprobs, accepted, trainer, entropy, strict=False))
-    found: list[TrajectoryToken] = []
+    tokens: list[TrajectoryToken] = []
     for number, piece, source in zip(numbers, pieces, record.sources.tolist(), strict=False):
         if source == GENERATED:
-            one = next(generated, (-1, float("nan"), False, None, None))
-            found.append(TrajectoryToken(number, piece, f"v{one[0]}", *one))
+            facts = next(generated, (-1, float("nan"), False, None, None))
+            tokens.append(TrajectoryToken(number, piece, f"v{facts[0]}", *facts))
         else:
             label = "environment" if source == ENVIRONMENT else "prompt"
-            found.append(TrajectoryToken(number, piece, label, None, None))
-    return found
+            tokens.append(TrajectoryToken(number, piece, label, None, None))
+    return tokens
 
 
 def _known(values: list[float]) -> list[float | None]:
-    """Returns the values, None for NaN."""
     return [None if math.isnan(value) else value for value in values]
 
 
+# By version number modulo their count.
 VERSION_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
-"""Colours of versions, by version number modulo their count."""
-UNLIKELY_LOGPROB = math.log(0.1)  # tokens below this log-probability are underlined
-ATTEMPTS_SHOWN = 12  # most assignments, and most partials, that are listed
+# Tokens below this log-probability are underlined.
+UNLIKELY_LOGPROB = math.log(0.1)
+# Most assignments, and most partials, that are listed.
+ATTEMPTS_SHOWN = 12
 
 
 def render_trajectory(
@@ -109,10 +104,7 @@ def render_trajectory(
     logprobs: bool,
     scores: "ScoredTrajectory | None" = None,
 ) -> RenderableType:
-    """Returns the facts, then for a finished trajectory its text and, with `logprobs`, the table of
-    its tokens, with the trainer's `scores` if there are some. Rich, which prints the result, fits
-    it to the terminal's width.
-    """
+    """Returns the facts, then for a finished trajectory its text and, with `logprobs`, tokens."""
     title = Styled(f"trajectory {details.trajectory}", style="bold")
     parts: list[RenderableType] = [title, _facts(details)]
     if details.record is not None:
@@ -136,7 +128,6 @@ def _facts(details: TrajectoryDetails) -> Table:
 
 
 def _fact_rows(details: TrajectoryDetails) -> Iterator[tuple[str, list[str]]]:
-    """Yields a label and its lines for each fact that is known."""
     record = details.record
     if record is None:
         yield "finish", ["not finished"]
@@ -157,7 +148,7 @@ def _fact_rows(details: TrajectoryDetails) -> Iterator[tuple[str, list[str]]]:
 
 
 def _completion(details: TrajectoryDetails, record: Trajectory) -> Iterator[tuple[str, list[str]]]:
-    """Yields the facts of the first completion, the one that counts (invariant 2)."""
+    # The first completion counts (invariant 2).
     late = f", {details.completions - 1} later ones ignored" if details.completions > 1 else ""
     why = f": {record.reason}" if record.reason else ""
     yield "finish", [f"{record.finish}{why}, {len(record.logprobs)} tokens generated{late}"]
@@ -187,11 +178,11 @@ def _completion(details: TrajectoryDetails, record: Trajectory) -> Iterator[tupl
     )
 
 
-def _drafts(found: DraftTotals) -> str:
-    cost = "" if found.lookup_us is None else f", {found.lookup_us:.0f} µs each"
+def _drafts(totals: DraftTotals) -> str:
+    cost = "" if totals.lookup_us is None else f", {totals.lookup_us:.0f} µs each"
     return (
-        f"{found.right} of {found.guessed} draft tokens accepted, {found.tokens} tokens in "
-        f"{found.steps} steps; {found.found} of {found.asked} look-ups found a draft{cost}"
+        f"{totals.right} of {totals.guessed} draft tokens accepted, {totals.tokens} tokens in "
+        f"{totals.steps} steps; {totals.found} of {totals.asked} look-ups found a draft{cost}"
     )
 
 
@@ -226,21 +217,23 @@ def _group(row: ViewRow) -> str:
     return f"{wave}{row['ended']}{detail} {when}"
 
 
-def _assignment(one: Assignment) -> str:
-    at = one.partial
+def _assignment(assignment: Assignment) -> str:
+    at = assignment.partial
     after = "" if at is None else f" from partial {at.partition}:{at.offset}"
-    where = f"{one.rollout} term {one.rollout_term}"
-    return f"attempt {one.attempt}: {one.kind} on {where} under version {one.version.number}{after}"
+    where = f"{assignment.rollout} term {assignment.rollout_term}"
+    return (
+        f"attempt {assignment.attempt}: {assignment.kind} on {where} under version "
+        f"{assignment.version.number}{after}"
+    )
 
 
-def _partial(one: Partial) -> str:
-    end = one.start + len(one.tokens)
-    where = f"{one.rollout} term {one.rollout_term}"
-    return f"attempt {one.attempt}: tokens {one.start} to {end} by {where}"
+def _partial(partial: Partial) -> str:
+    end = partial.start + len(partial.tokens)
+    where = f"{partial.rollout} term {partial.rollout_term}"
+    return f"attempt {partial.attempt}: tokens {partial.start} to {end} by {where}"
 
 
 def _first_and_last(lines: list[str]) -> list[str]:
-    """Returns the lines, without the middle ones above `ATTEMPTS_SHOWN`."""
     if len(lines) <= ATTEMPTS_SHOWN:
         return lines
     half = ATTEMPTS_SHOWN // 2
@@ -248,17 +241,15 @@ def _first_and_last(lines: list[str]) -> list[str]:
 
 
 def _legend(text: TokenText, record: Trajectory) -> Styled:
-    """Returns a line that explains the colours and styles of the text."""
     accepted = () if record.drafts is None else (("bold", "bold"), " accepted draft, ")
-    known = "" if text.is_known else "; no tokenizer was found, so tokens are numbers"
+    note = "" if text.is_known else "; no tokenizer was found, so tokens are numbers"
     return Styled.assemble(
         ("prompt", "dim"), ", ", ("environment", "dim italic"), ", generated in the colour of its "
-        "version, ", *accepted, ("underlined", "underline"), f" below 10 % probability{known}",
+        "version, ", *accepted, ("underlined", "underline"), f" below 10 % probability{note}",
     )  # fmt: skip
 
 
 def _coloured_text(tokens: list[TrajectoryToken]) -> Styled:
-    """Returns the whole text, with a mark such as `⟨v3⟩` where another source or version begins."""
     written = Styled()
     for label, run in groupby(tokens, key=lambda token: token.label):
         written.append(f"⟨{label}⟩", style="bold dim")
@@ -304,7 +295,6 @@ def _style(token: TrajectoryToken) -> str:
 
 
 def _clock(seconds: float) -> str:
-    """Returns a time, given in seconds since the epoch, as UTC text with milliseconds."""
     when = utc_time(int(seconds * 1000))
     return f"{seconds:g} s" if when is None else when.isoformat(" ", "milliseconds")[:23]
 
@@ -354,7 +344,6 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _scores(location: RunLocation, details: TrajectoryDetails) -> "ScoredTrajectory | None":
-    """Returns the trainer's scores of the record, which `replay --token-scores` may have left."""
     from rollstream.analysis.token_scores import TOKEN_SCORES_FILE, read_token_scores
 
     if details.record is None or not location.has_file(TOKEN_SCORES_FILE):

@@ -48,7 +48,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def run_line(folder: RunFolder, now_s: float) -> dict[str, Any]:
-    """Returns a run as a JSON object. `bytes` is the size of its folder; `state` is `deleted` if
+    """Returns a run as a JSON object: `bytes` of its folder, and `state`, which is `deleted` if
     `rollstream rm` kept parts of it, and `unreadable`, with a `problem`, if configuration or log
     cannot be read.
     """
@@ -71,12 +71,12 @@ def run_line(folder: RunFolder, now_s: float) -> dict[str, Any]:
 
 
 def _folder_bytes(folder: Path) -> int:
-    """Returns the bytes of the files in a folder. Files that vanish meanwhile do not count."""
     total = 0
     for root, _, names in os.walk(folder):
         for name in names:
             try:
                 total += os.lstat(os.path.join(root, name)).st_size
+            # The file vanished meanwhile.
             except OSError:
                 continue
     return total

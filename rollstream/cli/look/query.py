@@ -1,8 +1,6 @@
 """`rollstream query RUN "SELECT …"` runs one read-only SQL query over the log and archive of a run,
-and prints the resulting rows as a table, as comma-separated values or as JSON lines.
-
-A query reads views, for instance `steps` and `trajectories` (`analysis/views.py`); `--tables` lists
-all views with their columns. `QuerySession` runs the SQL in DuckDB.
+in DuckDB, and prints the rows as a table, CSV or JSON lines; `--tables` lists the views
+(`analysis/views.py`).
 """
 
 import argparse
@@ -82,7 +80,6 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _list_views(session: QuerySession, as_json: bool) -> None:
-    """Print each view with a sentence about it and the types of its columns."""
     for view in VIEWS.values():
         columns = session.columns(view.name)
         if as_json:

@@ -1,9 +1,6 @@
 """`rollstream report RUN [RUN …]`: writes a report as an HTML page and prints a summary, from the
-runs' logs (with their archives) and metrics files alone.
-
-One run gets a page in its own folder; several runs are compared on one page in the working
-directory. The runs may be running, stopped or finished. `--when-complete` waits for the end of the
-run, and `--serve` serves its page afterwards.
+runs' logs (with their archives) and metrics files. One run gets a page in its own folder, several
+share one in the working directory.
 """
 
 import argparse
@@ -56,8 +53,8 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Read the runs, write the page, and print a summary of each run, with `--json` as JSON lines.
-    Raises `ConfigurationError` for more than `RUNS_MAX` runs.
+    """Write the page, and print a summary of each run. Raises `ConfigurationError` for more than
+    `RUNS_MAX` runs.
     """
     folders = [run_folder(path) for path in arguments.runs]
     if len(folders) > RUNS_MAX:
@@ -73,9 +70,6 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _report_later(folder: RunFolder, arguments: argparse.Namespace) -> int:
-    """Report when the run is complete, and serve the page until a signal. Exit code 130 if a signal
-    came before the report.
-    """
     stop = listen_for_signals().stop
     path = Path(arguments.output) if arguments.output else folder.report
     pages = ReportPages(path, load_for_viewing(folder.configuration).trainer.steps)
@@ -96,7 +90,6 @@ def _report_later(folder: RunFolder, arguments: argparse.Namespace) -> int:
 
 
 def _report(folders: Sequence[RunFolder], arguments: argparse.Namespace) -> None:
-    """Write the page and print the summaries."""
     histories = [open_history(folder, arguments.is_trusted) for folder in folders]
     runs = [
         OverlaidRun(name, history, summarise(history))

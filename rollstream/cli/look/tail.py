@@ -1,8 +1,6 @@
 """`rollstream tail TOPIC [RUN]`: prints a topic's records, the partitions merged by timestamp, one
-readable line each, or JSON objects with `--json`.
-
-Archive and log are read as one (`LogView`), so truncated records appear if they were archived. By
-default the last records are printed. Invalid records are printed too, with their defect.
+readable line each, or JSON objects with `--json`. Archive and log are read as one (`LogView`).
+Invalid records are printed too, with their defect.
 """
 
 import argparse
@@ -35,9 +33,11 @@ from rollstream.storage.log_view import LogView
 from rollstream.streams.foreign_text import whole_number
 from rollstream.streams.topics import ARCHIVED_TOPICS, is_dead_letter_topic
 
-WAIT_S = 0.25  # longest wait for new records, so Ctrl-C takes no longer
+# Longest wait for new records, so Ctrl-C takes no longer.
+WAIT_S = 0.25
 KEY_SHOWN = 60  # characters
-LAST_RECORDS = 10  # records printed without --from and --last
+# Without --from and --last.
+LAST_RECORDS = 10
 
 
 def add_arguments(command: CommandParser) -> None:
@@ -67,9 +67,7 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print the selected records, and with `--follow` new ones until Ctrl-C; returns the exit
-    code.
-    """
+    """Print the selected records, and with `--follow` new ones until Ctrl-C; returns the code."""
     check_topic(arguments.topic)
     conditions = [parse_condition(text, arguments.topic) for text in arguments.where]
     _check(arguments)
@@ -103,13 +101,10 @@ def _records(
     conditions: Sequence[FieldCondition],
     stop: threading.Event,
 ) -> Iterator[LogRecord]:
-    """Yields the selected records of archive and log, each partition in its own order and all of
-    them merged by timestamp; then, with `--follow`, new ones until `stop` is set. New records are
-    ordered by timestamp, but only within one poll.
-
-    No record is left out because it is invalid: undecodable bytes are yielded with the reason, and
-    records of a replaced holder (invariant 7) as void. For offsets that cannot be read a warning is
-    printed.
+    """Yields the selected records, each partition in its own order and all merged by timestamp;
+    then, with `--follow`, new ones until `stop` is set, ordered by timestamp within one poll.
+    Undecodable bytes are yielded with the reason, and records of a replaced holder (invariant 7) as
+    void.
     """
     topic = arguments.topic
     with open_run_view(location) as view:
@@ -121,8 +116,8 @@ def _records(
             view.topic(topic, {p: start}, on_hole=_warn, skip_damaged=arguments.skip_corrupt)
             for p, start in starts.items()
         )
-        found = heapq.merge(*(partition.messages(ends) for partition in partitions), key=_time)
-        yield from _last(found, conditions, arguments)
+        records = heapq.merge(*(partition.messages(ends) for partition in partitions), key=_time)
+        yield from _last(records, conditions, arguments)
         if arguments.follow:
             reader = view.topic(topic, ends, on_hole=_warn)
             while not stop.is_set():
@@ -131,9 +126,6 @@ def _records(
 
 
 def _check_topic(view: LogView, location: RunLocation, arguments: argparse.Namespace) -> None:
-    """Raises `ConfigurationError` if neither log nor archive can have the topic, or if there is no
-    log for `--follow`.
-    """
     topic = arguments.topic
     if view.bus is None and arguments.follow:
         raise ConfigurationError(f"{location.name} has no log to follow, only an archive")
@@ -147,32 +139,27 @@ def _check_topic(view: LogView, location: RunLocation, arguments: argparse.Names
 
 
 def _warn(hole: Hole) -> None:
-    """Warn of offsets that cannot be read."""
     warn(str(hole))
 
 
-def _time(one: LogRecord) -> tuple[int, int]:
-    return one.timestamp_ms, one.address.partition
+def _time(record: LogRecord) -> tuple[int, int]:
+    return record.timestamp_ms, record.address.partition
 
 
 def _matching(
     records: Iterable[LogRecord], conditions: Sequence[FieldCondition]
 ) -> Iterator[LogRecord]:
-    """Yields the records that meet all conditions."""
     return (record for record in records if not conditions or meets(record, conditions, {}))
 
 
 def _start(
     arguments: argparse.Namespace, begin: int, end: int, conditions: Sequence[FieldCondition]
 ) -> int:
-    """Returns the offset to start from in a partition with records at `[begin, end)`. If the last
-    records are wanted and there are conditions, reading starts at `begin`, because the last records
-    that meet the conditions may be anywhere.
-    """
     if arguments.start == "end":
         return end
     if arguments.start not in (None, "begin"):
         return min(int(arguments.start), end)
+    # The last records that meet conditions may be anywhere.
     if arguments.start == "begin" or conditions:
         return begin
     return max(begin, end - (arguments.last or LAST_RECORDS))
@@ -183,13 +170,10 @@ def _last(
     conditions: Sequence[FieldCondition],
     arguments: argparse.Namespace,
 ) -> Iterator[LogRecord]:
-    """Returns the records that meet the conditions: all of them with `--from`, else the last ones
-    of all partitions together (`--last`, or `LAST_RECORDS`).
-    """
-    wanted = _matching(records, conditions)
+    matching = _matching(records, conditions)
     if arguments.start is not None:
-        return wanted
-    return iter(deque(wanted, maxlen=arguments.last or LAST_RECORDS))
+        return matching
+    return iter(deque(matching, maxlen=arguments.last or LAST_RECORDS))
 
 
 def _chosen_partitions(offsets: dict[int, int], arguments: argparse.Namespace) -> dict[int, int]:
@@ -205,28 +189,28 @@ def _chosen_partitions(offsets: dict[int, int], arguments: argparse.Namespace) -
     return {arguments.partition: offsets[arguments.partition]}
 
 
-def tail_json(one: LogRecord) -> dict[str, Any]:
+def tail_json(record: LogRecord) -> dict[str, Any]:
     """Returns the record as a JSON object with complete arrays; `reason` is set if its bytes are
     not a record.
     """
-    where = {"topic": one.topic, "timestamp_ms": one.timestamp_ms}
-    why = {"reason": one.reason} if one.record is None else {}
-    return json_value(where | record_fields(one, whole=True) | why)
+    where = {"topic": record.topic, "timestamp_ms": record.timestamp_ms}
+    why = {"reason": record.reason} if record.record is None else {}
+    return json_value(where | record_fields(record, whole=True) | why)
 
 
-def _print(one: LogRecord, day: str, flush: bool) -> str:
-    """Print one record as a line. A line with the date comes first if the record's date is not
-    `day`. Returns the record's date.
-    """
-    when = utc_time(one.timestamp_ms)
+def _print(record: LogRecord, day: str, flush: bool) -> str:
+    """Print the record, after a line with its date if that is not `day`; returns the date."""
+    when = utc_time(record.timestamp_ms)
     if when is not None and when.date().isoformat() != day:
         day = when.date().isoformat()
         print(f"{day} (UTC)")
-    at = f"{when:%H:%M:%S}.{when.microsecond // 1000:03d}" if when else f"{one.timestamp_ms} ms"
-    words = describe(one.record) if one.record is not None else f"not a record: {one.reason}"
-    if one.record is None or is_dead_letter_topic(one.topic):
-        words += f", key {plain_text(one.key, KEY_SHOWN)}"  # it often names the program
-    void = " (void)" if one.void else ""
-    position = f"{one.address.partition}:{one.address.offset}"
+    at = f"{when:%H:%M:%S}.{when.microsecond // 1000:03d}" if when else f"{record.timestamp_ms} ms"
+    words = (
+        describe(record.record) if record.record is not None else f"not a record: {record.reason}"
+    )
+    if record.record is None or is_dead_letter_topic(record.topic):
+        words += f", key {plain_text(record.key, KEY_SHOWN)}"  # it often names the program
+    void = " (void)" if record.void else ""
+    position = f"{record.address.partition}:{record.address.offset}"
     print(f"{at} {position:>8}  {words}{void}", flush=flush)
     return day

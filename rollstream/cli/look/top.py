@@ -1,8 +1,6 @@
-"""`rollstream top RUN`: monitors a running or finished run, which is only read.
-
-A terminal shows a frame of its size until q or Ctrl-C. A pipe receives one line per refresh, or
-with `--json` one JSON object, until the run is over. `RunObserver` reads the log's new records at
-each refresh and returns a snapshot, which the frame and the lines show.
+"""`rollstream top RUN`: monitors a running or finished run, which is only read. A terminal shows a
+frame of its size until q or Ctrl-C; a pipe receives one line, or JSON object, per refresh until the
+run is over.
 """
 
 import argparse
@@ -27,7 +25,8 @@ from rollstream.monitor.table import plain_line
 from rollstream.monitor.view import TerminalKeys, TerminalSize, render_frame
 
 EVERY_MIN_S = 0.1
-ONCE_S = 20.0  # longest read before the single frame of --once
+# Longest read before the single frame of --once.
+ONCE_S = 20.0
 EXIT_SIGNAL_BASE = 128
 
 
@@ -77,13 +76,13 @@ def _once(observer: RunObserver, console: TerminalConsole, as_json: bool) -> int
     if as_json:
         print(_line(shown))
     else:
-        columns = shutil.get_terminal_size().columns  # also in a pipe: a frame needs some width
+        # Also in a pipe: a frame needs some width.
+        columns = shutil.get_terminal_size().columns
         console.print(render_frame(shown, TerminalSize(columns)), width=columns)
     return 0
 
 
 def _watch(observer: RunObserver, console: TerminalConsole, every_s: float) -> int:
-    """Redraw until a quit key or a signal; restores the terminal."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _exit_on_signal)
     try:
@@ -100,7 +99,6 @@ def _watch(observer: RunObserver, console: TerminalConsole, every_s: float) -> i
 
 
 def _print_lines(observer: RunObserver, every_s: float, line: Callable[[RunSnapshot], str]) -> int:
-    """Print a line per refresh until the run is over."""
     try:
         while True:
             shown = observer.observe()

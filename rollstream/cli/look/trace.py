@@ -1,5 +1,5 @@
-"""`rollstream trace RUN --perfetto FILE`: writes a run's rollouts, steps, versions and moves over
-time as a trace that ui.perfetto.dev opens. The run is only read.
+"""`rollstream trace RUN --perfetto FILE`: writes a run's rollouts, steps, versions and moves as a
+trace that ui.perfetto.dev opens.
 """
 
 import argparse

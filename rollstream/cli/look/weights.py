@@ -1,9 +1,5 @@
-"""`rollstream weights list | show | verify | diff | export`: shows and exports weight versions
-(`ACTIONS` describes each action).
-
-The command reads only the object store and changes nothing there, so it works for a running run, a
-finished one, and a bucket without a run. `main` finds the store (`find_store`) and runs the
-action, which prints tables, or with `--json` one JSON object per line.
+"""`rollstream weights list | show | verify | diff | export`: shows and exports weight versions.
+Only the object store is read, so it works for a bucket without a run.
 """
 
 import argparse
@@ -35,10 +31,12 @@ from rollstream.streams.values import Version
 if TYPE_CHECKING:
     from rollstream.storage.weights.verify import TensorDifference
 
-SHARD_BYTES = 4 << 30  # largest weight file of an export, unless one tensor is larger
-LATEST = "latest"  # names the believed version
+# Largest weight file of an export, unless one tensor is larger.
+SHARD_BYTES = 4 << 30
+# Names the believed version.
+LATEST = "latest"
+# One JSON object of the output.
 VersionLine = dict[str, str | int | float | bool | None]
-"""One JSON object of the output."""
 
 
 ACTIONS = {
@@ -56,7 +54,8 @@ EXAMPLES = {
     "export": "runs/quickstart-0 latest --out exported",
 }
 VERSION_HELP = "a number, a full name like v00000012-t0001, or latest"
-ARGUMENTS = {  # the positional arguments after the run, by action
+# The positional arguments after the run, by action.
+ARGUMENTS = {
     "show": ("version",),
     "verify": ("version",),
     "diff": ("first", "second"),
@@ -85,9 +84,8 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Run one action and return the exit code: 1 if `verify` finds a wrong version, else 0. Raises
-    `ObjectMissing` (exit code 1) if a version is missing, `ConfigurationError` (2) for a wrong
-    argument.
+    """Run one action; returns 1 if `verify` finds a wrong version, else 0. Raises `ObjectMissing`
+    (exit code 1) if a version is missing, `ConfigurationError` (2) for a wrong argument.
     """
     return _FUNCTIONS[arguments.action](find_store(arguments.run), arguments)
 
@@ -135,14 +133,16 @@ def _verify(store: ObjectStore, arguments: argparse.Namespace) -> int:
     from rollstream.storage.weights.verify import verify_version
 
     if arguments.version is None:
-        wanted = [stored.version for stored in stored_versions(store) if stored.whole]
+        versions = [stored.version for stored in stored_versions(store) if stored.whole]
     else:
-        wanted = [find_version(store, arguments.version).version]
-    if not wanted:
+        versions = [find_version(store, arguments.version).version]
+    if not versions:
         raise ObjectMissing("no version is kept there (yet)")
     bad = 0
     quiet = not sys.stderr.isatty()
-    for version in track(wanted, "verifying", console=TerminalConsole(stderr=True), disable=quiet):
+    for version in track(
+        versions, "verifying", console=TerminalConsole(stderr=True), disable=quiet
+    ):
         manifest, problem = verify_version(store, version)
         tensors = len(manifest.weights.tensors) if manifest else 0
         bad += bool(problem)
@@ -158,10 +158,11 @@ def _diff(store: ObjectStore, arguments: argparse.Namespace) -> int:
     from rollstream.storage.weights.verify import compare_versions
 
     first, second = (find_version(store, name) for name in (arguments.first, arguments.second))
-    lines = [difference_line(found) for found in compare_versions(store, first, second)]
+    lines = [difference_line(tensor) for tensor in compare_versions(store, first, second)]
     total = sum(int(line["changed"] or 0) for line in lines)
     count = len(second.weights.tensors)
-    if arguments.json:  # the totals come first, so equal versions have a line too
+    # The totals come first, so equal versions have a line too.
+    if arguments.json:
         versions = {"first": str(first.version), "second": str(second.version)}
         _print([{**versions, "tensors": count, "differ": len(lines), "changed": total}, *lines])
         return 0
@@ -196,9 +197,7 @@ def _print(lines: Sequence[VersionLine]) -> None:
 
 
 def version_line(manifest: Manifest, latest: Version | None) -> VersionLine:
-    """Returns a version as a JSON object. `latest` is the version that the pointer names now: only
-    that one is marked as `believed`.
-    """
+    """Returns a version as a JSON object; it is `believed` if it is `latest`."""
     delta = manifest.delta
     return {
         "version": str(manifest.version),
@@ -216,8 +215,8 @@ def version_line(manifest: Manifest, latest: Version | None) -> VersionLine:
 
 
 def tensor_lines(manifest: Manifest) -> list[VersionLine]:
-    """Returns one JSON object per stored tensor. `tied` lists the other names of the tensor in the
-    model; fields of the delta are None in a version without one.
+    """Returns one JSON object per stored tensor. `tied` lists its other names in the model; fields
+    of the delta are None in a version without one.
     """
     names: dict[str, list[str]] = {}
     for name, owner in manifest.weights.tied.items():
@@ -243,18 +242,16 @@ def tensor_lines(manifest: Manifest) -> list[VersionLine]:
     return lines
 
 
-def difference_line(found: "TensorDifference") -> VersionLine:
-    """Returns a tensor that differs between two versions as a JSON object."""
+def difference_line(difference: "TensorDifference") -> VersionLine:
     return {
-        "tensor": found.name,
-        "elements": found.elements,
-        "changed": found.changed,
-        "largest": found.largest,
+        "tensor": difference.name,
+        "elements": difference.elements,
+        "changed": difference.changed,
+        "largest": difference.largest,
     }
 
 
 def versions_table(lines: Iterable[VersionLine]) -> Table:
-    """Returns a table of `version_line` objects. A version without a manifest is `unfinished`."""
     table = plain_table("version", "kind", ">size", ">of full", ">delta", "created", "")
     for line in lines:
         if line["kind"] == "unfinished":
@@ -273,7 +270,6 @@ def versions_table(lines: Iterable[VersionLine]) -> Table:
 
 
 def tensors_table(lines: Iterable[VersionLine]) -> Table:
-    """Returns a table of `tensor_lines` objects."""
     table = plain_table("tensor", "type", "coding", ">changed", ">delta")
     for line in lines:
         tied = f" = {line['tied']}" if line["tied"] else ""
@@ -288,7 +284,6 @@ def tensors_table(lines: Iterable[VersionLine]) -> Table:
 
 
 def differences_table(lines: Iterable[VersionLine]) -> Table:
-    """Returns a table of `difference_line` objects."""
     table = plain_table("tensor", ">elements", ">changed", ">share", ">largest change")
     for line in lines:
         largest = line["largest"]
@@ -306,47 +301,43 @@ def _count(number: str | int | float | None) -> str:
     return "–" if number is None else f"{int(number):,}"
 
 
-def _share(part: str | int | float | None, whole: str | int | float | None) -> str:
-    return f"{float(part or 0) / max(1.0, float(whole or 0)):.1%}"
+def _share(part: str | int | float | None, total: str | int | float | None) -> str:
+    return f"{float(part or 0) / max(1.0, float(total or 0)):.1%}"
 
 
-def find_store(named: str, is_trusted: bool = False) -> ObjectStore:
-    """Opens the store of a run, named by its folder or its config.json, or a store named by its
-    folder or URL, for reading only. Raises `ConfigurationError` if the run has no store
-    yet.
+def find_store(run: str, is_trusted: bool = False) -> ObjectStore:
+    """Opens the store of a run, or a store named by its folder or URL, for reading only. Raises
+    `ConfigurationError` if the run has none yet.
     """
-    path = Path(named.removeprefix("file:"))
+    path = Path(run.removeprefix("file:"))
     for folder in (path, path / "store"):
         if (folder / "weights").is_dir() and not may_hold_run(path):
             return FolderReader(ContainedFolder(folder))
-    location = locate_run(named, is_trusted)
+    location = locate_run(run, is_trusted)
     if not location.has_store:
         raise ConfigurationError(f"{location.name} has no weights yet")
     return open_run_store(location)
 
 
 def find_version(store: ObjectStore, text: str) -> Manifest:
-    """Returns the manifest of the version that `text` names: `latest`, a full name like
-    v00000012-t0001, or a number. Of several versions with that number, published under different
-    terms, it is the one of the highest term.
-
-    Raises `ObjectMissing`, with the list of stored versions, if it is not stored, and
-    `ConfigurationError` if the text is no name of a version.
+    """Returns the manifest of the version that `text` names: `latest`, a full name, or a number (of
+    the highest term). Raises `ObjectMissing`, with the stored ones, or `ConfigurationError` for no
+    name of a version.
     """
-    named, number = parse_version(text), whole_number(text)
-    if named is None and text != LATEST and number is None:
+    version, number = parse_version(text), whole_number(text)
+    if version is None and text != LATEST and number is None:
         raise ConfigurationError(
             f"{text!r} is not a version: give a number, a name like {Version(12, 1)}, or {LATEST}"
         )
     pointer = believed_pointer(store)
     if text == LATEST and pointer is not None and pointer.version is not None:
         return read_manifest(store, pointer.version, pointer.manifest_hash)
-    kept = [stored.version for stored in stored_versions(store) if stored.whole]
-    found = [v for v in kept if v == named or v.number == number]
-    if not found:
-        names = ", ".join(map(str, kept)) or "none"
+    versions = [stored.version for stored in stored_versions(store) if stored.whole]
+    matches = [v for v in versions if v == version or v.number == number]
+    if not matches:
+        names = ", ".join(map(str, versions)) or "none"
         raise ObjectMissing(f"version {text} is not kept; kept are: {names}")
-    return read_manifest(store, max(found))
+    return read_manifest(store, max(matches))
 
 
 _FUNCTIONS: Mapping[str, Callable[[ObjectStore, argparse.Namespace], int]] = {

@@ -1,10 +1,8 @@
 """`rollstream audit [RUN]`: checks a run against invariants 1 to 7, and 11 for its checkpoints
-(docs/reference/audit.md).
+(docs/reference/audit.md), from the end of this user's last audit unless `--whole` is given.
 
-An audit starts where the last audit of this user on this machine ended, unless `--whole` is given.
-Exit codes: 0 all invariants hold, 1 at least one is violated, 2 none is violated but parts of the
-run could not be checked, or the run could not be read to its end. Whatever a run holds, 1 means a
-violation and nothing else.
+Exit codes: 0 all hold, 1 at least one is violated, and nothing else, 2 none is, but parts of the
+run could not be checked or read.
 """
 
 import argparse
@@ -43,8 +41,8 @@ if TYPE_CHECKING:
     from rollstream.consumers.settings import TrainerSettings
     from rollstream.storage.stores.base import ObjectStore
 
+# Exit codes.
 KEPT, VIOLATED, UNCHECKED = 0, 1, 2
-"""Exit codes."""
 STATE_MARKS = {"kept": "✓", "violated": "✗", "unchecked": "?"}
 COLUMNS_MAX = 120
 
@@ -55,7 +53,6 @@ def audit_report_lines(
     results: Sequence[InvariantResult],
     columns: int,
 ) -> Iterator[str]:
-    """Yields the lines of the text report."""
     columns = min(columns, COLUMNS_MAX)
     missing = [topic for topic, complete in audit.coverage.items() if complete == "absent"]
     absent = f"; missing: {', '.join(missing)}" if missing else ""
@@ -80,8 +77,8 @@ def audit_report_json(
     name: str, audit: Audit, results: Sequence[InvariantResult]
 ) -> dict[str, Any]:
     """Returns the report as a JSON object. `since_s` is the time of the audit from which this one
-    continued: what that one judged was not read again. `copies_verified` is False if archived
-    copies of records that the log still has were not verified.
+    continued; `copies_verified` is False if archived copies of records in the log were not
+    verified.
     """
     return {
         "place": name,
@@ -122,7 +119,7 @@ def _indented(text: str, columns: int) -> Iterator[str]:
 
 
 def _verdict(audit: Audit, results: Sequence[InvariantResult]) -> str:
-    """Returns the sentence that names what was checked, and nothing beyond it."""
+    """Returns the sentence that names the checked parts, and nothing beyond them."""
     violations = sum(result.violations for result in results)
     unchecked = sum(len(result.unchecked) for result in results)
     if violations:
@@ -145,9 +142,9 @@ def add_arguments(command: CommandParser) -> None:
     command.add_examples("runs/quickstart-0", "runs/quickstart-0 --whole --json")
     command.add_run(RUN_OR_ARCHIVE_HELP)
     command.add_archive_run()
-    whole = "start at the first record, not where the last audit of the run ended, and verify all "
-    whole += "archived files, also those whose records the log still has"
-    command.add_argument("--whole", action="store_true", help=whole)
+    help = "start at the first record, not where the last audit of the run ended, and verify all "
+    help += "archived files, also those whose records the log still has"
+    command.add_argument("--whole", action="store_true", help=help)
     command.add_json()
 
 
@@ -189,7 +186,6 @@ def _audited(location: RunLocation, arguments: argparse.Namespace) -> int:
 
 
 def _opened(location: RunLocation, opened: ExitStack) -> Audit:
-    """Returns the audit of the run's log, its store, or both."""
     if not location.has_store and location.bus is None:
         raise ConfigurationError(f"{location.name} has neither a log nor a store to audit")
     view = opened.enter_context(open_run_view(location))
@@ -220,7 +216,6 @@ def audit_policy(location: RunLocation, store: "ObjectStore | None" = None) -> A
 
 
 def _max_lags(store: "ObjectStore") -> dict[str, int | None]:
-    """Returns `dispatch.max_lag` of each configuration that the store has, by its hash."""
     bounds: dict[str, int | None] = {}
     for entry in store.list("configurations/"):
         digest = entry.key.removeprefix("configurations/").removesuffix(".json")
@@ -239,16 +234,15 @@ def _max_lags(store: "ObjectStore") -> dict[str, int | None]:
 def _rule(
     trainer: Mapping[str, Any], location: RunLocation, keep_version: bool
 ) -> TrainingRule | None:
-    """Returns the trainer's rule for which samples of a group are trained, from its recorded
-    settings; None if one is missing, unless the run's release did not have it yet
-    (`LATER_SETTINGS`). If no vocabulary size is found, because the model's folder no longer exists,
-    any token id is accepted.
+    """Returns the trainer's rule for which samples are trained; None if a setting is missing that
+    the run's release had (`LATER_SETTINGS`).
     """
     settings = SimpleNamespace(**{**LATER_SETTINGS, **trainer})
     unknown = TrainingBounds()
     context_max = location.table("rollouts").get("context_max", unknown.context_max)
     content = model_file(location, CONFIG) if trainer else None
     vocabulary = None if content is None else vocabulary_size(content)
+    # Without the model's folder any token id is accepted.
     bounds = TrainingBounds(vocabulary or unknown.vocabulary, context_max, keep_version)
     try:
         return training_rule(
@@ -259,5 +253,4 @@ def _rule(
 
 
 def _show_progress(text: str) -> None:
-    """Show the topic that is being read, on one terminal line."""
     progress_line(f"reading {text}" if text else "")

@@ -1,9 +1,6 @@
 """`rollstream backup RUN|URL DEST`: copies a run as of one moment, its log, its store and the files
-of its folder that a resume needs, to a folder or an object store
-(docs/how-to/backup-and-recover.md).
-
-The run is only read, and may be running. The same command completes an interrupted backup. This
-file finds the run and prints the result; `runs/backup.py` copies.
+that a resume needs, to a folder or an object store (docs/how-to/backup-and-recover.md). The run is
+only read, and may be running; the same command completes an interrupted backup (`runs/backup.py`).
 """
 
 import argparse
@@ -37,8 +34,8 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Back up the run; prints the size of the backup and its recovery point, the step from which a
-    restored run continues. Raises `ConfigurationError` if the log or the store cannot be found.
+    """Back up the run; prints size and recovery point, the step from which a restored run
+    continues. Raises `ConfigurationError` if the log or the store cannot be found.
     """
     place = find_run_place(arguments.run, arguments.bus)
     with ExitStack() as opened:
@@ -65,28 +62,21 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _location(place: RunPlace, bus: str, store: str) -> RunLocation:
-    """Returns the place as one that is only looked at (`analysis/looking.py`). URLs of a run that
-    is named by its store are the user's word.
-    """
     if place.folder is not None:
         return locate_run(str(place.folder))
+    # URLs of a run that is named by its store are the user's word.
     return RunLocation(store, store, bus, run=place.run, named=(store, bus))
 
 
 def show_part(part: str) -> None:
-    """Show the part of a backup or restore that is being copied or verified, on one line of the
-    terminal that the next call replaces.
-    """
+    """Show the copied or verified part on the terminal's last line."""
     progress_line(part[:100])
 
 
 def _settings_folder(place: RunPlace, bus: str, store: str, opened: ExitStack) -> Path:
-    """Returns the run's folder, whose `config.json` the backup includes. If the run was named by
-    the URL of its store, there is no folder: return a temporary one with a `config.json` of the
-    settings that the trainer recorded in the store. It is deleted when `opened` closes.
-    """
     if place.folder is not None:
         return place.folder
+    # A run named by its store's URL has no folder: the settings recorded there take its place.
     folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
     values = recorded_configuration(store)
     for key, url in (("bus", bus), ("store", store)):
@@ -99,9 +89,8 @@ def _settings_folder(place: RunPlace, bus: str, store: str, opened: ExitStack) -
 
 
 def recovery_lines(backup: Backup) -> tuple[str, ...]:
-    """Returns lines of text that state the recovery point. `backup.step` is the newest version; a
-    restored run loads the newest checkpoint and repeats the steps after it from the ledger, or
-    starts again if there is no checkpoint.
+    """Returns the recovery point as text: a restored run loads the newest checkpoint and repeats
+    the steps up to `backup.step` from the ledger, or starts again without one.
     """
     if not backup.checkpoint:
         return (f"  recovery point: step {backup.step}; without a checkpoint it starts again",)
@@ -112,14 +101,13 @@ def recovery_lines(backup: Backup) -> tuple[str, ...]:
 
 
 def _print_backup(backup: Backup, destination: str) -> None:
-    """Print the result for a reader; `_json` returns it for `--json`."""
     print(f"backup of {backup.run} ({backup.id})")
     counts = {
         "log": f"{sum(sum(topic.ends) - sum(topic.begins) for topic in backup.topics):,} records",
         "store": f"{sum(entry.key.startswith(STORE) for entry in backup.objects):,} objects",
     }
     for name, prefix in (("log", LOG), ("store", STORE)):
-        size = sum(one.bytes for one in backup.objects if one.key.startswith(prefix))
+        size = sum(copied.bytes for copied in backup.objects if copied.key.startswith(prefix))
         print(f"  {name:<7} {counts[name]}, {size:,} bytes")
     print("\n".join(recovery_lines(backup)))
     print(f"restore it with: {shell_command('restore', destination, 'DIR')}")
@@ -132,6 +120,6 @@ def _json(backup: Backup) -> dict[str, object]:
         "step": backup.step,
         "checkpoint": backup.checkpoint,
         "objects": len(backup.objects),
-        "bytes": sum(one.bytes for one in backup.objects),
-        "ends": {one.topic.name: one.ends for one in backup.topics},
+        "bytes": sum(copied.bytes for copied in backup.objects),
+        "ends": {copied.topic.name: copied.ends for copied in backup.topics},
     }

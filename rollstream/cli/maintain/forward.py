@@ -1,8 +1,6 @@
 """`rollstream forward RUN --to wandb|tensorboard`: sends the lines of a run's metrics files
-(`metrics/*.jsonl`) to TensorBoard or Weights & Biases, the target. `Forwarder` does the work.
-
-Beside these files the command stores, for each target, up to which line they were sent, so the next
-start resumes there. A crash can send lines again, and loses none.
+(`metrics/*.jsonl`). A file beside them holds each target's position, so the next start resumes; a
+crash can send lines again, and loses none.
 """
 
 import argparse
@@ -20,8 +18,10 @@ from rollstream.config.settings import Configuration
 from rollstream.errors import OutsideRun
 from rollstream.metrics.forwarder import Forwarder, Sink, TensorBoardSink, WandbSink
 
-POLL_S = 1.0  # between two looks for new lines with --follow
-PRIVATE_SETTINGS = ("bus", "store")  # URLs may contain names of hosts and users
+# Between two looks for new lines with --follow.
+POLL_S = 1.0
+# URLs may contain names of hosts and users.
+PRIVATE_SETTINGS = ("bus", "store")
 
 
 def add_arguments(command: CommandParser) -> None:
@@ -35,9 +35,7 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Forward the lines of the metrics files that were not sent yet, and with `--follow` new ones
-    until Ctrl-C; returns the exit code.
-    """
+    """Forward the lines that were not sent yet, and with `--follow` new ones until Ctrl-C."""
     logging.basicConfig(level=logging.WARNING, format="rollstream: %(message)s")
     folder = run_folder(arguments.run)
     metrics = _own_metrics(locate_run(str(folder.path)), arguments.to)
@@ -58,13 +56,13 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _own_metrics(location: RunLocation, to: str) -> Path:
-    """Returns the folder of the run's metrics files, which may be missing. Raises `OutsideRun` if
-    it, a file in it, or a write there leaves the run's folder.
+    """Raises `OutsideRun` if the folder, which may be missing, a file in it, or a write there
+    leaves the run's folder.
     """
     metrics = metrics_folder(location)
     if location.folder is not None:
-        own, root = location.files.root / "metrics", location.files.root
-        if metrics != own and metrics.is_relative_to(root):  # e.g. `metrics -> .`
+        expected, root = location.files.root / "metrics", location.files.root
+        if metrics != expected and metrics.is_relative_to(root):  # e.g. `metrics -> .`
             raise OutsideRun(
                 f"{location.folder}/metrics leads to {metrics}, which is no folder of metrics: "
                 "nothing was written; remove the link"
@@ -77,14 +75,15 @@ def _own_metrics(location: RunLocation, to: str) -> Path:
 
 
 def open_sink(to: str, id: str, configuration: Configuration, metrics: Path) -> Sink:
-    """Returns the sink that writes to the target `to`, in the folder `metrics`. `id` names the run
-    at Weights & Biases, so a later start continues it there. Raises `ConfigurationError` if the
-    target's package is not installed.
+    """Returns the sink for the target `to`. `id` names the run at Weights & Biases, so a later
+    start continues it. Raises `ConfigurationError` if the target's package is not installed.
     """
     if to == "tensorboard":
         return TensorBoardSink(metrics / "tensorboard")
-    kept = {k: v for k, v in essential_settings(configuration).items() if k not in PRIVATE_SETTINGS}
-    return WandbSink(configuration.run, id, metrics, kept)
+    settings = {
+        k: v for k, v in essential_settings(configuration).items() if k not in PRIVATE_SETTINGS
+    }
+    return WandbSink(configuration.run, id, metrics, settings)
 
 
 def _print_result(arguments: argparse.Namespace, lines: int, where: str) -> None:

@@ -1,6 +1,6 @@
-"""`rollstream health --port N`: asks a process, by default of this machine, by HTTP (`/healthz`)
-and returns it as an exit code, for the health check of a container. `--sandbox CONFIG` reports
-instead whether this machine can confine what a model writes, and what holds each bound.
+"""`rollstream health --port N`: asks a process by HTTP (`/healthz`) and returns its health as an
+exit code, for the health check of a container; `--sandbox CONFIG` reports instead whether this
+machine can confine the output of a model.
 """
 
 import argparse
@@ -17,8 +17,10 @@ from rollstream.http_proxies import open_direct
 from rollstream.os_failures import explain_os_error
 from rollstream.streams.foreign_text import PORT_MAX
 
-BODY_BYTES = 1 << 16  # more than a process answers; another program's answer may have no end
-WAIT_S = 4.0  # a process that does not answer for so long counts as unreachable
+# More than a process answers; another program's answer may have no end.
+BODY_BYTES = 1 << 16
+# A process that does not answer for so long counts as unreachable.
+WAIT_S = 4.0
 
 
 def add_arguments(command: CommandParser) -> None:
@@ -48,9 +50,9 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print the process's state (`starting`, `running`, `stopping` or `stalled`), or with `--json`
-    its whole answer. Exit code 1 for a stalled or unreachable process, also if another program
-    answers, else 0. A sandbox that this machine cannot provide is a `ConfigurationError`.
+    """Print the process's state (`starting`, `running`, `stopping` or `stalled`). Exit code 1 for a
+    stalled or unreachable process, also if another program answers, else 0. A sandbox that this
+    machine cannot provide is a `ConfigurationError`.
     """
     if arguments.sandbox is not None:
         return _report_sandbox(arguments.sandbox, arguments.is_trusted, arguments.json)
@@ -61,8 +63,10 @@ def main(arguments: argparse.Namespace) -> int:
             body, status = answer.read(BODY_BYTES), answer.status
     except urllib.error.HTTPError as refusal:
         body, status = refusal.read(BODY_BYTES), refusal.code
-    except (OSError, HTTPException) as error:  # the port's program may speak another protocol
-        cause = getattr(error, "reason", error)  # of an `URLError`
+    # The port's program may speak another protocol.
+    except (OSError, HTTPException) as error:
+        # Of an `URLError`.
+        cause = getattr(error, "reason", error)
         why = explain_os_error(cause) if isinstance(cause, OSError) else cause
         print(f"rollstream: no answer from {url} ({why})", file=sys.stderr)
         return 1
@@ -79,10 +83,11 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _state(body: bytes) -> str | None:
-    """Returns the state in the answer of a process (`metrics/endpoint.py`), None in another one."""
+    """Returns the state in a process's answer (`metrics/endpoint.py`), None in another's."""
     try:
         answer = json.loads(body)
-    except ValueError:  # no JSON, or no UTF-8
+    # No JSON, or no UTF-8.
+    except ValueError:
         return None
     if not isinstance(answer, dict) or not {"run", "role", "state"} <= answer.keys():
         return None
@@ -90,9 +95,6 @@ def _state(body: bytes) -> str | None:
 
 
 def _report_sandbox(configuration: str, is_trusted: bool, is_json: bool) -> int:
-    """Print what holds each bound of a sandbox here, after one was made. Raises
-    `ConfigurationError` if the configuration is a run's whose code may not be imported.
-    """
     from rollstream.analysis.locate import locate_run
     from rollstream.analysis.looking import require_code
     from rollstream.analysis.own_runs import code_names

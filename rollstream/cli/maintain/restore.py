@@ -1,6 +1,5 @@
-"""`rollstream restore BACKUP DIR`: makes a run in the empty folder DIR from a backup, prints its
-recovery point (the step from which the run trains on), and audits it. Log and store of the new run
-must be empty too; the backup is verified before anything is written
+"""`rollstream restore BACKUP DIR`: verifies a backup, makes a run of it in the empty folder DIR,
+prints its recovery point, and audits it; its log and store must be empty too
 (docs/how-to/backup-and-recover.md).
 
 Exit codes: 0 restored, 1 the backup is damaged or the audit found a violation, 2 the backup is
@@ -35,7 +34,6 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Verify the backup, restore it, print the recovery point, and audit the restored run."""
     folder = Path(arguments.folder)
     source = open_backup(arguments.backup, must_exist=True)
     try:
@@ -61,7 +59,7 @@ def main(arguments: argparse.Namespace) -> int:
         print(f"restored {backup.run} ({backup.id}) to {plan.folder.path}")
         print("\n".join(recovery_lines(backup)))
     words = [str(folder), "--whole", *(["--json"] if arguments.json else [])]
-    found = audit.main(choose_parser(["audit"])[0].parse(words))
+    audit_code = audit.main(choose_parser(["audit"])[0].parse(words))
     if not arguments.json:
         print(f"start it with: {shell_command('run', arguments.folder)}")
-    return 1 if found == audit.VIOLATED else 0
+    return 1 if audit_code == audit.VIOLATED else 0

@@ -1,6 +1,6 @@
 """`rollstream rm RUN|URL`: shows what a run has in log, store and folder, asks, and deletes it
-(docs/how-to/delete-and-retain.md). `rollstream.runs.removal` plans and deletes; this is its command
-line. Nothing of a running run or of another run is deleted.
+(`runs/removal.py`; docs/how-to/delete-and-retain.md). Nothing of a running run or of another run is
+deleted.
 
 Exit codes: 0 deleted, or nothing was left; 1 the run is running, or log or store failed; 2 an
 argument is wrong or names no run; 130 not confirmed.
@@ -26,7 +26,8 @@ from rollstream.storage.stores.base import ListedObject
 from rollstream.streams.connect import check_reachable
 from rollstream.supervisor.supervisor import RunLock
 
-LOCK_WAIT_S = 0.5  # for the lock of the run's folder, which a running run holds
+# For the lock of the run's folder, which a running run holds.
+LOCK_WAIT_S = 0.5
 
 
 def add_arguments(command: CommandParser) -> None:
@@ -45,18 +46,19 @@ def add_arguments(command: CommandParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Check that no process of the run lives, show the plan, ask, and delete. Returns the exit
-    code; errors with codes 1 and 2 are raised. The lock of the run's folder, if it has one, is held
-    meanwhile, so that the run cannot start.
+    code.
     """
     keep = _keeps(arguments.keep)
     place = removal.find_run_place(run_path(arguments.run), arguments.bus, or_emptied=True)
     if place.bus is not None:
         check_reachable(place.bus)
     check_permitted(place, arguments.yes)
-    removal.check_is_run(place)  # before the lock, which is a file in the folder
-    with ExitStack() as held:
+    # Before the lock, which is a file in the folder.
+    removal.check_is_run(place)
+    with ExitStack() as stack:
         if place.folder is not None:
-            held.enter_context(closing(RunLock(place.folder, LOCK_WAIT_S)))
+            # Held to the end, so that the run cannot start meanwhile.
+            stack.enter_context(closing(RunLock(place.folder, LOCK_WAIT_S)))
         removal.check_not_living(place)
         plan = removal.plan_removal(place, keep)
         if arguments.yes:
@@ -75,11 +77,9 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _check_links(plan: removal.RemovalPlan) -> None:
-    """Raise `ConfigurationError` if objects would be deleted behind a link that leaves the run and
-    that the user neither named nor sees before the deletion.
-    """
     files = run_files(plan.place)
     for link in plan.links:
+        # With --yes the user sees no link before the objects behind it are gone.
         if link.followed and files is not None and not files.contains(link.target):
             raise ConfigurationError(
                 f"{link.path} leads to {link.target}, outside of the run: remove the run without "
@@ -89,7 +89,6 @@ def _check_links(plan: removal.RemovalPlan) -> None:
 
 
 def _keeps(text: str) -> tuple[removal.Keep, ...]:
-    """Returns the parts that `--keep` names. Raises `ConfigurationError` for an unknown one."""
     parts = [part for part in text.split(",") if part]
     for part in parts:
         if part not in removal.KEEPS:
@@ -105,9 +104,6 @@ def _confirmed(run: str) -> bool:
 
 
 def _lines(plan: removal.RemovalPlan) -> Iterator[str]:
-    """Yields the plan as text: what to delete and where it really is, with examples, what to keep,
-    and what belongs to others and stays.
-    """
     place, objects = plan.place, plan.objects
     yield f"run {place.run}{f' ({plan.proof.id})' if plan.proof.id else ''}"
     if plan.log is not None:
@@ -143,15 +139,14 @@ def _lines(plan: removal.RemovalPlan) -> Iterator[str]:
 
 
 def _resolved(url: str | None) -> str:
-    """Returns a URL for a reader; the path of a folder without links."""
     folder = None if url is None else folder_of_url(url)
     return str(url) if folder is None else f"{str(url).partition(':')[0]}:{folder.resolve()}"
 
 
 def _examples(names: Sequence[str]) -> Iterator[str]:
-    """Yields a line with the first, a middle and the last name, escaped for a terminal."""
     chosen = dict.fromkeys(names[at] for at in (0, len(names) // 2, -1) if names)
     if chosen:
+        # Names are another user's text for this terminal.
         shown = ", ".join(name.encode("unicode_escape").decode("ascii") for name in chosen)
         yield f"          {shown}{', …' if len(names) > len(chosen) else ''}"
 
@@ -161,7 +156,6 @@ def _objects(entries: tuple[ListedObject, ...]) -> str:
 
 
 def _json(plan: removal.RemovalPlan) -> dict[str, object]:
-    """Returns the plan as one JSON object, which `--json` prints after the deletion."""
     log, links = plan.log, (*plan.links, *plan.folder.links)
     return {
         "run": plan.place.run,

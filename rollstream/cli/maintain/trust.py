@@ -1,8 +1,6 @@
-"""`rollstream trust RUN`: remembers, for this user on this machine, what a run that you did not
-begin here may do when you look at it: which code it names may be imported, to which folders its
-links may lead, and which hosts receive your credentials (SECURITY.md).
-
-A run that you begin on this machine needs none of it. Nothing is written into the run.
+"""`rollstream trust RUN`: remembers, for this user on this machine, which code a run begun
+elsewhere may import, to which folders its links may lead, and which hosts receive the user's
+credentials (SECURITY.md). Nothing is written into the run.
 """
 
 import argparse
@@ -28,14 +26,14 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Remember the folders and hosts of the command line or, if it names none, the code that the
-    run names; prints what the run may do from now on.
+    """Remember the folders and hosts, or without any the code that the run names; prints the
+    permissions of the run.
     """
     location = locate_run(arguments.run)
     for host in arguments.host:
         if not host.rpartition(":")[2].isdecimal() or not host.rpartition(":")[0]:
             raise ConfigurationError(f"--host {host!r}: write HOST:PORT")
-    folders = [_folder(named) for named in arguments.folder]
+    folders = [_folder(path) for path in arguments.folder]
     is_stored = remember_urls(arguments.host)
     if folders or not arguments.host:
         names = () if folders else sorted(code_names(location.configuration))
@@ -53,10 +51,10 @@ def main(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _folder(named: str) -> str:
-    folder = Path(os.path.realpath(named))
+def _folder(path: str) -> str:
+    folder = Path(os.path.realpath(path))
     if not os.path.isdir(folder):
-        raise ConfigurationError(f"--folder {named}: there is no such folder")
+        raise ConfigurationError(f"--folder {path}: there is no such folder")
     return str(folder)
 
 
