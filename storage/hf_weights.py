@@ -112,8 +112,7 @@ def _check_type(name: str, tensor: StoredTensor) -> None:
 
 
 def hf_weight_files(folder: Path) -> dict[str, Path]:
-    """Returns the file that holds each tensor, by the tensor's name; raises as `read_weight_files`.
-    """
+    """Returns the file of each tensor, by the tensor's name; raises as `read_weight_files`."""
     return {name: tensor.path for name, tensor in read_weight_files(folder).items()}
 
 

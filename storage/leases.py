@@ -196,9 +196,7 @@ def living_leases(
         sleep(POLL_S_MAX)
         now = {role: read_role(store, role) for role in unreleased}
         renewed = [
-            stored[0]
-            for role, stored in now.items()
-            if stored and stored[1] != unreleased[role][1]
+            stored[0] for role, stored in now.items() if stored and stored[1] != unreleased[role][1]
         ]
         if living := [record for record in renewed if not record.released]:
             return living

@@ -85,8 +85,7 @@ def reached_turns(
 def kept_tokens(
     turns: Sequence[Turn], branches: Sequence[Branch], abandoned: Collection[int]
 ) -> NDArray[np.bool_]:
-    """Returns a mask of an episode's tokens, true on the paths of the turns that are not abandoned.
-    """
+    """Returns a mask of an episode's tokens, true on the paths of turns that are not abandoned."""
     mask = np.zeros(turns[-1].end if turns else 0, np.bool_)
     for number, turn in enumerate(turns):
         if number not in abandoned:

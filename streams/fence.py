@@ -132,8 +132,7 @@ def position_before(bus: Bus, topic: str, address: Address) -> Position:
 def move_back_to_oldest(
     bus: Bus, topic: str, positions: Mapping[int, Position], addresses: Iterable[Address]
 ) -> dict[int, Position]:
-    """Returns the positions, each moved back to the oldest record at `addresses` in its partition.
-    """
+    """Returns the positions, each moved back to its partition's oldest record at `addresses`."""
     oldest: dict[int, Address] = {}
     for address in addresses:
         oldest[address.partition] = min(oldest.get(address.partition, address), address)

@@ -269,8 +269,7 @@ class TopicReader:
         return self._topic
 
     def behind(self) -> int:
-        """Returns the number of offsets from `positions` to the topic's present end. Thread-safe.
-        """
+        """Returns the number of offsets from `positions` to the topic's end. Thread-safe."""
         ends = self._bus.end(self._topic)
         return sum(max(0, ends[p] - at.offset) for p, at in dict(self.positions).items())
 

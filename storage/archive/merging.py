@@ -55,8 +55,7 @@ def plan_merges(files: Sequence[ArchiveFile], bytes_max: int, files_max: int) ->
 def _blocks(
     files: Sequence[ArchiveFile], end: int | None, level: int, bytes_max: int
 ) -> Iterator[Merge]:
-    """`end` is the first offset of the file after `files`; None if others of the block may follow.
-    """
+    """`end` is the first offset of the file after `files`; None if others of the block may come."""
     if len(files) < 2:
         return
     if end is not None and sum(file.bytes for file in files) <= bytes_max:

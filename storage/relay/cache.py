@@ -219,9 +219,7 @@ class RelayCache:
         """
         with self._changed:
             arriving = {
-                key: cached.written
-                for key, cached in self._objects.items()
-                if not cached.verified
+                key: cached.written for key, cached in self._objects.items() if not cached.verified
             }
             self._progress = {
                 key: moved if moved is not None and moved[0] == at else (at, now_s)

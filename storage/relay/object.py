@@ -129,8 +129,7 @@ class ObjectBusy(RollstreamError, RuntimeError):
 
 
 class ObjectDropped(RollstreamError, RuntimeError):
-    """Raised when the object was dropped, or its bytes discarded, while a thread wrote or read it.
-    """
+    """Raised when the object was dropped, or its bytes discarded, during a write or read of it."""
 
 
 class CachedObject:

@@ -17,8 +17,7 @@ Data = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class ListedObject:
-    """One object of a listing, without an etag, for which a back end may have to read the object.
-    """
+    """One object of a listing; without an etag, which a back end may have to compute."""
 
     key: str
     bytes: int

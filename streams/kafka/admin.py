@@ -84,8 +84,7 @@ def call_with_retries(
 def create_topics(
     admin: Admin, topics: Mapping[str, tuple[int, Mapping[str, str]]], replication: int
 ) -> None:
-    """Create topics as `Admin.create`; raises the error of the first one that the cluster refuses.
-    """
+    """Create topics as `Admin.create`; raises the error of the first that the cluster refuses."""
     refused = admin.create(topics, replication)
     if any(name in str(error) for error in refused.values() for name in TIME_LIMITS):
         # The cluster does not know `TIME_LIMITS`, or forbids to set them.

@@ -39,8 +39,7 @@ class GroupCoordinator(Protocol):
         """
         ...
 
-    def leave(self, group: str, topic: str, member: str) -> None:
-        ...
+    def leave(self, group: str, topic: str, member: str) -> None: ...
 
 
 class LeasedGroupReader:
