@@ -1,10 +1,6 @@
 """Stores the trainer's whole state as a checkpoint (tensors and one JSON value), restores it, and
-deletes old ones. The manifest is written last, so a checkpoint with a manifest is complete.
-
-A restart reads the newest checkpoint that is complete and undamaged (`restore_first`,
-`newest_checkpoint`). Newer ones are skipped, and the reasons are reported. A checkpoint of a newer
-release is never skipped: it raises `NewerRelease`. The store has no index of checkpoints: they are
-found by listing it (`stored_checkpoints`).
+deletes old ones. The manifest is written last, so a checkpoint with a manifest is complete. A
+restart skips incomplete and damaged ones, but never one of a newer release (`NewerRelease`).
 """
 
 from __future__ import annotations
@@ -37,7 +33,7 @@ SHARD_BYTES = 128 << 20
 """Most bytes of a file of several tensors; a file is assembled in memory before it is written."""
 PARTS_FORMAT = 2
 """Format of a checkpoint whose tensors are stored in parts, each some rows of a tensor (`part_name`
-in `weights/shards.py`). It is the newest format that this release reads.
+in `weights/shards.py`); the newest that this release reads.
 """
 STATE = "state.json"  # name of the object with the JSON value, in the checkpoint's folder
 _NAME = re.compile(r"s(\d{8,})-t(\d{4,})")
@@ -59,8 +55,8 @@ RUN_KEYS = (
 
 @dataclass(frozen=True, slots=True, order=True)
 class CheckpointId:
-    """Names the checkpoint after `step`, written by the trainer of `term`. A checkpoint of a higher
-    term is newer, whatever its step: a zombie of a lower term may have reached a later step.
+    """Names the checkpoint after `step`, written by the trainer of `term`. A higher term is newer,
+    whatever its step: a zombie of a lower term may have reached a later step.
     """
 
     term: int
@@ -77,7 +73,7 @@ class CheckpointId:
 @dataclass(frozen=True, slots=True)
 class CheckpointManifest:
     """Describes a checkpoint: the files of its tensors, with a hash per tensor, and the file of its
-    JSON value (`state`). This object, written last, completes the checkpoint.
+    JSON value (`state`).
     """
 
     step: int
@@ -85,16 +81,13 @@ class CheckpointManifest:
     tensors: TensorFiles
     state: FileEntry
     format: int = FORMAT
-    """Format number of the whole checkpoint, including its state: `PARTS_FORMAT` if any tensor is
-    stored in parts.
-    """
+    """`PARTS_FORMAT` if any tensor is stored in parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Holds a checkpoint's verified JSON value (`state`) and its tensors. These are in memory and
-    verified (`read_checkpoint`), or a `StoredTensors`, which reads and verifies each tensor when it
-    is requested (`open_checkpoint`).
+    """Holds a checkpoint's verified JSON value (`state`) and its tensors: in memory and verified
+    (`read_checkpoint`), or a `StoredTensors`, which reads and verifies each when it is requested.
     """
 
     id: CheckpointId
@@ -104,9 +97,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """Names a checkpoint that the store has, complete or not; it is `whole` if it has its
-    manifest.
-    """
+    """Names a checkpoint in the store; it is `whole` if it has its manifest."""
 
     id: CheckpointId
     whole: bool
@@ -114,8 +105,8 @@ class StoredCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class RestoredCheckpoint:
-    """Holds the newest checkpoint that can be read, None if there is none. `skipped` has each newer
-    checkpoint that cannot be read, with the reason.
+    """Holds the newest readable checkpoint, None if there is none, and each newer one with the
+    reason why it was `skipped`.
     """
 
     checkpoint: Checkpoint | None
@@ -131,127 +122,127 @@ def write_checkpoint(
     shard_bytes: int = SHARD_BYTES,
     hashes: Mapping[str, str] | None = None,
 ) -> CheckpointId:
-    """Create a checkpoint; idempotent for the same content. `hashes` has the hashes of tensors that
-    were hashed already.
-
-    It writes (1) the tensors, (2) the state, (3) the manifest. `state` is a JSON value without NaN;
-    a process that has only a part of distributed tensors passes None and writes (1) alone. Raises
+    """Create a checkpoint; idempotent for the same content. It writes (1) the tensors, (2) the
+    state, (3) the manifest. `hashes` has known hashes of tensors. `state` is a JSON value without
+    NaN; a process with only a part of distributed tensors passes None and writes (1) alone. Raises
     `Fenced` before (3) if a trainer of a higher term has taken the pointer of the weight versions.
     """
     from rollstream.storage.weights.shards import has_parts, write_shards
 
-    wanted = CheckpointId(term, step)
-    files = write_shards(store, wanted.folder, "state", tensors, shard_bytes, hashes or {})  # 1
+    checkpoint_id = CheckpointId(term, step)
+    files = write_shards(
+        store, checkpoint_id.folder, "state", tensors, shard_bytes, hashes or {}
+    )  # 1
     if state is None:
-        return wanted
+        return checkpoint_id
     text = json.dumps(state, sort_keys=True, allow_nan=False, indent=1).encode()
     entry = FileEntry(
-        STATE, len(text), create_idempotent(store, f"{wanted.folder}/{STATE}", text)
+        STATE, len(text), create_idempotent(store, f"{checkpoint_id.folder}/{STATE}", text)
     )  # 2
     pointer = read_pointer(store)
     if pointer is not None and pointer[0].term > term:
-        raise Fenced(f"checkpoint {wanted} is not completed: term {pointer[0].term} has taken over")
+        raise Fenced(
+            f"checkpoint {checkpoint_id} is not completed: term {pointer[0].term} has taken over"
+        )
     number = PARTS_FORMAT if has_parts(files) else FORMAT
     manifest = seal(CheckpointManifest(step, term, files, entry, number))
-    create_idempotent(store, _manifest_key(wanted), manifest)  # 3
-    return wanted
+    create_idempotent(store, _manifest_key(checkpoint_id), manifest)  # 3
+    return checkpoint_id
 
 
-def open_checkpoint(store: ObjectStore, wanted: CheckpointId) -> Checkpoint:
-    """Returns the checkpoint with its state read, and tensors that are read and verified one by one
-    when they are requested (`StoredTensors`).
-
-    Raises `ObjectMissing` if it is not (or no longer) complete, `CorruptObject` if its manifest or
-    state is damaged, `NewerRelease` if this release cannot read it.
+def open_checkpoint(store: ObjectStore, checkpoint_id: CheckpointId) -> Checkpoint:
+    """Returns the checkpoint with its state read, and tensors that are read and verified when they
+    are requested (`StoredTensors`). Raises `ObjectMissing` if it is not (or no longer) complete,
+    `CorruptObject` if its manifest or state is damaged, `NewerRelease` if this release cannot read
+    it.
     """
     from rollstream.storage.weights.shards import StoredTensors
 
-    manifest = checkpoint_manifest(store, wanted)
-    state = _read_state(store, wanted, manifest)
-    return Checkpoint(wanted, StoredTensors(store, wanted.folder, manifest.tensors), state)
+    manifest = checkpoint_manifest(store, checkpoint_id)
+    state = _read_state(store, checkpoint_id, manifest)
+    return Checkpoint(
+        checkpoint_id, StoredTensors(store, checkpoint_id.folder, manifest.tensors), state
+    )
 
 
-def read_checkpoint(store: ObjectStore, wanted: CheckpointId) -> Checkpoint:
-    """Returns the checkpoint with all its tensors, every one verified, in memory that the caller
-    owns. Raises as `open_checkpoint` does, and `CorruptObject` for a damaged tensor.
+def read_checkpoint(store: ObjectStore, checkpoint_id: CheckpointId) -> Checkpoint:
+    """Returns the checkpoint with all its tensors, verified, in memory that the caller owns. Raises
+    as `open_checkpoint`, and `CorruptObject` for a damaged tensor.
     """
-    found = open_checkpoint(store, wanted)
-    return replace(found, tensors=dict(found.tensors))
+    checkpoint = open_checkpoint(store, checkpoint_id)
+    return replace(checkpoint, tensors=dict(checkpoint.tensors))
 
 
-def checkpoint_manifest(store: ObjectStore, wanted: CheckpointId) -> CheckpointManifest:
-    """Returns the checkpoint's manifest. Raises `ObjectMissing` if the checkpoint is not (or no
-    longer) complete, `CorruptObject` if the manifest is damaged, `NewerRelease` if this release
-    cannot read it.
-    """
-    key = _manifest_key(wanted)
+def checkpoint_manifest(store: ObjectStore, checkpoint_id: CheckpointId) -> CheckpointManifest:
+    """Returns the checkpoint's manifest; raises as `open_checkpoint`."""
+    key = _manifest_key(checkpoint_id)
     manifest = unseal(store.get(key), CheckpointManifest, key, PARTS_FORMAT)
     check_tensors(manifest.tensors, key)
     return manifest
 
 
-def checkpoint_state(store: ObjectStore, wanted: CheckpointId) -> dict[str, Any]:
-    """Returns the checkpoint's JSON value alone, verified; raises as `open_checkpoint` does."""
-    return _read_state(store, wanted, checkpoint_manifest(store, wanted))
+def checkpoint_state(store: ObjectStore, checkpoint_id: CheckpointId) -> dict[str, Any]:
+    """Returns the checkpoint's JSON value, verified; raises as `open_checkpoint`."""
+    return _read_state(store, checkpoint_id, checkpoint_manifest(store, checkpoint_id))
 
 
 def newest_checkpoint(store: ObjectStore, step_max: int | None = None) -> RestoredCheckpoint:
-    """Returns the newest checkpoint of the store that can be read; if `step_max` is given, only
-    those up to that step count.
-    """
+    """Returns the newest readable checkpoint of the store, up to `step_max` if given."""
     stored = (checkpoint.id for checkpoint in reversed(stored_checkpoints(store)))
-    candidates = (found for found in stored if step_max is None or found.step <= step_max)
-    return restore_first(candidates, lambda wanted: read_checkpoint(store, wanted))
+    candidates = (
+        candidate for candidate in stored if step_max is None or candidate.step <= step_max
+    )
+    return restore_first(candidates, lambda checkpoint_id: read_checkpoint(store, checkpoint_id))
 
 
 def restore_first(
     candidates: Iterable[CheckpointId], restore: Callable[[CheckpointId], Checkpoint]
 ) -> RestoredCheckpoint:
     """Returns the first of these checkpoints for which `restore` raises neither `ObjectMissing` nor
-    `CorruptObject`. `restore` may load the tensors one by one into a model: what a failed call left
-    there is overwritten by the next one.
+    `CorruptObject`. `restore` may load tensors one by one into a model: the next call overwrites
+    those of a failed one.
     """
     skipped: list[tuple[CheckpointId, str]] = []
-    for wanted in candidates:
+    for candidate in candidates:
         try:
-            return RestoredCheckpoint(restore(wanted), tuple(skipped))
+            return RestoredCheckpoint(restore(candidate), tuple(skipped))
         except (ObjectMissing, CorruptObject) as error:
-            skipped.append((wanted, str(error)))
+            skipped.append((candidate, str(error)))
     return RestoredCheckpoint(None, tuple(skipped))
 
 
 def stored_checkpoints(store: ObjectStore) -> list[StoredCheckpoint]:
     """Returns all checkpoints, complete or not, oldest first, by listing."""
-    found: dict[CheckpointId, bool] = {}
+    complete: dict[CheckpointId, bool] = {}
     for entry in store.list("checkpoints/"):
         name = entry.key.split("/")[1]
         match = _NAME.fullmatch(name)
         if match and any(keys.owns(entry.key) for keys in RUN_KEYS):
-            wanted = CheckpointId(term=int(match[2]), step=int(match[1]))
-            found[wanted] = found.get(wanted, False) or entry.key == _manifest_key(wanted)
-    return [StoredCheckpoint(wanted, found[wanted]) for wanted in sorted(found)]
+            stored_id = CheckpointId(term=int(match[2]), step=int(match[1]))
+            complete[stored_id] = complete.get(stored_id, False) or entry.key == _manifest_key(
+                stored_id
+            )
+    return [StoredCheckpoint(stored_id, complete[stored_id]) for stored_id in sorted(complete)]
 
 
 def plan_checkpoints(stored: Sequence[StoredCheckpoint], keep: int) -> list[CheckpointId]:
-    """Returns the checkpoints to delete, so that the newest `keep` complete ones stay. `stored` is
-    in ascending order, and so is the result.
-
-    An incomplete one is deleted once a newer one is complete: no trainer will complete it.
+    """Returns the checkpoints to delete, so that the newest `keep` complete ones stay. `stored` and
+    the result are in ascending order.
     """
     assert keep >= 1
-    kept = sorted(checkpoint.id for checkpoint in stored if checkpoint.whole)[-keep:]
-    newest = max(kept, default=CheckpointId(0, 0))
+    retained = sorted(checkpoint.id for checkpoint in stored if checkpoint.whole)[-keep:]
+    newest = max(retained, default=CheckpointId(0, 0))
     return [
         checkpoint.id
         for checkpoint in stored
-        if checkpoint.id not in kept and (checkpoint.whole or checkpoint.id < newest)
+        # No trainer will complete an incomplete one once a newer one is complete.
+        if checkpoint.id not in retained and (checkpoint.whole or checkpoint.id < newest)
     ]
 
 
 def delete_checkpoints(store: ObjectStore, unwanted: Iterable[CheckpointId]) -> None:
-    """Delete these checkpoints, the manifest of each first, so that none looks complete while it is
-    deleted; a file of another user in its folder stays. After an interruption the call can be
-    repeated.
+    """Delete these checkpoints, the manifest of each first, so that none looks complete meanwhile.
+    Another user's files stay. The call can be repeated after an interruption.
     """
     for old in unwanted:
         store.delete(_manifest_key(old))
@@ -260,14 +251,14 @@ def delete_checkpoints(store: ObjectStore, unwanted: Iterable[CheckpointId]) -> 
 
 
 def _read_state(
-    store: ObjectStore, wanted: CheckpointId, manifest: CheckpointManifest
+    store: ObjectStore, checkpoint_id: CheckpointId, manifest: CheckpointManifest
 ) -> dict[str, Any]:
-    key = f"{wanted.folder}/{STATE}"
+    key = f"{checkpoint_id.folder}/{STATE}"
     text = store.get(key)
     if content_hash(text) != manifest.state.hash:
         raise CorruptObject(f"object {key} differs from its manifest's hash")
     return decode_json(text, dict[str, Any], key)
 
 
-def _manifest_key(wanted: CheckpointId) -> str:
-    return f"{wanted.folder}/manifest.json"
+def _manifest_key(checkpoint_id: CheckpointId) -> str:
+    return f"{checkpoint_id.folder}/manifest.json"

@@ -1,11 +1,6 @@
 """Finds the folder of a Hugging Face checkpoint, and reads its configuration and the names of its
-files, without torch: every process of a run learns here which files the model has. `hf_weights.py`
-reads the weight files, `hf_tokenizer.py` the tokenizer's. Errors are `ConfigurationError`s that
-name the setting `model.path`.
-
-A checkpoint is given as a folder, or as a name on the Hugging Face Hub (`Qwen/Qwen3-0.6B`) whose
-files are in this machine's cache. Nothing is downloaded, because a run must not change when the
-model's authors change it.
+files, without torch. Errors are `ConfigurationError`s that name the setting `model.path`. Nothing
+is downloaded, because a run must not change when the model's authors change it.
 """
 
 import re
@@ -33,20 +28,19 @@ _RESULTS = frozenset([
 ])  # fmt: skip
 SMALL_BYTES_MAX = 64 << 20  # the largest tokenizers have 35 MB
 BOM = b"\xef\xbb\xbf"
-"""The byte order mark, which editors on Windows put before UTF-8; JSON's readers refuse it."""
+"""The byte order mark, which editors on Windows write; JSON's readers refuse it."""
 LFS_BEGIN = b"version https://git-lfs.github.com/spec/"
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def is_lfs_pointer(begin: bytes) -> bool:
-    """Returns whether a file that begins with these bytes is a pointer of Git LFS: a clone without
-    `git lfs` has one in place of each large file.
+    """Returns whether a file that begins with these bytes is a pointer of Git LFS, as a clone
+    without `git lfs` has in place of each large file.
     """
     return begin.startswith(LFS_BEGIN)
 
 
 def lfs_refusal(path: Path) -> str:
-    """Returns the error message for a file that is a pointer of Git LFS."""
     return (
         f"{path} is a Git LFS pointer, not the file itself: run `git lfs pull` in its repository, "
         "or fetch the file with `hf download`"
@@ -65,8 +59,7 @@ def read_small_file(path: Path) -> bytes:
 
 def find_hf_folder(path: str) -> Path:
     """Returns the folder of a checkpoint: `path` if it exists (`~` is the home folder), else the
-    folder in the cache with the files of the Hub name `path`. If there is neither, returns `path`,
-    and a later check reports that it is missing.
+    folder in the cache of the Hub name `path`, else `path`, which a later check reports as missing.
     """
     folder = Path(path).expanduser()
     if folder.exists() or not _HUB_NAME.fullmatch(path):
@@ -75,17 +68,16 @@ def find_hf_folder(path: str) -> Path:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = try_to_load_from_cache(path, CONFIG)
+        config_path = try_to_load_from_cache(path, CONFIG)
     except HFValidationError:  # `.`, `--`: a path that does not exist
         return folder
-    return Path(found).parent if isinstance(found, str) else folder
+    return Path(config_path).parent if isinstance(config_path, str) else folder
 
 
 def small_files(folder: Path) -> dict[str, Path]:
-    """Returns the configuration and tokenizer files of a model's folder by their names in it, in
-    the order of names, further chat templates too (`additional_chat_templates/x.jinja`). They are
-    recognised by `SMALL_SUFFIXES` and `SMALL_BYTES_MAX`; other files of a folder from the Hub
-    (weights, pictures) are left out.
+    """Returns the configuration and tokenizer files of a model's folder, and its further chat
+    templates (`additional_chat_templates/x.jinja`), by their names in it, in the order of names;
+    other files (weights, pictures) are left out.
     """
     inner = folder / TEMPLATES
     templates = sorted(inner.glob("*.jinja")) if inner.is_dir() else []
@@ -99,8 +91,8 @@ def small_files(folder: Path) -> dict[str, Path]:
 
 
 def is_small_file(name: str) -> bool:
-    """Returns whether a file of this name may configure a model or its tokenizer. Notes and results
-    of a training that stand beside them do not, nor does a copy that a browser renamed.
+    """Returns whether a file of this name may configure a model or its tokenizer: not notes,
+    results of a training, or a copy that a browser renamed.
     """
     suffix = Path(name).suffix
     if suffix not in SMALL_SUFFIXES or name.endswith(".index.json") or name in _RESULTS:
@@ -109,8 +101,8 @@ def is_small_file(name: str) -> bool:
 
 
 def missing_checkpoint(path: str) -> str:
-    """Returns what is at `path` in place of a checkpoint, and what to do: the end of an error
-    message about a model that is not there.
+    """Returns the end of an error message about a missing model: the content of `path`, and the
+    remedy.
     """
     folder = find_hf_folder(path)
     if link := dead_link(folder) or dead_link(folder / CONFIG):
@@ -126,7 +118,6 @@ def missing_checkpoint(path: str) -> str:
 
 
 def _instead(folder: Path) -> str:
-    """Returns what a folder without a `config.json` is."""
     if snapshots := sorted(folder.glob(f"snapshots/*/{CONFIG}")):
         return f"is a Hub cache's: give its snapshot {snapshots[-1].parent}"
     if (folder / ADAPTER_CONFIG).is_file():
@@ -145,25 +136,24 @@ def _instead(folder: Path) -> str:
 
 
 def _base_of(adapter: Path) -> str:
-    """Returns the name of an adapter's base as its settings state it, in brackets; "" without."""
     try:
         fields = parse_loose_json(read_small_file(adapter / ADAPTER_CONFIG))
     except (OSError, ValueError, ConfigurationError):
         return ""
-    known = cast(dict[str, Any], fields) if isinstance(fields, dict) else {}
-    base = known.get("base_model_name_or_path")
+    settings = cast(dict[str, Any], fields) if isinstance(fields, dict) else {}
+    base = settings.get("base_model_name_or_path")
     return f" ({base})" if isinstance(base, str) and base else ""
 
 
 def dead_link(path: Path) -> str:
-    """Returns the text for a symbolic link whose target does not exist; "" for another path."""
+    """Returns the text for a symbolic link whose target does not exist; else ""."""
     if not path.is_symlink() or path.exists():
         return ""
     return f"{path} is a link to {path.readlink()}, which does not exist: fetch the file again"
 
 
 def read_hf_config(folder: Path) -> Mapping[str, Any]:
-    """Returns the content of the folder's `config.json`. Raises `ConfigurationError` if the file is
+    """Returns the content of the folder's `config.json`. Raises `ConfigurationError` if it is
     missing or cannot be read.
     """
     path = folder / CONFIG
@@ -184,8 +174,8 @@ def read_hf_config(folder: Path) -> Mapping[str, Any]:
 
 
 def longest_positions(fields: Mapping[str, object]) -> int | None:
-    """Returns the longest sequence, in tokens, that the content of a `config.json` states; None if
-    it states none.
+    """Returns the longest sequence, in tokens, that the content of a `config.json` states, else
+    None.
     """
     inner = fields.get("text_config")
     text = cast(Mapping[str, object], inner) if isinstance(inner, Mapping) else fields
@@ -194,9 +184,7 @@ def longest_positions(fields: Mapping[str, object]) -> int | None:
 
 
 def hf_vocabulary_size(folder: Path) -> int | None:
-    """Returns the vocabulary size that the checkpoint's `config.json` states; None if the file
-    cannot be read or states none.
-    """
+    """Returns the vocabulary size that the checkpoint's `config.json` states, else None."""
     try:
         return vocabulary_size((folder / CONFIG).read_bytes())
     except OSError:
@@ -204,9 +192,7 @@ def hf_vocabulary_size(folder: Path) -> int | None:
 
 
 def vocabulary_size(config: bytes) -> int | None:
-    """Returns the vocabulary size that the content of a `config.json` states; None if it states
-    none.
-    """
+    """Returns the vocabulary size that the content of a `config.json` states, else None."""
     try:
         fields = parse_json(config.removeprefix(BOM), dict[str, Any])
         size = (fields.get("text_config") or fields).get("vocab_size")

@@ -1,11 +1,6 @@
-"""Reads the tokenizer in a model's folder as `AutoTokenizer` of transformers does: every process
-of a run, and those who load its exports, see the same tokens and prompts.
-
-transformers takes a tokenizer from several files: `tokenizer.json`, further tokens in
-`tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json`, chat templates, and the
-name of a class that may replace parts of `tokenizer.json`. `tokenizer_class` finds that class
-without importing torch, which `AutoTokenizer` needs; `is_exact` states whether `tokenizer.json`
-alone gives the same tokens, so that a reward process needs no transformers.
+"""Reads the tokenizer in a model's folder as `AutoTokenizer` of transformers does, so that every
+process of a run and users of its exports see the same tokens and prompts. `tokenizer_class` and
+`is_exact` decide, without torch, whether `tokenizer.json` alone suffices.
 """
 
 import ast
@@ -48,7 +43,6 @@ _FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": 
 
 
 def is_tokenizer_file(name: str) -> bool:
-    """Returns whether a file of this name in a model's folder belongs to its tokenizer."""
     is_template = name.startswith(f"{TEMPLATES}/")
     return is_template or name in ONLY_TOKENIZERS or name.endswith(_ONLY_TOKENIZERS_ENDS)
 
@@ -78,8 +72,8 @@ def chat_template_of(folder: Path) -> object:
 
 
 def read_fields(path: Path) -> dict[str, Any]:
-    """Returns the object in a JSON file of a tokenizer; an empty one if there is no such file.
-    Raises `ConfigurationError` if it is not valid JSON, or something else than an object.
+    """Returns the object in a JSON file of a tokenizer; an empty one without the file. Raises
+    `ConfigurationError` for other content.
     """
     try:
         fields = parse_loose_json(read_small_file(path.expanduser()))
@@ -99,8 +93,8 @@ def check_tokenizer_files(folder: Path) -> None:
     form that no library reads.
     """
     for name in (TOKENIZER_CONFIG, SPECIAL_MAP):
-        for key, named in read_fields(folder / name).items():
-            token: Any = named
+        for key, field in read_fields(folder / name).items():
+            token: Any = field
             text: object = (
                 cast(dict[str, Any], token).get("content") if isinstance(token, dict) else token
             )
@@ -123,17 +117,17 @@ def check_tokenizer_files(folder: Path) -> None:
 def end_token(folder: Path) -> str | None:
     """Returns the text of the token that ends a text, as the folder's files name it."""
     fields = read_fields(folder / TOKENIZER_CONFIG)
-    named: object = fields.get("eos_token")
+    token: object = fields.get("eos_token")
     if "added_tokens_decoder" not in fields:  # files of older releases complete each other
-        named = read_fields(folder / SPECIAL_MAP).get("eos_token", named)
-    if isinstance(named, dict):  # a token with its flags
-        named = cast(dict[str, Any], named).get("content")
-    return named if isinstance(named, str) else None
+        token = read_fields(folder / SPECIAL_MAP).get("eos_token", token)
+    if isinstance(token, dict):  # a token with its flags
+        token = cast(dict[str, Any], token).get("content")
+    return token if isinstance(token, str) else None
 
 
 def numbered_tokens(config: bytes | None, added: bytes | None) -> dict[int, str]:
     """Returns the tokens to which the contents of `tokenizer_config.json` and `added_tokens.json`
-    give numbers, which `tokenizer.json` may lack. Content that is no such file has none.
+    give numbers, which `tokenizer.json` may lack; none for other content.
     """
     tokens: dict[int, str] = {}
     try:
@@ -147,9 +141,9 @@ def numbered_tokens(config: bytes | None, added: bytes | None) -> dict[int, str]
 
 
 def load_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
-    """Returns the tokenizer as `AutoTokenizer` of transformers gives it. Raises
-    `ConfigurationError` if transformers refuses the folder, needs code that the folder brings, or
-    reads it by a class that does not use the library `tokenizers`.
+    """Returns the tokenizer of transformers' `AutoTokenizer`. Raises `ConfigurationError` if
+    transformers refuses the folder, needs code that the folder brings, or reads it by a class
+    without the library `tokenizers`.
     """
     import transformers
 
@@ -159,9 +153,10 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
     with _readable(folder.expanduser().absolute()) as readable:
         name = tokenizer_class(readable)
         if name != GENERIC:
-            named: Any = None if name is None else getattr(transformers, name, backend)
-            is_usable = isinstance(named, type) and issubclass(named, backend)
-            chosen = cast(Any, named if is_usable else transformers.AutoTokenizer)  # imports torch
+            named_class: Any = None if name is None else getattr(transformers, name, backend)
+            is_usable = isinstance(named_class, type) and issubclass(named_class, backend)
+            # `AutoTokenizer` imports torch.
+            chosen = cast(Any, named_class if is_usable else transformers.AutoTokenizer)
         try:
             loaded: Any = chosen.from_pretrained(
                 str(readable), local_files_only=True, trust_remote_code=False
@@ -180,7 +175,7 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
 
 def tokenizer_class(folder: Path, model: Path | None = None) -> str | None:
     """Returns the name of the class by which `AutoTokenizer` reads the folder, beside the
-    `config.json` of the folder `model` if given; None if only `AutoTokenizer` itself can tell.
+    `config.json` of the folder `model` if given; None if only `AutoTokenizer` itself can decide.
     """
     fields = read_fields(folder / TOKENIZER_CONFIG)
     declared = fields.get("tokenizer_class")
@@ -206,9 +201,7 @@ def tokenizer_class(folder: Path, model: Path | None = None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _ClassTables:
-    """Holds transformers' class for each model type, and the types whose folders name a wrong
-    one.
-    """
+    """transformers' class for each model type, and the types whose folders name a wrong one."""
 
     registered: Mapping[str, str]
     corrected: frozenset[object]
@@ -216,31 +209,28 @@ class _ClassTables:
 
 @functools.cache
 def _class_tables() -> _ClassTables | None:
-    """Returns the tables of the installed transformers, read from the text of their module: its
-    import would import torch, which takes seconds in each process. None if the text has another
-    form than expected.
-    """
     package = find_spec("transformers")
     if package is None or package.origin is None:
         return None
+    # Its import would import torch, which takes seconds in each process.
     source = Path(package.origin).parent / "models/auto/tokenization_auto.py"
     try:
-        named: dict[str, Any] = {}
+        assignments: dict[str, Any] = {}
         for node in ast.parse(source.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                named[node.targets[0].id] = node.value
+                assignments[node.targets[0].id] = node.value
             elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                named[node.target.id] = node.value
+                assignments[node.target.id] = node.value
         registered: dict[str, str] = {}
         pair: Any
-        for pair in named["TOKENIZER_MAPPING_NAMES"].args[0].elts:
+        for pair in assignments["TOKENIZER_MAPPING_NAMES"].args[0].elts:
             key, value = pair.elts
             # `"QwenTokenizer" if is_tokenizers_available() else None`
             constant: Any = value.body if isinstance(value, ast.IfExp) else value
             name: object = constant.value
             if isinstance(name, str):
                 registered[key.value] = name.removesuffix("Fast")
-        corrected: Any = ast.literal_eval(named["MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS"])
+        corrected: Any = ast.literal_eval(assignments["MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS"])
     except (AttributeError, KeyError, IndexError, OSError, SyntaxError, TypeError, ValueError):
         return None
     for model_type in corrected:
@@ -249,14 +239,10 @@ def _class_tables() -> _ClassTables | None:
 
 
 class _ConfigFile(msgspec.Struct, frozen=True):
-    """The tokens in a `tokenizer_config.json`."""
-
     added_tokens_decoder: dict[str, dict[str, Any]] = {}
 
 
 class _Model(msgspec.Struct, frozen=True):
-    """The switches of a `tokenizer.json`'s model."""
-
     type: object = None
     dropout: object = None
     unk_token: object = None
@@ -267,9 +253,8 @@ class _Model(msgspec.Struct, frozen=True):
     end_of_word_suffix: object = None
 
 
+# Without the vocabulary, which has megabytes.
 class _TokenizerFile(msgspec.Struct, frozen=True):
-    """What is read of a `tokenizer.json`, without its vocabulary, which has megabytes."""
-
     added_tokens: list[dict[str, Any]] | None = None
     normalizer: Any = None
     pre_tokenizer: Any = None
@@ -281,6 +266,8 @@ def is_exact(folder: Path) -> bool:
     """Returns whether `tokenizer.json` alone gives the tokens that transformers gives: its class
     replaces nothing, and the other files name no token or flag that is not in it.
     """
+    # transformers combines it with tokens of the other files, and with a class that may replace
+    # parts of it.
     fields = read_fields(folder / TOKENIZER_CONFIG)
     try:
         file = parse_json(read_small_file(folder / TOKENIZER), _TokenizerFile)
@@ -293,43 +280,41 @@ def is_exact(folder: Path) -> bool:
         return False
     decoder: Mapping[str, Any] = fields.get("added_tokens_decoder") or {}
     for number, token in decoder.items():
-        own = added.get(token.get("content"), {})
+        added_token = added.get(token.get("content"), {})
         flags = {flag: token.get(flag, default) for flag, default in _FLAGS.items()}
         flags |= {"id": int(number), "special": token.get("special", False)}
-        if any(own.get(key) != flag for key, flag in flags.items()):
+        if any(added_token.get(key) != flag for key, flag in flags.items()):
             return False
-    named = _named_tokens(fields)
+    special_texts = _named_tokens(fields)
     if "added_tokens_decoder" not in fields:
-        named += _named_tokens(read_fields(folder / SPECIAL_MAP))
+        special_texts += _named_tokens(read_fields(folder / SPECIAL_MAP))
         numbers = read_fields(folder / ADDED)
         if any(added.get(text, {}).get("id") != number for text, number in numbers.items()):
             return False
-    return all(added.get(text, {}).get("special") is True for text in named)
+    return all(added.get(text, {}).get("special") is True for text in special_texts)
 
 
 def _named_tokens(fields: Mapping[str, Any]) -> list[str]:
-    """Returns the texts of the special tokens that a file names by their roles, or in a list."""
-    named: list[Any] = [
+    tokens: list[Any] = [
         token
         for key, token in fields.items()
         if key.endswith("_token") and not isinstance(token, bool)
     ]
     for key in ("additional_special_tokens", "extra_special_tokens"):
         more: Any = fields.get(key) or []
-        named += cast("dict[str, Any]", more).values() if isinstance(more, dict) else more
+        tokens += cast("dict[str, Any]", more).values() if isinstance(more, dict) else more
     texts = [
-        cast(Any, token).get("content") if isinstance(token, dict) else token for token in named
+        cast(Any, token).get("content") if isinstance(token, dict) else token for token in tokens
     ]
     return [text for text in texts if isinstance(text, str)]
 
 
 def _is_qwen(file: _TokenizerFile, fields: Mapping[str, Any]) -> bool:
-    """Returns whether `tokenizer.json` has what the class of Qwen puts in its place."""
     split = {"type": "Split", "pattern": {"Regex": QWEN_SPLIT}, "behavior": "Isolated",
              "invert": False}  # fmt: skip
     steps: dict[str, Any] = file.pre_tokenizer or {}
     parts: list[dict[str, Any]] = [*(steps.get("pretokenizers") or ()), {}, {}]
-    own, levels = parts[:2]
+    splitter, levels = parts[:2]
     decoder: dict[str, Any] = file.decoder or {}
     switches = msgspec.structs.asdict(file.model)
     return (
@@ -339,7 +324,7 @@ def _is_qwen(file: _TokenizerFile, fields: Mapping[str, Any]) -> bool:
         and decoder.get("type") == "ByteLevel"
         and steps.get("type") == "Sequence"
         and len(steps["pretokenizers"]) == 2
-        and own == split
+        and splitter == split
         and levels.get("type") == "ByteLevel"
         and not levels.get("add_prefix_space")
         and levels.get("use_regex") is False
@@ -351,14 +336,12 @@ def _is_qwen(file: _TokenizerFile, fields: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def _readable(folder: Path) -> Generator[Path]:
-    """Yield the folder, or a copy of its small files while the block runs if some of them begin
-    with a byte order mark, which transformers refuses.
-    """
     paths = small_files(folder)
     files = {name: read_small_file(path) for name, path in paths.items()}
     if all(len(data) == paths[name].stat().st_size for name, data in files.items()):
         yield folder
         return
+    # transformers refuses a byte order mark.
     with TemporaryDirectory(prefix="rollstream-tokenizer-") as copy:
         for name, data in files.items():
             (Path(copy) / name).parent.mkdir(exist_ok=True)

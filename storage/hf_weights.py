@@ -1,9 +1,7 @@
-"""Reads which tensors a Hugging Face checkpoint has and where they are, without torch
-(`read_weight_files`): every reader of a model's weights takes the names from here.
-
-Libraries that read such folders differ where files contradict each other: an index beside a single
-file, one tensor in two files, a configuration that ties a matrix which the file has twice. Two
-roles of one run would then see two models, so such a folder is refused, with what contradicts what.
+"""Reads which tensors a Hugging Face checkpoint has and where they are, without torch. Libraries
+differ where files contradict each other (an index beside a single file, one tensor in two files, a
+tied matrix that the file has twice): two roles of one run would then see two models, so such a
+folder is refused.
 """
 
 import math
@@ -48,7 +46,7 @@ UNREAD = {"chat_template.json"}
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """States that a tensor is at the bytes `[start, end)` of the file at `path`."""
+    """A tensor at the bytes `[start, end)` of the file at `path`."""
 
     path: Path
     dtype: str
@@ -63,7 +61,7 @@ class StoredTensor:
 
 def check_hf_weights(folder: Path) -> None:
     """Raise `ConfigurationError` if a weight file is missing, is a pointer of Git LFS, or if the
-    folder names its weight files in two ways; the error names the first fault.
+    folder names its weight files in two ways.
     """
     paths = _weight_paths(folder)
     for path in paths:
@@ -81,8 +79,8 @@ def check_hf_weights(folder: Path) -> None:
 
 def read_weight_files(folder: Path) -> dict[str, StoredTensor]:
     """Returns every tensor of the checkpoint by its name. Raises `ConfigurationError` if a file is
-    missing, cut off or damaged, and if the index, the headers and the configuration contradict each
-    other; no tensor is read, except one that the configuration ties and the files have twice.
+    missing, cut off or damaged, and if index, headers and configuration contradict each other; only
+    a tensor that the configuration ties and the files have twice is read.
     """
     check_hf_weights(folder)
     tensors: dict[str, StoredTensor] = {}
@@ -103,9 +101,7 @@ def read_weight_files(folder: Path) -> dict[str, StoredTensor]:
 
 
 def _check_type(name: str, tensor: StoredTensor) -> None:
-    """Raise `ConfigurationError` if a weight is stored as a small type without the scales that give
-    its values; masks and positions, which some checkpoints store, are integers.
-    """
+    # A small type lacks the scales that give its values; stored masks and positions are integers.
     is_weight = name.endswith((".weight", ".bias")) and not name.endswith(_MASKS)
     if tensor.dtype in TRAINED_TYPES or (not is_weight and tensor.dtype[0] in "IUB"):
         return
@@ -116,9 +112,7 @@ def _check_type(name: str, tensor: StoredTensor) -> None:
 
 
 def hf_weight_files(folder: Path) -> dict[str, Path]:
-    """Returns the file that holds each tensor, by the tensor's name; raises as
-    `read_weight_files` does.
-    """
+    """Returns the file of each tensor, by the tensor's name; raises as `read_weight_files`."""
     return {name: tensor.path for name, tensor in read_weight_files(folder).items()}
 
 
@@ -148,8 +142,8 @@ def check_trainable(folder: Path) -> Mapping[str, Any]:
 
 
 def unread_files(folder: Path, has_weights: bool = True) -> list[str]:
-    """Returns the names of files and folders in a model's folder that no role reads: weights in
-    other formats or beside the checkpoint, and code. Hidden files, texts and pictures are left out.
+    """Returns the names in a model's folder that no role reads: weights in other formats or beside
+    the checkpoint, and code, without hidden files, texts and pictures.
     """
     read = {CONFIG, INDEX, TEMPLATES, *small_files(folder)} - UNREAD
     if has_weights:
@@ -163,7 +157,7 @@ def unread_files(folder: Path, has_weights: bool = True) -> list[str]:
 
 
 def unused_line(folder: Path, names: Collection[str], what: str) -> str:
-    """Returns the line that names what a model's folder has and no role uses."""
+    """Returns the line that names the unused content of a model's folder."""
     first, rest = sorted(names)[:8], len(names) - 8
     return f"model.path: {folder} has {len(names)} {what} that are not used: {', '.join(first)}" + (
         f" and {rest} more" if rest > 0 else ""
@@ -171,8 +165,8 @@ def unused_line(folder: Path, names: Collection[str], what: str) -> str:
 
 
 def read_header(file: IO[bytes]) -> bytes:
-    """Returns the header of an open safetensors file: as much as is there of the bytes that the
-    file states, at most `HEADER_BYTES_MAX`.
+    """Returns the header of an open safetensors file: of the bytes that the file states, the
+    present ones, at most `HEADER_BYTES_MAX`.
     """
     size = int.from_bytes(file.read(8), "little")
     return file.read(min(size, HEADER_BYTES_MAX, os.fstat(file.fileno()).st_size))
@@ -182,7 +176,6 @@ _OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.h5", "*.msgpa
 
 
 def _weight_paths(folder: Path) -> list[Path]:
-    """Returns the weight files, which need not exist, in the order of names."""
     has_index, has_single = (folder / INDEX).is_file(), (folder / WEIGHTS).is_file()
     if not has_index and not has_single:
         _refuse_other_names(folder)
@@ -197,7 +190,6 @@ def _weight_paths(folder: Path) -> list[Path]:
 
 
 def _other_weights(folder: Path) -> str:
-    """Returns what a folder without safetensors has in their place, and what to do."""
     for pattern in _OTHER_WEIGHTS:
         if path := next(iter(sorted(folder.glob(pattern))), None):
             return (
@@ -208,7 +200,6 @@ def _other_weights(folder: Path) -> str:
 
 
 def _refuse_other_names(folder: Path) -> None:
-    """Raise `ConfigurationError` if the folder has weights, but not under the names of one."""
     for name in (WEIGHTS, INDEX):
         if link := dead_link(folder / name):
             raise ConfigurationError(f"model.path: {link}")
@@ -228,15 +219,16 @@ def _refuse_other_names(folder: Path) -> None:
 
 
 def _check_index(folder: Path, tensors: Mapping[str, StoredTensor]) -> None:
-    """Raise `ConfigurationError` unless each file has the tensors that the index names there."""
     listed = _weight_map(folder)
     for file in sorted(set(listed.values())):
-        here = {name for name, place in listed.items() if place == file}
-        lacking = [n for n in sorted(here) if n not in tensors or tensors[n].path.name != file]
+        listed_names = {name for name, place in listed.items() if place == file}
+        lacking = [
+            n for n in sorted(listed_names) if n not in tensors or tensors[n].path.name != file
+        ]
         if lacking:
             raise ConfigurationError(
                 f"model.path: {folder / file} has no tensor {lacking[0]} ({len(lacking)} of "
-                f"{len(here)} that the index names there are missing): fetch it again"
+                f"{len(listed_names)} that the index names there are missing): fetch it again"
             )
     if unlisted := sorted(tensors.keys() - listed.keys()):
         raise ConfigurationError(
@@ -247,12 +239,9 @@ def _check_index(folder: Path, tensors: Mapping[str, StoredTensor]) -> None:
 
 
 def _check_head(folder: Path, tensors: Mapping[str, StoredTensor]) -> None:
-    """Raise `ConfigurationError` if the configuration ties the output matrix to the embedding, and
-    the files have both with other values. Models that tie without stating it are compared once they
-    are built (`models.py`).
-    """
     fields = read_hf_config(folder)
     inner = cast("dict[str, Any]", fields.get("text_config") or {})
+    # Models that tie without stating it are compared once they are built (`models.py`).
     if not fields.get("tie_word_embeddings", inner.get("tie_word_embeddings")):
         return
     heads = [n for n in tensors if n == HEAD or n.endswith(f".{HEAD}")]
@@ -274,14 +263,13 @@ def untied_head(folder: object, head: str, embedding: str) -> ConfigurationError
 
 
 def _is_equal(first: StoredTensor, second: StoredTensor) -> bool:
-    """Returns whether two tensors have the same values in float32, the type of a trainer's."""
     if first.shape != second.shape:
         return False
     if not first.numbers:
         return True
-    with first.path.open("rb") as one, second.path.open("rb") as other:
-        a = mmap.mmap(one.fileno(), 0, access=mmap.ACCESS_READ)
-        b = mmap.mmap(other.fileno(), 0, access=mmap.ACCESS_READ)
+    with first.path.open("rb") as first_file, second.path.open("rb") as second_file:
+        a = mmap.mmap(first_file.fileno(), 0, access=mmap.ACCESS_READ)
+        b = mmap.mmap(second_file.fileno(), 0, access=mmap.ACCESS_READ)
         with a, b:
             return all(
                 _compared(a, first, at, second.dtype) == _compared(b, second, at, first.dtype)
@@ -290,8 +278,8 @@ def _is_equal(first: StoredTensor, second: StoredTensor) -> bool:
 
 
 def _compared(data: mmap.mmap, tensor: StoredTensor, at: int, other: str) -> bytes:
-    """Returns the numbers from number `at` on as they are stored, or as float32 if the tensor that
-    they are compared with has the type `other`.
+    """Returns the numbers from number `at` on as they are stored, or as float32 unless the compared
+    tensor has the same type, `other`.
     """
     size = (tensor.end - tensor.start) // tensor.numbers
     end = min(at + COMPARED_NUMBERS, tensor.numbers)
@@ -304,7 +292,6 @@ def _compared(data: mmap.mmap, tensor: StoredTensor, at: int, other: str) -> byt
 
 
 def _read_tensors(path: Path) -> dict[str, StoredTensor]:
-    """Returns the tensors in the header of a safetensors file, which has all their bytes."""
     size = path.stat().st_size
     try:
         with path.open("rb") as file:
@@ -333,9 +320,6 @@ def _read_tensors(path: Path) -> dict[str, StoredTensor]:
 
 
 def _weight_map(folder: Path) -> dict[str, str]:
-    """Returns the name of the file that holds each tensor, from the folder's index. Raises
-    `ConfigurationError` if the index cannot be read.
-    """
     try:
         index: Any = parse_loose_json(read_small_file(folder / INDEX))
         fields = cast(dict[str, Any], index) if isinstance(index, dict) else {}

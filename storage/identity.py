@@ -1,10 +1,6 @@
-"""`run.json` in a run's store identifies the run (invariant 15): it is created once, with an id
-drawn at the run's start. It also holds the hash of the present configuration, and the features that
-a program's release must have to act on the run (invariant 14).
-
-A role reads this object before it takes a lease, so a program that may not act fences no other.
-`recorded_configuration` writes and compares the configuration. This module needs no settings, so an
-audit can check `run.json` without pydantic.
+"""`run.json` in a run's store identifies the run (invariant 15), and holds the hash of its
+configuration and the features that a program must have to act on it (invariant 14). A role reads it
+before it takes a lease, so a program that may not act fences no other.
 """
 
 import logging
@@ -25,18 +21,18 @@ log = logging.getLogger(__name__)
 
 RUN_KEYS = (RunKeys(re.compile(re.escape(IDENTITY_KEY)), "cut", "any", IDENTITY),)
 DELETED = "deleted"
-"""A feature that no release has: `rollstream rm` adds it to the needs of a run, so no program of
-any release acts on the run any more.
+"""A feature that no release has: `rollstream rm` adds it to a run's needs, so that no program acts
+on it.
 """
 SWAPS_MAX = 20  # the competitors are starting roles and one trainer
 
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
-    """The content of `run.json`: the drawn `id` and the name `run`. `configuration` is the hash of
-    the present configuration, "" until one was recorded; `release` is the release that recorded it.
-    `needs` are the features that a release must have to act on the run (`streams/release.py`).
-    `day` is the day on which the run began, as `2026-11-29`, "" for runs of older releases.
+    """The drawn `id` and the name `run`. `configuration` is the hash of the present configuration
+    ("" until one was recorded), `release` the release that recorded it, `needs` the features that a
+    release must have to act on the run (`streams/release.py`), `day` the day on which the run
+    began, as `2026-11-29` ("" for runs of older releases).
     """
 
     id: str
@@ -49,10 +45,9 @@ class RunIdentity:
 
 
 def read_or_create_identity(store: ObjectStore, run: str) -> RunIdentity:
-    """Returns the run's identity and creates it if the store has none.
-
-    Raises `NewerRelease` if this release lacks a feature that the run needs, and
-    `ConfigurationError` if the store holds another run or the run was deleted.
+    """Returns the run's identity and creates it if the store has none. Raises `NewerRelease` if
+    this release lacks a feature that the run needs, and `ConfigurationError` if the store holds
+    another run or the run was deleted.
     """
     for _ in range(2):
         try:
@@ -64,9 +59,6 @@ def read_or_create_identity(store: ObjectStore, run: str) -> RunIdentity:
 
 
 def _with_day(store: ObjectStore, identity: RunIdentity, etag: str) -> RunIdentity:
-    """Give a run of an older release its day, and name in the log the version from which on its
-    tokens may differ from those that this release would have written.
-    """
     if identity.day:
         return identity
     dated = replace(identity, day=_today())
@@ -76,6 +68,7 @@ def _with_day(store: ObjectStore, identity: RunIdentity, etag: str) -> RunIdenti
         return identity
     from rollstream.storage.weights.pointer import believed_pointer
 
+    # From this version on tokens may differ from those that an older release would write.
     pointer = believed_pointer(store)
     log.warning(
         "run %s began with an older release: from weight version %s on, chat templates that write "
@@ -97,7 +90,7 @@ def _new_identity(run: str) -> RunIdentity:
 
 def mark_deleted(store: ObjectStore, run: str, deleted: bool = True) -> None:
     """Mark the run as deleted, or with `deleted` False remove the mark. Idempotent. A starting role
-    reads the mark and ends; a running role reads it within a minute and ends.
+    reads the mark and ends; a running role within a minute.
     """
     for _ in range(SWAPS_MAX):
         try:
@@ -105,16 +98,16 @@ def mark_deleted(store: ObjectStore, run: str, deleted: bool = True) -> None:
         except errors.ObjectMissing:
             if not deleted:
                 return
-            found, etag = _new_identity(run), ""
+            identity, etag = _new_identity(run), ""
         else:
-            found = decode_json(data, RunIdentity, IDENTITY_KEY)
-        needs = {*found.needs, DELETED} if deleted else {*found.needs} - {DELETED}
-        wanted = encode_json(replace(found, needs=tuple(sorted(needs))))
+            identity = decode_json(data, RunIdentity, IDENTITY_KEY)
+        needs = {*identity.needs, DELETED} if deleted else {*identity.needs} - {DELETED}
+        marked = encode_json(replace(identity, needs=tuple(sorted(needs))))
         try:
             if etag:
-                store.swap(IDENTITY_KEY, wanted, etag)
+                store.swap(IDENTITY_KEY, marked, etag)
             else:
-                store.create(IDENTITY_KEY, wanted)
+                store.create(IDENTITY_KEY, marked)
         except (errors.SwapLost, errors.ObjectExists):
             continue
         return
@@ -123,8 +116,8 @@ def mark_deleted(store: ObjectStore, run: str, deleted: bool = True) -> None:
 
 def check_exists(store: ObjectStore, run: str) -> None:
     """Raise `ConfigurationError` if the run was deleted, or if the store holds another run. A role
-    calls this after it took a lease, because `rollstream rm` may have marked the run after the role
-    read this object first.
+    calls this after it took a lease: `rollstream rm` may have marked the run since the role first
+    read it.
     """
     try:
         read_for_acting(store, run)
@@ -135,7 +128,7 @@ def check_exists(store: ObjectStore, run: str) -> None:
 
 
 def read_identity(store: ObjectStore) -> RunIdentity | None:
-    """Returns the identity of the run in this store, deleted or not; None if it holds no run."""
+    """Returns the identity of the run in this store, deleted or not; None without a run."""
     try:
         return decode_json(store.get(IDENTITY_KEY), RunIdentity, IDENTITY_KEY)
     except errors.ObjectMissing:
@@ -144,11 +137,11 @@ def read_identity(store: ObjectStore) -> RunIdentity | None:
 
 def check_readable(store: ObjectStore) -> None:
     """Raise `NewerRelease` if the run in this store needs a feature that this release lacks, so
-    that a reader of its records would judge them wrongly. A deleted run may be read.
+    that its records would be misjudged. A deleted run may be read.
     """
-    found = read_identity(store)
-    if found is not None:
-        _refuse_features(found, {*found.needs} - {DELETED})
+    identity = read_identity(store)
+    if identity is not None:
+        _refuse_features(identity, {*identity.needs} - {DELETED})
 
 
 def swaps_lost() -> errors.StoreError:
@@ -162,24 +155,24 @@ def read_for_acting(store: ObjectStore, run: str) -> tuple[RunIdentity, str]:
     was deleted, needs a feature that this release lacks, or is another run.
     """
     data, etag = store.read(IDENTITY_KEY)
-    found = decode_json(data, RunIdentity, IDENTITY_KEY)
-    if DELETED in found.needs:
+    identity = decode_json(data, RunIdentity, IDENTITY_KEY)
+    if DELETED in identity.needs:
         raise errors.ConfigurationError(
-            f"the run {found.run} was deleted, or `rollstream rm` of it was interrupted; "
+            f"the run {identity.run} was deleted, or `rollstream rm` of it was interrupted; "
             "repeat that command to remove the rest, or give this run another store"
         )
-    _refuse_features(found, found.needs)
-    if found.run != run:
+    _refuse_features(identity, identity.needs)
+    if identity.run != run:
         raise errors.ConfigurationError(
-            f"the store holds the run {found.run!r}, not {run!r}; give this run another store"
+            f"the store holds the run {identity.run!r}, not {run!r}; give this run another store"
         )
-    return found, etag
+    return identity, etag
 
 
-def _refuse_features(found: RunIdentity, needs: Collection[str]) -> None:
+def _refuse_features(identity: RunIdentity, needs: Collection[str]) -> None:
     features = missing_features(needs)
     if features:
         raise errors.NewerRelease(
-            f"run {found.run} needs features that this release lacks: {', '.join(features)}; "
-            f"{upgrade_advice(found.release)}"
+            f"run {identity.run} needs features that this release lacks: {', '.join(features)}; "
+            f"{upgrade_advice(identity.release)}"
         )

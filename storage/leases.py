@@ -1,10 +1,6 @@
-"""Gives a role with a single holder to one process in each term. `acquire_lease` takes the role's
-lease (an object in the store) together with its next term, in one compare-and-swap. `LeaseRenewal`
-renews the lease in the background and reports its loss, after which the holder must stop.
-
-The lease only avoids double work; the term decides which records count. Clocks of two machines are
-never compared: a waiting process measures by its own clock for how long the lease is unchanged.
-docs/explanation/storage.md ("Leases and terms") has the interleavings.
+"""Gives a role with a single holder to one process in each term: the role's lease (an object in the
+store) is taken together with its next term, in one compare-and-swap. The lease only avoids double
+work; the term decides which records count (docs/explanation/storage.md, "Leases and terms").
 """
 
 import logging
@@ -26,11 +22,10 @@ POLL_S_MAX = 1.0  # longest pause between two polls
 
 @dataclass(frozen=True, slots=True)
 class LeaseCandidate:
-    """Describes a process that wants a role. `holder` is its name for messages. `duration_s` is the
-    time after which its lease counts as abandoned unless it is renewed.
-
-    `nonce` is a random text that only this process uses. `handed_nonce` is the nonce of the last
-    holder, if the supervisor has reaped that process (seen it end): then no wait is needed.
+    """Describes a process that requests a role. `holder` is its name for messages, `duration_s` the
+    time after which its lease counts as abandoned unless renewed, `nonce` a random text that only
+    this process uses. `handed_nonce` is the nonce of the last holder, if the supervisor has reaped
+    that process: then no wait is needed.
     """
 
     role: str
@@ -42,19 +37,16 @@ class LeaseCandidate:
 
 def may_take(record: RoleRecord, handed_nonce: str | None, unchanged_s: float) -> bool:
     """Returns whether a process may take the lease `record`, which it has seen unchanged for
-    `unchanged_s` on its own monotonic clock. One of three conditions suffices: that time has
-    reached the lease's duration; the lease was released; `handed_nonce` is the holder's nonce, so
-    the supervisor has reaped the holder.
+    `unchanged_s` on its own monotonic clock: the lease's duration has passed, it was released, or
+    `handed_nonce` is the holder's nonce.
     """
     handed = handed_nonce is not None and handed_nonce == record.nonce
     return record.released or handed or unchanged_s >= record.duration_s
 
 
 class Lease:
-    """Holds a role under `term`; different threads may renew and release it.
-
-    If a holder is suspended for longer than the lease's duration, another process takes the role.
-    When the first one wakes up, its next renewal finds the higher term and raises `Fenced`; the
+    """Holds a role under `term`; different threads may renew and release it. Of a holder that is
+    suspended for longer than the lease's duration, the next renewal raises `Fenced`, and the
     records that it appends until then are void by their term (invariant 7).
     """
 
@@ -82,24 +74,20 @@ class Lease:
                 self._swap(replace(self._record, released=True))
 
     def metric_values(self) -> MetricValues:
-        """Returns the lease's metrics: its term and its number of renewals."""
         record = self._record
         return {"lease_term": record.term, "lease_renewals_total": record.renewals}
 
-    def _swap(self, wanted: RoleRecord) -> None:
-        """Replace the lease's record if it is still this holder's; else raise `Fenced`."""
+    def _swap(self, record: RoleRecord) -> None:
         try:
-            etag = self._store.swap(role_key(self.role), encode_json(wanted), self._etag)
+            etag = self._store.swap(role_key(self.role), encode_json(record), self._etag)
         except SwapLost:
-            etag = self._etag_of(wanted)
-        self._record, self._etag = wanted, etag
+            etag = self._etag_of(record)
+        self._record, self._etag = record, etag
 
-    def _etag_of(self, wanted: RoleRecord) -> str:
-        """Returns the etag of the stored record if it is `wanted`: then the swap took effect and
-        only its answer was lost. Otherwise raises `Fenced`, because another process has the role.
-        """
+    def _etag_of(self, record: RoleRecord) -> str:
         present = read_role(self._store, self.role)
-        if present is not None and present[0] == wanted:
+        if present is not None and present[0] == record:
+            # The swap took effect and only its answer was lost.
             return present[1]
         by = (
             f"{present[0].holder} in term {present[0].term}"
@@ -112,8 +100,8 @@ class Lease:
 
 
 class LeaseClaim:
-    """Tries to take a role for one candidate: the caller calls `attempt` again and again. The claim
-    keeps the etag that it read last, and the time at which it first read this etag.
+    """Tries to take a role for one candidate, at each `attempt`. It keeps the etag that it read
+    last, and the time at which it first read it.
     """
 
     def __init__(
@@ -137,6 +125,8 @@ class LeaseClaim:
         if record.nonce == self._candidate.nonce and not record.released:
             return Lease(self._store, record, etag)  # won by a swap whose answer was lost
         now = self._clock()
+        # Clocks of two machines are never compared: only this one measures how long the lease is
+        # unchanged.
         if etag != self._last_etag:
             self._last_etag, self._last_change_s = etag, now
         if may_take(record, self._candidate.handed_nonce, now - self._last_change_s):
@@ -165,7 +155,7 @@ def acquire_lease(
     sleep: Callable[[float], None] = time.sleep,
 ) -> Lease:
     """Wait until the role may be taken, and return its lease under the next term. Raises
-    `LeaseHeld` if the role cannot be taken within `wait_s`.
+    `LeaseHeld` if that takes longer than `wait_s`.
     """
     claim = LeaseClaim(store, candidate, clock)
     give_up = clock() + wait_s
@@ -173,10 +163,10 @@ def acquire_lease(
         lease = claim.attempt()
         if lease is not None:
             return lease
-        left = give_up - clock()
-        if left <= 0:
+        remaining_s = give_up - clock()
+        if remaining_s <= 0:
             raise _lease_held(store, candidate.role, wait_s)
-        sleep(min(left, POLL_S_MAX, candidate.duration_s / POLLS_PER_DURATION))
+        sleep(min(remaining_s, POLL_S_MAX, candidate.duration_s / POLLS_PER_DURATION))
 
 
 def living_leases(
@@ -186,15 +176,14 @@ def living_leases(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[RoleRecord]:
-    """Returns leases of `roles` whose holders live, because they were renewed while this function
-    polled. It returns at the first poll that finds renewals, so other holders may live too; [] if
-    none is renewed for the longest duration of these leases. It takes no lease itself. Raises
-    `LeaseHeld` at once for a lease of more than `watch_s_max`, which a store of another user may
-    state.
+    """Returns leases of `roles` whose holders live: those renewed at the first poll that finds
+    renewals, so other holders may live too; [] if none is renewed for the longest duration of these
+    leases. Raises `LeaseHeld` at once for a lease of more than `watch_s_max`, which a store of
+    another user may state.
     """
-    leases = {role: found for role in roles if (found := read_role(store, role)) is not None}
-    held = {role: found for role, found in leases.items() if not found[0].released}
-    for record, _ in held.values():
+    leases = {role: stored for role in roles if (stored := read_role(store, role)) is not None}
+    unreleased = {role: stored for role, stored in leases.items() if not stored[0].released}
+    for record, _ in unreleased.values():
         if record.duration_s > watch_s_max:  # its holder need not renew it sooner
             raise LeaseHeld(
                 f"the lease of role {record.role} (by {record.holder}, term {record.term}) lasts "
@@ -202,14 +191,18 @@ def living_leases(
                 "whether its holder lives; if no process of the run lives, delete "
                 f"{role_key(record.role)} in the store, then repeat the command"
             )
-    give_up = clock() + max((record.duration_s for record, _ in held.values()), default=0.0)
-    while held and clock() < give_up:
+    give_up = clock() + max((record.duration_s for record, _ in unreleased.values()), default=0.0)
+    while unreleased and clock() < give_up:
         sleep(POLL_S_MAX)
-        now = {role: read_role(store, role) for role in held}
-        renewed = [found[0] for role, found in now.items() if found and found[1] != held[role][1]]
+        now = {role: read_role(store, role) for role in unreleased}
+        renewed = [
+            stored[0] for role, stored in now.items() if stored and stored[1] != unreleased[role][1]
+        ]
         if living := [record for record in renewed if not record.released]:
             return living
-        held = {role: found for role, found in now.items() if found and not found[0].released}
+        unreleased = {
+            role: stored for role, stored in now.items() if stored and not stored[0].released
+        }
     return []
 
 
@@ -226,8 +219,8 @@ log = logging.getLogger(__name__)
 
 
 def renew_once(lease: Lease, held_s: float, clock: Callable[[], float]) -> float:
-    """Renew once and return the time of the last successful renewal: now, or `held_s` (the time of
-    the one before) if the store failed. Raises `Fenced` if another process has the role, or if no
+    """Renew once and return the time of the last successful renewal: now, or `held_s` (that of the
+    one before) if the store failed. Raises `Fenced` if another process has the role, or if no
     renewal has succeeded for the lease's duration.
     """
     now = clock()  # before the swap, so not later than any candidate can see the renewal
@@ -244,12 +237,10 @@ def renew_once(lease: Lease, held_s: float, clock: Callable[[], float]) -> float
 
 
 class LeaseRenewal:
-    """A context manager that renews a lease in the background, every third of its duration. If the
-    lease is lost, `lost` is set and `on_lost` is called once: the holder must stop.
-
-    The lease is lost if another process has the role, after an unexpected error, or if the store
-    fails for the whole duration of the lease: from then on another process may hold the role.
-    Leaving the block ends the renewals; it does not release the lease.
+    """A context manager that renews a lease in the background, every third of its duration. If
+    another process has the role, after an unexpected error, or if the store fails for the whole
+    duration, `lost` is set and `on_lost` called once: the holder must stop. Leaving the block does
+    not release the lease.
     """
 
     def __init__(

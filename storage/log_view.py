@@ -1,10 +1,7 @@
 """Reads a run's log together with its archive, for commands that observe it: tail, query, audit,
 report, `top`, replay. A truncated record is read from the archive, at the same offset and byte for
-byte; an offset that neither has is reported as a `Hole`.
-
-`LogView` is both as one read-only bus. Its `topic` opens a `TopicView`, which reads one topic from
-any position, up to an end or following it. Roles read with `TopicReader`, over a `LogView` only
-where they need truncated records. Only reading an archived row imports pyarrow.
+byte; an offset that neither has is reported as a `Hole`. Only reading an archived row imports
+pyarrow.
 """
 
 from __future__ import annotations
@@ -35,11 +32,8 @@ POLLED_ROWS = 1024  # most rows of one poll, so that a merged file of months nee
 
 class LogView(ArchiveBus):
     """Reads one run. `bus` is None where only the archive exists, `store` where only the log does;
-    `run` is the run's name in the archive.
-
-    `topic` opens a topic as a whole. The methods of `Bus` are for replay, which reads single
-    records by their address, and for a `TopicReader` that needs truncated records; they raise
-    `PositionLost` where a `TopicView` reports a hole.
+    `run` is the run's name in the archive. The methods of `Bus` raise `PositionLost` where a
+    `TopicView` (`topic`) reports a hole.
     """
 
     def __init__(self, bus: Bus | None, store: ObjectStore | None, run: str) -> None:
@@ -57,24 +51,22 @@ class LogView(ArchiveBus):
     ) -> TopicView:
         """Returns a reader of the topic from `start` on, by default from the first record ever, so
         that records that were truncated and not archived are a hole. `columns` limits the columns
-        of rows; `TopicView` explains `on_hole` and `skip_damaged`. Raises `TopicMissing`.
+        of rows. Raises `TopicMissing`.
         """
         settings = self.settings(topic)
         start = dict.fromkeys(range(settings.partitions), 0) if start is None else start
         begin: Mapping[int, Position] = {}
         if self.bus is not None and settings.writer and any(start.values()):
             begin = truncated_begin(self.bus, topic)
-        found = TopicView(
+        view = TopicView(
             self, settings, {p: _position(at, begin.get(p)) for p, at in start.items()}
         )
-        found.columns, found.skip_damaged = columns, skip_damaged
-        found.on_hole = on_hole
-        return found
+        view.columns, view.skip_damaged = columns, skip_damaged
+        view.on_hole = on_hole
+        return view
 
     def has(self, topic: str) -> bool:
-        """Returns whether the log has this topic or, without a log, the archive has a
-        file of it.
-        """
+        """Returns whether the log has this topic or, without a log, the archive a file of it."""
         if self.bus is None:
             return bool(self.archived(topic))
         try:
@@ -84,7 +76,7 @@ class LogView(ArchiveBus):
 
     def key_partitions(self, topic: str) -> int:
         """Returns the number of partitions over which the run spreads the topic's keys; 0 if
-        unknown. Without a log it is the number that the first take in the archived ledger states.
+        unknown. Without a log, the first take in the archived ledger states it.
         """
         if self.bus is not None:
             return self.bus.partitions(topic)
@@ -98,17 +90,15 @@ class LogView(ArchiveBus):
 
 
 class TopicView:
-    """Reads one topic; made by `LogView.topic`. Use it from one thread. `poll` follows the topic;
-    `records`, `messages`, `tables` and `segments` read up to an end.
-
-    Even while records are archived and truncated, it returns each offset at most once, in the order
-    of its partition, and reports each offset that it cannot return as a `Hole`, unless compaction
+    """Reads one topic, from one thread. `poll` follows the topic; `records`, `messages`, `tables`
+    and `segments` read up to an end. Even while records are archived and truncated, each offset is
+    returned at most once, in the order of its partition, or reported as a `Hole`, unless compaction
     may have removed it.
 
-    `positions` are the next offsets, each with the fence before it: another view that starts there
-    continues this one. `holes` are all holes so far; `on_hole` is called with each new one. A
-    damaged archived file raises `CorruptObject`; with `skip_damaged` its rows are a hole. `counts`
-    counts, by `LogRecord.kind`, the messages that `poll`, `records` and `messages` have read.
+    `positions` are the next offsets, each with the fence before it: another view may continue
+    there. `on_hole` is called with each new one of `holes`. A damaged archived file raises
+    `CorruptObject`; with `skip_damaged` its rows are a hole. `counts` counts, by `LogRecord.kind`,
+    the messages that `poll`, `records` and `messages` have read.
     """
 
     def __init__(self, view: LogView, topic: Topic, start: Mapping[int, Position]) -> None:
@@ -127,7 +117,7 @@ class TopicView:
 
     def poll(self, records_max: int = 512, *, wait_s: float = 0.0) -> list[segments.LogRecord]:
         """Returns the next messages of all partitions; at most `records_max`, or `POLLED_ROWS` from
-        an archived file. Returns [] if none came within `wait_s`.
+        an archived file; [] if none came within `wait_s`.
         """
         self._rows_max = POLLED_ROWS
         while True:
@@ -137,8 +127,7 @@ class TopicView:
 
     def records(self, ends: Mapping[int, int] | None = None) -> Iterator[segments.LogRecord]:
         """Yields all records that count (of the kind `records`), up to `ends` (default: the present
-        end), partition by partition in order. Raises `NewerRelease` at a record that only a newer
-        release understands.
+        end), partition by partition in order. Raises `NewerRelease` at a record of a newer release.
         """
         for segment in self.segments(ends):
             if isinstance(segment, segments.Hole):
@@ -159,8 +148,8 @@ class TopicView:
                 yield from self._classified(segment)
 
     def segments(self, ends: Mapping[int, int] | None = None) -> Iterator[segments.Segment]:
-        """Yields everything up to `ends` (default: the present end) in segments, as it is read:
-        messages of the log, archived rows, or a hole. Nothing is classified.
+        """Yields everything up to `ends` (default: the present end) in segments, as it is read,
+        without classification.
         """
         if ends is None:
             ends = {} if self._view.bus is None else self._view.end(self._topic.name)
@@ -180,7 +169,7 @@ class TopicView:
 
     def tables(self, ends: Mapping[int, int] | None = None) -> Iterator[pa.Table]:
         """Yields all messages up to `ends` as rows in the archive's columns, or in those of
-        `columns`; only for topics that an archive keeps.
+        `columns`; only for archived topics.
         """
         import pyarrow as pa
 
@@ -192,22 +181,21 @@ class TopicView:
                 yield pa.Table.from_batches([segment.batch])
             elif isinstance(segment, list):
                 fences = {p: at.fence for p, at in self.positions.items()}
-                wanted = self.columns
-                is_exact = wanted is None or not {"original", "header"}.isdisjoint(wanted)
+                columns = self.columns
+                is_exact = columns is None or not {"original", "header"}.isdisjoint(columns)
                 classified = classify_rows(self._topic.name, segment, fences, is_exact)
                 for partition, fence in classified.fences.items():
                     self.positions[partition] = Position(self.positions[partition].offset, fence)
                 yield table_of(self._topic.name, segment, classified, self.columns)
 
     def is_behind(self, ends: Mapping[int, int]) -> bool:
-        """Returns whether a record below these offsets is unread."""
         return any(at.offset < ends.get(p, 0) for p, at in self.positions.items())
 
     def _offsets(self) -> dict[int, int]:
         partitions = list(self.positions)
         self._first = (self._first + 1) % max(1, len(partitions))
-        turned = partitions[self._first :] + partitions[: self._first]
-        return {partition: self.positions[partition].offset for partition in turned}
+        rotated = partitions[self._first :] + partitions[: self._first]
+        return {partition: self.positions[partition].offset for partition in rotated}
 
     def _next(
         self,
@@ -216,9 +204,9 @@ class TopicView:
         records_max: int,
         wait_s: float,
     ) -> segments.Segment | None:
-        """Returns the next segment of these partitions below `ends` (a partition that `ends` lacks
-        has no end), None at the ends. Positions are moved behind it; only their fences stay if the
-        segment is of the log, until `_classified` moves them.
+        """Returns the next segment of these partitions below `ends` (a partition that it lacks has
+        no end), None at the ends. Positions are moved behind it; fences of a segment of the log
+        only by `_classified`.
         """
         bus = self._view.bus
         while True:
@@ -252,32 +240,28 @@ class TopicView:
                 raise BusError(f"{self._topic.name}: {offsets} are lost, yet not below {begin}")
 
     def _of_log(self, messages: list[Message], ends: Mapping[int, int]) -> list[Message] | None:
-        wanted = [m for m in messages if m.offset < ends.get(m.partition, segments.OFFSET_MAX)]
-        for message in wanted:
+        messages_below = [
+            m for m in messages if m.offset < ends.get(m.partition, segments.OFFSET_MAX)
+        ]
+        for message in messages_below:
             at = self.positions[message.partition]
             self.positions[message.partition] = Position(message.offset + 1, at.fence)
             if message.offset > at.offset and self._topic.cleanup != "compact":
                 self._state(self._hole(message.partition, at.offset, message.offset))
-        return wanted or None
+        return messages_below or None
 
     def _open_parts(
         self, offsets: Mapping[int, int], begin: Mapping[int, Position], ends: Mapping[int, int]
     ) -> bool:
-        """Start to read the archive where positions are below `begin`; returns False if none is.
-
-        The caller has read `begin` before, and the archive is listed here, after it: a record below
-        the begin was archived before it was truncated, so the listing has it. An older listing may
-        end at 4 while records 5 to 9 are archived and truncated, and they would seem lost.
-
-        Only the position decides which rows are returned: if the log is truncated to 6 after
-        records 4 and 5 were read from it, rows 6 to 9 of the file 4–9 are returned. If a listed
-        file is gone, because files were merged into a larger one, `ArchivedPart` lists the archive
-        again and looks for the same position.
-        """
+        """Start to read the archive where positions are below `begin`; returns False if none is."""
         if self._view.bus is not None:
+            # `begin` was read before, so the listing has each record below it. An older listing may
+            # end at 4 while records 5 to 9 are archived and truncated, and they would seem lost.
             self._view.archived(self._topic.name, again=True)
         for partition, at in offsets.items():
             high, end = begin.get(partition, Position()), ends.get(partition, segments.OFFSET_MAX)
+            # Only the position decides: if the log is truncated to 6 after records 4 and 5 were
+            # read from it, rows 6 to 9 of the file 4–9 are returned.
             if at < min(high.offset, end):
                 self._parts[partition] = part = segments.ArchivedPart(
                     self._view, self._topic, partition, self.positions[partition],
@@ -301,12 +285,12 @@ class TopicView:
     def _classified(
         self, segment: list[Message] | segments.ArchivedRows
     ) -> Iterator[segments.LogRecord]:
-        found = (
+        records = (
             segment.records()
             if isinstance(segment, segments.ArchivedRows)
             else (self._of_message(message) for message in segment)
         )
-        for record in found:
+        for record in records:
             placed = self._placed(record)
             self.counts[placed.kind] += 1
             yield placed
@@ -316,46 +300,45 @@ class TopicView:
         where = (self._topic.name, at, message.timestamp_ms, message.key.decode(errors="replace"))
         if value is None:
             return segments.LogRecord(*where, None, reason="tombstone")
-        found = self._classify(at, value)
-        envelope = found.envelope
+        classified = self._classify(at, value)
+        envelope = classified.envelope
         return segments.LogRecord(
             *where,
-            found.record,
+            classified.record,
             None if envelope is None else envelope.term,
-            found.reason,
-            found.void,
-            newer=found.newer,
+            classified.reason,
+            classified.void,
+            newer=classified.newer,
         )
 
     def _classify(self, at: Address, value: bytes) -> ClassifiedMessage:
-        """Classify a message with its partition's fence; after a gap in the numbering the fence
-        starts again.
-        """
         position = self.positions[at.partition]
         name, fenced = self._topic.name, bool(self._topic.writer)
         compacted = self._topic.cleanup == "compact"
         try:
-            fence, found = classify_message(
+            fence, classified = classify_message(
                 value, position.fence, topic=name, fenced=fenced, compacted=compacted
             )
         except SequenceGap as gap:
+            # After a gap in the numbering the fence starts again.
             where = (self._topic.name, at.partition, at.offset, at.offset)
             self._state(segments.Hole(*where, "numbering", detail=str(gap)))
-            fence, found = classify_message(
+            fence, classified = classify_message(
                 value, Fence(), topic=name, fenced=fenced, compacted=compacted
             )
         self.positions[at.partition] = Position(position.offset, fence)
-        return found
+        return classified
 
-    def _placed(self, one: segments.LogRecord) -> segments.LogRecord:
-        """Returns the record, marked as misplaced if it is outside of its group's partition."""
-        record = one.record
+    def _placed(self, message: segments.LogRecord) -> segments.LogRecord:
+        record = message.record
         if not isinstance(record, Trajectory | Annotation):
-            return one
+            return message
         partitions = self._view.key_partitions(self._topic.name)
-        if not partitions or is_in_key_partition(record.group, one.address.partition, partitions):
-            return one
-        return msgspec.structs.replace(one, misplaced=True)
+        if not partitions or is_in_key_partition(
+            record.group, message.address.partition, partitions
+        ):
+            return message
+        return msgspec.structs.replace(message, misplaced=True)
 
     def _hole(self, partition: int, start: int, end: int) -> segments.Hole:
         return segments.Hole(self._topic.name, partition, start, end, "lost")
@@ -368,9 +351,6 @@ class TopicView:
 
 
 def _position(at: int | Position, begin: Position | None) -> Position:
-    """Returns the start as a position. If it is the begin of the truncated log, the position has
-    the fence that truncation stored there.
-    """
     if isinstance(at, Position):
         return at
     return begin if begin is not None and begin.offset == at else Position(at)

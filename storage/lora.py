@@ -1,10 +1,7 @@
 """Attaches LoRA adapters (Hu et al., arXiv 2106.09685) to a model, whose own parameters are frozen
-(the base), and merges adapters into base weights.
-
-An adapter adds s · B·A to the matrix of a linear layer: A is rank × inputs, B is outputs × rank,
-and s = alpha / rank. B starts at zero, so an untrained adapter changes nothing. Names, initial
-values of A and `adapter_config.json` are those of the library PEFT, which therefore loads a
-published adapter as it is. A is called `low` and B `high` here.
+(the base), and merges adapters into base weights. An adapter adds s · B·A to the matrix of a linear
+layer: A (`low`) is rank × inputs, B (`high`) is outputs × rank, s = alpha / rank. Names and
+`adapter_config.json` are those of the library PEFT.
 """
 
 import json
@@ -30,7 +27,7 @@ PREFIX = "base_model.model."
 
 
 def layer_of(name: str) -> str:
-    """Returns the name, in the model, of the layer to which an adapter's tensor belongs."""
+    """Returns the name, in the model, of the layer of an adapter's tensor."""
     return name.removeprefix(PREFIX).removesuffix(LOW).removesuffix(HIGH)
 
 
@@ -45,8 +42,8 @@ class HighFactor(nn.Linear):
 
 @dataclass(frozen=True, slots=True)
 class AttachedAdapter:
-    """Describes the adapters of one model: their `adapter_config.json` (`config`), s (`scaling`),
-    and the type to which the frozen parameters are rounded (`dtype`).
+    """The adapters of one model: their `adapter_config.json` (`config`), s (`scaling`), and the
+    type to which the frozen parameters are rounded (`dtype`).
     """
 
     config: bytes
@@ -63,15 +60,14 @@ def attach_adapters(
     start: Path | None = None,
 ) -> None:
     """Freeze `model` and add an adapter to each target layer; equal arguments give equal weights.
-    `start` is the folder of the adapter that they begin with, else B is zero.
-
-    The frozen parameters are rounded to `dtype`, in which they are published, so trainer and
-    rollouts compute with the same base. Parameters on torch's meta device have no values yet; the
-    code that fills them rounds them. `base` is the model's name in `adapter_config.json`. Raises
-    `ConfigurationError` for a target that the model does not have.
+    `start` is the folder of the adapter that they begin with, else B is zero. `base` is the model's
+    name in `adapter_config.json`. Raises `ConfigurationError` for a target that the model does not
+    have.
     """
     layers = _target_layers(model, lora.targets)
     model.requires_grad_(False)
+    # Rounded to the type in which they are published, so that trainer and rollouts compute with the
+    # same base. Parameters on the meta device are rounded when they are filled.
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype).to(parameter.dtype)
     scaling = lora.alpha / lora.rank
@@ -82,6 +78,7 @@ def attach_adapters(
             layer.lora_A = nn.Linear(layer.in_features, lora.rank, bias=False)
             high = HighFactor(lora.rank, layer.out_features, bias=False)
             high.scaling = scaling
+            # An untrained adapter changes nothing.
             nn.init.zeros_(high.weight)
             layer.lora_B = high
             layer.register_forward_hook(_add_low_rank)
@@ -92,7 +89,6 @@ def attach_adapters(
 
 
 def _fill(layers: Mapping[str, nn.Linear], start: Path) -> None:
-    """Copy an adapter's tensors into the factors of its layers."""
     factors = {
         f"{PREFIX}{name}{suffix}": layer.get_submodule(suffix.split(".")[1]).get_parameter("weight")
         for name, layer in layers.items()
@@ -110,14 +106,11 @@ def attached_adapter(model: nn.Module) -> AttachedAdapter | None:
 
 
 def adapter_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the adapters' tensors of a model's state, under PEFT's names."""
     return {PREFIX + name: tensor for name, tensor in state.items() if _is_adapter(name)}
 
 
 def base_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the tensors of a model's state that are no adapter's, under the names of a checkpoint
-    without adapters.
-    """
+    """Returns the other tensors, under the names of a checkpoint without adapters."""
     return {name: tensor for name, tensor in state.items() if not _is_adapter(name)}
 
 
@@ -125,7 +118,7 @@ def merge_adapter(
     base: Mapping[str, Tensor], adapter: Mapping[str, Tensor], scaling: float
 ) -> dict[str, Tensor]:
     """Returns the weights of a model without adapters that computes the same as `base` and
-    `adapter` together. Each changed matrix is rounded once, to the type that it has in `base`.
+    `adapter` together. Each changed matrix is rounded once, to its type in `base`.
     """
     merged = dict(base)
     for name, low in adapter.items():
@@ -158,10 +151,10 @@ def _target_layers(model: "PreTrainedModel", targets: tuple[str, ...]) -> dict[s
         return linear
     for target in targets:
         if not any(_is_named(name, target) for name in linear):
-            known = sorted({name.rsplit(".", 1)[-1] for name in linear})
+            endings = sorted({name.rsplit(".", 1)[-1] for name in linear})
             raise ConfigurationError(
                 f"model.lora.targets: {type(model).__name__} has no linear layer {target!r} below "
-                f"its head; it has {', '.join(known)}, and {ALL_LINEAR!r} alone names all of them"
+                f"its head; it has {', '.join(endings)}, and {ALL_LINEAR!r} alone names all of them"
             )
     return {n: m for n, m in linear.items() if any(_is_named(n, target) for target in targets)}
 
@@ -176,11 +169,11 @@ def _is_named(name: str, target: str) -> bool:
 
 def _target_names(model: nn.Module, layers: Mapping[str, nn.Module]) -> list[str]:
     """Returns the shortest names by which PEFT finds exactly these layers: the last parts of their
-    names if those match no other layer, else their full names.
+    names if those match no other layer, else the full ones.
     """
     last = sorted({name.rsplit(".", 1)[-1] for name in layers})
-    found = {name for name in _modules(model) if any(_is_named(name, target) for target in last)}
-    return last if found == set(layers) else sorted(layers)
+    matched = {name for name in _modules(model) if any(_is_named(name, target) for target in last)}
+    return last if matched == set(layers) else sorted(layers)
 
 
 def _peft_config(lora: LoraSettings, targets: list[str], base: str) -> bytes:

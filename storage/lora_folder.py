@@ -1,7 +1,5 @@
-"""Reads the folder of an adapter, as the library PEFT writes it, from which a run may start
-(`model.lora.path`): its settings (`adapter_settings`) and its tensors (`adapter_tensors`).
-
-Only what a run can train on is taken: a plain LoRA with one rank and one alpha for all layers.
+"""Reads the folder of an adapter of the library PEFT, from which a run may start
+(`model.lora.path`): a plain LoRA with one rank and one alpha for all layers.
 """
 
 import math
@@ -48,15 +46,15 @@ _PLAIN: Mapping[str, tuple[object, ...]] = {
 """The values, by field, of adapters that are trained here; a field that is absent is plain."""
 
 
-def adapter_settings(given: str) -> LoraSettings:
-    """Returns the settings of the adapter in the folder `given`. Raises `ConfigurationError` for a
+def adapter_settings(path: str) -> LoraSettings:
+    """Returns the settings of the adapter in the folder `path`. Raises `ConfigurationError` for a
     folder without an adapter, and for one of a kind that is not trained here; `AdapterMissing` if
     there is no such folder.
     """
-    folder = Path(given).expanduser()
+    folder = Path(path).expanduser()
     if not folder.exists():
         raise AdapterMissing(
-            f"model.lora.path: this host has no folder {given!r}, and the run's store no adapter: "
+            f"model.lora.path: this host has no folder {path!r}, and the run's store no adapter: "
             "name the folder of an adapter that PEFT or `rollstream weights export` wrote, or put "
             "it into the store from the host that has it (`rollstream put-model`)"
         )
@@ -64,51 +62,49 @@ def adapter_settings(given: str) -> LoraSettings:
         if not (folder / name).is_file():
             if name == ADAPTER_TENSORS and (folder / _PICKLED).is_file():
                 raise _refused(
-                    given,
+                    path,
                     f"its tensors are in {_PICKLED}, and pickled ones are not read; load it once "
                     "with PEFT and save it with save_pretrained",
                 )
             raise ConfigurationError(
-                f"model.lora.path: {given!r} has no {name}: name the folder of an adapter that "
+                f"model.lora.path: {path!r} has no {name}: name the folder of an adapter that "
                 "PEFT or `rollstream weights export` wrote"
             )
     fields = read_fields(folder / ADAPTER_CONFIG)
     for field, plain in _PLAIN.items():
         if field in fields and fields[field] not in plain:
-            raise _refused(given, f"{field} = {fields[field]!r} is not trained here")
+            raise _refused(path, f"{field} = {fields[field]!r} is not trained here")
     rank, alpha, targets = (fields.get(name) for name in ("r", "lora_alpha", "target_modules"))
     names = [targets] if targets == ALL_LINEAR else targets
     if not (isinstance(rank, int) and 0 < rank <= RANK_MAX):
-        raise _refused(given, f"r = {rank!r} must be a whole number from 1 to {RANK_MAX}")
+        raise _refused(path, f"r = {rank!r} must be a whole number from 1 to {RANK_MAX}")
     if not (isinstance(alpha, int | float) and 0 < alpha < math.inf):
-        raise _refused(given, f"lora_alpha = {alpha!r} must be a number above 0")
+        raise _refused(path, f"lora_alpha = {alpha!r} must be a number above 0")
     listed = cast(list[object], names) if isinstance(names, list) else []
     if not listed or not all(isinstance(name, str) for name in listed):
-        raise _refused(given, f"target_modules = {targets!r} must be a list of names of layers")
+        raise _refused(path, f"target_modules = {targets!r} must be a list of names of layers")
     return LoraSettings(
-        path=given, rank=rank, alpha=float(alpha), targets=tuple(sorted(map(str, listed)))
+        path=path, rank=rank, alpha=float(alpha), targets=tuple(sorted(map(str, listed)))
     )
 
 
 def check_adapter(lora: LoraSettings) -> None:
-    """Raises `ConfigurationError` if settings that are set differ from those of the adapter in
-    `lora.path`.
-    """
+    """Raise `ConfigurationError` if settings differ from those of the adapter in `lora.path`."""
     assert lora.path is not None
-    own = adapter_settings(lora.path)
+    adapter = adapter_settings(lora.path)
     for field in ("rank", "alpha", "targets"):
-        asked, there = getattr(lora, field), getattr(own, field)
-        if (tuple(sorted(asked)) if field == "targets" else asked) != there:
+        setting, there = getattr(lora, field), getattr(adapter, field)
+        if (tuple(sorted(setting)) if field == "targets" else setting) != there:
             raise ConfigurationError(
                 f"model.lora.{field} must be {there!r}, as the adapter in {lora.path} has it "
-                f"(model.lora.path), got {asked!r}; leave it out"
+                f"(model.lora.path), got {setting!r}; leave it out"
             )
 
 
 def adapter_tensors(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, "Tensor"]:
-    """Returns the adapter's tensors, as float32, under PEFT's names. `shapes` are those that the
-    model's layers need. Raises `ConfigurationError` for a tensor that is missing, unknown, of
-    another shape, or not finite.
+    """Returns the adapter's tensors, as float32, under PEFT's names. `shapes` are those of the
+    model's layers. Raises `ConfigurationError` for a tensor that is missing, unknown, of another
+    shape, or not finite.
     """
     from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
@@ -133,6 +129,7 @@ def _refused(folder: str, why: str) -> ConfigurationError:
     return ConfigurationError(f"model.lora.path: the adapter in {folder}: {why}")
 
 
-def settings_as_set(own: LoraSettings) -> dict[str, Any]:
-    """Returns the settings of an adapter by their dotted keys."""
-    return dict(zip(ADAPTER_KEYS, (own.rank, own.alpha, list(own.targets)), strict=True))
+def settings_as_set(adapter: LoraSettings) -> dict[str, Any]:
+    return dict(
+        zip(ADAPTER_KEYS, (adapter.rank, adapter.alpha, list(adapter.targets)), strict=True)
+    )

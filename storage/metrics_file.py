@@ -1,9 +1,6 @@
-"""Writes and reads a metrics file: JSON lines that one process appends (`MetricsFile`), and that
-people, the live view and reports (`read_metrics`) may read meanwhile.
-
-A line is appended whole. A kill can leave only the last one incomplete; the next writer removes it
-and readers ignore it. A number that is not finite becomes null, so there is no NaN. A file above
-`FILE_BYTES_MAX` is thinned: it keeps its newest lines, and older ones ever more sparsely.
+"""Writes and reads a metrics file: JSON lines that one process appends, and that others may read
+meanwhile. A kill can leave only the last line incomplete, which the next writer removes and readers
+ignore. A number that is not finite becomes null.
 """
 
 import errno
@@ -23,9 +20,8 @@ TAIL_BYTES = 1 << 16  # an incomplete line is searched for in so many last bytes
 
 
 class MetricsFile:
-    """Appends to a file in a run's folder `metrics/`, for instance `trainer.jsonl`, as its only
-    writer. The constructor removes an incomplete last line. With `bytes_max` None the file is never
-    thinned.
+    """Appends to a file in a run's folder `metrics/`, as its only writer. The constructor removes
+    an incomplete last line. With `bytes_max` None the file is never thinned.
     """
 
     def __init__(self, path: str | Path, bytes_max: int | None = FILE_BYTES_MAX) -> None:
@@ -53,11 +49,9 @@ class MetricsFile:
                 self._thin()
 
     def _thin(self) -> None:
-        """Replace the file by its `thinned` lines in one rename; a kill before the rename leaves
-        the file as it was.
-        """
         partial = self._path.with_suffix(".partial")
         partial.write_bytes(b"".join(thinned(self._path.read_bytes().splitlines(keepends=True))))
+        # A kill before the rename leaves the file as it was.
         os.replace(partial, self._path)
         os.close(self._file)
         self._file = self._open()
@@ -74,34 +68,30 @@ class MetricsFile:
 
 def thinned(lines: Sequence[bytes]) -> list[bytes]:
     """Returns the lines that a thinned file keeps: all lines in the newer half of the bytes, and at
-    most half of the older lines, evenly spaced in time. After many calls a run of months has its
-    newest lines, and older ones ever more sparsely, back to its begin.
-
-    The time of the older lines is divided into equal intervals, and the first line of each interval
-    stays. If one of these lines has no `time_s`, or all have the same, every second line stays.
+    most half of the older ones, evenly spaced in time (every second one if a line has no `time_s`,
+    or all have the same). So a file keeps ever fewer older lines, back to its begin.
     """
-    older, left = 0, sum(map(len, lines)) // 2
-    while older < len(lines) and left > 0:
-        left -= len(lines[older])
+    older, bytes_to_pass = 0, sum(map(len, lines)) // 2
+    while older < len(lines) and bytes_to_pass > 0:
+        bytes_to_pass -= len(lines[older])
         older += 1
     times = [_time_s(line) for line in lines[:older]]
-    known = [time_s for time_s in times if time_s is not None]
-    kept = lines[:older:2]
-    if len(known) == older > 1 and max(known) > min(known):
-        wide_s = (max(known) - min(known)) / (older // 2 - 0.5)
-        at = [int((time_s - min(known)) / wide_s) for time_s in known]
-        kept = [line for n, line in enumerate(lines[:older]) if n == 0 or at[n] != at[n - 1]]
-    return [*kept[: older // 2], *lines[older:]]
+    stated_times = [time_s for time_s in times if time_s is not None]
+    sparse_lines = lines[:older:2]
+    if len(stated_times) == older > 1 and max(stated_times) > min(stated_times):
+        wide_s = (max(stated_times) - min(stated_times)) / (older // 2 - 0.5)
+        at = [int((time_s - min(stated_times)) / wide_s) for time_s in stated_times]
+        sparse_lines = [
+            line for n, line in enumerate(lines[:older]) if n == 0 or at[n] != at[n - 1]
+        ]
+    return [*sparse_lines[: older // 2], *lines[older:]]
 
 
 class _Timed(msgspec.Struct):
-    """The part of a line that thinning reads: its time, None if it has none."""
-
     time_s: float | None = None
 
 
 def _time_s(line: bytes) -> float | None:
-    """Returns the line's time; None without one, or if the line is not JSON."""
     try:
         return parse_json(line, _Timed).time_s
     except ValueError:
@@ -109,9 +99,8 @@ def _time_s(line: bytes) -> float | None:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """Returns all complete lines, oldest first; none if there is no file yet.
-
-    Raises `CorruptObject`, which names the line, if a line is not JSON.
+    """Returns all complete lines, oldest first; none without a file. Raises `CorruptObject`, which
+    names the line, if one is not JSON.
     """
     try:
         with translate_os_errors("read", Path(path)):
@@ -130,9 +119,9 @@ def _parse_line(line: bytes, number: int, path: str | Path) -> dict[str, Any]:
 
 
 def _remove_torn_line(file: int) -> None:
-    """Cut off the bytes after the last newline, which a killed writer left."""
     size = os.fstat(file).st_size
     tail = os.pread(file, TAIL_BYTES, max(0, size - TAIL_BYTES))
+    # A killed writer left these bytes.
     torn = len(tail) - (tail.rfind(b"\n") + 1)
     if torn:
         os.ftruncate(file, size - torn)

@@ -1,6 +1,6 @@
 """Compares the tensors of a Hugging Face checkpoint with the model that transformers builds for it
-(`check_fit`). Neither has memory for its weights, so a model of any size takes a moment. What the
-checkpoint lacks, or has in another shape, is refused by the tensor's name.
+(`check_fit`), without memory for weights. A tensor that the checkpoint lacks, or has in another
+shape, is refused by its name.
 """
 
 import re
@@ -28,7 +28,7 @@ BUILD_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, ImportError, KeyError, OSError, RuntimeError,
     StrictDataclassError, TypeError, ValueError,
 )  # fmt: skip
-"""What the classes of transformers raise for a configuration that they cannot build."""
+"""Errors of transformers' classes for a configuration that they cannot build."""
 
 SAMPLED_BYTES, TENSOR_BYTES = 64 << 20, 1 << 20
 """Most bytes, of all tensors and of each, among which values that are not finite are looked for."""
@@ -42,16 +42,17 @@ _FLOATS = {
 
 
 def read_model_config(folder: Path) -> "PreTrainedConfig":
-    """Returns the configuration of the Hugging Face checkpoint in this folder. Code that it names
-    is never imported, nor is the user asked whether it may be. Raises `ConfigurationError` if
-    transformers has no causal language model of its type.
+    """Returns the configuration of the checkpoint in this folder. Code that it names is never
+    imported. Raises `ConfigurationError` if transformers has no causal language model of its type.
     """
     fields = read_hf_config(folder)
     check_class(folder, fields)
     try:
         with _without_bom(folder) as readable:
-            made: Any = transformers.AutoConfig
-            config = made.from_pretrained(readable, local_files_only=True, trust_remote_code=False)
+            config_class: Any = transformers.AutoConfig
+            config = config_class.from_pretrained(
+                readable, local_files_only=True, trust_remote_code=False
+            )
     except BUILD_ERRORS as error:
         raise ConfigurationError(
             f"model.path: {folder / CONFIG} ({fields['model_type']}) cannot be loaded: "
@@ -63,9 +64,6 @@ def read_model_config(folder: Path) -> "PreTrainedConfig":
 
 @contextmanager
 def _without_bom(folder: Path) -> Generator[Path]:
-    """Gives the folder, or one with its `config.json` alone, without the byte order mark that
-    transformers refuses.
-    """
     if not (folder / CONFIG).read_bytes().startswith(BOM):
         yield folder
         return
@@ -76,7 +74,7 @@ def _without_bom(folder: Path) -> Generator[Path]:
 
 def check_class(folder: Path, fields: Mapping[str, Any]) -> None:
     """Raise `ConfigurationError` unless transformers has a causal language model for the type and
-    the classes that the content of a `config.json`, `fields`, names.
+    the classes that `fields`, the content of a `config.json`, names.
     """
     where, kind = f"model.path: {folder / CONFIG}", fields.get("model_type")
     if not isinstance(kind, str):
@@ -92,17 +90,17 @@ def check_class(folder: Path, fields: Mapping[str, Any]) -> None:
         else:
             why = f"which transformers {transformers.__version__} does not have"
         raise ConfigurationError(f"{where} has model_type = {kind!r}, {why}")
-    known = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()}
-    named: Any = fields.get("architectures")
-    architectures = cast(list[object], named) if isinstance(named, list) else []
+    class_names = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()}
+    declared: Any = fields.get("architectures")
+    architectures = cast(list[object], declared) if isinstance(declared, list) else []
     for architecture in architectures:
-        own = architecture.removeprefix("FSDP") if isinstance(architecture, str) else ""
-        if architecture != own and own in known:
+        plain_name = architecture.removeprefix("FSDP") if isinstance(architecture, str) else ""
+        if architecture != plain_name and plain_name in class_names:
             raise ConfigurationError(
                 f"{where} names the class {architecture!r} (architectures), as training with FSDP2 "
-                f"wrote it: write {own!r} there"
+                f"wrote it: write {plain_name!r} there"
             )
-        if architecture not in known:
+        if architecture not in class_names:
             raise ConfigurationError(
                 f"{where}: transformers has no causal language model {architecture!r} "
                 "(architectures): the weights are another kind of model's"
@@ -111,14 +109,14 @@ def check_class(folder: Path, fields: Mapping[str, Any]) -> None:
 
 def check_fit(folder: Path) -> "PreTrainedModel":
     """Returns the checkpoint's model on the meta device. Raises `ConfigurationError` if its class
-    cannot be built, or if a tensor is missing or has another shape than the class has it.
+    cannot be built, or if a tensor is missing or has another shape.
     """
     config = read_model_config(folder)
     tensors = read_weight_files(folder)
     try:
         with torch.device("meta"):
-            made: Any = transformers.AutoModelForCausalLM
-            model = cast("PreTrainedModel", made.from_config(config, dtype=torch.float32))
+            model_class: Any = transformers.AutoModelForCausalLM
+            model = cast("PreTrainedModel", model_class.from_config(config, dtype=torch.float32))
     except BUILD_ERRORS as error:
         raise ConfigurationError(
             f"model.path: {folder / CONFIG} ({type(config).__name__}) cannot be loaded: "
@@ -163,7 +161,6 @@ def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def _tied_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Returns all names of each parameter, by each of its names."""
     names: dict[int, tuple[str, ...]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names[id(parameter)] = (*names.get(id(parameter), ()), name)
@@ -177,9 +174,6 @@ _Wrong = list[tuple[str, tuple[int, ...], tuple[int, ...]]]
 def _converted(
     folder: Path, model: Any, tensors: Mapping[str, StoredTensor]
 ) -> tuple[list[str], _Wrong, list[str]]:
-    """Returns the names of missing tensors, those of another shape (the stored one, the model's),
-    and those of no use, after transformers' own renamings and conversions of the checkpoint.
-    """
     try:
         from transformers import core_model_loading
         from transformers.conversion_mapping import get_model_conversion_mapping
@@ -205,17 +199,19 @@ def _converted(
             f"model.path: the tensors of {folder} cannot be converted to {name} of "
             f"{type(model).__name__}: {reason}"
         )
-    wrong = [(name, tuple(there), tuple(own)) for name, there, own in info.mismatched_keys]
+    wrong = [
+        (name, tuple(there), tuple(expected)) for name, there, expected in info.mismatched_keys
+    ]
     return sorted(info.missing_keys), wrong, sorted(info.unexpected_keys)
 
 
 def check_finite(tensors: Mapping[str, StoredTensor]) -> None:
-    """Raise `ConfigurationError` if a value is not finite among the first `SAMPLED_BYTES` of the
-    tensors' files; engines check every value of what they serve.
+    """Raise `ConfigurationError` if a value among the first `SAMPLED_BYTES` of the tensors' files
+    is not finite; engines check every value of their weights.
     """
-    left = SAMPLED_BYTES
+    bytes_left = SAMPLED_BYTES
     for name, tensor in tensors.items():
-        size = min(tensor.end - tensor.start, left, TENSOR_BYTES) // 8 * 8
+        size = min(tensor.end - tensor.start, bytes_left, TENSOR_BYTES) // 8 * 8
         if size and tensor.dtype in _FLOATS:
             with tensor.path.open("rb") as file:
                 file.seek(tensor.start)
@@ -226,12 +222,12 @@ def check_finite(tensors: Mapping[str, StoredTensor]) -> None:
                     f"model.path: {name} in {tensor.path} holds values that are not finite (NaN or "
                     "infinity): give an earlier checkpoint"
                 )
-        left -= size
+        bytes_left -= size
 
 
 def check_forward(model: "PreTrainedModel", folder: Path) -> None:
     """Raise `ConfigurationError` if the sizes of the model contradict each other: two tokens are
-    passed through it without values. A model whose code needs values for that is not checked.
+    passed through it without values. A model whose code needs values is not checked.
     """
     tokens = torch.zeros(1, 2, dtype=torch.long, device="meta")
     try:
@@ -251,7 +247,7 @@ def _in_a_line(error: BaseException) -> str:
 
 
 def is_misfit(error: BaseException) -> bool:
-    """Returns whether a model without memory for its weights failed because of its sizes or its
+    """Returns whether a model without memory for its weights failed because of its sizes or
     arguments. Kernels and code that looks at values fail there too, and serve a healthy model.
     """
     text = str(error)

@@ -1,11 +1,6 @@
-"""Builds transformers models in fp32, without downloads: new ones from a configuration
-(`build_model`), or those of a Hugging Face checkpoint (`load_model`) or of a run's store
-(`load_stored_model`). For several trainer ranks a model is built without memory for its weights
-(`load_empty_model`): each rank reads its own rows.
-
-It also reads and makes the files that a weight version has beside its tensors, such as
-`config.json` (`config_from_version`, `model_files`). A model that transformers does not know, or a
-checkpoint that is incomplete, is refused by name (`ConfigurationError`).
+"""Builds transformers models in fp32, without downloads: new ones, those of a Hugging Face
+checkpoint or of a run's store, or without memory for the weights. An unknown model or incomplete
+checkpoint raises `ConfigurationError`.
 """
 
 import copy
@@ -57,7 +52,7 @@ log = logging.getLogger(__name__)
 
 Setting = int | float | bool | str
 COMPARED_ROWS = 1 << 12
-"""Rows of two matrices that are in memory together while they are compared."""
+"""Rows of two matrices in memory together while they are compared."""
 _MODEL_ERRORS = (
     ArithmeticError,
     AssertionError,
@@ -67,7 +62,7 @@ _MODEL_ERRORS = (
     TypeError,
     ValueError,
 )
-"""What the classes of transformers raise for numbers that do not fit together."""
+"""Errors of transformers' classes for numbers that do not fit together."""
 
 
 def build_model(
@@ -76,33 +71,32 @@ def build_model(
     seed: int,
     defaults: Mapping[str, Setting] = MappingProxyType({}),
 ) -> "PreTrainedModel":
-    """Returns a model of this transformers class with new, random fp32 weights; equal arguments
-    give equal weights. `defaults` are for fields that `config` does not set and the class has.
-
-    The process's own random state stays unchanged. Raises `ConfigurationError` for an unknown class
-    or field, with the nearest known name.
+    """Returns a model of this transformers class with random fp32 weights; equal arguments give
+    equal weights, and the process's random state stays unchanged. `defaults` are for fields that
+    `config` does not set and the class has. Raises `ConfigurationError` for an unknown class or
+    field, with the nearest known name.
     """
     model_class = _model_class(architecture)
     config_class: Any = model_class.config_class  # Any: every class has its own fields
-    known = set(inspect.signature(config_class.__init__).parameters) - {"self", "kwargs"}
-    known |= set(config_class.attribute_map) | {"rope_theta"}
+    field_names = set(inspect.signature(config_class.__init__).parameters) - {"self", "kwargs"}
+    field_names |= set(config_class.attribute_map) | {"rope_theta"}
     for field in config:
-        if field not in known:
+        if field not in field_names:
             raise ConfigurationError(
                 f"model.config: {config_class.__name__} has no field {field!r}"
-                + _nearest(field, known)
+                + _nearest(field, field_names)
             )
     fitting = {
         field: value
         for field, value in defaults.items()
-        if field in known and config_class.attribute_map.get(field, field) not in config
+        if field in field_names and config_class.attribute_map.get(field, field) not in config
     }
     try:
-        made = config_class(**(fitting | dict(config)))
+        model_config = config_class(**(fitting | dict(config)))
     except (TypeError, ValueError, StrictDataclassError) as error:
         raise ConfigurationError(f"model.config of {config_class.__name__}: {error}") from error
     try:
-        return _new_model(model_class, made, seed)
+        return _new_model(model_class, model_config, seed)
     except _MODEL_ERRORS as error:
         raise ConfigurationError(
             f"model.config makes no {architecture}: {type(error).__name__}: {error}"
@@ -111,7 +105,7 @@ def build_model(
 
 def load_model(path: str) -> "PreTrainedModel":
     """Returns the causal language model of a Hugging Face checkpoint in fp32, for any stored dtype
-    and number of files. `path` is a folder or the name of a model in the Hub's local cache. Raises
+    and number of files. `path` is a folder or a name in the Hub's local cache. Raises
     `ConfigurationError` if anything is missing or wrong.
     """
     folder = _trainable_folder(path)
@@ -129,22 +123,20 @@ def load_model(path: str) -> "PreTrainedModel":
     except (*BUILD_ERRORS, SafetensorError) as error:
         check_fit(folder)  # names what transformers advises to ignore
         raise ConfigurationError(f"model.path: {folder} cannot be loaded: {error}") from error
-    model, found = loaded
-    if missing := sorted(found["missing_keys"]):
+    model, loading_info = loaded
+    if missing := sorted(loading_info["missing_keys"]):
         raise missing_tensors(folder, missing, type(model).__name__)
     _check_tied(model, folder)
-    _name_unused(folder, found["unexpected_keys"])
+    _name_unused(folder, loading_info["unexpected_keys"])
     _set_generation(model, folder)
     return model
 
 
 def _check_tied(model: "PreTrainedModel", folder: Path) -> None:
-    """Raise `ConfigurationError` if a parameter that the model's configuration ties to another one
-    was loaded with values of its own: transformers then unties them.
-    """
     expected: dict[str, str] = model.get_expanded_tied_weights_keys(all_submodels=True)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     for name, source in expected.items():
         if model.get_parameter(name) is not model.get_parameter(source):
+            # transformers unties a tied parameter that was loaded with values of its own.
             raise untied_head(folder, name, source)
 
 
@@ -155,19 +147,20 @@ def _name_unused(folder: Path, names: Collection[str]) -> None:
 
 def load_stored_model(folder: str, rows: StoredRows) -> "PreTrainedModel":
     """Returns the model in a run's store in fp32; `folder` holds its configuration. Each tensor is
-    read and verified once, and no weights are written to a disk, unless the names in the files are
-    others than the model's: then they are for the time that transformers needs to convert them.
+    read and verified once.
     """
-    found = load_empty_model(folder, rows)
-    if found is None:
-        with tempfile.TemporaryDirectory(prefix="rollstream-model-") as whole:
-            return load_model(str(rows.model.write_folder(Path(whole))))
-    model, _ = found
+    empty = load_empty_model(folder, rows)
+    if empty is None:
+        # The files' names are not the model's: transformers needs a folder to convert them;
+        # otherwise no weights are written to a disk.
+        with tempfile.TemporaryDirectory(prefix="rollstream-model-") as directory:
+            return load_model(str(rows.model.write_folder(Path(directory))))
+    model, _ = empty
     for names in parameter_names(model):
         stored = next(name for name in names if name in rows)
-        held = model.get_parameter(names[0])
+        parameter = model.get_parameter(names[0])
         read = rows.rows(stored, 0, rows.model.manifest.tensors[stored].rows)
-        filled = nn.Parameter(read, held.requires_grad)
+        filled = nn.Parameter(read, parameter.requires_grad)
         for name in names:  # a tied parameter stays one parameter
             module, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(module), leaf, filled)
@@ -179,10 +172,9 @@ def load_empty_model(
 ) -> "tuple[PreTrainedModel, ModelRows] | None":
     """Returns the model of a Hugging Face checkpoint with parameters on the meta device (shapes
     without memory), and the reader of the rows with which to fill them. Buffers have their values.
-    The weights are those in a run's store, `stored`, else those in the folder.
-
-    Returns None if the checkpoint's names or shapes differ from the model's: only `load_model` can
-    then convert it, or name the difference. Raises `ConfigurationError` as `load_model` does.
+    The weights are those in a run's store, `stored`, else those in the folder. Raises
+    `ConfigurationError` as `load_model`. Returns None if the checkpoint's names or shapes differ
+    from the model's.
     """
     folder = _trainable_folder(path, has_weights=stored is None)
     try:
@@ -198,27 +190,29 @@ def load_empty_model(
         files = hf_weight_files(folder)
         rows = FolderRows(folder, {n: path for n, path in files.items() if n in parameters})
         others = {name: path for name, path in files.items() if name not in parameters}
-        kept: ModelRows = FolderRows(folder, others)
+        buffer_rows: ModelRows = FolderRows(folder, others)
     else:
-        rows = kept = stored
+        rows = buffer_rows = stored
         files = stored.model.manifest.tensors
     for names in groups:
-        found = [name for name in names if name in rows]
-        if not found or rows.shape(found[0]) != tuple(model.get_parameter(names[0]).shape):
+        stored_names = [name for name in names if name in rows]
+        if not stored_names or rows.shape(stored_names[0]) != tuple(
+            model.get_parameter(names[0]).shape
+        ):
+            # Only `load_model` can convert it, or name the difference.
             return None
-        for name in found[1:]:
-            if not _is_equal(rows, found[0], name):
-                raise untied_head(folder, name, found[0])
+        for name in stored_names[1:]:
+            if not _is_equal(rows, stored_names[0], name):
+                raise untied_head(folder, name, stored_names[0])
     buffers = model.state_dict().keys() - parameters
     _name_unused(folder, files.keys() - parameters - buffers)
     for name, buffer in model.named_buffers():
-        if name in buffers and name in kept:
-            buffer.copy_(kept.whole(name))
+        if name in buffers and name in buffer_rows:
+            buffer.copy_(buffer_rows.whole(name))
     return model, rows
 
 
 def _is_equal(rows: ModelRows, first: str, second: str) -> bool:
-    """Returns whether two tensors have the same values."""
     shape = rows.shape(first)
     if rows.shape(second) != shape:
         return False
@@ -243,46 +237,38 @@ def _empty_model(folder: Path) -> "PreTrainedModel":
 
 
 def _set_generation(model: "PreTrainedModel", folder: Path) -> None:
-    """Give the model the settings in the folder's `generation_config.json`, if there is one. Raises
-    `ConfigurationError` if it cannot be read: transformers takes others then, or fails, by the way
-    in which the model is loaded.
-    """
     path = folder / GENERATION_CONFIG_NAME
     if not path.is_file():
         return
     try:
         fields = parse_json(read_small_file(path), dict[str, Any])
-        made: Any = transformers.GenerationConfig
-        model.generation_config = made.from_dict(fields)
+        config_class: Any = transformers.GenerationConfig
+        model.generation_config = config_class.from_dict(fields)
     except (ValueError, TypeError, AttributeError) as error:
+        # transformers would take others, or fail, by the way in which the model is loaded.
         raise ConfigurationError(f"model.path: {path} cannot be read: {error}") from error
 
 
 def parameter_names(model: "PreTrainedModel") -> list[list[str]]:
-    """Returns, for each parameter, all its names; a tied parameter has several."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     return list(names.values())
 
 
+# Modules allocate their parameters with `torch.empty`.
 class _EmptyOnMeta(TorchFunctionMode):
-    """Makes `torch.empty`, with which modules allocate their parameters, allocate on the meta
-    device.
-    """
-
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = dict(kwargs or {})
+        options = dict(kwargs or {})
         if func is torch.empty:
-            given["device"] = "meta"
-        return func(*args, **given)
+            options["device"] = "meta"
+        return func(*args, **options)
 
 
 @contextmanager
 def _empty_parameters() -> Generator[None]:
-    """While the block runs, put every parameter that a module registers on the meta device. Buffers
-    (such as rotary frequencies) keep their values, because most checkpoints do not have them.
-    """
+    """While the block runs, put every parameter that a module registers on the meta device."""
+    # Buffers (such as rotary frequencies) keep their values: most checkpoints do not have them.
     register = nn.Module.register_parameter
 
     def register_empty(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
@@ -299,9 +285,8 @@ def _empty_parameters() -> Generator[None]:
 
 
 def _trainable_folder(path: str, has_weights: bool = True) -> Path:
-    """Returns the folder of the checkpoint at `path`. Raises `ConfigurationError` if its
-    architecture is unknown, its weights are quantised, or one of its files is missing; with
-    `has_weights` False the weights are elsewhere.
+    """Raises `ConfigurationError` if the architecture is unknown, the weights are quantised, or a
+    file is missing; with `has_weights` False the weights are elsewhere.
     """
     folder = find_hf_folder(path)
     fields = check_trainable(folder)
@@ -312,7 +297,6 @@ def _trainable_folder(path: str, has_weights: bool = True) -> Path:
 
 
 def config_from_version(store: ObjectStore, manifest: Manifest) -> "PreTrainedConfig":
-    """Returns the model configuration that is stored with a version."""
     data = fetch_model_file(store, manifest, "config.json")
     try:
         fields = parse_loose_json(data)
@@ -326,8 +310,8 @@ def config_from_version(store: ObjectStore, manifest: Manifest) -> "PreTrainedCo
 def model_files(
     model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None", dtype: torch.dtype
 ) -> dict[str, bytes]:
-    """Returns the files to store beside a version's weights, by name: `config.json` (with `dtype`
-    as the type of the stored weights), `generation_config.json`, and those of the tokenizer.
+    """Returns the files to store beside a version's weights, by name: `config.json` (with `dtype`,
+    the type of the stored weights), `generation_config.json`, and those of the tokenizer.
     """
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
@@ -344,7 +328,6 @@ def model_files(
 def _new_model(
     model_class: "type[PreTrainedModel]", config: "PreTrainedConfig", seed: int
 ) -> "PreTrainedModel":
-    """Returns a model with random fp32 weights drawn from `seed`."""
     config.dtype = torch.float32
     with torch.random.fork_rng(devices=[]):  # pyright: ignore[reportUnknownMemberType]
         torch.random.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
@@ -352,20 +335,18 @@ def _new_model(
 
 
 def _model_class(architecture: str) -> "type[PreTrainedModel]":
-    """Returns the causal language model class of this name. Raises `ConfigurationError` if there is
-    none.
-    """
-    known = {name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() if isinstance(name, str)}
-    found = getattr(transformers, architecture, None) if architecture in known else None
-    if found is None:
+    class_names = {
+        name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() if isinstance(name, str)
+    }
+    model_class = getattr(transformers, architecture, None) if architecture in class_names else None
+    if model_class is None:
         raise ConfigurationError(
             f"model.architecture: transformers has no causal language model {architecture!r}"
-            + _nearest(architecture, known)
+            + _nearest(architecture, class_names)
         )
-    return found
+    return model_class
 
 
-def _nearest(name: str, known: set[str]) -> str:
-    """Returns the end of an error message that asks for the most similar known name, if any."""
-    near = difflib.get_close_matches(name, sorted(known), n=1)
+def _nearest(name: str, names: set[str]) -> str:
+    near = difflib.get_close_matches(name, sorted(names), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""

@@ -1,4 +1,4 @@
-"""Records which rows of a run's data set are not asked (`write_skipped_rows`), as one object of its
+"""Records which rows of a run's data set are skipped (`write_skipped_rows`), as one object of its
 store: the run's audit names them, on any host and long after the run.
 """
 
@@ -18,7 +18,7 @@ NAMED_MAX = 100  # rows by their places; the counts cover all
 
 class SkippedRecord(msgspec.Struct, frozen=True):
     """States how many of the `rows` of one data set are `skipped`; `named` are the first of them,
-    each with its file, its line and why it cannot be used.
+    each with its file, its line and the reason.
     """
 
     data_set: str
@@ -35,7 +35,7 @@ class SkippedRecord(msgspec.Struct, frozen=True):
 
 
 def write_skipped_rows(store: ObjectStore, records: tuple[SkippedRecord, ...]) -> None:
-    """Write the records, in place of earlier ones. Only the role `prompts` does."""
+    """Write the records, in place of earlier ones. Only the role `prompts` calls this."""
     store.put(SKIPPED_KEY, msgspec.json.encode(records))
 
 

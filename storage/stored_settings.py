@@ -21,8 +21,8 @@ def configuration_key(configuration_hash: str) -> str:
 
 
 def recorded_settings(store: ObjectStore, configuration_hash: str) -> dict[str, Any]:
-    """Returns the recorded settings of this hash by their dotted keys; those that are missing have
-    their default. Raises `ObjectMissing` if they are not stored.
+    """Returns the recorded settings of this hash by their dotted keys; absent ones have their
+    default. Raises `ObjectMissing` if they are not stored.
     """
     key = configuration_key(configuration_hash)
     return decode_json(store.get(key), dict[str, Any], key)

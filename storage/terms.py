@@ -1,10 +1,6 @@
-"""Gives a term to each start of a process (`next_term`), from small objects under `roles/` in the
-store that are changed by compare-and-swap. No two starts under one name get the same term, and
-terms of a name only grow, so each restart fences the earlier process.
-
-Roles with many holders (rollouts, relays) have a term per name here (`roles/<role>/<name>.json`);
-`RoleTerms` checks by them that a record's name and term are true ones. A single-holder role has its
-term in its lease (`roles/<role>.json`, `leases.py`).
+"""Gives a term to each start of a process (`next_term`), by compare-and-swap of small objects under
+`roles/`. No two starts under one name get the same term, and a name's terms only grow, so each
+restart fences the earlier process. A single-holder role has its term in its lease (`leases.py`).
 """
 
 import random
@@ -24,8 +20,7 @@ from rollstream.storage.stores.run_keys import LEASES, RunKeys
 ROLLOUTS, RELAYS = "rollouts", "relays"
 """The roles with many holders."""
 RELAY_TERMS = "chain"
-"""The single name under which the store counts the terms of all relays. No two starts of relays
-have the same term, and a later start has a higher one, so terms order the relays.
+"""The single name under which the terms of all relays are counted, so that they order the relays.
 """
 SINGLE_HOLDERS = ("trainer", "dispatch", "prompts", "archive")
 """The roles with a lease."""
@@ -45,10 +40,9 @@ SWAPS_MAX = 100
 SUSPECTS_MAX = 1000  # records whose names wait for the next look at the store
 LOOKUP_S = 1.0  # between two reads of the store for one name, or two listings for unknown names
 BACKOFF_S, BACKOFF_S_MAX = 0.02, 10.0
-"""The longest random pause after a first lost swap, and its bound; it doubles at each lost swap. A
-rollout competes only with its own restarts. But all relays of a cluster take terms under one name,
-because the term is a relay's place in the chain. Of N processes that swap at once one wins, so they
-need N round trips in any case; the pauses grow until about one of them swaps at a time.
+"""The longest random pause after a first lost swap, doubled at each, and its bound. All relays of a
+cluster take terms under one name: of N processes that swap at once one wins, so they need N round
+trips in any case; the pauses grow until about one swaps at a time.
 """
 
 
@@ -70,8 +64,8 @@ class RoleRecord:
 
 @dataclass(frozen=True, slots=True)
 class NameRecord:
-    """The content of a name's object: the name of one holder of a role with many holders, and the
-    term of its newest start.
+    """The content of a name's object: a name of a role with many holders, and the term of its
+    newest start.
     """
 
     role: str
@@ -85,13 +79,11 @@ STARTS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class TermGeneration:
-    """The content of a role's generation counter, which keeps terms growing although objects of
-    names are deleted (`RoleTerms.retire`); `generation` is the newest that a name took.
-
-    A term is generation · 2²⁰ + start; start counts the starts of a name in that generation. Each
-    creation of a name's missing object takes a new generation from the counter, so no term is taken
-    twice, even after the object was deleted. The counter is created before the first deletion; as
-    long as there is none, names begin in generation 0.
+    """A role's generation counter, which keeps terms growing although objects of names are deleted
+    (`RoleTerms.retire`). A term is generation · 2²⁰ + start; start counts the starts of a name in
+    that generation. Each creation of a name's missing object takes a new generation, so no term is
+    taken twice. The counter is created before the first deletion; until then names begin in
+    generation 0.
     """
 
     role: str
@@ -102,7 +94,7 @@ RecordType = TypeVar("RecordType", RoleRecord, NameRecord, TermGeneration)
 
 
 def restarts_of(term: int) -> int:
-    """Returns how often the name that has this term was restarted since its object was created."""
+    """Returns how often the name with this term was restarted since its object was created."""
     return (term - 1) % STARTS
 
 
@@ -120,7 +112,6 @@ def read_role(store: ObjectStore, role: str) -> tuple[RoleRecord, str] | None:
 
 
 def _read(store: ObjectStore, key: str, kind: type[RecordType]) -> tuple[RecordType, str] | None:
-    """Returns the record and the etag to swap it by; None without an object."""
     try:
         data, etag = store.read(key)
     except ObjectMissing:
@@ -136,24 +127,24 @@ def next_term(
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
     """Returns a term that no other start under this name has or had, higher than all before; the
-    first is 1, or the first of a new generation (`TermGeneration`). If the caller dies before it
-    uses the term, that term is skipped. Raises `StoreError` after `SWAPS_MAX` lost swaps.
+    first is 1, or the first of a new generation (`TermGeneration`). A term that the caller does not
+    use is skipped. Raises `StoreError` after `SWAPS_MAX` lost swaps.
     """
     key, is_late = _name_key(role, name), False
     for lost in range(SWAPS_MAX):
-        held = _read(store, key, NameRecord)
-        generation = 0 if held and not is_late else _next_generation(store, role)
-        term = generation * STARTS + 1 if is_late or held is None else held[0].term + 1
-        wanted = encode_json(NameRecord(role, name, term))
+        current = _read(store, key, NameRecord)
+        generation = 0 if current and not is_late else _next_generation(store, role)
+        term = generation * STARTS + 1 if is_late or current is None else current[0].term + 1
+        encoded = encode_json(NameRecord(role, name, term))
         try:
-            if held:
-                store.swap(key, wanted, held[1])
+            if current:
+                store.swap(key, encoded, current[1])
             else:
-                store.create(key, wanted)
+                store.create(key, encoded)
         except (SwapLost, ObjectExists):
             sleep(uniform(0.0, min(BACKOFF_S_MAX, BACKOFF_S * 2**lost)))
             continue
-        if generation or held or _read(store, _generation_key(role), TermGeneration) is None:
+        if generation or current or _read(store, _generation_key(role), TermGeneration) is None:
             return term
         # The counter was created meanwhile, so an earlier object of this name may have been
         # deleted, and this term of generation 0 may be taken: take one of a new generation.
@@ -162,8 +153,8 @@ def next_term(
 
 
 def hold_name(store: ObjectStore, role: str, name: str) -> None:
-    """Create this name's object again if it was deleted although a process still uses the name.
-    The object gets a new term, which no process uses: the holder keeps its own, lower one.
+    """Create this name's object again if it was deleted although a process still uses the name. The
+    object gets a new term; the holder keeps its own, lower one.
     """
     if not newest_term(store, role, name):
         next_term(store, role, name)
@@ -175,24 +166,21 @@ def _generation_key(role: str) -> str:
 
 def is_generation(key: str) -> bool:
     """Returns whether the object is a role's generation counter. A program that copies `roles/`
-    must copy counters last, so that no counter is older than an object that took a generation from
-    it.
+    must copy counters last, so that none is older than an object that took a generation from it.
     """
     return key.startswith("roles/") and key.endswith("/generation")
 
 
 def _next_generation(store: ObjectStore, role: str) -> int:
-    """Returns a generation of the role that no name has taken; 0 if there is no counter, because
-    none of the role's objects was ever deleted.
-    """
     key = _generation_key(role)
     for _ in range(SWAPS_MAX):
-        held = _read(store, key, TermGeneration)
-        if held is None:
+        counter = _read(store, key, TermGeneration)
+        if counter is None:
+            # None of the role's objects was ever deleted.
             return 0
-        new = TermGeneration(role, held[0].generation + 1)
+        new = TermGeneration(role, counter[0].generation + 1)
         try:
-            store.swap(key, encode_json(new), held[1])
+            store.swap(key, encode_json(new), counter[1])
         except SwapLost:
             continue
         return new.generation
@@ -200,21 +188,19 @@ def _next_generation(store: ObjectStore, role: str) -> int:
 
 
 def newest_term(store: ObjectStore, role: str, name: str) -> int:
-    """Returns the newest term of this name; 0 before the first."""
-    found = _read(store, _name_key(role, name), NameRecord)
-    return 0 if found is None else found[0].term
+    record = _read(store, _name_key(role, name), NameRecord)
+    return 0 if record is None else record[0].term
 
 
 def retired_term_max(store: ObjectStore, role: str) -> int:
-    """Returns a bound on the terms of the names that were retired (`RoleTerms.retire`), the last
-    term of the newest generation; 0 if none was.
+    """Returns the last term of the newest generation, a bound on the terms of retired names
+    (`RoleTerms.retire`); 0 if there are none.
     """
-    found = _read(store, _generation_key(role), TermGeneration)
-    return 0 if found is None else (found[0].generation + 1) * STARTS
+    counter = _read(store, _generation_key(role), TermGeneration)
+    return 0 if counter is None else (counter[0].generation + 1) * STARTS
 
 
 def role_names(store: ObjectStore, role: str) -> list[str]:
-    """Returns all names of the role that have taken a term, except those that were retired."""
     prefix, suffix = f"roles/{role}/", ".json"
     keys = [entry.key for entry in store.list(prefix)]
     return [key[len(prefix) : -len(suffix)] for key in keys if key.endswith(suffix)]
@@ -222,13 +208,10 @@ def role_names(store: ObjectStore, role: str) -> list[str]:
 
 @dataclass(slots=True)
 class RoleTerms:
-    """Checks whether the name and term in a record of a rollout or relay are true ones, by the
-    store's objects. A rollout or relay takes its term before its first record, so a name that the
-    store lacks, or a term above the name's, is not true. Without this check a forged status of
-    `rollout-0` in term 1 000 would make the living rollout of term 1 a zombie, and the next
-    assignment would end its process.
-
-    The store is read for the same name at most every `LOOKUP_S`; what it answered is kept.
+    """Checks by the store's objects whether the name and term in a record of a rollout or relay are
+    true ones: each takes its term before its first record. Otherwise a forged status of `rollout-0`
+    in term 1 000 would make the living rollout of term 1 a zombie and end its process. The store is
+    read for the same name at most every `LOOKUP_S`.
     """
 
     store: ObjectStore
@@ -242,27 +225,27 @@ class RoleTerms:
 
     def suspect(self, role: str, name: str, term: int, label: str) -> None:
         """Note a record of this name and term, for which `has_taken` was false. The store may have
-        been asked for the last time before the record was written: the process of a new run that
-        starts second writes its first records within `LOOKUP_S` of the first one's.
+        been read before the record was written: a process of a new run that starts second writes
+        its first records within `LOOKUP_S` of the first one's.
         """
         if len(self._suspects) < SUSPECTS_MAX:
             self._suspects.append((role, name, term, label, self.monotonic()))
 
     def confirmed(self) -> Counter[str]:
-        """Return, by label, the suspected records whose term the store did not have when it was
-        asked after them. Others stay suspected, or are dropped because their term was taken.
+        """Returns, by label, the number of suspected records whose term the store lacked when it
+        was read after them. Others stay suspected, or are dropped because their term was taken.
         """
         suspects, self._suspects = self._suspects, []
-        found = Counter[str]()
+        counts = Counter[str]()
         for role, name, term, label, since_s in suspects:
             if self.has_taken(role, name, term):
                 continue
             looked_s = self._looked_s.get((role, name), self._listed_s.get(role, since_s))
             if looked_s >= since_s:
-                found[label] += 1
+                counts[label] += 1
             else:
                 self._suspects.append((role, name, term, label, since_s))
-        return found
+        return counts
 
     def has_taken(self, role: str, name: str, term: int) -> bool:
         """Returns whether a process may have this name and term: a term up to the name's newest."""
@@ -274,19 +257,18 @@ class RoleTerms:
         return 0 < term <= self._highest.get((role, name), 0)
 
     def retire(self, role: str, terms: Mapping[str, int]) -> None:
-        """Delete the objects of the names in `terms`, which died under these terms; a name that has
-        taken a higher term since then stays. Idempotent. Dispatch calls this for names that died
-        long ago, so that the number of objects is bounded.
+        """Delete the objects of the names in `terms`, which died long ago under these terms, so
+        that the number of objects is bounded; a name that has taken a higher term since then stays.
+        Idempotent.
 
         A deletion does no harm, however late it takes effect, because each creation of a missing
         object takes a new generation (`TermGeneration`):
 
-        | interleaving | possible failure | prevented by |
-        |---|---|---|
-        | the name starts between dispatch's read and deletion | a term twice | a new generation |
-        | a suspended dispatch repeats its successor's deletion | a term twice | a new generation |
-        | the name starts and loads its model for minutes | name unknown | comparing the term |
-        | a holder resumes after its object was deleted | name unknown | `hold_name` |
+        | interleaving | possible failure | prevented by | |---|---|---| | the name starts between
+        dispatch's read and deletion | a term twice | a new generation | | a suspended dispatch
+        repeats its successor's deletion | a term twice | a new generation | | the name starts and
+        loads its model for minutes | name unknown | comparing the term | | a holder resumes after
+        its object was deleted | name unknown | `hold_name` |
 
         A rollout calls `hold_name` after each fetch of a version.
         """
@@ -299,16 +281,14 @@ class RoleTerms:
             self._looked_s.pop((role, name), None)
 
     def _look(self, role: str, name: str) -> None:
-        """Read the newest term of a name, unless it was read within `LOOKUP_S`. Unknown names are
-        looked up by one listing of all names, so that many of them do not cost a request each.
-        """
         now_s, key = self.monotonic(), (role, name)
         if key not in self._highest:
+            # One listing for all unknown names, so that many of them do not cost a request each.
             if now_s - self._listed_s.get(role, float("-inf")) < LOOKUP_S:
                 return
             self._listed_s[role] = now_s
-            for found in role_names(self.store, role):
-                self._highest.setdefault((role, found), 0)
+            for listed_name in role_names(self.store, role):
+                self._highest.setdefault((role, listed_name), 0)
         is_due = now_s - self._looked_s.get(key, float("-inf")) >= LOOKUP_S
         if key in self._highest and is_due:
             self._looked_s[key] = now_s

@@ -1,10 +1,5 @@
-"""Decides which records of topics with many writers count: `refusal` for finished trajectories and
-`is_group_full` for the number of them, `is_usable_annotation` for annotations, `malformed_partial`
-for partials (invariants 3 and 12). The functions are pure, and all readers share them, so that they
-agree about every record.
-
-The limits are the constants of this file, those of the run's model and settings (`TrainingBounds`),
-and the versions that had been believed (`BelievedVersions`).
+"""Decides which records of topics with many writers count (invariants 3 and 12). The functions are
+pure, and all readers share them, so that they agree about every record.
 """
 
 from bisect import bisect_right
@@ -75,17 +70,16 @@ class TrainingBounds:
 @dataclass(frozen=True, slots=True)
 class BelievedVersions:
     """Describes the versions that were believed at some moment: one of each number up to `highest`.
-    `terms` states which term published them, by ascending pairs (first number, term): the term
-    published that number and the following ones, up to the next pair. The terms of numbers before
-    the first pair are unknown.
+    `terms` are ascending pairs (first number, term): the term published that number and the
+    following ones, up to the next pair. Terms of numbers before the first pair are unknown.
     """
 
     highest: int
     terms: tuple[tuple[int, int], ...] = ()
 
     def is_believed(self, version: Version) -> bool:
-        """Returns whether this version was believed: its number is at most `highest`, and its term
-        published that number, or the number's term is unknown.
+        """Returns whether the number is at most `highest`, and its term published that number or
+        the number's term is unknown.
         """
         if version.number > self.highest:
             return False
@@ -102,8 +96,8 @@ class BelievedVersions:
 def believed_terms(
     versions: Iterable[Version], before: Iterable[tuple[int, int]] = ()
 ) -> tuple[tuple[int, int], ...]:
-    """Returns `BelievedVersions.terms` of these versions, after the pairs of `before`. Pairs of
-    `before` that begin at the lowest of their numbers, or above it, are left out.
+    """Returns `BelievedVersions.terms` of these versions, after the pairs of `before` that begin
+    below the lowest of their numbers.
     """
     terms = list(before)
     for version in sorted(versions):
@@ -116,8 +110,6 @@ def believed_terms(
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """States why a record cannot be trained."""
-
     kind: RefusalKind
     detail: str
 
@@ -128,20 +120,20 @@ class Refusal:
 def refusal(
     record: Trajectory, bounds: TrainingBounds, believed: BelievedVersions | None = None
 ) -> Refusal | None:
-    """Returns why the finished trajectory cannot be trained, or None if it can. Rollout, trainer,
-    replay and audit call this function.
+    """Returns why the finished trajectory cannot be trained, or None if it can.
 
     An accepted trajectory fits the model and the learner's arrays and gives finite float32 losses
     and gradients. A refused one is a dead member of its group and is counted by its `RefusalKind`.
 
-    Without `believed` version numbers have no upper bound. The terms of versions are not compared
-    here: tokens of a version that another term replaced are masked later (`mask_by_lag`).
+    Without `believed` version numbers have no upper bound.
     """
     generated = int(np.count_nonzero(record.sources == GENERATED))
     return (
         _refuse_tokens(record, bounds, generated)
         or _refuse_turns(record)
         or _refuse_spans(record, bounds, generated)
+        # Terms are not compared here: tokens of a version that another term replaced are masked
+        # later (`mask_by_lag`).
         or _refuse_versions(record, believed)
         or _refuse_logprobs(record)
         or _refuse_temperature(record)
@@ -150,10 +142,10 @@ def refusal(
 
 
 def is_group_full(samples: int, needed: int, living: int, arrived: int) -> bool:
-    """Returns whether a group of this number of samples waits for no further completion, in the
-    order of their partition. `arrived` counts the first completions of its trajectories, `living`
-    those that are not dead. With redundancy the group needs fewer, `needed` (0: all): completions
-    after the last needed one are surplus, never failures, and not trained (invariants 1 and 2).
+    """Returns whether a group of this number of samples waits for no further completion. `arrived`
+    counts the first completions of its trajectories, `living` those that are not dead. With
+    redundancy the group needs fewer, `needed` (0: all): later completions are surplus, never
+    failures, and not trained (invariants 1 and 2).
     """
     return arrived >= samples or (needed > 0 and living >= needed)
 
@@ -164,16 +156,14 @@ def is_bounded_number(value: float) -> bool:
 
 
 def is_usable_annotation(note: Annotation) -> bool:
-    """Returns whether an annotation holds values within the bounds, or a reason why it has no
-    values.
-    """
+    """Returns whether an annotation has values within the bounds, or a reason why it has none."""
     values = note.values
     return bool(note.reason) or (len(values) > 0 and bool((np.abs(values) <= NUMBER_MAX).all()))
 
 
 def reference_problem(record: Trajectory, values: Floats) -> str:
     """Returns why the values of an annotation `REFERENCE_LOGPROBS` cannot be the trajectory's, or
-    "" if they can. Trainer, replay and audit call it.
+    "" if they can.
     """
     if len(values) != len(record.logprobs):
         return f"{len(values)} values for {len(record.logprobs)} generated tokens"
@@ -184,7 +174,7 @@ def reference_problem(record: Trajectory, values: Floats) -> str:
 
 
 def refused_counts(refusals: Iterable[Refusal]) -> Mapping[str, int]:
-    """Returns the number of refusals of each kind that occurs, as `refused_<kind>`, for
+    """Returns the number of refusals of each kind that occurs, as `refused_<kind>` for
     `StepDone.counts`.
     """
     counts: dict[str, int] = {}
@@ -222,9 +212,6 @@ def _refuse_tokens(record: Trajectory, bounds: TrainingBounds, generated: int) -
 
 
 def _refuse_turns(record: Trajectory) -> Refusal | None:
-    """Refuse an episode whose turns do not tile its tokens, or in which a token that no turn
-    sampled counts as generated.
-    """
     if not record.turns:
         has_any = record.branches or record.abandoned
         return Refusal("turns", "it has branches but no turns") if has_any else None
@@ -235,7 +222,7 @@ def _refuse_turns(record: Trajectory) -> Refusal | None:
 
 def turns_problem(turns: Sequence[Turn], sources: Sources) -> str:
     """Returns why these cannot be the turns of an episode whose tokens have these `sources`, or "".
-    The turns tile the tokens, and each token is generated that a turn sampled, and no other.
+    The turns tile the tokens, and exactly the tokens that a turn sampled are generated.
     """
     sampled = np.zeros(len(sources), np.bool_)
     before = 0
@@ -250,16 +237,14 @@ def turns_problem(turns: Sequence[Turn], sources: Sources) -> str:
 
 
 def _refuse_abandoned(record: Trajectory) -> Refusal | None:
-    """Refuse an episode that names abandoned turns which it lacks, or which a turn that is not
-    abandoned continues, or that has no other turn.
-    """
     abandoned = set(record.abandoned)
-    kept = set(range(len(record.turns))) - abandoned
-    if len(kept) != len(record.turns) - len(record.abandoned):
+    trained_turns = set(range(len(record.turns))) - abandoned
+    # An abandoned turn that the episode lacks.
+    if len(trained_turns) != len(record.turns) - len(record.abandoned):
         return Refusal("turns", f"abandoned turns {record.abandoned} of {len(record.turns)}")
-    if not kept:
+    if not trained_turns:
         return Refusal("turns", "all its turns are abandoned")
-    continued = reached_turns(record.turns, record.branches, kept) & abandoned
+    continued = reached_turns(record.turns, record.branches, trained_turns) & abandoned
     if continued:
         return Refusal("turns", f"its turn {min(continued)} is abandoned, but continued")
     return None
@@ -331,25 +316,18 @@ few of them stays within 64 bits.
 
 
 def is_count(value: int) -> bool:
-    """Returns whether a number of another program is within these bounds."""
     return 0 <= value <= COUNT_MAX
 
 
 def is_version(version: Version) -> bool:
-    """Returns whether the numbers of a version are within bounds, not whether it was ever
-    published.
-    """
     return is_count(version.number) and is_count(version.term)
 
 
 def malformed_partial(link: Partial) -> str:
     """Returns why the partial cannot be part of a trajectory's chain of partials, or "" if it can.
-    Its spans must tile its generated tokens (no gap, no overlap), under versions within bounds;
-    each token is generated or the environment's (without `sources` all are generated), but an
-    episode's first partial begins with the program's prompt; log-probabilities are finite.
-
-    Dispatch calls it before it assigns a resume from the chain, and the resuming rollout does again
-    when it reads the chain.
+    Its spans must tile its generated tokens, under versions within bounds; each token is generated
+    or the environment's (without `sources` all are generated), but an episode's first partial
+    begins with the program's prompt; log-probabilities are finite.
     """
     if not (is_count(link.start) and is_count(link.attempt)):
         return "its start or its attempt is out of bounds"
@@ -372,11 +350,11 @@ def malformed_partial(link: Partial) -> str:
 
 
 def _after_prompt(link: Partial) -> Sources:
-    """Returns the sources after the prompt, which only the first partial of an episode has."""
+    # Only the first partial of an episode has the prompt.
     if link.start:
         return link.sources
-    given = np.flatnonzero(link.sources != PROMPT)
-    return link.sources[given[0] :] if len(given) else link.sources[:0]
+    indices = np.flatnonzero(link.sources != PROMPT)
+    return link.sources[indices[0] :] if len(indices) else link.sources[:0]
 
 
 def _counts(drafts: Drafts) -> tuple[int, ...]:

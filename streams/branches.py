@@ -1,10 +1,8 @@
-"""Reads the branches of an episode (`Branch`): a trajectory whose tokens are flat, turn after turn
-in the order in which the turns entered the log, but form a tree. The functions are pure, and every
-reader of such a trajectory uses them: the trainer makes one row per leaf, admission checks the
-length of every path.
+"""Reads the branches of an episode (`Branch`): its tokens are flat, turn after turn in the order in
+which the turns entered the log, but form a tree. Pure functions, shared by every reader.
 
-A trajectory without branches is one path, its tokens in their order. Not every branch is a fork:
-where turns are generated together, a turn that continues a path has other turns between.
+A trajectory without branches is one path. Not every branch is a fork: where turns are generated
+together, a turn that continues a path has other turns between.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -35,8 +33,8 @@ def branch_problem(length: int, branches: Sequence[Branch]) -> str:
 
 
 def path_to(index: int, branches: Sequence[Branch]) -> Indices:
-    """Returns the flat indices of the path that ends with the token at `index`, that one included;
-    empty for -1.
+    """Returns the flat indices of the path that ends with the token at `index`, included; empty for
+    -1.
     """
     parts: list[Indices] = []
     at, number = index, len(branches) - 1
@@ -59,7 +57,6 @@ def leaves(length: int, branches: Sequence[Branch]) -> list[Indices]:
 
 
 def _leaf_ends(length: int, branches: Sequence[Branch]) -> list[int]:
-    """Returns the tokens that no other one continues."""
     ends = [*(branch.start - 1 for branch in branches), length - 1]
     continued = {branch.at for branch in branches}
     return [end for end in ends if end not in continued]
@@ -72,36 +69,31 @@ def continued_tokens(turns: Sequence[Turn], branches: Sequence[Branch]) -> list[
 
 
 def reached_turns(
-    turns: Sequence[Turn], branches: Sequence[Branch], asked: Iterable[int]
+    turns: Sequence[Turn], branches: Sequence[Branch], turn_numbers: Iterable[int]
 ) -> frozenset[int]:
-    """Returns the indices of the turns that a program has reached which asked for these: they and
-    the turns whose answers are on their paths.
-    """
+    """Returns the indices of these turns and of the turns whose answers are on their paths."""
     turn_of = np.full(turns[-1].end if turns else 0, -1, np.int64)  # of each generated token
     for number, turn in enumerate(turns):
         turn_of[turn.generated : turn.end] = number
-    found: set[int] = set()
-    for number in asked:
-        if number not in found:
-            found.update(turn_of[path_to(turns[number].end - 1, branches)].tolist())
-    return frozenset(found - {-1})
+    reached: set[int] = set()
+    for number in turn_numbers:
+        if number not in reached:
+            reached.update(turn_of[path_to(turns[number].end - 1, branches)].tolist())
+    return frozenset(reached - {-1})
 
 
 def kept_tokens(
     turns: Sequence[Turn], branches: Sequence[Branch], abandoned: Collection[int]
 ) -> NDArray[np.bool_]:
-    """Returns a mask of an episode's tokens that is true on the paths of the turns that are not
-    abandoned.
-    """
-    kept = np.zeros(turns[-1].end if turns else 0, np.bool_)
+    """Returns a mask of an episode's tokens, true on the paths of turns that are not abandoned."""
+    mask = np.zeros(turns[-1].end if turns else 0, np.bool_)
     for number, turn in enumerate(turns):
         if number not in abandoned:
-            kept[path_to(turn.end - 1, branches)] = True
-    return kept
+            mask[path_to(turn.end - 1, branches)] = True
+    return mask
 
 
 def abandoned_tokens(turns: Sequence[Turn], abandoned: Collection[int]) -> NDArray[np.bool_]:
-    """Returns a mask of an episode's generated tokens that is true in abandoned turns."""
     parts = [
         np.full(turn.end - turn.generated, number in abandoned) for number, turn in enumerate(turns)
     ]
@@ -109,10 +101,9 @@ def abandoned_tokens(turns: Sequence[Turn], abandoned: Collection[int]) -> NDArr
 
 
 def branch_depths(turns: Sequence[Turn], branches: Sequence[Branch]) -> list[int]:
-    """Returns the number of forks on the path of each turn of an episode."""
     depths: list[int] = []
     for turn, at in zip(turns, continued_tokens(turns, branches), strict=True):
         before = zip(turns, depths, strict=False)
-        parent = next((depth for one, depth in before if one.end > at >= 0), 0)
+        parent = next((depth for earlier, depth in before if earlier.end > at >= 0), 0)
         depths.append(parent + (at >= 0 and bool(turn.fork)))
     return depths

@@ -1,10 +1,7 @@
-"""Encodes records to bytes (`encode`) and decodes them (`decode`). Equal records give equal bytes.
-Any bytes decode to a record or raise `DecodeError`, in memory that is bounded by their length.
-
-A record's bytes are a prefix with a checksum, a header, and its arrays, aligned to 8 bytes
-(`docs/reference/wire-format.md`). The header is JSON: the record's other fields, the length of each
-array, and the envelope, which names the writer in a topic that only one role writes. Fields and
-arrays that only a newer release knows are ignored.
+"""Encodes records to bytes and decodes them. Equal records give equal bytes. Any bytes decode to a
+record or raise `DecodeError`, in memory that is bounded by their length. A record's bytes are a
+prefix with a checksum, a JSON header, and its arrays, aligned to 8 bytes
+(`docs/reference/wire-format.md`).
 """
 
 import math
@@ -47,9 +44,8 @@ _JSON_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=False):
-    """Identifies a record that a role with a single holder wrote: by the role, the holder's term,
-    and a sequence number, which counts the term's records in the partition from 0 (`Opened`) on.
-    The fence (`fence.py`) finds void and repeated records by it.
+    """Identifies a record of a single-holder role: by the role, the holder's term, and a sequence
+    number, which counts the term's records in the partition from 0 (`Opened`) on.
     """
 
     role: str
@@ -57,34 +53,33 @@ class Envelope(msgspec.Struct, frozen=True, gc=False):
     sequence: int
 
 
+# A field that equals its default is absent from the header (`omit_defaults`), so the defaults of a
+# schema must never change.
 class Decoded(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Holds a record, and its envelope if a role with a single holder wrote it. The header is this
-    struct as JSON. A field that equals its default is absent from the header, so the defaults of a
-    schema must never change.
+    """Holds a record, and its envelope if a single-holder role wrote it. The header is this struct
+    as JSON.
     """
 
     record: Record
     envelope: Envelope | None = None
 
 
+# The parts of a header that can be read although the schema is unknown.
 class _AnyRecord(msgspec.Struct):
-    """Holds the part of a record's JSON that every schema has."""
-
     schema: str
 
 
 class _AnyHeader(msgspec.Struct):
-    """Holds the part of a header that can be read although the schema is unknown."""
-
     record: _AnyRecord
     envelope: Envelope | None = None
 
 
 def _arrays_of(schema: type[Record]) -> tuple[tuple[str, np.dtype[Any], int], ...]:
     """Returns name, dtype and bytes per item of each array field: a field whose key in the header
-    ends in NumPy's kind and item size (`tokens:u4`). The arrays follow the header in the order of
-    the class; arrays that a newer release has added come after them.
+    ends in NumPy's kind and item size (`tokens:u4`).
     """
+    # The arrays follow the header in the order of the class; those of a newer release come after
+    # them.
     keys = [(field.name, field.encode_name.partition(":")[2]) for field in fields(schema)]
     dtypes = [(name, np.dtype(f"<{kind}")) for name, kind in keys if kind]
     return tuple((name, dtype, dtype.itemsize) for name, dtype in dtypes)
@@ -94,9 +89,6 @@ _ARRAYS = {schema: _arrays_of(schema) for schema in SCHEMAS.values()}
 
 
 def _plain(value: object) -> object:
-    """Returns what the header has for a NumPy value: for an array the number of its items, for a
-    scalar the number itself. Raises ValueError for a value of another type.
-    """
     if isinstance(value, ndarray):
         return len(cast("NDArray[Any]", value))
     if isinstance(value, np.generic):
@@ -116,9 +108,9 @@ def record_hash(data: bytes) -> str:
 
 def encode(record: Record, envelope: Envelope | None = None) -> bytes:
     """Returns the bytes of a record; equal records give equal bytes. Raises ValueError, which names
-    the field, for an array of the wrong type, for a NaN or an infinity outside of arrays, because
-    JSON has neither, and for a text that UTF-8 cannot encode; no other error. Arrays may hold any
-    value, and whatever `decode` returns can be encoded.
+    the field, for an array of the wrong type, for a NaN or an infinity outside of arrays, and for a
+    text that UTF-8 cannot encode; no other error. Every record that `decode` returns can be
+    encoded.
     """
     parts: list[Any] = [b""]
     size = total = 0
@@ -133,6 +125,7 @@ def encode(record: Record, envelope: Envelope | None = None) -> bytes:
         header = _encoder.encode(Decoded(record, envelope))
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise _unencodable(record, error) from error
+    # JSON has neither NaN nor infinity; msgspec writes `null` for them as for None.
     if b"null" in header:
         _refuse_not_finite(record)
     parts[0] = header + _PADDING[len(header) % 8] if len(parts) > 1 else header
@@ -147,9 +140,8 @@ def encode(record: Record, envelope: Envelope | None = None) -> bytes:
 
 def decode(data: bytes) -> Decoded:
     """Verify the checksum and return the record in `data`. Its arrays are read-only views of
-    `data`, which stays in memory with them. Unknown fields and arrays are ignored. Raises
-    `UnknownSchema` for an unknown schema, and another `DecodeError` for damaged bytes or a missing
-    field that has no default.
+    `data`. Unknown fields and arrays are ignored. Raises `UnknownSchema` for an unknown schema, and
+    another `DecodeError` for damaged bytes or a missing field that has no default.
     """
     head = _checked_header(data)
     try:
@@ -175,7 +167,7 @@ def decode(data: bytes) -> Decoded:
 
 def is_canonical(data: bytes, decoded: Decoded) -> bool:
     """Returns whether `encode` would give exactly the bytes `data` for `decoded`, which was decoded
-    from them: they have the same header, no unknown array, and only zeros as padding.
+    from them.
     """
     head = _encoder.encode(decoded)
     end = _PREFIX_BYTES + len(head)
@@ -196,9 +188,7 @@ def header_bytes(data: bytes) -> bytes:
 
 def envelope_of(data: bytes) -> Envelope | None:
     """Returns the envelope of an encoded record, None if it has none. The record's schema and
-    fields may be unknown to this release.
-
-    Raises `DecodeError` if the bytes are damaged or not a record.
+    fields may be unknown to this release. Raises `DecodeError` for bytes that are not a record.
     """
     try:
         return _any_decoder.decode(_checked_header(data)).envelope
@@ -207,9 +197,6 @@ def envelope_of(data: bytes) -> Envelope | None:
 
 
 def _checked_header(data: bytes) -> memoryview:
-    """Returns the JSON header of an encoded record. Raises `DecodeError` if the magic, the checksum
-    or the length of the header is wrong.
-    """
     if len(data) < _PREFIX_BYTES:
         raise DecodeError(f"{len(data)} bytes are too few for a record")
     magic, length, checksum = _PREFIX.unpack_from(data)
@@ -224,7 +211,6 @@ def _checked_header(data: bytes) -> memoryview:
 
 
 def _header_error(header: memoryview, error: Exception) -> DecodeError:
-    """Returns the error for a header that did not decode: `UnknownSchema` if that is the reason."""
     try:
         schema = _any_decoder.decode(header).record.schema
     except _JSON_ERRORS:
@@ -235,18 +221,16 @@ def _header_error(header: memoryview, error: Exception) -> DecodeError:
 
 
 def _unknown_bytes(header: memoryview, schema: type[Record], at: int) -> int:
-    """Returns the length, with padding, of the arrays after byte `at`, which only a newer release
-    knows. Their names and numbers of items are in the header.
-    """
-    known = {field.encode_name for field in fields(schema)}
+    encoded_names = {field.encode_name for field in fields(schema)}
     try:
         record = msgspec.json.decode(header, type=dict[str, Any])["record"]
     except _JSON_ERRORS as error:
         raise DecodeError(f"{schema.schema()}: {error}") from error
+    # Arrays after byte `at`, of a newer release, with padding.
     end = at
     for key, count in record.items():
         match = _ARRAY_KEY.fullmatch(key)
-        if match is not None and key not in known:
+        if match is not None and key not in encoded_names:
             if type(count) is not int or count < 0:
                 raise DecodeError(f"{schema.schema()}: {key} has {count!r} items")
             end = ((end + 7) & -8) + count * int(match[1])
@@ -254,9 +238,9 @@ def _unknown_bytes(header: memoryview, schema: type[Record], at: int) -> int:
 
 
 def _array(value: Any, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Returns `value`, an array of one dimension and of `dtype`, as a contiguous array. Raises
-    ValueError, whose text begins with `name`, for any other value: only the memory layout is
-    converted.
+    """Returns `value` as a contiguous array; only the memory layout is converted. Raises
+    ValueError, whose text begins with `name`, unless it is an array of one dimension and of
+    `dtype`.
     """
     if not isinstance(value, ndarray):
         raise ValueError(f"{name} must be an array, not {value!r}")
@@ -269,7 +253,6 @@ def _array(value: Any, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def encoding_problem(record: Record) -> str:
-    """Returns why `encode` refuses the record, or "" if it does not."""
     try:
         encode(record)
     except ValueError as error:
@@ -278,7 +261,6 @@ def encoding_problem(record: Record) -> str:
 
 
 def _unencodable(record: Record, error: Exception) -> ValueError:
-    """Returns the error for a record whose header cannot be encoded, with the field's name."""
     for name in record.__struct_fields__:
         try:
             _encoder.encode(getattr(record, name))
@@ -288,15 +270,11 @@ def _unencodable(record: Record, error: Exception) -> ValueError:
 
 
 def _refuse_not_finite(record: Record) -> None:
-    """Raise ValueError if a field outside of arrays has a NaN or an infinity. The caller has seen a
-    `null` in the header: msgspec writes it for these values as well as for None.
-    """
     for path in _not_finite(record, type(record).__name__):
         raise ValueError(f"{path} is not finite; a record's header cannot hold NaN or infinity")
 
 
 def _not_finite(value: object, path: str) -> Iterator[str]:
-    """Yield the paths of all NaNs and infinities in `value`, which has the path `path` itself."""
     if isinstance(value, (float, np.floating)):
         if not math.isfinite(float(cast(float, value))):
             yield path

@@ -1,7 +1,5 @@
-"""Opens a bus (the log) from its URL: `sqlite:FOLDER` or `kafka://HOST:PORT/PREFIX`.
-
-A run on one machine needs no services: its log is SQLite files. A run on a cluster differs from it
-only in this URL and in the URL of the object store.
+"""Opens a bus (the log) from its URL: `sqlite:FOLDER` or `kafka://HOST:PORT/PREFIX`. A run on one
+machine differs from one on a cluster only in this URL and in that of the object store.
 """
 
 import time
@@ -22,35 +20,32 @@ def open_bus(
     sync: Literal["normal", "full"] = "normal",
 ) -> Bus:
     """Opens the bus at `url`; a URL of another form raises `ConfigurationError`. `clock` stamps
-    records; on SQLite it also measures how long a member of a consumer group holds its partitions.
-    With `sync="full"` acknowledged records survive power loss on SQLite; on Kafka the brokers'
-    replicas keep them.
+    records; on SQLite it also measures how long a group's member holds its partitions. With
+    `sync="full"` acknowledged records survive power loss on SQLite; on Kafka the brokers' replicas
+    keep them.
     """
     return _kind(url).open(url, clock, sync)
 
 
 def open_bus_for_reading(url: str, folder: ContainedFolder | None) -> Bus:
     """Opens the bus at `url` for a reader of a run, which may come from another user: nothing is
-    made or changed, and a write raises `ReadOnly`. `folder` is that of a `sqlite:` bus. The caller
-    has checked that secrets may be sent to the hosts of another one, whose first answer is waited
-    for a few seconds, later ones as long as by a writer.
+    made or changed, and a write raises `ReadOnly`. `folder` is that of a `sqlite:` bus. For another
+    one the caller has checked that secrets may be sent to its hosts; their first answer is waited
+    for a few seconds.
     """
     return _kind(url).open_for_reading(url, folder)
 
 
 def check_reachable(url: str, wait_s: float = 5.0) -> None:
     """Raise `BusError` if no server of the log accepts a connection; each is tried for at most
-    `wait_s`. Commands call it when they start: the bus itself waits a minute for brokers that
-    restart, and a wrong URL should fail sooner. A log in a folder has no server.
+    `wait_s`. A log in a folder has no server.
     """
+    # The bus itself waits a minute for brokers that restart; a wrong URL should fail sooner.
     if (kind := bus_kind(url)) is not None:
         kind.check_reachable(url, wait_s)
 
 
 def check_client(url: str) -> None:
-    """Raise `ConfigurationError` for what keeps this process from using the log: no client
-    installed, a secret or a file that is not there, a folder on a network file system.
-    """
     if (kind := bus_kind(url)) is not None:
         kind.check_client(url)
 
@@ -65,8 +60,6 @@ def _kind(url: str) -> BusKind:
 
 
 class BusReader(BusWrapper):
-    """Passes reads to the bus `below`, and refuses writes."""
-
     def create(self, topics: Sequence[Topic]) -> None:
         self._refuse()
 

@@ -1,9 +1,9 @@
-"""Writes and reads the topic `dead`: it keeps messages of other topics that cannot be decoded as a
-record of their topic, with the reason (dead letters).
+"""Writes and reads the topic `dead`: messages of other topics that cannot be decoded as a record of
+their topic, with the reason (dead letters).
 
-Every reader of a topic meets the same unreadable messages. Only one role, the topic's owner,
-appends them to `dead` (`DeadLetterWriter`), each once; other readers only count them. Otherwise an
-unreadable message of 1 MiB would be copied by every reader and after every restart.
+Only one role, the topic's owner, appends them (`DeadLetterWriter`), each once; other readers only
+count them. Otherwise an unreadable message of 1 MiB would be copied by every reader and after every
+restart.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,20 +19,16 @@ from rollstream.streams.topics import DEAD, DEAD_BYTES_EXTRA, RECORD_BYTES_MAX
 from rollstream.streams.writer import KeyedRecord, publish_all
 
 ORIGINAL_BYTES_MAX = RECORD_BYTES_MAX - DEAD_BYTES_EXTRA
-"""Most original bytes that a dead letter keeps; the rest is cut off, so that no dead letter is
-larger than a record of the log may be.
+"""Most original bytes that a dead letter keeps, so that none is larger than a record of the log may
+be.
 """
 KEY_CHARACTERS_MAX = 200  # of the original key, which is the dead letter's key too
 
 
 class DeadLetterWriter:
     """Appends the dead letters of one topic, each once, for the topic's owner: the trainer owns
-    admissions, trajectories and annotations, dispatch the other topics. One thread only.
-
-    A restarted owner reads part of the topic again. Dead letters of a partition are appended in the
-    order of its offsets, so the writer skips every offset up to the partition's highest one in
-    `dead`. Only two owners at once (one that was suspended, and its successor) may append a letter
-    twice.
+    admissions, trajectories and annotations, dispatch the other topics. One thread only. Only two
+    owners at once (one that was suspended, and its successor) may append a letter twice.
     """
 
     def __init__(self, bus: Bus, topic: str) -> None:
@@ -45,6 +41,8 @@ class DeadLetterWriter:
         """
         if not unreadable:
             return
+        # A restarted owner reads part of the topic again. A partition's dead letters are in the
+        # order of its offsets, so offsets up to the highest one in `dead` are skipped.
         if self._appended_to is None:
             self._appended_to = self._read_appended()
         appended_to = dict(self._appended_to)
@@ -59,12 +57,10 @@ class DeadLetterWriter:
         self._appended_to = appended_to
 
     def _read_appended(self) -> dict[int, int]:
-        """Return, by partition of the topic, the highest offset with a dead letter. An offset
-        beyond the topic's end is ignored: the dead letter is another program's, and with it later
-        unreadable messages would be skipped.
-        """
         ends, appended_to = self._bus.end(self._topic), dict[int, int]()
         for dead in DeadLetterReader(self._bus, (self._topic,)).read():
+            # A dead letter beyond the topic's end is another program's: later unreadable messages
+            # would be skipped.
             if dead.source == self._topic and dead.offset < ends.get(dead.partition, 0):
                 before = appended_to.get(dead.partition, -1)
                 appended_to[dead.partition] = max(dead.offset, before)
@@ -73,10 +69,8 @@ class DeadLetterWriter:
 
 class DeadLetterReader:
     """Reads the dead letters of all topics, from the oldest kept one on. `is_whole` is True while
-    the reader has missed none that expired.
-
-    A run of release 0.1.0 has a topic `<topic>.dead` for each topic instead. The reader reads these
-    too, for the given `topics`.
+    the reader has missed none that expired. A run of release 0.1.0 has a topic `<topic>.dead` for
+    each topic; those of the given `topics` are read too.
     """
 
     def __init__(self, bus: Bus, topics: Iterable[str]) -> None:
@@ -88,7 +82,6 @@ class DeadLetterReader:
         self.is_whole = bool(firsts) and not any(firsts)
 
     def read(self) -> Iterator[Dead]:
-        """Yield the dead letters up to the present end of `dead`; a later call continues there."""
         for name, positions in self._positions.items():
             stop = self._bus.end(name)
             while any(at < stop[p] for p, at in positions.items()):

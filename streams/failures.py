@@ -1,6 +1,6 @@
 """Classifies why a trajectory died (`failure_cause`), from the reason in its record, so that counts
 of failures have few names. The stage and the kind of a reason are fixed words of the rollout; the
-rest is text of the task's code. The function is pure, and all readers share it.
+rest is text of the task's code.
 """
 
 STAGES = ("environment", "agent", "reward", "engine")

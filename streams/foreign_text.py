@@ -1,10 +1,6 @@
-"""Makes text and JSON of other programs clean where they enter (`clean_text`, `clean_json`): what
-becomes a part of a record can then be encoded as UTF-8 and as JSON, everywhere and always.
-`whole_number` reads a number in a text.
-
-Text comes with halves of surrogate pairs: a program in JavaScript that cuts a text after so many
-characters leaves one half of an emoji. Python holds it, UTF-8 cannot. JSON comes with `NaN`, with
-nesting deeper than a stack, and with numbers of thousands of digits.
+"""Cleans text and JSON of other programs where they enter, so that a record can hold them:
+JavaScript programs that cut a text leave half of a surrogate pair, and JSON comes with `NaN`,
+nesting deeper than a stack, and numbers of thousands of digits.
 """
 
 import json
@@ -15,7 +11,7 @@ from typing import Any, cast
 
 DEPTH_MAX = 128
 """Deepest nesting of foreign JSON. A JSON schema takes two levels for each nested object; encoders
-and chat templates that walk it need a few frames a level, of the 1 000 that Python has.
+and chat templates that walk it need a few frames a level, of Python's 1 000.
 """
 PORT_MAX = 65535
 DIGITS_MAX = 300  # of a whole number: those of the largest float
@@ -29,9 +25,9 @@ class ForeignValueRefused(ValueError):
 
 
 def joined_parts(parts: Sequence[object]) -> str:
-    """Returns the text of a message whose content is a list of parts, as OpenAI's protocol has
-    them: texts, or objects with a `text`, joined without a separator. Raises `ForeignValueRefused`
-    for another part, such as an image, and names its type.
+    """Returns the text of a message whose content is a list of parts in OpenAI's protocol: texts,
+    or objects with a `text`, joined without a separator. Raises `ForeignValueRefused`, which names
+    the type, for another part, such as an image.
     """
     texts: list[str] = []
     for part in parts:
@@ -47,8 +43,8 @@ def joined_parts(parts: Sequence[object]) -> str:
 
 
 def clean_text(text: str) -> str:
-    """Returns the text with U+FFFD for each half of a surrogate pair without its other half. Two
-    halves that follow each other become their character. Other text is returned as it is.
+    """Returns the text with U+FFFD for each half of a surrogate pair without its other half; two
+    halves that follow each other become their character.
     """
     if text.isascii():
         return text
@@ -60,15 +56,14 @@ def clean_text(text: str) -> str:
 
 
 def whole_number(text: str) -> int | None:
-    """Returns the number that the text is, of at most 18 digits; None for any other text. `isdigit`
-    takes signs such as `²`, of which Python makes no number, and it makes none of 5 000 digits.
-    """
+    """Returns the number that the text is, of at most 18 digits; None for any other text."""
+    # `isdigit` takes signs such as `²`, which `int` refuses, and `int` refuses 5 000 digits.
     return int(text) if _WHOLE.fullmatch(text) else None
 
 
 def reason_text(reason: object, characters_max: int = _REASON_MAX) -> str:
     """Returns a reason of another program, or an exception, as clean text of at most so many
-    characters. Code of others may raise in its `__str__`, too.
+    characters.
     """
     try:
         text = reason if isinstance(reason, str) else str(reason)

@@ -1,5 +1,5 @@
-"""What is known of a kind of log before one is opened (`BusKind`). `BUSES` names the kinds by
-strings, so that a process imports the client of no log that its run does not use.
+"""Describes a kind of log before one is opened (`BusKind`). `BUSES` names the kinds by strings, so
+that a process imports the client of no log that its run does not use.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ class LogContents:
 
     @property
     def has_ledger(self) -> bool:
-        """Whether the run's ledger is there, by which a log is known as one."""
+        """Whether the run's ledger is there, by which a log is recognised."""
         return any(name.rpartition(".")[2] == "ledger" for name in self.topics)
 
 
@@ -84,8 +84,8 @@ class BusKind(Protocol):
         ...
 
     def check_client(self, url: str) -> None:
-        """Raise `ConfigurationError` for what keeps this process from using the log: no client
-        installed, a secret or a file that is not there, a folder on a network file system.
+        """Raise `ConfigurationError` for a reason that keeps this process from using the log: no
+        client installed, a missing secret or file, a folder on a network file system.
         """
         ...
 
@@ -119,5 +119,4 @@ def bus_kind(url: str) -> BusKind | None:
 
 
 def bus_forms() -> list[str]:
-    """Returns the forms of all logs' URLs."""
     return [_load(name).form for name in BUSES]

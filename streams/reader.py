@@ -1,10 +1,6 @@
-"""Reads a topic's records in order from explicit positions, the same way for every role.
-
-`TopicReader` reads messages (bytes) from the bus, passes each through `classify_message`, and
-returns the records that count. Void records and bytes that are not a record are skipped and
-counted. The archive and the commands that show a log use `classify_message` without `TopicReader`,
-because they keep or show those too. `read_at` fetches single records by address (partition and
-offset).
+"""Reads a topic's records in order from explicit positions, the same way for every role. Void
+records and bytes that are not a record are skipped and counted; the archive and the commands that
+show a log use `classify_message`, because they keep or show those too.
 """
 
 import time
@@ -28,14 +24,12 @@ BLOB_SHOWN = 300  # most characters of a blob's key in a reason
 
 class ClassifiedMessage(msgspec.Struct, frozen=True, gc=False):
     """Holds the result of `classify_message`: a record that counts, a `void` record (invariant 7),
-    or bytes that are not a record of the topic. `reason` states why they are not; it is "" for a
-    record. `decoded` is set whenever the bytes could be decoded.
+    or bytes that are not a record of the topic, with the `reason` ("" for a record). `decoded` is
+    set whenever the bytes could be decoded.
 
-    `newer` states what this release does not understand, in a topic that a single-holder role
-    writes: a complete record of an unknown form, or an `Opened` that needs a feature which this
-    release lacks (invariant 14). `newer` is "" if there is nothing of this kind, and for a void
-    record. If such records were skipped, an older dispatch could miss a decision in the ledger and
-    generate a group again.
+    `newer`: a single-holder role's topic has a complete record of an unknown form, or an `Opened`
+    that needs a feature which this release lacks (invariant 14); "" otherwise, and for a void
+    record.
     """
 
     decoded: Decoded | None
@@ -55,9 +49,8 @@ def classify_message(
 ) -> tuple[Fence, ClassifiedMessage]:
     """Returns the fence after a message of `topic`, and the message's classification; `fence` is
     the one before it. `fenced`: a single-holder role writes the topic, so each record needs an
-    envelope and passes the fence. `compacted`: compaction may have removed earlier records.
-
-    Raises `SequenceGap` if the log lost a record before this one.
+    envelope and passes the fence. `compacted`: compaction may have removed earlier records. Raises
+    `SequenceGap` if the log lost a record before this one.
     """
     decoded, envelope, reason, newer = _decode_with_envelope(value, topic, fenced)
     void = False
@@ -71,15 +64,13 @@ def classify_message(
 def _decode_with_envelope(
     value: bytes, topic: str, fenced: bool
 ) -> tuple[Decoded | None, Envelope | None, str, str]:
-    """Decode the bytes. Returns the record with its envelope, the envelope alone (known even for an
-    unknown schema, so that such a record leaves no gap in the sequence numbers), the reason why the
-    bytes are not a record, and `newer`.
-    """
     try:
         decoded = decode(value)
     except DecodeError as error:
         reason = str(error)[:REASON_MAX]
         try:
+            # Known even for an unknown schema, so that such a record leaves no gap in the sequence
+            # numbers.
             envelope = envelope_of(value)
         except DecodeError:
             envelope = None
@@ -130,57 +121,52 @@ class Received(msgspec.Struct, frozen=True, gc=False):
     data: bytes
 
     def __repr__(self) -> str:
-        """Returns a text without `data`, which may be long."""
         return f"Received({self.topic!r}, {self.address}, {self.key!r}, {self.record!r})"
 
     @property
     def hash(self) -> str:
-        """Returns the hash of `data`."""
         return record_hash(self.data)
 
 
 def from_begin(bus: Bus, topic: str) -> dict[int, Position]:
-    """Returns the positions of the first kept records, each with the fence that truncation stored
-    for it.
-    """
+    """Returns the positions of the first kept records, with the fences that truncation stored."""
     return truncated_begin(bus, topic)
 
 
 def from_end(bus: Bus, topic: str) -> dict[int, Position]:
-    """Returns the positions after all present records. Their fences are empty, and the first record
-    that is read sets the fence of its partition.
+    """Returns the positions after all present records. Their fences are empty: the first record
+    that is read sets its partition's.
     """
     return {partition: Position(offset) for partition, offset in bus.end(topic).items()}
 
 
 def read_at(bus: Bus, topic: str, address: Address) -> Received:
-    """Returns the record at exactly this address, even if it is void. Raises `PositionLost` if the
-    record was truncated or compacted away.
+    """Returns the record at this address, even if it is void. Raises `PositionLost` if it was
+    truncated or compacted away.
     """
     return read_all_at(bus, topic, [address])[0]
 
 
 def read_all_at(bus: Bus, topic: str, addresses: Iterable[Address]) -> list[Received]:
-    """Returns the records at these addresses, in the same order; raises the errors of `read_at`.
-    Addresses near each other share one forward read, because a read per record costs a seek and a
-    fetch each.
-    """
-    wanted = list(addresses)
-    found: dict[Address, Received] = {}
-    for partition in {address.partition for address in wanted}:
-        offsets = sorted({address.offset for address in wanted if address.partition == partition})
+    """Returns the records at these addresses, in the same order; raises the errors of `read_at`."""
+    requested = list(addresses)
+    records: dict[Address, Received] = {}
+    for partition in {address.partition for address in requested}:
+        offsets = sorted({at.offset for at in requested if at.partition == partition})
         while offsets:
+            # Near addresses share one forward read: a read per record costs a seek and a fetch
+            # each.
             near = [offset for offset in offsets if offset - offsets[0] < NEAR_OFFSETS]
-            most = near[-1] - near[0] + 1
-            messages = bus.read(topic, {partition: near[0]}, records_max=most)
+            records_max = near[-1] - near[0] + 1
+            messages = bus.read(topic, {partition: near[0]}, records_max=records_max)
             by_offset = {message.offset: message for message in messages}
             if near[0] not in by_offset:
                 at = Address(partition, near[0])
                 raise PositionLost(f"{topic}: no record at {at}; it was compacted away")
             there = [offset for offset in near if offset in by_offset]
-            found |= {Address(partition, at): _received_at(topic, by_offset[at]) for at in there}
+            records |= {Address(partition, at): _received_at(topic, by_offset[at]) for at in there}
             offsets = [offset for offset in offsets if offset not in by_offset]
-    return [found[address] for address in wanted]
+    return [records[address] for address in requested]
 
 
 def _received_at(topic: str, message: Message) -> Received:
@@ -190,19 +176,17 @@ def _received_at(topic: str, message: Message) -> Received:
 
 
 class TopicReader:
-    """Reads one topic, from `positions` on. `positions` always holds the next offset of each
-    partition with the fence there; a later reader that is given them continues there. A poll that
-    raises moves no position, so its records are read again.
+    """Reads one topic, from `positions` on: the next offset of each partition with the fence there.
+    A poll that raises moves no position.
 
-    In a topic that a single-holder role writes, every record passes the fence. Void records and
-    tombstones are skipped; `Opened` records are returned only if `with_opened`. At a record that
-    this release does not understand (`ClassifiedMessage.newer`) every poll raises `NewerRelease`.
+    Every record of a single-holder role's topic passes the fence. Void records and tombstones are
+    skipped; `Opened` records are returned only if `with_opened`. At a record that this release does
+    not understand (`ClassifiedMessage.newer`) every poll raises `NewerRelease`.
 
     `dead` counts messages that are not a record, `void` records that the fence refused. `lost` is
-    for the reader's user: it counts how often the position was truncated and reading continued at
-    the first kept record. A reader with `dead_letters` appends the messages that are not a record
-    to the topic `dead`, before it returns any later record. Each topic has one such reader, in the
-    role that owns the topic's dead letters.
+    for the reader's user: how often reading continued after a truncation. `dead_letters`, which one
+    reader of each topic has, gets the messages that are not a record before any later record is
+    returned.
     """
 
     def __init__(
@@ -234,8 +218,7 @@ class TopicReader:
         self, wait_s: float = 0.0, records_max: int = 512, *, exact: bool = True
     ) -> list[Received]:
         """Returns the next records, at most `records_max`; [] if none came within `wait_s`. Without
-        `exact`, [] may also mean that existing records have not arrived over the network yet
-        (`Bus.read`).
+        `exact`, [] may also mean that existing records have not arrived yet (`Bus.read`).
         """
         deadline = Deadline(wait_s, self._monotonic)
         while True:
@@ -251,8 +234,8 @@ class TopicReader:
                 return received
 
     def follow(self, wait_s: float = 0.0, records_max: int = 512) -> list[Received]:
-        """Returns the next records that have arrived or arrive within `wait_s`: `poll` without
-        `exact`, for polling loops. [] does not mean that the end is reached.
+        """Returns the next records that arrive within `wait_s`: `poll` without `exact`, for polling
+        loops. [] does not mean that the end is reached.
         """
         return self.poll(wait_s, records_max, exact=False)
 
@@ -263,9 +246,7 @@ class TopicReader:
         return [received for batch in self.batches_to(ends) for received in batch]
 
     def batches_to(self, ends: Mapping[int, int]) -> Iterator[list[Received]]:
-        """Yield the records of `read_to` in batches of bounded size, so that they need little
-        memory.
-        """
+        """Yield the records of `read_to` in batches of bounded size."""
         while True:
             below = {p: at.offset for p, at in self.positions.items() if at.offset < ends.get(p, 0)}
             if not below:
@@ -273,8 +254,8 @@ class TopicReader:
             messages = self._bus.read(self._topic, below)
             if not messages:
                 raise BusError(f"{self._topic} ends before the requested end {dict(ends)}")
-            wanted = [m for m in messages if m.offset < ends[m.partition]]
-            received = self._take(wanted)
+            messages_below = [m for m in messages if m.offset < ends[m.partition]]
+            received = self._take(messages_below)
             for message in messages:
                 # Compaction may have removed the last records below the requested end: then the
                 # next message is beyond the end, and the position moves to the end itself.
@@ -288,9 +269,7 @@ class TopicReader:
         return self._topic
 
     def behind(self) -> int:
-        """Returns the number of offsets from `positions` to the present end of the topic. Any
-        thread may call it.
-        """
+        """Returns the number of offsets from `positions` to the topic's end. Thread-safe."""
         ends = self._bus.end(self._topic)
         return sum(max(0, ends[p] - at.offset) for p, at in dict(self.positions).items())
 
@@ -302,9 +281,6 @@ class TopicReader:
         return {partition: self.positions[partition].offset for partition in partitions}
 
     def _take(self, messages: list[Message]) -> list[Received]:
-        """Classify messages in order and return the records that count. Positions and counts change
-        only after all messages were classified and the dead letters were appended.
-        """
         received: list[Received] = []
         fences = {partition: at.fence for partition, at in self.positions.items()}
         unreadable: list[tuple[Message, str]] = []
@@ -320,6 +296,8 @@ class TopicReader:
                 fenced=self._fenced,
                 compacted=self._compacted,
             )
+            # If it were skipped, an older dispatch could miss a decision in the ledger and generate
+            # a group again.
             if classified.newer:
                 where = f"{self._topic}/{message.partition} offset {message.offset}"
                 raise NewerRelease(f"{where}: {classified.newer}; {upgrade_advice(self._release)}")
@@ -331,6 +309,8 @@ class TopicReader:
                 unreadable.append((message, classified.reason))
             elif self._with_opened or not isinstance(classified.decoded.record, Opened):
                 received.append(_received(message, classified.decoded, value))
+        # Positions and counts change only after all messages were classified and dead letters
+        # appended.
         if self._dead_letters is not None:
             self._dead_letters.append(unreadable)
         self.dead += len(unreadable)

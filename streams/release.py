@@ -1,10 +1,7 @@
 """Defines this release and the features of the log that it knows, so that programs of two releases
-agree on what records mean, or one of them refuses to act (invariant 14).
-
-A feature is a schema (kind of record) that came after release 0.1.0, or a word where a known schema
-changed its meaning. The record `Opened`, with which each holder of a role begins its term, lists
-the features that readers of this topic need and those that the holder knows. A reader that lacks a
-needed one refuses to act; so does a writer whose records that holder could not read.
+agree on what records mean, or one of them refuses to act (invariant 14). A feature is a schema
+(kind of record) that came after release 0.1.0, or a word where a known schema changed its meaning;
+each term's `Opened` lists those that readers of the topic need and that the holder knows.
 """
 
 from collections.abc import Collection, Mapping
@@ -25,8 +22,7 @@ FIRST_RELEASE_SCHEMAS = frozenset(
 """Schemas that every release reads: those of 0.1.0, whose `Opened` lists no features."""
 
 WEIGHTS_HASH = "step_done/weights_hash"
-"""The feature that a `StepDone` may have the hash of the published tensors in place of the hash of
-the trainer's state.
+"""A `StepDone` may have the hash of the published tensors in place of that of the trainer's state.
 """
 
 NEEDED_BY_TOPIC: Mapping[str, tuple[str, ...]] = {
@@ -37,65 +33,59 @@ NEEDED_BY_TOPIC: Mapping[str, tuple[str, ...]] = {
         WEIGHTS_HASH,
     ),
 }
-"""The features that a reader of a single-holder role's topic must know, by topic: every schema
-that any run may have there and that is not in `FIRST_RELEASE_SCHEMAS`, and the words for changed
-meanings. `Opened.needs` has them. A feature that only some settings write is no need of every run:
-`run.json` has it where they are set (`FEATURES_OF_SETTINGS`), so that an earlier release continues
-the others.
+"""The features that a reader of a single-holder role's topic must know, by topic (`Opened.needs`):
+every schema that any run may have there beyond `FIRST_RELEASE_SCHEMAS`, and the words for changed
+meanings. A feature that only some settings write is in `run.json` where they are set
+(`FEATURES_OF_SETTINGS`), so that an earlier release continues the other runs.
 """
 
 NEEDED_FEATURES = tuple(
     sorted({feature for needs in NEEDED_BY_TOPIC.values() for feature in needs})
 )
-"""All features of `NEEDED_BY_TOPIC`: a role must know them to act on a run once a trainer of this
-release has acted on it. `run.json` in the store records them.
+"""All features of `NEEDED_BY_TOPIC`, recorded in `run.json`: a role must know them to act on a run
+once a trainer of this release has acted on it.
 """
 
 SHARED_FEATURES = frozenset[str]().union(*SCHEMAS_BY_TOPIC.values()) - FIRST_RELEASE_SCHEMAS
-"""Schemas that this release writes in topics of many writers and that are not in
-`FIRST_RELEASE_SCHEMAS`.
-"""
+"""Schemas beyond `FIRST_RELEASE_SCHEMAS` that this release writes in topics of many writers."""
 
 EPOCHS = "takes_repeated/1"
-"""The feature of a run whose trainer trains each batch more than once (`trainer.epochs`); in
-`run.json` only. A reader that has not read `run.json` meets the unknown schema itself.
+"""The trainer trains each batch more than once (`trainer.epochs`); in `run.json` only. A reader
+that has not read `run.json` meets the unknown schema itself.
 """
 
 ADAPTERS = "adapters"
-"""The feature of a run whose versions are adapters (records `weights/1` of the kind `adapter`); in
-`run.json` only.
-"""
+"""Versions are adapters (records `weights/1` of the kind `adapter`); in `run.json` only."""
 
 AGENTS = "agents"
-"""The feature of a run whose trajectories are episodes of agents: they have turns and may branch,
-and a reader without it would take their tokens for one sequence; in `run.json` only.
+"""Trajectories are episodes of agents: they have turns and may branch, and a reader without it
+would take their tokens for one sequence; in `run.json` only.
 """
 
 ABANDONED = "agents/abandoned"
-"""The feature of a run of agents whose episodes may have turns that are not trained
-(`Trajectory.abandoned`), and more branches than paths, because turns are generated together. A
-reader without it would train abandoned turns. In `run.json`, and checked by the rollouts in the
-trainer's `Opened.knows`.
+"""Episodes may have turns that are not trained (`Trajectory.abandoned`), and more branches than
+paths, because turns are generated together. A reader without it would train abandoned turns. In
+`run.json`, and checked by the rollouts in the trainer's `Opened.knows`.
 """
 
 REDUNDANCY = "redundancy"
-"""The feature of a run whose groups are complete before all their trajectories have ended
-(`Admitted.needed`); in `run.json` only.
+"""Groups are complete before all their trajectories have ended (`Admitted.needed`); in `run.json`
+only.
 """
 
 PROCESS_REWARDS = "process_rewards"
-"""The feature of a run that trains on annotations with a value for each turn or token: a reader
-without it would take the first value for the reward; in `run.json` only.
+"""The run trains on annotations with a value for each turn or token: a reader without it would take
+the first value for the reward; in `run.json` only.
 """
 
 SCORED_REFERENCE = "scored_reference"
-"""The feature of a run whose trainer takes the reference's log-probabilities from annotations: a
-reader without it would expect samples that lack them to be trained; in `run.json` only.
+"""The trainer takes the reference's log-probabilities from annotations: a reader without it would
+expect samples that lack them to be trained; in `run.json` only.
 """
 
 CRITIC = "critic"
-"""The feature of a run that trains a critic: its checkpoints hold it, and a reader without it would
-continue without. In `run.json` only.
+"""The run trains a critic: its checkpoints hold it, and a reader without it would continue without.
+In `run.json` only.
 """
 
 FEATURES_OF_SETTINGS = frozenset(
@@ -106,19 +96,19 @@ FEATURES_OF_SETTINGS = frozenset(
 KNOWN_FEATURES = (
     (frozenset(SCHEMAS) - FIRST_RELEASE_SCHEMAS) | FEATURES_OF_SETTINGS | {WEIGHTS_HASH}
 )
-"""All features that this release understands: `Opened.knows`."""
+"""All features that this release understands (`Opened.knows`)."""
 
 
 def missing_features(
-    needs: Collection[str], known: Collection[str] = KNOWN_FEATURES
+    needs: Collection[str], supported: Collection[str] = KNOWN_FEATURES
 ) -> tuple[str, ...]:
-    """Returns the features of `needs` that are not in `known`, sorted."""
-    return tuple(sorted(set(needs) - set(known)))
+    """Returns the features of `needs` that are not in `supported`, sorted."""
+    return tuple(sorted(set(needs) - set(supported)))
 
 
 def check_readable_by(opened: Opened, written: Collection[str] = SHARED_FEATURES) -> None:
     """Raise `NewerRelease` if the holder of a role, which `opened` describes, does not know all
-    features `written` by this program in topics of many writers: the holder would dead-letter these
+    features `written` by this program in topics of many writers: it would dead-letter these
     records.
     """
     features = missing_features(written, opened.knows)
@@ -131,8 +121,8 @@ def check_readable_by(opened: Opened, written: Collection[str] = SHARED_FEATURES
 
 
 def upgrade_advice(release: str) -> str:
-    """Returns the end of an error message about a log or store that a newer release wrote: what the
-    user can do. `release` is that release, "" if unknown.
+    """Returns the user's remedy, as the end of an error message about a log or store that a newer
+    release wrote. `release` is that release, "" if unknown.
     """
     newer = f"release {release}" if release else "a newer release"
     return f"this is rollstream {RELEASE}: run {newer} or a later one here (docs/how-to/upgrade.md)"

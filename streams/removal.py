@@ -1,9 +1,8 @@
 """Lists and removes the topics and consumer groups of one run in a log (`rollstream rm`), and
-nothing of another run: only names that the catalogue of topics gives a run with this prefix.
+nothing of another run: one prefix on a Kafka cluster may begin with another (`a` and `a.b`).
 
-Runs on one Kafka cluster differ in the prefix of their names, and one prefix may begin with another
-(`a` and `a.b`). Which groups are whose follows from the topics (`own_groups`), so groups are
-removed first. After an interruption the same calls remove the rest.
+The topics decide which groups are whose (`own_groups`), so groups are removed first. After an
+interruption the same calls remove the rest.
 """
 
 import time
@@ -30,9 +29,8 @@ CONFIGURED_MAX = 2048
 
 
 def remove_empty_folder(folder: Path) -> None:
-    """Remove an empty folder, and the link through which it was named: the user had moved it to
-    another disk. The folder stays, empty, where it is the place of a mount or the user may not
-    write beside it.
+    """Remove an empty folder, and the link through which it was named. The folder stays, empty,
+    where it is a mount point or its parent is read-only.
     """
     with suppress(OSError):
         folder.resolve().rmdir()
@@ -41,7 +39,7 @@ def remove_empty_folder(folder: Path) -> None:
 
 
 def topic_names() -> tuple[str, ...]:
-    """Returns the name of every topic that a run of this or an earlier release may have. Runs of
+    """Returns the name of every topic that a run of this or an earlier release may have; runs of
     0.1.0 have a `<topic>.dead` for each topic.
     """
     names = [topic.name for topic in catalogue()]
@@ -55,18 +53,18 @@ def own_topics(prefix: str, present: Collection[str]) -> tuple[str, ...]:
 
 
 def own_groups(prefix: str, topics: Collection[str], groups: Iterable[str]) -> tuple[str, ...]:
-    """Returns the consumer groups of the run with this prefix, among `groups`. Pure.
+    """Returns the consumer groups, among `groups`, of the run with this prefix. Pure.
 
-    A group is named `PREFIX.GROUP.TOPIC`. Where the prefixes of several runs fit, it belongs to the
-    longest of them; a prefix is a run's if `topics` has its ledger. A run without a prefix owns
-    only the groups of its own programs (`GROUPS`), because other programs use such names too.
+    A group `PREFIX.GROUP.TOPIC` belongs to the longest prefix of a run that fits; a prefix is a
+    run's if `topics` has its ledger. A run without a prefix owns only the groups of its own
+    programs (`GROUPS`), because other programs use such names too.
     """
     ledgers = (name for name in topics if name.endswith(".ledger"))
     others = {name.removesuffix(".ledger") for name in ledgers} - {prefix}
     start = f"{prefix}." if prefix else ""
     longer = tuple(f"{other}." for other in others if other.startswith(start))
     ends = tuple(f".{name}" for name in topic_names())
-    own = {f"{group}.{name}" for group in GROUPS for name in topic_names()}
+    program_groups = {f"{group}.{name}" for group in GROUPS for name in topic_names()}
     return tuple(
         sorted(
             group
@@ -74,30 +72,30 @@ def own_groups(prefix: str, topics: Collection[str], groups: Iterable[str]) -> t
             if group.startswith(start)
             and group.endswith(ends)
             and not group.startswith(longer)
-            and (prefix or group in own)
+            and (prefix or group in program_groups)
         )
     )
 
 
 def log_contents(url: str) -> LogContents:
-    """Returns the topics and groups of the run at this URL; empty if nothing is left. Raises
-    `LeaseHeld` if a consumer group on Kafka has members.
+    """Returns the topics and groups of the run at this URL, if any. Raises `LeaseHeld` if a
+    consumer group on Kafka has members.
     """
     kind = bus_kind(url)
     return LogContents(url, (), (), 0) if kind is None else kind.contents(url)
 
 
 def remove_log(url: str, contents: LogContents) -> None:
-    """Remove the run's topics and groups; objects that are missing are no error. `contents` must
-    come from `log_contents` of the same URL. Raises `BusError` if the brokers keep some.
+    """Remove the run's topics and groups; missing ones are no error. `contents` must come from
+    `log_contents` of the same URL. Raises `BusError` if the brokers keep some.
     """
     if (kind := bus_kind(url)) is not None:
         kind.remove(url, contents)
 
 
 def log_run_id(url: str) -> str:
-    """Returns the id of the run whose log this is, as its ledger has it; "" if the log has no
-    ledger or its first `CONFIGURED_MAX` records do not state it.
+    """Returns the id of the run whose log this is; "" if the log has no ledger or its first
+    `CONFIGURED_MAX` records do not state it.
     """
     from rollstream.streams.reader import TopicReader, from_begin
     from rollstream.streams.records import Configured
@@ -110,8 +108,8 @@ def log_run_id(url: str) -> str:
         until = {p: min(end[p], at + CONFIGURED_MAX) for p, at in begin.items()}
         reader = TopicReader(bus, "ledger", from_begin(bus, "ledger"))
         records = (received.record for received in reader.read_to(until))
-        named = (r.run_id for r in records if isinstance(r, Configured) and r.run_id)
-        return next(named, "")
+        run_ids = (r.run_id for r in records if isinstance(r, Configured) and r.run_id)
+        return next(run_ids, "")
     finally:
         bus.close()
 
@@ -149,7 +147,6 @@ def living_rollouts(url: str, watch_s: float) -> bool:
 
 
 def _is_present(record: "Record") -> bool:
-    """Whether this is the status of a rollout or relay that does not state that it is leaving."""
     from rollstream.streams.records import RelayStatus, RolloutStatus
 
     match record:

@@ -182,6 +182,8 @@ class ReadTo(_Value):
 
 
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field,))
+# Roles create and read thousands: msgspec builds a struct straight from JSON, in a tenth of the
+# time of a frozen dataclass.
 class RecordStruct(
     msgspec.Struct, frozen=True, eq=False, gc=False, omit_defaults=True, tag_field="schema"
 ):
@@ -192,9 +194,6 @@ class RecordStruct(
     the NumPy kind and item size (`tokens:u4`). All other fields are in the record's one JSON header
     (`codec.py`) under their own names. New fields come last and need defaults; unknown fields are
     ignored. A new array without default, or any breaking change, is a new schema name.
-
-    Records are structs rather than dataclasses because roles create and read thousands of them:
-    msgspec builds a struct straight from JSON, in a tenth of the time of a frozen dataclass.
     """
 
     @classmethod
@@ -208,43 +207,43 @@ def accepted_tokens(drafts: Drafts) -> int:
 
 
 def accepted_mask(drafts: Drafts | None, count: int) -> NDArray[np.bool_]:
-    """Returns a mask [count] that is true at accepted draft tokens. Runs beyond `count` are cut
-    off.
-    """
-    found = np.zeros(count, np.bool_)
+    """Returns a mask [count], true at accepted draft tokens. Runs beyond `count` are cut off."""
+    mask = np.zeros(count, np.bool_)
     at = 0
     for index, length in enumerate(() if drafts is None else drafts.runs):
-        found[at : at + length] = index % 2 == 1
+        mask[at : at + length] = index % 2 == 1
         at += length
-    return found
+    return mask
 
 
 def join_drafts(parts: Iterable[tuple[int, Drafts | None]]) -> Drafts | None:
     """Returns the drafts of consecutive parts of a trajectory as one; None if no part has any. A
-    part is given as its number of generated tokens and its drafts. The tokens of a part without
-    drafts count as sampled by the model itself, one per step.
+    part is its number of generated tokens and its drafts; tokens of a part without drafts count as
+    sampled by the model itself, one per step.
     """
-    known = list(parts)
-    if all(drafts is None for _, drafts in known):
+    drafted_parts = list(parts)
+    if all(drafts is None for _, drafts in drafted_parts):
         return None
     runs = [0]
-    whole = [drafts or Drafts((count,), count, 0, 0, 0, 0.0) for count, drafts in known]
-    for drafts in whole:
+    all_drafts = [
+        drafts or Drafts((count,), count, 0, 0, 0, 0.0) for count, drafts in drafted_parts
+    ]
+    for drafts in all_drafts:
         for index, length in enumerate(drafts.runs):
             extend_runs(runs, length, guessed=index % 2 == 1)
     return Drafts(
         tuple(runs),
-        sum(drafts.steps for drafts in whole),
-        sum(drafts.guessed for drafts in whole),
-        sum(drafts.asked for drafts in whole),
-        sum(drafts.found for drafts in whole),
-        sum(drafts.lookup_s for drafts in whole),
+        sum(drafts.steps for drafts in all_drafts),
+        sum(drafts.guessed for drafts in all_drafts),
+        sum(drafts.asked for drafts in all_drafts),
+        sum(drafts.found for drafts in all_drafts),
+        sum(drafts.lookup_s for drafts in all_drafts),
     )
 
 
 def split_off_last(drafts: Drafts | None) -> tuple[Drafts | None, Drafts | None]:
-    """Returns the drafts of a part without its newest token, and those of this token alone. All
-    counts but that of the token stay with the former.
+    """Returns the drafts of a part without its newest token, with all counts, and those of this
+    token alone.
     """
     if drafts is None:
         return None, None
@@ -259,8 +258,8 @@ def split_off_last(drafts: Drafts | None) -> tuple[Drafts | None, Drafts | None]
 
 
 def extend_runs(runs: list[int], length: int, *, guessed: bool) -> None:
-    """Append a run of `length` tokens; adjacent runs of one kind become one. With `guessed` the
-    tokens are accepted draft tokens, otherwise tokens that the model sampled itself.
+    """Append a run of `length` tokens; adjacent runs of one kind become one. `guessed` tokens are
+    accepted draft tokens, others the model sampled itself.
     """
     assert runs, "runs begin with the tokens before the first draft, perhaps 0"
     if len(runs) % 2 == (not guessed):

@@ -1,10 +1,5 @@
 """Appends records to the log: `publish` and `publish_all` to topics of many writers, `FencedWriter`
 to a topic of a single-holder role, with the role's term and sequence numbers (invariant 7).
-
-An append that fails is in doubt: the bus cannot know whether the records were appended. A
-`FencedWriter` sends such a batch again, with the same bytes and so the same sequence numbers;
-readers drop the repeat (`fence.py`). If the batch stays in doubt, the writer refuses all further
-appends, so that its role exits and restarts under a new term.
 """
 
 import threading
@@ -38,8 +33,8 @@ def publish(
 
 def publish_all(bus: Bus, topic: str, records: Sequence[KeyedRecord]) -> list[Address]:
     """Append records and return their addresses once all are durable. Raises `RecordTooLarge`
-    before any is written, and `BusError` with the records in doubt: nothing is sent again, and a
-    caller that does so may append a record twice.
+    before any is written, and `BusError` with the records in doubt: a caller that sends them again
+    may append a record twice.
     """
     partitions = bus.partitions(topic)
     return append_encoded(bus, topic, [_encoded_entry(keyed, partitions) for keyed in records])
@@ -54,8 +49,7 @@ def encode_each(
     bus: Bus, topic: str, records: Sequence[KeyedRecord]
 ) -> tuple[list[AppendEntry], dict[int, str]]:
     """Returns the records that the topic can hold, encoded, and by index the reasons why it cannot
-    hold the others: they do not encode, or are too large. A writer of many records so loses none
-    but these.
+    hold the others: they do not encode, or are too large.
     """
     partitions, settings = bus.partitions(topic), bus.settings(topic)
     entries: list[AppendEntry] = []
@@ -72,14 +66,15 @@ def encode_each(
 
 
 def _encoded_entry(keyed: KeyedRecord, partitions: int) -> AppendEntry:
-    key, record, *named = keyed
-    return AppendEntry(key.encode(), encode(record), _partition(key.encode(), named, partitions))
+    key, record, *explicit_partition = keyed
+    return AppendEntry(
+        key.encode(), encode(record), _partition(key.encode(), explicit_partition, partitions)
+    )
 
 
 class FencedWriter:
     """Writes the records of one term of a role to one topic; threads may share it. `open` must be
-    called first. In a compacted topic it adds the term to each key, so that compaction keeps the
-    records of different terms apart.
+    called first.
     """
 
     def __init__(
@@ -97,8 +92,8 @@ class FencedWriter:
 
     def open(self) -> dict[int, int]:
         """Append `Opened` to every partition: from there on, records of lower terms are void.
-        Returns the offset of `Opened` by partition. Before the role acts, it must read the topic
-        up to these offsets.
+        Returns the offset of `Opened` by partition; before the role acts, it must read the topic up
+        to these offsets.
         """
         needs = NEEDED_BY_TOPIC.get(self._topic.name, ())
         opened = Opened(self._role, self._term, RELEASE, needs, tuple(sorted(KNOWN_FEATURES)))
@@ -111,8 +106,8 @@ class FencedWriter:
         are durable. Raises `RecordTooLarge` before any is written. Raises `BusError` if they stay
         in doubt, and then at every later call.
 
-        If a batch was sent again and was appended twice, the addresses may be those of the second
-        copies, which have the same bytes.
+        If a batch was appended twice, the addresses may be those of the second copies, which have
+        the same bytes.
         """
         with self._lock:
             if self._broken:
@@ -130,7 +125,7 @@ class FencedWriter:
             return at
 
     def positions(self) -> dict[int, Position]:
-        """Return, by partition, the position after everything that this writer has appended, with
+        """Returns, by partition, the position after all records that this writer has appended, with
         the fence there.
         """
         with self._lock:
@@ -142,39 +137,38 @@ class FencedWriter:
             }
 
     def _entry(self, keyed: KeyedRecord, sequences: list[int]) -> AppendEntry:
-        """Returns the record encoded with the next sequence number of its partition, and count it
-        in `sequences`.
-        """
-        key, record, *named = keyed
+        key, record, *explicit_partition = keyed
         if self._topic.cleanup == "compact":
+            # Otherwise compaction would remove a record of one term for one of another.
             key = f"{key}/{self._term}"
-        partition = _partition(key.encode(), named, self._topic.partitions)
+        partition = _partition(key.encode(), explicit_partition, self._topic.partitions)
         envelope = Envelope(self._role, self._term, sequences[partition])
         sequences[partition] += 1
         return AppendEntry(key.encode(), encode(record, envelope), partition)
 
     def _append_surely(self, entries: Sequence[AppendEntry]) -> list[int]:
-        """Append the entries, again and again for `retry_s` seconds while they are in doubt."""
         deadline = Deadline(self._retry_s)
         while True:
             try:
+                # The same bytes again, so that readers drop the repeat (`fence.py`).
                 return self._bus.append(self._topic.name, entries)
             except RecordTooLarge:
                 raise
             except BusError as error:
                 if deadline.passed():
+                    # The role exits and restarts under a new term.
                     self._broken = str(error)
                     raise
             time.sleep(min(RETRY_PAUSE_S, deadline.remaining_s()))
 
 
-def _partition(key: bytes, named: Sequence[int], partitions: int) -> int:
-    return named[0] if named else partition_of(key, partitions)
+def _partition(key: bytes, explicit_partition: Sequence[int], partitions: int) -> int:
+    return explicit_partition[0] if explicit_partition else partition_of(key, partitions)
 
 
 def _addresses(entries: Sequence[AppendEntry], offsets: Sequence[int]) -> list[Address]:
-    """Returns the addresses of appended entries, which must name their partitions."""
     return [
+        # Entries of a writer always name their partition.
         Address(entry.partition or 0, offset)
         for entry, offset in zip(entries, offsets, strict=True)
     ]

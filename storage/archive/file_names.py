@@ -1,10 +1,6 @@
-"""Names the archive's Parquet files (`archive_key`, `merged_key`), and selects from a listing those
-that together hold each row once (`current_files`).
-
-Names alone prevent double rows: archivers that continue at one offset try to create the same name,
-and the store lets one of them succeed; a merged file, which replaces several files, is named by its
-first and last offset, so readers know which files to leave out. docs/reference/archive.md has the
-interleavings. Importing this module imports neither pyarrow nor NumPy.
+"""Names the archive's Parquet files, and selects from a listing those that together hold each row
+once. Names alone prevent double rows (docs/reference/archive.md has the interleavings). Importing
+this module imports neither pyarrow nor NumPy.
 """
 
 from __future__ import annotations
@@ -33,9 +29,9 @@ RUN_KEYS = (RunKeys(_KEY, "later", "archive", linked=True),)
 
 @dataclass(frozen=True, slots=True)
 class ArchiveFile:
-    """Describes one file as a listing shows it: it holds the rows of one partition of the topic
-    from offset `first` on; `date` is the UTC day of its first row, `bytes` its size. `last` is the
-    last offset of a merged file, None for a file that an archiver wrote, whose name lacks it.
+    """Describes one file of a listing: rows of one partition from offset `first` on; `date` is the
+    UTC day of its first row. `last` is the last offset of a merged file, None for an archiver's,
+    whose name lacks it.
     """
 
     key: str
@@ -54,33 +50,31 @@ def utc_day(timestamp_ms: int) -> int:
 
 
 def message_bytes(message: Message) -> int:
-    """Returns the size of a message in bytes; files and their row groups are limited by the sum."""
+    """Returns the size of a message in bytes, which limits files and their row groups."""
     return len(message.key) + len(message.value or b"")
 
 
 def archive_key(topic: str, run: str, partition: int, first: int, timestamp_ms: int) -> str:
-    """Returns the key of the file whose first record has the offset `first` and this timestamp.
-
-    Two archivers that continue from one offset get the same key, however many records each has
-    read: the key does not contain the last offset, and its day is the UTC day of the first record's
-    own timestamp. The store's `create` lets only one of them write the file, and the other
-    continues behind that file, so each record is archived exactly once.
+    """Returns the key of the file whose first record has the offset `first` and this timestamp. Two
+    archivers that continue from one offset get the same key, so the store's `create` lets only one
+    write the file, and each record is archived exactly once.
     """
+    # Neither the last offset nor a clock: the day is that of the first record's own timestamp.
     date = datetime.fromtimestamp(utc_day(timestamp_ms) * DAY_MS // 1000, UTC).date().isoformat()
     return f"{archive_prefix(topic, run)}date={date}/{topic}-{partition:05d}-{first:020d}.parquet"
 
 
 def merged_key(first: ArchiveFile, last: int) -> str:
-    """Returns the key of the merged file that holds all rows from the file `first` up to offset
-    `last`, inclusive. Unlike the key of an archiver's file, it contains both offsets.
+    """Returns the key of the merged file with all rows from the file `first` up to offset `last`,
+    inclusive.
     """
     folder = first.key.rpartition("/")[0]
     return f"{folder}/{first.topic}-{first.partition:05d}-{first.first:020d}-{last:020d}.parquet"
 
 
 def archive_prefix(topic: str | None = None, run: str | None = None) -> str:
-    """Returns the common prefix of all keys of the archive, of a topic in it, or of a run's part of
-    a topic.
+    """Returns the prefix of all keys of the archive, of a topic in it, or of a run's part of a
+    topic.
     """
     topics = ARCHIVE_PREFIX if topic is None else f"{ARCHIVE_PREFIX}topic={topic}/"
     return topics if topic is None or run is None else f"{topics}run={run}/"
@@ -99,23 +93,21 @@ def parse_archive_key(key: str, size: int) -> ArchiveFile | None:
 
 def current_files(listed: Iterable[ArchiveFile | None]) -> list[ArchiveFile]:
     """Returns the files of a listing that together hold each row once, ordered by topic, run,
-    partition and first offset. All other files are redundant; None (for a key that is not the
-    archive's) is skipped.
-
-    A merged file and the files that it replaces exist side by side for a while. Two merged files
-    are disjoint or one contains the other (`merging.py`), so a file is redundant if its first
-    offset is in the range of a merged file before it. That is also true of a small file that an
-    archiver, suspended meanwhile, creates after its name was deleted, even with more rows than
-    before: this archiver then finds the merged file and continues behind it.
+    partition and first offset; None (for a key that is not the archive's) is skipped.
     """
     files = [file for file in listed if file is not None]
     files.sort(key=lambda f: (f.topic, f.run, f.partition, f.first, -(f.last or f.first)))
-    found: list[ArchiveFile] = []
+    current: list[ArchiveFile] = []
+    # Two merged files are disjoint or one contains the other (`merging.py`), and files that one
+    # replaces stay for a while: a file is redundant if it begins in the range of a merged file
+    # before it.
     merged: dict[tuple[str, str, int], int] = {}
     for file in files:
         partition = file.topic, file.run, file.partition
+        # Also false for a small file that a suspended archiver creates after its name was deleted,
+        # even with more rows: this archiver then finds the merged file and continues behind it.
         if file.first > merged.get(partition, -1):
-            found.append(file)
+            current.append(file)
             if file.last is not None:
                 merged[partition] = file.last
-    return found
+    return current

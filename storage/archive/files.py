@@ -1,11 +1,5 @@
-"""Encodes archive files: consecutive messages of one partition as the bytes of a Parquet file
-(`encode_file`), or rows that exist already, when files are merged (`FileWriter`).
-
-The file's metadata hold the first and last offset, the fence after the last record, and the number
-of the schema (`rollstream.first`, `.last`, `.fence`, `.presumed`, `.schema`), so an archiver that
-continues the partition reads only the file's end. Common Parquet readers support all encodings
-used; arrays are PLAIN: dictionaries take twice the time, and Spark supports BYTE_STREAM_SPLIT only
-since 2026.
+"""Encodes archive files: consecutive messages of one partition (`encode_file`), or existing rows
+when files are merged (`FileWriter`), as the bytes of a Parquet file.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +22,7 @@ ROW_GROUP_BYTES = 16 << 20  # of messages, as sized in the log; larger groups ta
 WRITE_BATCH = 1 << 16  # values; pyarrow's default of 1 024 is an eighth of a trajectory
 SAMPLE_BYTES = 256 << 10  # of each column of floats, compressed on trial
 COMPRESSIBLE = 0.85
-"""A column of floats is compressed if zstd reduces its sample to at most this share of its size.
+"""A column of floats is compressed if zstd reduces its sample to at most this share.
 Log-probabilities only reach 0.9, and to compress them would take a sixth of a file's time.
 """
 FIRST, LAST, FENCE, PRESUMED, SCHEMA = (
@@ -38,8 +32,8 @@ FIRST, LAST, FENCE, PRESUMED, SCHEMA = (
 
 @dataclass(frozen=True, slots=True)
 class EncodedFile:
-    """Holds the bytes of one Parquet file, and the fence after its last record: the term in force
-    there, and the sequence number that this term's next record has (`streams/fence.py`).
+    """Holds the bytes of one Parquet file, and the fence after its last record
+    (`streams/fence.py`).
     """
 
     data: memoryview
@@ -47,8 +41,8 @@ class EncodedFile:
 
 
 class FileWriter:
-    """Writes one file of a topic into memory: `write` for each row group, then `finish`. It is a
-    context manager, which closes the file if an error ends the writing.
+    """Writes one file of a topic into memory: `write` for each row group, then `finish`. The
+    context manager closes the file after an error.
     """
 
     def __init__(self, topic: str) -> None:
@@ -57,8 +51,8 @@ class FileWriter:
         self._parquet: pq.ParquetWriter | None = None
 
     def write(self, table: pa.Table) -> None:
-        """Add the table as a row group. The first row group decides which columns of the whole file
-        are compressed.
+        """Add the table as a row group. The first one decides which columns of the file are
+        compressed.
         """
         if self._parquet is None:
             options = write_options(self._topic, incompressible_columns(self._topic, table))
@@ -66,10 +60,11 @@ class FileWriter:
         self._parquet.write_table(table, row_group_size=table.num_rows)
 
     def finish(self, first: int, last: int, fence: Fence) -> EncodedFile:
-        """Returns the complete file; its metadata state that it holds the offsets `first` to
-        `last`, with `fence` after them.
+        """Returns the complete file, which holds the offsets `first` to `last`, with `fence` after
+        them.
         """
         assert self._parquet is not None, "a file without rows"
+        # An archiver that continues a partition reads only these, at the file's end.
         numbers = {FIRST: first, LAST: last, SCHEMA: SCHEMA_NUMBER}
         self._parquet.add_key_value_metadata(
             {name: str(number) for name, number in numbers.items()}
@@ -88,10 +83,9 @@ class FileWriter:
 
 
 def encode_file(topic: str, messages: Sequence[Message], fence: Fence) -> EncodedFile:
-    """Returns the file of these messages, one row each, whether they are valid records or not. They
-    must be consecutive and of one partition; `fence` is the fence before the first one.
-
-    Raises `SequenceGap` if the log lost a record of a single-holder role.
+    """Returns the file of these messages, one row each, valid records or not. They must be
+    consecutive and of one partition; `fence` is the one before them. Raises `SequenceGap` if the
+    log lost a record of a single-holder role.
     """
     first, last = messages[0], messages[-1]
     assert last.offset - first.offset == len(messages) - 1, "the messages have a gap"
@@ -104,7 +98,6 @@ def encode_file(topic: str, messages: Sequence[Message], fence: Fence) -> Encode
 
 
 def _row_groups(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
-    """Yields the messages in groups of at most `ROW_GROUP_BYTES`, or one larger message."""
     start = taken = 0
     for index, message in enumerate(messages):
         if taken and taken + message_bytes(message) > ROW_GROUP_BYTES:
@@ -115,9 +108,7 @@ def _row_groups(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
 
 
 def incompressible_columns(topic: str, table: pa.Table) -> frozenset[str]:
-    """Returns the columns of floats that are not worth compressing: zstd leaves more than
-    `COMPRESSIBLE` of a sample of their first values.
-    """
+    """Returns the columns of floats of which zstd leaves more than `COMPRESSIBLE` of a sample."""
     incompressible: set[str] = set()
     for column in topic_columns(topic):
         if column.is_array and pa.types.is_floating(column.items):
@@ -131,13 +122,12 @@ def incompressible_columns(topic: str, table: pa.Table) -> frozenset[str]:
 
 @cache
 def write_options(topic: str, incompressible: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """Returns pyarrow's options for a file of this topic. Arrays and the records' headers get no
-    dictionary and no statistics; all columns but the `incompressible` ones are compressed by zstd.
-    """
     leaves = [leaf for field in arrow_schema(topic) for leaf in _leaves(field.name, field.type)]
     plain = {"header", *(f"{c.name}.list.element" for c in topic_columns(topic) if c.is_array)}
     others = [leaf for leaf in leaves if leaf not in plain]
     uncompressed = {f"{name}.list.element" for name in incompressible}
+    # All Parquet readers support these. Arrays are PLAIN, without statistics: dictionaries take
+    # twice the time, and Spark supports BYTE_STREAM_SPLIT only since 2026.
     return {
         "compression": {leaf: "none" if leaf in uncompressed else "zstd" for leaf in leaves},
         "use_dictionary": others,
@@ -147,7 +137,6 @@ def write_options(topic: str, incompressible: frozenset[str] = frozenset()) -> d
 
 
 def _leaves(path: str, type_: pa.DataType) -> Iterator[str]:
-    """Yields the Parquet paths of the columns that a field becomes."""
     if pa.types.is_struct(type_):
         for field in type_:
             yield from _leaves(f"{path}.{field.name}", field.type)

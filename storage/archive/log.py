@@ -1,9 +1,6 @@
-"""Joins a run's log and its archive into one read-only bus (`ArchiveBus`): records that were
-truncated from the log are read from the archive, at the same offset and byte for byte. An offset
-that is in neither raises `PositionLost`. Nothing is written, not even to the topic `dead`.
-
-A read tries the log first. Below the log's begin it finds the archived file with the offset in a
-listing of the store, which is made once and repeated if the file is gone or does not exist yet.
+"""Joins a run's log and its archive into one read-only bus (`ArchiveBus`): truncated records are
+read from the archive, at the same offset and byte for byte. An offset that is in neither raises
+`PositionLost`. Nothing is written, not even to the topic `dead`.
 """
 
 from __future__ import annotations
@@ -30,10 +27,9 @@ FILES_MAX = 6  # archived files kept open: replay reads records of all partition
 
 
 class ArchiveBus:
-    """A `Bus` that reads from the log, and from the archive below the log's begin. `bus` is None if
-    only the archive exists, `store` if only the log does; `run` is the run's name in the archive.
-    Calls that write raise `BusError`. Importing this module does not import pyarrow; reading an
-    archived row does.
+    """A `Bus` that reads from the log, and from the archive below the log's begin. `bus` is None
+    without a log, `store` without an archive; `run` is the run's name in the archive. Only reading
+    an archived row imports pyarrow.
     """
 
     def __init__(self, bus: Bus | None, store: ObjectStore | None, run: str) -> None:
@@ -48,11 +44,11 @@ class ArchiveBus:
         listed at the first call, and at each call with `again`.
         """
         if again or topic not in self._files:
-            found: dict[int, list[ArchiveFile]] = {}
+            files: dict[int, list[ArchiveFile]] = {}
             if self.store is not None:
                 for file in reading.archived_files(self.store, self.run, topic):
-                    found.setdefault(file.partition, []).append(file)
-            self._files[topic] = found
+                    files.setdefault(file.partition, []).append(file)
+            self._files[topic] = files
             self._ends.pop(topic, None)
         return self._files[topic]
 
@@ -65,17 +61,18 @@ class ArchiveBus:
         """
         if self.bus is not None:
             return self.bus.settings(topic)
-        (found,) = (t for t in catalogue() if t.name == topic)
-        partitions = max(found.partitions, max(self.archived(topic), default=0) + 1)
-        return Topic(topic, partitions, found.cleanup, writer=found.writer)
+        (catalogued,) = (t for t in catalogue() if t.name == topic)
+        partitions = max(catalogued.partitions, max(self.archived(topic), default=0) + 1)
+        return Topic(topic, partitions, catalogued.cleanup, writer=catalogued.writer)
 
     def partitions(self, topic: str) -> int:
         return self.settings(topic).partitions
 
     def append(self, topic: str, entries: Sequence[AppendEntry]) -> list[int]:
-        """Ignore dead letters, because any reader may write some; refuse any other append."""
+        """Ignore dead letters; refuse any other append."""
         if not is_dead_letter_topic(topic):
             raise BusError(f"{topic}: this log is read-only")
+        # Any reader may write dead letters.
         return [0] * len(entries)
 
     def read(
@@ -88,9 +85,8 @@ class ArchiveBus:
         wait_s: float = 0.0,
         exact: bool = True,
     ) -> list[Message]:
-        """Read as `Bus.read` does. If a position is below the log's first record, this call returns
-        archived records of such partitions only. Raises `PositionLost` if the archive lacks the
-        offset too.
+        """Read as `Bus.read`; if a position is below the log's first record, only archived records
+        of such partitions. Raises `PositionLost` if the archive lacks the offset too.
         """
         if self.bus is not None:
             try:
@@ -99,20 +95,22 @@ class ArchiveBus:
                     exact=exact,
                 )  # fmt: skip
             except PositionLost:
-                kept = self.bus.begin(topic)
-                positions = {p: at for p, at in positions.items() if at < kept[p]} or positions
-        found: list[Message] = []
+                begins = self.bus.begin(topic)
+                positions = {p: at for p, at in positions.items() if at < begins[p]} or positions
+        messages: list[Message] = []
         for partition, offset in positions.items():
-            if len(found) < records_max:
-                found += self._from_archive(topic, partition, offset, records_max - len(found))
-        return found
+            if len(messages) < records_max:
+                messages += self._from_archive(
+                    topic, partition, offset, records_max - len(messages)
+                )
+        return messages
 
     def begin(self, topic: str) -> dict[int, int]:
         """Returns the first offset per partition, archived ones included."""
-        found = self._known(topic) if self.bus is None else self.bus.begin(topic)
+        begins = self._known(topic) if self.bus is None else self.bus.begin(topic)
         for partition, files in self.archived(topic).items():
-            found[partition] = min(files[0].first, found.get(partition, files[0].first))
-        return found
+            begins[partition] = min(files[0].first, begins.get(partition, files[0].first))
+        return begins
 
     def end(self, topic: str) -> dict[int, int]:
         """Returns the log's ends; without a log those of the archive when it was last listed."""
@@ -131,15 +129,14 @@ class ArchiveBus:
         raise BusError(f"{topic}: this log is read-only")
 
     def committed(self, group: str, topic: str) -> dict[int, Position]:
-        """Returns the group's positions, without those of archived partitions. Readers ask for them
-        because a truncation point is committed with its fence, from which they continue. In an
-        archived partition they read the truncated records instead and compute the fence.
-        """
+        """Returns the group's positions, without those of archived partitions."""
         if self.bus is None:
             return {}
+        # A truncation point is committed with its fence; in an archived partition readers read the
+        # truncated records instead and compute the fence.
         archived = self.archived(topic)
-        found = self.bus.committed(group, topic)
-        return {partition: at for partition, at in found.items() if partition not in archived}
+        positions = self.bus.committed(group, topic)
+        return {partition: at for partition, at in positions.items() if partition not in archived}
 
     def truncate(self, topic: str, before: Mapping[int, int]) -> None:
         raise BusError(f"{topic}: this log is read-only")
@@ -154,41 +151,39 @@ class ArchiveBus:
     def _known(self, topic: str) -> dict[int, int]:
         return dict.fromkeys(range(self.settings(topic).partitions), 0)
 
-    def _from_archive(self, topic: str, partition: int, offset: int, most: int) -> list[Message]:
-        found: list[Message] = []
+    def _from_archive(
+        self, topic: str, partition: int, offset: int, records_max: int
+    ) -> list[Message]:
+        messages: list[Message] = []
         changed = self.bus is not None
         try:
-            found = self._in_file(topic, partition, offset, most)
+            messages = self._in_file(topic, partition, offset, records_max)
         except ObjectMissing:
             changed = True
-        if not found and changed:  # archived and truncated, or merged, since the listing
+        if not messages and changed:  # archived and truncated, or merged, since the listing
             self.archived(topic, again=True)
-            found = self._in_file(topic, partition, offset, most)
-        if found:
-            return found
+            messages = self._in_file(topic, partition, offset, records_max)
+        if messages:
+            return messages
         if self.bus is None and offset == self.end(topic).get(partition):
             return []
         raise PositionLost(
             f"{topic} {partition}: offset {offset} is neither in the log nor in the archive"
         )
 
-    def _in_file(self, topic: str, partition: int, offset: int, most: int) -> list[Message]:
-        """Returns at most `most` messages, from this offset on, of the archived file that has it;
-        [] if no listed file has it.
-        """
+    def _in_file(self, topic: str, partition: int, offset: int, records_max: int) -> list[Message]:
         files = self.archived(topic).get(partition, [])
         below = bisect_right(files, offset, key=attrgetter("first"))
         if not below:
             return []
         file = files[below - 1]
         with self._lock:
-            found = self._messages(topic, file).since(offset, most)
-        if found and found[0].offset != offset:
+            messages = self._messages(topic, file).since(offset, records_max)
+        if messages and messages[0].offset != offset:
             raise reading.damaged_file(file, f"it has a hole at offset {offset}")
-        return found
+        return messages
 
     def _messages(self, topic: str, file: ArchiveFile) -> FileMessages:
-        """Returns the open file; of the open files, the least recently used ones are closed."""
         if file.key not in self._cache:
             from rollstream.storage.archive.originals import FileMessages
 

@@ -1,10 +1,5 @@
-"""Restores the exact bytes that archived records had in the log, and verifies them by their hashes.
-
-A record's bytes are a prefix with a checksum, a JSON header and arrays (`streams/codec.py`). The
-archive keeps the header in the column `header` and each array in a column of its own.
-`OriginalBytes` joins them for the rows of a batch, without decoding records; `FileMessages` uses it
-to read an archive file as messages of the log. Rows that cannot be joined are restored from their
-decoded values (`originals_of` in `tables.py`), which is slower.
+"""Restores the exact bytes that archived records had in the log, and verifies them by their hashes:
+header and arrays are joined (`streams/codec.py`) without decoding.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,60 +35,55 @@ _PADDING = pa.array([bytes(-size % 8) for size in range(8)], pa.large_binary())
 
 
 class OriginalBytes:
-    """Restores the bytes that rows of one topic had in the log.
-
-    Arrow joins header and arrays of many rows at a time, `SLICE_BYTES` in all. Python only computes
-    two hashes per row: the checksum inside the record, and the hash in the column `hash`, by which
-    the ledger names the record. Rows whose hash does not match, and rows without `header` (those of
-    release 0.1.0, for example), are restored one by one by `originals_of` in `tables.py`, which
-    decides whether they are damaged.
-    """
+    """Restores the bytes that rows of one topic had in the log."""
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
 
     def values(self, batch: pa.RecordBatch) -> Iterator[bytes | None]:
-        """Yields exactly the bytes of each row, None for a tombstone.
-
-        Raises `CorruptObject` at a row whose restored bytes do not match its hash, or
-        `NewerRelease` if that row was archived by a release that this one does not understand.
+        """Yields exactly the bytes of each row, None for a tombstone. Raises `CorruptObject` at a
+        row whose bytes do not match its hash, or `NewerRelease` if this release does not understand
+        the one that archived it.
         """
         return map(_copied, self.views(batch))
 
     def views(self, batch: pa.RecordBatch) -> Iterator[memoryview | bytes | None]:
-        """Yields the bytes as `values` does, but without a copy of each: a view keeps all rows in
+        """Yields the bytes as `values` does, without a copy of each: a view keeps all rows in
         memory that were joined with its row, about `SLICE_BYTES`.
         """
-        found: list[memoryview | bytes | None] = [None] * batch.num_rows
+        restored: list[memoryview | bytes | None] = [None] * batch.num_rows
+        # Arrow joins `SLICE_BYTES` at a time; Python only computes two hashes per row: the record's
+        # checksum, and the column `hash`, by which the ledger names the record.
         for cls, rows in _by_class(batch):
             for part, values, is_right in _restored(batch, rows, cls):
                 if is_right.all() and len(rows) == batch.num_rows:
-                    found[part[0] : part[-1] + 1] = values
+                    restored[part[0] : part[-1] + 1] = values
                     continue
                 for row, value, right in zip(part.tolist(), values, is_right.tolist(), strict=True):
-                    found[row] = value if right else None
-        left = [row for row, value in enumerate(found) if value is None]
-        if not left:
-            return iter(found)
+                    restored[row] = value if right else None
+        # Rows whose hash does not match, or without `header` (those of release 0.1.0):
+        # `originals_of` decides whether they are damaged.
+        missing_rows = [row for row, value in enumerate(restored) if value is None]
+        if not missing_rows:
+            return iter(restored)
         others = originals_of(
-            pa.Table.from_batches([batch.take(pa.array(left, pa.int64()))]), self.topic
+            pa.Table.from_batches([batch.take(pa.array(missing_rows, pa.int64()))]), self.topic
         )
-        return (next(others) if value is None else value for value in found)
+        return (next(others) if value is None else value for value in restored)
 
     def proven(self, batch: pa.RecordBatch, cls: type[Record]) -> NDArray[np.bool_]:
         """Returns an array that is True for each row that is a record of `cls` and whose joined
         bytes match its hash. A row with False may be intact too: only `values` decides.
         """
-        found = np.zeros(batch.num_rows, np.bool_)
+        is_proven = np.zeros(batch.num_rows, np.bool_)
         for row_class, rows in _by_class(batch):
             if row_class is cls:
                 for part, _, is_right in _restored(batch, rows, cls):
-                    found[part] = is_right
-        return found
+                    is_proven[part] = is_right
+        return is_proven
 
 
 def _by_class(batch: pa.RecordBatch) -> Iterator[tuple[type[Record], NDArray[np.int64]]]:
-    """Yields each record class with the indices of its rows, without rows that have no header."""
     if "header" not in batch.schema.names:
         return
     schemas, with_header = batch.column("schema"), pc.is_valid(batch.column("header"))
@@ -106,9 +96,6 @@ def _by_class(batch: pa.RecordBatch) -> Iterator[tuple[type[Record], NDArray[np.
 def _restored(
     batch: pa.RecordBatch, rows: NDArray[np.int64], cls: type[Record]
 ) -> Iterator[tuple[NDArray[np.int64], list[memoryview], NDArray[np.bool_]]]:
-    """Yields the rows `rows`, all of the class `cls`, in slices: their indices, their joined bytes,
-    and whether the bytes match the hashes.
-    """
     if not len(rows):
         return
     batch = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows))
@@ -127,34 +114,34 @@ def _restored(
 
 
 def _prefixes(lengths: pa.Array) -> pa.Array:
-    """Returns the prefix of each record, with zeros in place of the checksum."""
-    found = np.zeros(len(lengths), _PREFIX)
-    found["magic"], found["header"] = MAGIC, lengths.to_numpy()
+    prefixes = np.zeros(len(lengths), _PREFIX)
+    prefixes["magic"], prefixes["header"] = MAGIC, lengths.to_numpy()
     offsets = np.arange(len(lengths) + 1) * _PREFIX.itemsize
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(found)]
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(prefixes)]
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(lengths), buffers)
 
 
 def _sealed(records: pa.Array, hashes: list[str]) -> tuple[list[memoryview], NDArray[np.bool_]]:
     """Write the checksum into each record; returns the bytes of each, and whether they match its
-    hash. A row without one of its arrays has no bytes, and matches no hash.
+    hash.
     """
     _, offsets, buffer = records.buffers()
     ends = np.frombuffer(offsets, np.int64, len(records) + 1)
     data, bounds = np.frombuffer(buffer, np.uint8), ends.tolist()
-    found = list(map(data.data.__getitem__, map(slice, bounds[:-1], bounds[1:])))
+    views = list(map(data.data.__getitem__, map(slice, bounds[:-1], bounds[1:])))
     starts = (ends[:-1] + _PREFIX.itemsize).tolist()
     bodies = map(data.data.__getitem__, map(slice, starts, bounds[1:]))
-    sums = np.fromiter(map(xxh3_64_intdigest, bodies), "<u8", len(found))
+    sums = np.fromiter(map(xxh3_64_intdigest, bodies), "<u8", len(views))
+    # A row without one of its arrays has no bytes, and matches no hash.
     is_there = np.diff(ends) > 0
     data[ends[:-1][is_there, None] + _CHECKSUM] = sums[is_there, None].view(np.uint8)
-    return found, np.array(list(map(eq, map(xxh3_64_hexdigest, found), hashes)), np.bool_)
+    return views, np.array(list(map(eq, map(xxh3_64_hexdigest, views), hashes)), np.bool_)
 
 
 def _bytes(batch: pa.RecordBatch, column: ArchiveColumn) -> pa.Array:
-    """Returns a list column as a binary one, in the same memory, with offsets in bytes."""
     lists, width = batch.column(column.name), column.items.bit_width // 8
     values = lists.values
+    # The same memory, with offsets in bytes.
     offsets = (lists.offsets.to_numpy().astype(np.int64) + values.offset) * width
     valid = None
     if lists.null_count:
@@ -164,23 +151,13 @@ def _bytes(batch: pa.RecordBatch, column: ArchiveColumn) -> pa.Array:
 
 
 def _padding(sizes: pa.Array) -> pa.Array:
-    """Returns the zero bytes that fill each size up to a multiple of 8."""
     return _PADDING.take(pc.bit_wise_and(sizes, 7))
 
 
 class FileMessages:
-    """Reads the rows of one archive file as messages of the log, at consecutive offsets (`since`);
-    the bytes of each message match its hash.
-
-    The file is read in parts, only as far as messages are requested. A part is dropped once all of
-    its messages were returned, so a caller that reads in order needs the memory of one part, and
-    the next part reuses it. (Fresh memory costs more than all other work on a record.) A dropped
-    part is read again when it is requested again.
-
-    At first only the envelope columns (which include `header`) and the arrays are read. At the
-    first row that these do not restore, reading continues with all columns, which `originals_of`
-    needs. Raises `CorruptObject` if that does not restore the row either, or if the file is not an
-    archive file.
+    """Reads the rows of one archive file as messages of the log, at consecutive offsets; the bytes
+    of each match its hash. A caller that reads in order needs the memory of one part. Raises
+    `CorruptObject` if a row cannot be restored, or if the file is not an archive file.
     """
 
     def __init__(self, store: ObjectStore, topic: str, file: ArchiveFile) -> None:
@@ -195,37 +172,38 @@ class FileMessages:
 
     def since(self, offset: int, count: int) -> list[Message]:
         """Returns the messages from this offset on: `count` of them, fewer at the file's end."""
-        found: list[Message] = []
-        while len(found) < count:
-            at = offset + len(found)
+        messages: list[Message] = []
+        while len(messages) < count:
+            at = offset + len(messages)
             part = self._newest
             if not part.first <= at < part.end:
-                held = [one for one in self._parts if one.first <= at < one.end]
-                if not held and not self._read_to(at):
+                matching = [other for other in self._parts if other.first <= at < other.end]
+                if not matching and not self._read_to(at):
                     break
-                part = self._newest = held[0] if held else self._parts[-1]
-            found += part.messages(self._topic, self._file.partition, at, count - len(found))
+                part = self._newest = matching[0] if matching else self._parts[-1]
+            messages += part.messages(self._topic, self._file.partition, at, count - len(messages))
             if not part.unread:
+                # The next part reuses its memory: fresh memory costs more than all other work on a
+                # record.
                 self._parts.remove(part)
                 self._newest = _NO_PART
-        return found
+        return messages
 
     def _read_to(self, offset: int) -> bool:
-        """Read the part with this offset; returns False if the file has no such offset."""
         try:
             return self._advance(offset)
         except CorruptObject:
             self._next = ROWS_MAX
             if self._columns is None:
                 raise
+        # Envelope columns (with `header`) and arrays do not restore this row: `originals_of` needs
+        # all columns.
         self._columns = None
         return self._read_to(offset)
 
     def _advance(self, offset: int) -> bool:
-        """Read batches up to the one with this offset and keep it as a part; an offset before
-        `_next` begins a new pass over the file. Returns False if the file has no such offset.
-        """
         if offset < self._next:
+            # An offset before `_next` begins a new pass over the file.
             row = offset - self._file.first
             self._batches = batches_of(self._store, self._file, self._columns, row)
         for batch in self._batches:
@@ -243,9 +221,8 @@ class FileMessages:
         return False
 
 
+# Messages at consecutive offsets; `unread` of them were not returned yet.
 class _FilePart:
-    """Holds messages at consecutive offsets; `unread` of them were not returned yet."""
-
     def __init__(
         self,
         offsets: Sequence[int],
@@ -258,24 +235,21 @@ class _FilePart:
         self.unread = len(offsets)
 
     def messages(self, topic: str, partition: int, offset: int, count: int) -> list[Message]:
-        """Returns at most `count` messages from this offset on. Each message gets a copy of its
-        bytes, so that it keeps no other row in memory.
-        """
         row = offset - self.first
         offsets, stamps, keys, values = self._columns
-        found = [
+        messages = [
+            # A copy keeps no other row in memory.
             Message(topic, partition, offsets[at], stamps[at], keys[at], _copied(values[at]))
             for at in range(row, min(row + count, len(offsets)))
         ]
-        self.unread -= len(found)
-        return found
+        self.unread -= len(messages)
+        return messages
 
 
 _NO_PART = _FilePart((), (), (), ())
 
 
 def _places_in(batch: pa.RecordBatch) -> tuple[list[int], list[int], list[bytes]]:
-    """Returns the offset, the timestamp in ms and the key of each row."""
     return (
         batch.column("offset").to_numpy().tolist(),
         batch.column("timestamp").cast("int64").to_numpy().tolist(),
@@ -284,7 +258,6 @@ def _places_in(batch: pa.RecordBatch) -> tuple[list[int], list[int], list[bytes]
 
 
 def _copied(value: memoryview | bytes | None) -> bytes | None:
-    """Returns a view's bytes as a copy; other values unchanged."""
     return value.tobytes() if isinstance(value, memoryview) else value
 
 
@@ -299,8 +272,8 @@ def batches_of(
     columns and `columns`. Rows before the row with index `row` may be left out. Raises
     `CorruptObject` if the file is not an archive file.
     """
-    wanted = None if columns is None else [*ENVELOPE_COLUMNS.names, *columns]
-    return batches_from(store, file, wanted, row, rows_max)
+    names = None if columns is None else [*ENVELOPE_COLUMNS.names, *columns]
+    return batches_from(store, file, names, row, rows_max)
 
 
 def messages_in(

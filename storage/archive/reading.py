@@ -1,10 +1,7 @@
-"""Reads the archive: lists its files (`archived_files`), finds how far each partition is archived
-(`partition_ends`), and reads one file as a table (`table_from`) or in batches (`batches_from`).
-
-A file that is not a complete Parquet file of the archive raises `CorruptObject`, which names it and
-gives advice; a file of a newer release raises `NewerRelease`. No file is skipped silently. A listed
-file may be merged into a larger one and deleted before it is read: then `ObjectMissing` is raised,
-and a new listing has the larger one. Listing files does not import pyarrow.
+"""Reads the archive: lists its files, finds how far each partition is archived, and reads one file.
+A damaged file raises `CorruptObject`, one of a newer release `NewerRelease`; none is skipped
+silently. A listed file may be merged and deleted before it is read (`ObjectMissing`); a new listing
+has the larger one.
 """
 
 from __future__ import annotations
@@ -47,9 +44,7 @@ DIGITS_MAX = 20  # read of a number in a file's metadata: no number of the archi
 
 @dataclass(frozen=True, slots=True)
 class FileEnd:
-    """Holds the last offset of a file, and the fence with which a reader continues after it: the
-    highest term so far and its next sequence number (`streams/fence.py`).
-    """
+    """Holds the last offset of a file, and the fence with which a reader continues after it."""
 
     last: int
     fence: Fence
@@ -58,39 +53,37 @@ class FileEnd:
 def archived_files(
     store: ObjectStore, run: str | None = None, topic: str | None = None
 ) -> list[ArchiveFile]:
-    """Returns the archive's files, without those that a merged file replaces, so that together they
-    hold each row once; with `run` or `topic` only the files of that run or topic. They are ordered
-    by topic, run, partition and first offset. Each file but a partition's newest may be deleted at
-    any time, after a merged file with its rows was created: at `ObjectMissing`, list again.
+    """Returns the archive's files, or those of `run` or `topic`, that together hold each row once,
+    ordered by topic, run, partition and first offset. Each file but a partition's newest may be
+    merged and deleted at any time: at `ObjectMissing`, list again.
     """
-    found = current_files(
+    files = current_files(
         parse_archive_key(entry.key, entry.bytes)
         for entry in store.list(archive_prefix(topic, run))
     )
-    return [file for file in found if run in (None, file.run)]
+    return [file for file in files if run in (None, file.run)]
 
 
 def partition_ends(store: ObjectStore, run: str, topic: str) -> dict[int, FileEnd]:
-    """Returns how far each partition of a run's topic is archived, from the tail of its last file;
-    partitions without files are absent.
+    """Returns how far each partition of a run's topic is archived; partitions without files are
+    absent.
     """
-    for left in reversed(range(LISTINGS_MAX)):
+    for attempts_left in reversed(range(LISTINGS_MAX)):
         newest = {file.partition: file for file in archived_files(store, run, topic)}
         try:
             return {partition: file_end(store, file) for partition, file in newest.items()}
         except ObjectMissing:  # since the listing newer files were written, and this one was merged
-            if not left:
+            if not attempts_left:
                 raise
     raise AssertionError("unreachable")
 
 
 def archived_to(store: ObjectStore, run: str, topic: str) -> dict[int, int]:
-    """Returns the offset after the last archived record of each partition that has any."""
     return {partition: end.last + 1 for partition, end in partition_ends(store, run, topic).items()}
 
 
 def file_end(store: ObjectStore, file: ArchiveFile) -> FileEnd:
-    """Returns where a file ends; only the tail of the file, with its metadata, is read."""
+    """Returns where a file ends; only its tail, with the metadata, is read."""
     from rollstream.storage.archive import files
     from rollstream.streams.records import Fence
 
@@ -130,9 +123,8 @@ def batches_from(
     rows_max: int = ROWS_MAX,
 ) -> Iterator[pa.RecordBatch]:
     """Yields a file's rows in order, with these columns (default: all), in batches of about
-    `BATCH_BYTES` of uncompressed values and at most `rows_max` rows. Batches so small reuse the
-    same memory, which takes half the CPU time of reading a whole row group. Whole row groups before
-    the row number `row` are left out; the first batch may begin before that row.
+    `BATCH_BYTES` of uncompressed values and at most `rows_max` rows. Whole row groups before the
+    row number `row` are left out; the first batch may begin before that row.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -142,15 +134,16 @@ def batches_from(
     source = str(path) if is_here else pa.BufferReader(store.get(file.key))
     with _damage_reported(file), pq.ParquetFile(source) as parquet:
         _check_form(file, parquet)
-        found = parquet.metadata
-        groups = [found.row_group(number) for number in range(found.num_row_groups)]
+        metadata = parquet.metadata
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
         size = sum(max(0, group.total_byte_size) for group in groups)
-        batch_rows = max(BATCH_ROWS_MIN, BATCH_BYTES * found.num_rows // max(1, size))
+        batch_rows = max(BATCH_ROWS_MIN, BATCH_BYTES * metadata.num_rows // max(1, size))
         batch_rows = min(batch_rows, rows_max, BATCH_ROWS_MAX)
         ends = list(accumulate(group.num_rows for group in groups))
-        wanted = [number for number, end in enumerate(ends) if end > row]
+        row_groups = [number for number, end in enumerate(ends) if end > row]
+        # Batches so small reuse the same memory: half the CPU time of reading a whole row group.
         for batch in parquet.iter_batches(
-            batch_rows, row_groups=wanted, columns=columns, use_threads=False
+            batch_rows, row_groups=row_groups, columns=columns, use_threads=False
         ):
             if batch.num_rows:
                 _check_rows(file, batch)
@@ -160,17 +153,15 @@ def batches_from(
 def allocate_tables_with_malloc(environment: MutableMapping[str, str] = os.environ) -> None:
     """Make pyarrow allocate with malloc, unless the environment selects an allocator. It takes
     effect only before pyarrow is first imported.
-
-    mimalloc, which pyarrow selects, keeps pages that hold a few live bytes: after merges of a few
-    MB a process held up to 70 MB more than with malloc, all of whose free pages can be returned.
     """
+    # mimalloc, which pyarrow selects, keeps pages that hold a few live bytes: after merges of a few
+    # MB a process held up to 70 MB more than with malloc.
     environment.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 
 def release_memory() -> None:
-    """Give free memory back to the operating system: that of pyarrow's pool, and with it all that
-    of malloc if pyarrow allocates with malloc. Without this call a process keeps about as much as
-    its largest files ever took. For processes that rarely read or write files.
+    """Give free memory back to the operating system, for processes that rarely read or write files.
+    Without this call a process keeps about as much as its largest files ever took.
     """
     pyarrow = sys.modules.get("pyarrow")
     if pyarrow is not None:  # without the module no table was ever made
@@ -180,19 +171,16 @@ def release_memory() -> None:
 def tables(
     store: ObjectStore, files: Iterable[ArchiveFile], columns: Sequence[str] | None = None
 ) -> Iterator[pa.Table]:
-    """Yields one table per file, one at a time, so that memory holds one file."""
+    """Yields one table per file, so that memory holds one file."""
     return (table_from(store, file, columns) for file in files)
 
 
 def local_path(store: ObjectStore, key: str) -> Path | None:
-    """Returns the path of an object in a `file:` store, for readers that map files; None for other
-    stores.
-    """
+    """Returns the path of an object in a `file:` store, for readers that map files; else None."""
     return store.path(key) if isinstance(store, FileStore | FolderReader) else None
 
 
 def damaged_file(file: ArchiveFile, how: str) -> CorruptObject:
-    """Returns the error for a file that cannot be read, with advice."""
     reason = how.splitlines()[0] if how else "no reason given"
     return CorruptObject(
         f"archive file {file.key} is damaged ({reason}); put back a copy of it, or, if it is the "
@@ -203,10 +191,6 @@ def damaged_file(file: ArchiveFile, how: str) -> CorruptObject:
 
 @contextmanager
 def _damage_reported(file: ArchiveFile) -> Generator[None]:
-    """Raise the errors that pyarrow has for a file's content as `CorruptObject`, and that of a file
-    that is gone as `ObjectMissing`. Beside its own errors pyarrow raises those of Python: for a
-    name that is not UTF-8, a number out of range, a type that it cannot convert.
-    """
     import pyarrow as pa
 
     try:
@@ -215,12 +199,13 @@ def _damage_reported(file: ArchiveFile) -> Generator[None]:
         raise
     except FileNotFoundError as error:
         raise ObjectMissing(f"no object {file.key}") from error
+    # pyarrow also raises Python's errors: for a name that is not UTF-8, a number out of range, a
+    # type that it cannot convert.
     except (pa.ArrowException, OSError, *_PARQUET_ERRORS) as error:
         raise damaged_file(file, str(error)) from error
 
 
 def _check_form(file: ArchiveFile, parquet: ParquetFile) -> None:
-    """Raise `NewerRelease` or `CorruptObject` if the file's columns are not the archive's."""
     from rollstream.storage.archive.schema import misfit
 
     _refuse_newer(file, parquet.metadata.metadata or {})
@@ -230,9 +215,6 @@ def _check_form(file: ArchiveFile, parquet: ParquetFile) -> None:
 
 
 def _check_rows(file: ArchiveFile, batch: pa.RecordBatch) -> None:
-    """Raise `CorruptObject` if texts are not UTF-8, a column that always has values has none, or
-    offsets do not ascend.
-    """
     from rollstream.storage.archive.schema import NOT_NULL, TEXT
 
     for field, column in zip(batch.schema, batch.columns, strict=True):
@@ -260,15 +242,15 @@ def _metadata(store: ObjectStore, file: ArchiveFile) -> dict[str, str]:
             raise damaged_file(file, "its footer is longer than the file")
         tail = store.get(file.key, file.bytes - footer, file.bytes)
     with _damage_reported(file):
-        found = pq.read_metadata(pa.BufferReader(_MAGIC + tail)).metadata or {}
-    _refuse_newer(file, found)
+        metadata = pq.read_metadata(pa.BufferReader(_MAGIC + tail)).metadata or {}
+    _refuse_newer(file, metadata)
     return {
-        key.decode(errors="replace"): value.decode(errors="replace") for key, value in found.items()
+        key.decode(errors="replace"): value.decode(errors="replace")
+        for key, value in metadata.items()
     }
 
 
 def _refuse_newer(file: ArchiveFile, metadata: Mapping[bytes, bytes]) -> None:
-    """Raise `NewerRelease` if the file's columns have a newer meaning."""
     from rollstream.storage.archive.files import SCHEMA
     from rollstream.storage.archive.schema import SCHEMA_NUMBER
     from rollstream.streams.release import upgrade_advice

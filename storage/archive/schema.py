@@ -1,10 +1,6 @@
-"""Derives the columns of a topic's archive files (`arrow_schema`) from the topic's record classes.
-
-A row is one message of the topic (`rows.py`). The first columns are the same for all topics: the
-envelope columns, with the message's place, writer and state. Then each field of the topic's record
-classes is a column, null in rows whose class lacks the field and in rows that are not a record. A
-field with the name of an envelope column has `_` appended. All types are ones that DuckDB, Polars,
-pandas and Spark support.
+"""Derives the columns of a topic's archive files (`arrow_schema`): the envelope columns, equal for
+all topics, then each field of the topic's record classes, null in rows without it. DuckDB, Polars,
+pandas and Spark support all types.
 """
 
 from functools import cache
@@ -20,9 +16,7 @@ from rollstream.storage.archive.rows import ARCHIVED_CLASSES
 from rollstream.streams.records import Record
 
 SCHEMA_NUMBER = 1
-"""Number of the columns' format, stored in each file. New record fields become new columns and do
-not change it.
-"""
+"""Number of the columns' format, stored in each file. New record fields do not change it."""
 
 ENVELOPE_COLUMNS = pa.schema(
     [
@@ -56,8 +50,7 @@ SCALARS = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float6
 
 class ArchiveColumn(msgspec.Struct, frozen=True, eq=False):
     """Maps a record field to its column: `name` and `arrow` are the column's name and type, `field`
-    and `python` those of the field. `is_array`: the field is a NumPy array; `required`: it has no
-    default.
+    and `python` those of the field. `is_array`: a NumPy array; `required`: without a default.
     """
 
     name: str
@@ -69,12 +62,10 @@ class ArchiveColumn(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def may_be_none(self) -> bool:
-        """Returns whether None is a value of the field."""
         return NoneType in get_args(self.python)
 
     @property
     def items(self) -> pa.DataType:
-        """Returns the type of an array's items."""
         return self.arrow.value_type
 
 
@@ -89,15 +80,15 @@ def arrow_schema(topic: str) -> pa.Schema:
 
 
 def misfit(topic: str, schema: pa.Schema) -> str:
-    """Returns why a file with this schema cannot be a file of the topic, or "" if it can: it has
-    the envelope columns (`header` came after release 0.1.0), and each column of the archive occurs
-    at most once and has the archive's type. Columns and nested fields of other names are a newer
-    release's; other columns that the file lacks came after its release.
+    """Returns why a file with this schema cannot be a file of the topic, or "": it has the envelope
+    columns, and each column of the archive occurs at most once and has the archive's type.
     """
     names, types = schema.names, schema.types
     if schema.equals(arrow_schema(topic)):
         return ""
     lacking = [name for name in ENVELOPE_COLUMNS.names if name not in names]
+    # `header` came after release 0.1.0. Other lacking columns came after the file's release;
+    # columns and nested fields of other names are a newer release's.
     if set(lacking) - {"header"}:
         return f"it lacks {', '.join(lacking)}"
     for field in arrow_schema(topic):
@@ -110,7 +101,6 @@ def misfit(topic: str, schema: pa.Schema) -> str:
 
 
 def _holds(expected: pa.DataType, stored: pa.DataType) -> bool:
-    """Returns whether values of the type `stored` can be read as values of `expected`."""
     if pa.types.is_struct(expected) and pa.types.is_struct(stored):
         fields_by_name = {field.name: field.type for field in stored}
         both = [field for field in expected if field.name in fields_by_name]
@@ -130,33 +120,33 @@ def _holds(expected: pa.DataType, stored: pa.DataType) -> bool:
 def topic_columns(topic: str) -> tuple[ArchiveColumn, ...]:
     """Returns the columns after the envelope columns, in the order of the topic's record classes
     and their fields. Classes with a field of the same name share its column. Raises as
-    `arrow_schema` does.
+    `arrow_schema`.
     """
     if topic not in ARCHIVED_CLASSES:
-        known = ", ".join(ARCHIVED_CLASSES)
-        raise ConfigurationError(f"topic {topic!r} is not archived; archived are {known}")
-    found: dict[str, ArchiveColumn] = {}
+        archived_topics = ", ".join(ARCHIVED_CLASSES)
+        raise ConfigurationError(f"topic {topic!r} is not archived; archived are {archived_topics}")
+    columns: dict[str, ArchiveColumn] = {}
     for cls in ARCHIVED_CLASSES[topic]:
         for column in columns_of(cls):
-            same = found.setdefault(column.name, column)
+            same = columns.setdefault(column.name, column)
             assert same.arrow == column.arrow, f"{topic}: {column.name} has two types"
-    return tuple(found.values())
+    return tuple(columns.values())
 
 
 @cache
 def columns_of(cls: type[Record]) -> tuple[ArchiveColumn, ...]:
-    """Returns the columns of one record class."""
-    found: list[ArchiveColumn] = []
+    columns: list[ArchiveColumn] = []
     for field in fields(cls):
         name = f"{field.name}_" if field.name in ENVELOPE_COLUMNS.names else field.name
         kind = field.encode_name.partition(":")[2]
         arrow = _list(_ARRAYS[kind]) if kind else _arrow(field.type)
-        found.append(ArchiveColumn(name, field.name, arrow, field.type, bool(kind), field.required))
-    return tuple(found)
+        columns.append(
+            ArchiveColumn(name, field.name, arrow, field.type, bool(kind), field.required)
+        )
+    return tuple(columns)
 
 
 def _arrow(type_: Any) -> pa.DataType:
-    """Returns the Arrow type of a field's Python type."""
     origin, inner = get_origin(type_), get_args(type_)
     if origin is Literal:
         return pa.string()
@@ -174,7 +164,5 @@ def _arrow(type_: Any) -> pa.DataType:
 
 
 def _list(item: pa.DataType) -> pa.DataType:
-    """Returns a list type whose items are never null, so that Parquet stores no null flag
-    (definition level) per item.
-    """
+    # So Parquet stores no null flag (definition level) per item.
     return pa.list_(pa.field("element", item, nullable=False))

@@ -1,10 +1,7 @@
 """Reads the archived rows of one partition in order (`ArchivedPart`), and defines the values that a
-read of a run returns (`Segment`): messages of the log, `ArchivedRows`, or a `Hole`.
-
-`LogView` (`log_view.py`) joins a run's log and archive: below the log's begin it iterates over an
-`ArchivedPart`. Messages and rows are decoded to a `LogRecord`. No offset disappears silently: one
-that cannot be read becomes part of a `Hole` with the reason, unless compaction may have removed it.
-Importing this module does not import pyarrow.
+read of a run returns (`Segment`). No offset disappears silently: one that cannot be read becomes
+part of a `Hole`, unless compaction may have removed it. Importing this module does not import
+pyarrow.
 """
 
 from __future__ import annotations
@@ -46,10 +43,10 @@ class Hole:
 
     Two more reasons report a place (an empty range), because every offset can be read:
 
-    * archived twice: file `key` begins with offset `start`, which the file before it holds too. The
-      rows that both files hold are returned once;
-    * numbering: before `start`, records of a single-holder role are missing, because their sequence
-      numbers have a gap (invariant 7, `detail`).
+    * archived twice: file `key` begins with offset `start`, which the file before it holds too;
+      rows of both are returned once;
+    * numbering: before `start`, sequence numbers of a single-holder role have a gap (invariant 7,
+      `detail`).
     """
 
     topic: str
@@ -83,11 +80,9 @@ MessageKind = Literal["records", "opened", "void", "misplaced", "unreadable", "t
 
 class LogRecord(msgspec.Struct, frozen=True, gc=False):
     """Holds one message of a topic, decoded. `record` is None if the message is not a record of the
-    topic; `reason` then states why. `term` is the writer's, None if the message names none.
-
-    `void`: the fence drops the record (invariant 7). `misplaced`: the record is not in the
-    partition of its group, so trainer and dispatch skip it. `newer`: why only a newer release
-    understands the message (invariant 14), "" if this release does.
+    topic; `reason` then states why. `term` is the writer's. `void`: the fence drops the record
+    (invariant 7). `misplaced`: it is not in its group's partition, so trainer and dispatch skip it.
+    `newer`: why only a newer release understands the message (invariant 14), else "".
     """
 
     topic: str
@@ -103,7 +98,7 @@ class LogRecord(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def kind(self) -> MessageKind:
-        """Returns the message's kind; only messages of kind `records` count for a run's state."""
+        """The message's kind; only messages of kind `records` count for a run's state."""
         if self.record is None:
             return "tombstones" if self.reason == "tombstone" else "unreadable"
         if self.void:
@@ -114,14 +109,13 @@ class LogRecord(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def time_s(self) -> float:
-        """Returns the append time in seconds since 1970."""
+        """The append time in seconds since 1970."""
         return self.timestamp_ms / 1000
 
 
 class ArchivedRows:
-    """Holds rows of one partition at consecutive offsets, `first` being the first of them, in the
-    archive's columns (`archive/schema.py`). `batch` has only the columns that the reader asked for;
-    `key` is the key of the file that holds the rows.
+    """Holds rows of one partition at consecutive offsets from `first` on, in the archive's columns.
+    `batch` has only the requested columns; `key` is the key of the rows' file.
     """
 
     def __init__(self, topic: str, partition: int, batch: pa.RecordBatch, key: str) -> None:
@@ -133,8 +127,8 @@ class ArchivedRows:
 
     @property
     def fence(self) -> Fence | None:
-        """Returns the fence after these rows, from the newest row that counts; None if each row is
-        void or has no envelope (term and sequence number).
+        """The fence after these rows, from the newest row that counts; None if each row is void or
+        has no envelope.
         """
         terms = self.batch.column("term").to_pylist()
         sequences = self.batch.column("sequence").to_pylist()
@@ -145,9 +139,7 @@ class ArchivedRows:
         return None
 
     def records(self) -> Iterator[LogRecord]:
-        """Yields the rows as records. They are built from the columns; the bytes that a record had
-        in the log are not restored.
-        """
+        """Yields the rows as records, built from the columns: the log's bytes are not restored."""
         from rollstream.storage.archive.tables import records_in
 
         names = ("key", "term", "void", "reason")
@@ -177,9 +169,8 @@ class ArchivedPart:
     """Iterates over the archived rows of one partition from `position` up to, but without, `high`,
     and over the holes between them, in the order of offsets. Iterating moves `position` behind each
     yielded value, so each row is yielded at most once, also if files are merged meanwhile.
-
-    `high` is the log's begin, or the end of the read. `columns` None reads all columns. A damaged
-    file raises `CorruptObject`; with `skip_damaged` its rows are a hole.
+    `columns` None reads all columns. A damaged file raises `CorruptObject`; with `skip_damaged` its
+    rows are a hole.
     """
 
     log: ArchiveBus

@@ -1,10 +1,5 @@
 """Converts messages of the log to Arrow tables with the archive's columns (`table_of`) and back, to
-records (`records_of`) or to bytes (`originals_of`). `rows.py` classifies the messages, `schema.py`
-defines the columns.
-
-No value is lost: `originals_of` returns exactly the bytes of every message's value. Whole batches
-are converted at once: arrays of tokens become list columns straight from their NumPy buffers, and
-nested values are converted level by level.
+records (`records_of`) or to exactly the bytes of every message's value (`originals_of`).
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -52,25 +47,22 @@ def table_of(
     columns: Collection[str] | None = None,
 ) -> pa.Table:
     """Returns a table with one row per message, in order. `classified` are these messages as rows;
-    without it they are classified here, as if the fence before them were unknown. The table has the
+    without it they are classified as if the fence before them were unknown. The table has the
     columns of these names, by default all.
-
-    A record that the columns cannot hold (for instance an integer beyond 64 bits) is stored as its
-    bytes, with the reason, and its row is then not a record: `records_of` skips it.
     """
     topic_columns(topic)
     rows = classify_rows(topic, messages).rows if classified is None else classified.rows
-    wanted = arrow_schema(topic).names if columns is None else columns
+    names = arrow_schema(topic).names if columns is None else columns
     try:
-        return _table(topic, rows, wanted)
+        return _table(topic, rows, names)
+    # A record that the columns cannot hold (such as an integer beyond 64 bits) is stored as its
+    # bytes, with the reason; `records_of` skips it.
     except _REFUSED:
-        return _table(topic, [_representable(topic, row) for row in rows], wanted)
+        return _table(topic, [_representable(topic, row) for row in rows], names)
 
 
 def records_of(table: pa.Table, *, with_void: bool = False) -> Iterator[Record]:
-    """Yields the records in the table's order. Rows that are not records are skipped; so are void
-    records, unless `with_void` is set.
-    """
+    """Yields the records in the table's order, without void ones unless `with_void`."""
     for batch in table.to_batches():
         voids = batch.column("void").to_pylist()
         for void, record in zip(voids, records_in(batch), strict=True):
@@ -79,17 +71,15 @@ def records_of(table: pa.Table, *, with_void: bool = False) -> Iterator[Record]:
 
 
 def originals_of(table: pa.Table, topic: str) -> Iterator[bytes | None]:
-    """Yields exactly the bytes that the message of each row had in the log; None for a tombstone (a
-    message without a value).
-
-    Raises `CorruptObject` if the restored bytes do not have the row's hash; `NewerRelease` instead
-    if the table has columns or schemas that this release does not know.
+    """Yields exactly the bytes that the message of each row had in the log; None for a tombstone.
+    Raises `CorruptObject` if they do not have the row's hash, `NewerRelease` instead if the table
+    has columns or schemas of a newer release.
     """
     for batch in table.to_batches():
-        kept, hashes = batch.column("original").to_pylist(), batch.column("hash").to_pylist()
+        originals, hashes = batch.column("original").to_pylist(), batch.column("hash").to_pylist()
         terms, sequences = (batch.column(name).to_pylist() for name in ("term", "sequence"))
         for index, record in enumerate(records_in(batch)):
-            value = kept[index]
+            value = originals[index]
             if value is None and record is not None:
                 envelope = terms[index], sequences[index]
                 value = bytes_of(record, topic, *envelope)
@@ -103,11 +93,8 @@ def originals_of(table: pa.Table, topic: str) -> Iterator[bytes | None]:
 
 
 def _refuse_newer(batch: pa.RecordBatch, topic: str, at: str) -> None:
-    """Raise `NewerRelease` if the batch has columns or schemas of a newer release. This release
-    cannot restore such a row, which is therefore not damaged.
-    """
-    known = {field.name: field.type for field in arrow_schema(topic)}
-    unknown = [field.name for field in batch.schema if known.get(field.name) != field.type]
+    types = {field.name: field.type for field in arrow_schema(topic)}
+    unknown = [field.name for field in batch.schema if types.get(field.name) != field.type]
     unknown += sorted(set(batch.column("schema").to_pylist()) - SCHEMAS.keys() - {None})
     if unknown:
         raise NewerRelease(
@@ -116,10 +103,7 @@ def _refuse_newer(batch: pa.RecordBatch, topic: str, at: str) -> None:
         )
 
 
-def _table(topic: str, rows: Sequence[ArchiveRow], wanted: Collection[str]) -> pa.Table:
-    """Returns the table of the rows, with the wanted columns in the order of the schema. Raises one
-    of `_REFUSED` if a column cannot hold a value.
-    """
+def _table(topic: str, rows: Sequence[ArchiveRow], names: Collection[str]) -> pa.Table:
     schema, messages = arrow_schema(topic), [row.message for row in rows]
     columns: list[pa.Array] = [
         pa.array([m.partition for m in messages], pa.int32()),
@@ -127,13 +111,13 @@ def _table(topic: str, rows: Sequence[ArchiveRow], wanted: Collection[str]) -> p
         pa.array([m.timestamp_ms for m in messages], pa.int64()).cast(schema.field(2).type),
         pa.array([m.key.decode(errors="replace") for m in messages], pa.string()),
     ]
-    found = dict(zip(schema.names, columns, strict=False))
+    arrays = dict(zip(schema.names, columns, strict=False))
     for name in ENVELOPE_COLUMNS.names[4:]:
-        if name in wanted:
+        if name in names:
             values = [getattr(row, name) for row in rows]
-            found[name] = pa.array(values, ENVELOPE_COLUMNS.field(name).type)
+            arrays[name] = pa.array(values, ENVELOPE_COLUMNS.field(name).type)
     for column in topic_columns(topic):
-        if column.name not in wanted:
+        if column.name not in names:
             continue
         owners = {cls for cls in ARCHIVED_CLASSES[topic] if column.name in _names(cls)}
         values = [
@@ -141,10 +125,10 @@ def _table(topic: str, rows: Sequence[ArchiveRow], wanted: Collection[str]) -> p
             for row in rows
         ]
         is_array = column.is_array
-        found[column.name] = _lists(column, values) if is_array else _array(column.arrow, values)
-    kept = [field for field in schema if field.name in wanted]
-    part = pa.schema(kept, schema.metadata)
-    return pa.Table.from_arrays([found[field.name] for field in kept], schema=part)
+        arrays[column.name] = _lists(column, values) if is_array else _array(column.arrow, values)
+    fields = [field for field in schema if field.name in names]
+    part = pa.schema(fields, schema.metadata)
+    return pa.Table.from_arrays([arrays[field.name] for field in fields], schema=part)
 
 
 @cache
@@ -153,11 +137,9 @@ def _names(cls: type[Record]) -> frozenset[str]:
 
 
 def _lists(column: ArchiveColumn, values: Sequence[Any]) -> pa.Array:
-    """Returns a list column from NumPy arrays: their items end to end, and the offset at which each
-    array starts.
-    """
     present = [value for value in values if value is not None]
     dtype = column.items.to_pandas_dtype()
+    # Straight from the NumPy buffers, not row by row.
     items = np.concatenate(present) if present else np.empty(0, dtype)
     assert len(items) < 1 << 31, "a table of 2³¹ tokens or more; make smaller tables"
     return pa.ListArray.from_arrays(
@@ -166,9 +148,6 @@ def _lists(column: ArchiveColumn, values: Sequence[Any]) -> pa.Array:
 
 
 def _array(type_: pa.DataType, values: Sequence[Any]) -> pa.Array:
-    """Returns a column of plain values; nested ones are converted level by level, not row
-    by row.
-    """
     if pa.types.is_struct(type_):
         children = [
             _array(field.type, [None if v is None else getattr(v, field.name) for v in values])
@@ -198,9 +177,6 @@ def _nulls(values: Sequence[Any]) -> pa.Array:
 
 
 def _representable(topic: str, row: ArchiveRow) -> ArchiveRow:
-    """Returns the row unchanged if the columns can hold its record, otherwise a row that has the
-    record's bytes and the reason.
-    """
     if row.record is None:
         return row
     try:
@@ -211,42 +187,39 @@ def _representable(topic: str, row: ArchiveRow) -> ArchiveRow:
 
 
 def records_in(batch: pa.RecordBatch) -> Iterator[Record | None]:
-    """Yields the record of each row, also of a void one; None for a row that is not a record. Bytes
-    that the archiving release could not decode are tried again.
-    """
-    schemas, kept = batch.column("schema").to_pylist(), batch.column("original").to_pylist()
+    """Yields the record of each row, also of a void one; None for a row that is not a record."""
+    schemas, originals = batch.column("schema").to_pylist(), batch.column("original").to_pylist()
     reasons = batch.column("reason").to_pylist()
     values: dict[type[Record], dict[ArchiveColumn, Sequence[Any]]] = {}
     for index, schema in enumerate(schemas):
-        if schema is None and kept[index] is not None:
-            yield _decode_again(kept[index])
+        if schema is None and originals[index] is not None:
+            # Bytes that the archiving release could not decode are tried again.
+            yield _decode_again(originals[index])
         elif reasons[index] is not None or schema not in SCHEMAS:
             yield None
-        elif kept[index] is not None:
-            yield _kept_record(kept[index])
+        elif originals[index] is not None:
+            yield _kept_record(originals[index])
         else:
             cls = SCHEMAS[schema]
             if cls not in values:
                 values[cls] = _fields_of(batch, cls)
-            given = {
-                column.field: held[index]
-                for column, held in values[cls].items()
-                if column.required or held[index] is not None
+            field_values = {
+                column.field: column_values[index]
+                for column, column_values in values[cls].items()
+                if column.required or column_values[index] is not None
             }
-            if any(given[field] is None for field in _never_none(cls)):
+            if any(field_values[field] is None for field in _never_none(cls)):
                 raise CorruptObject(f"{schema}: row {index} lacks a value of the record")
-            yield with_default(cls(**given), stated=False)
+            yield with_default(cls(**field_values), stated=False)
 
 
 @cache
 def _never_none(cls: type[Record]) -> tuple[str, ...]:
-    """Returns the fields that a record always has, and in which None is no value."""
     columns = columns_of(cls)
     return tuple(c.field for c in columns if c.required and not c.may_be_none)
 
 
 def _kept_record(data: bytes) -> Record:
-    """Returns the record in bytes that the archiving release could read."""
     try:
         return decode(data).record
     except DecodeError as error:
@@ -254,9 +227,6 @@ def _kept_record(data: bytes) -> Record:
 
 
 def _decode_again(data: bytes) -> Record | None:
-    """Returns the record in bytes that the archiving release could not read; None if this release
-    cannot read them either.
-    """
     try:
         return decode(data).record
     except DecodeError:
@@ -264,10 +234,7 @@ def _decode_again(data: bytes) -> Record | None:
 
 
 def _fields_of(batch: pa.RecordBatch, cls: type[Record]) -> dict[ArchiveColumn, Sequence[Any]]:
-    """Returns the fields of a record class that have a column in the batch, each with the values of
-    all rows as a record holds them. A field that an older file lacks is left out and so keeps its
-    default; a missing field without a default raises `CorruptObject`.
-    """
+    # A field that an older file lacks is left out and so keeps its default.
     present = set(batch.schema.names)
     for column in columns_of(cls):
         if column.required and column.name not in present:
@@ -280,7 +247,6 @@ def _fields_of(batch: pa.RecordBatch, cls: type[Record]) -> dict[ArchiveColumn, 
 
 
 def _values(column: ArchiveColumn, array: pa.Array) -> Sequence[Any]:
-    """Returns the values of a column as a record holds them, for each row of the batch."""
     if not column.is_array:
         values = array.to_pylist(maps_as_pydicts="strict")
         if column.arrow in SCALARS.values() and get_origin(column.python) is not Literal:

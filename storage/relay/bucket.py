@@ -1,10 +1,6 @@
-"""Reads files of weight versions (objects) from the object store, the bucket, into a relay's cache.
-
-Relays form a chain: each reads from the relay before it, its neighbour, and the trainer pushes to
-the first one, the head. The bucket is the other source: for the head if no push brings an object,
-and for a relay whose neighbour fails or sends wrong bytes. An object in the cache is not read
-again, and reading continues after the last received byte, whichever source it came from. A missing
-object (its upload may still run) or one with a wrong hash is read again later.
+"""Reads files of weight versions (objects) from the object store, the bucket, into a relay's cache,
+after the last byte that any source brought. A missing object (its upload may still run) or one with
+a wrong hash is read again later.
 """
 
 import logging
@@ -29,7 +25,7 @@ POSTPONED_MAX = 10_000  # objects whose delays are remembered; above it all are 
 
 
 class BucketReader:
-    """Reads the objects that a cache lacks from the bucket into it; to be used by one thread."""
+    """Reads the objects that a cache lacks from the bucket into it; for one thread."""
 
     def __init__(
         self, cache: RelayCache, store: ObjectStore, clock: Callable[[], float] = time.monotonic
@@ -42,10 +38,9 @@ class BucketReader:
     def fetch_newest(
         self, stop: threading.Event, is_pushed: Callable[[Version], bool] = lambda _: False
     ) -> bool:
-        """Read the manifest of the newest announced version, then the missing objects of every
-        announced version whose manifest is here, newest version first. A version is left out while
-        `is_pushed` is true for it: a push may still bring it. Once the newest version is complete,
-        its bases are read. Returns whether any object was read to its end.
+        """Read the manifest of the newest announced version, the missing objects of every announced
+        version with a manifest here, newest first, and then the newest version's bases, without
+        versions for which `is_pushed`. Returns whether any object was read to its end.
         """
         announced = self._cache.announced()
         if not announced:
@@ -53,8 +48,10 @@ class BucketReader:
         newest = max(announced)
         may_read = not is_pushed(newest)
         read = may_read and self._manifest(newest, announced[newest])
-        held = (v for v in announced if self._cache.manifest(v) is not None and not is_pushed(v))
-        for version in sorted(held, reverse=True):
+        readable = (
+            v for v in announced if self._cache.manifest(v) is not None and not is_pushed(v)
+        )
+        for version in sorted(readable, reverse=True):
             read |= self.fetch(self._cache.missing(version), stop)
         is_whole = may_read and not read and not self._cache.missing(newest)
         if is_whole and self._bases_of != newest:
@@ -64,21 +61,18 @@ class BucketReader:
 
     def fetch(self, offers: Iterable[ObjectOffer], stop: threading.Event) -> bool:
         """Read those of these objects that the cache accepts, that are not complete, and whose
-        retry is due. Returns whether any object was read to its end.
+        retry is due. Returns whether any was read to its end.
         """
         read = False
         for offer in offers:
             if stop.is_set() or self._clock() < self._not_before_s.get(offer.key, 0.0):
                 continue
-            held = self._cache.accept(offer)
-            if held is not None and not held.verified:
-                read |= self._object(held, stop)
+            cached = self._cache.accept(offer)
+            if cached is not None and not cached.verified:
+                read |= self._object(cached, stop)
         return read
 
-    def _manifest(self, version: Version, wanted: str | None) -> bool:
-        """Read the version's manifest, unless it is here; its hash must be `wanted` (None: any).
-        Returns whether it was read and is now in the cache.
-        """
+    def _manifest(self, version: Version, manifest_hash: str | None) -> bool:
         key = manifest_key(version)
         if self._cache.manifest(version) is not None or self._clock() < self._not_before_s.get(
             key, 0.0
@@ -91,50 +85,48 @@ class BucketReader:
             return False
         self._cache.add("relay_bucket_bytes_total", len(data))
         digest = content_hash(data)
-        if wanted is not None and digest != wanted:
-            self._note_wrong(key, f"object {key} has hash {digest}, announced {wanted}")
+        if manifest_hash is not None and digest != manifest_hash:
+            self._note_wrong(key, f"object {key} has hash {digest}, announced {manifest_hash}")
             return False
-        held = self._cache.accept(ObjectOffer(key, len(data), digest))
-        if held is None:
+        cached = self._cache.accept(ObjectOffer(key, len(data), digest))
+        if cached is None:
             self._not_before_s[key] = self._clock() + WRONG_RETRY_S
             return False
         try:
-            with held.writing():
-                _write(held, data[held.written :])
+            with cached.writing():
+                _write(cached, data[cached.written :])
         except (ObjectBusy, ObjectDropped):
             return False
-        self._cache.completed(held)
+        self._cache.completed(cached)
         return True
 
-    def _object(self, held: CachedObject, stop: threading.Event) -> bool:
-        """Read the rest of an object. Returns whether it was read to its end, correct or not."""
+    def _object(self, cached: CachedObject, stop: threading.Event) -> bool:
         try:
-            with held.writing():
-                while not held.verified:
+            with cached.writing():
+                while not cached.verified:
                     if stop.is_set():
                         return False
-                    end = min(held.offer.bytes, held.written + READ_BYTES)
-                    data = self._store.get(held.key, held.written, end)
+                    end = min(cached.offer.bytes, cached.written + READ_BYTES)
+                    data = self._store.get(cached.key, cached.written, end)
                     self._cache.add("relay_bucket_bytes_total", len(data))
-                    if len(data) != end - held.written:
-                        held.restart()
-                        raise CorruptObject(f"object {held.key} of the bucket is too short")
-                    _write(held, data)
+                    if len(data) != end - cached.written:
+                        cached.restart()
+                        raise CorruptObject(f"object {cached.key} of the bucket is too short")
+                    _write(cached, data)
         except (ObjectBusy, ObjectDropped):
             return False
         except CorruptObject as error:
-            self._note_wrong(held.key, str(error))
+            self._note_wrong(cached.key, str(error))
             return True
         except StoreError as error:
-            self._postpone(held.key, error)
+            self._postpone(cached.key, error)
             return False
-        self._cache.completed(held)
+        self._cache.completed(cached)
         return True
 
     def _bases(self, newest: Version, stop: threading.Event) -> bool:
         """Read the versions on which a delta is based, down to the anchor, or an adapter's base, as
-        far as the cache has room. A restarted rollout needs them and finds them here. They are read
-        once for each newest version.
+        far as the cache has room: a restarted rollout needs them.
         """
         read, version = False, newest
         while not stop.is_set():
@@ -150,7 +142,6 @@ class BucketReader:
         return read
 
     def _postpone(self, key: str, error: StoreError) -> None:
-        """Delay the next read of this object, twice as long as the time before."""
         if len(self._not_before_s) >= POSTPONED_MAX:
             self._not_before_s.clear()
             self._delay_s.clear()
@@ -165,17 +156,14 @@ class BucketReader:
         self._not_before_s[key] = self._clock() + WRONG_RETRY_S
 
 
-def _write(held: CachedObject, data: bytes) -> None:
-    """Append the bytes to the object. Raises `CorruptObject` if the last byte completes an object
-    with a wrong hash.
-    """
+def _write(cached: CachedObject, data: bytes) -> None:
     with memoryview(data) as view:
         at = 0
-        while not held.verified:
-            room = held.room()
+        while not cached.verified:
+            room = cached.room()
             count = min(len(room), len(view) - at)
             if not count:
                 return
             room[:count] = view[at : at + count]
             at += count
-            held.advance(count)
+            cached.advance(count)

@@ -1,9 +1,7 @@
-"""Holds the objects of weight versions that one relay caches (`RelayCache`), within bounds on bytes
-and versions. The other parts of the relay write received objects into it and serve them from it.
-
-An object is *offered* to the node's rollouts once it is verified (all bytes are here and match its
-hash) and its version's manifest names that hash; only then does it get the file name under which
-rollouts open it. Other relays get bytes earlier, as they arrive, and verify them themselves.
+"""Holds the objects of weight versions that one relay caches (`RelayCache`). An object is *offered*
+to the node's rollouts, under its file name, once it is verified (all bytes are here and match its
+hash) and its version's manifest names that hash. Other relays get bytes as they arrive, and verify
+them themselves.
 """
 
 import logging
@@ -39,14 +37,9 @@ OBJECTS_MAX = 4096  # of one version, which allows 4 GiB in files of 1 MiB
 
 
 class RelayCache:
-    """Caches the newest `versions_max` versions and the bases that their deltas need, within
-    `bytes_max` bytes. `folder` is emptied at the start. Threads may share the cache.
-
-    A trainer pushes a version before it announces it, and any client can push a false one. An
-    unannounced version is therefore refused if no trainer opened its term, its trainer was
-    replaced, or its number is far above the newest announced one (`AHEAD_MAX`). One that is newer
-    than all announced ones uses free room only and evicts nothing, and its objects are dropped if
-    they stall. So, after the first announcement, a false push only takes free room for a while.
+    """Caches the newest `versions_max` versions and the bases of their deltas, within `bytes_max`
+    bytes. `folder` is emptied at the start. Threads may share the cache. Any client can push a
+    false version, which after the first announcement only takes free room for a while.
     """
 
     def __init__(self, folder: Path, versions_max: int, bytes_max: int) -> None:
@@ -81,14 +74,14 @@ class RelayCache:
             return list(self._objects.values())
 
     def offers(self, after: int, wait_s: float) -> tuple[int, list[ObjectOffer]]:
-        """Returns the number of changes and a description of all objects, for other relays. Waits
-        until the number differs from `after`, at most `wait_s`.
+        """Returns the number of changes and a description of all objects. Waits until the number
+        differs from `after`, at most `wait_s`.
         """
         with self._changed:
             self._changed.wait_for(lambda: self.count != after, wait_s)
-            held = self._objects.values()
+            objects = self._objects.values()
             return self.count, [
-                ObjectOffer(o.key, o.offer.bytes, o.offer.hash, o.verified) for o in held
+                ObjectOffer(o.key, o.offer.bytes, o.offer.hash, o.verified) for o in objects
             ]
 
     def manifest(self, version: Version) -> Manifest | None:
@@ -101,20 +94,20 @@ class RelayCache:
             return dict(self._announced)
 
     def versions(self) -> list[Version]:
-        """Returns the complete versions: those of which every object is offered."""
+        """Returns the versions of which every object is offered."""
         with self._changed:
             return sorted(v for v in self._manifests if not self._missing(v))
 
     def missing(self, version: Version) -> list[ObjectOffer]:
-        """Returns objects that the version's manifest names and that are not offered; [] without
-        a manifest.
+        """Returns objects that the version's manifest names and that are not offered; [] without a
+        manifest.
         """
         with self._changed:
             return self._missing(version)
 
     def bytes(self) -> int:
         with self._changed:
-            return sum(held.offer.bytes for held in self._objects.values())
+            return sum(cached.offer.bytes for cached in self._objects.values())
 
     def is_expected(self, key: str) -> bool:
         """Returns whether the object may come, so that a reader should wait for it."""
@@ -131,15 +124,14 @@ class RelayCache:
             return self._objects.get(key) if key in self._offered else None
 
     def bytes_received(self) -> int:
-        """Returns the bytes received from all sources; a waiting reader sees progress by it."""
         with self._changed:
             return sum(self.counters[figure] for figure in INCOMING)
 
     # ---- changes ---------------------------------------------------------------------------------
 
     def wants(self, offer: ObjectOffer) -> bool:
-        """Returns whether the cache may hold this content under this key: its version is plausible
-        (`_is_plausible`), and neither manifest nor announcement names other content.
+        """Returns whether the cache may hold this content under this key: its version is plausible,
+        and neither manifest nor announcement names other content.
         """
         version = version_of(offer.key)
         with self._changed:
@@ -150,12 +142,12 @@ class RelayCache:
             if file_name_of(offer.key) == MANIFEST:
                 return self._announced.get(version, offer.hash) == offer.hash
             entry = self._entry(version, file_name_of(offer.key))
-            known = version in self._manifests
-            return not known or (entry is not None and _offer(version, entry).is_same(offer))
+            has_manifest = version in self._manifests
+            return not has_manifest or (entry is not None and _offer(version, entry).is_same(offer))
 
     def wants_push(self, offer: ObjectOffer) -> bool:
-        """Returns whether a pushed object is wanted: as `wants`, but a version that is neither
-        announced nor newer than all announced ones is refused.
+        """As `wants`, without versions that are neither announced nor newer than all announced
+        ones.
         """
         version = version_of(offer.key)
         with self._changed:
@@ -177,28 +169,28 @@ class RelayCache:
                 log.warning("object %s: other content was started before; dropped", offer.key)
                 self._drop(offer.key)
             self._serial += 1
-            held = CachedObject(self.folder / "receiving" / f"{self._serial:08d}", offer)
-            self._objects[offer.key] = held
+            cached = CachedObject(self.folder / "receiving" / f"{self._serial:08d}", offer)
+            self._objects[offer.key] = cached
             self._notify()
-            return held
+            return cached
 
-    def completed(self, held: CachedObject) -> None:
-        """Note that this object is verified, and offer what can be offered now. A manifest drops
-        the objects of its version that it does not name, and lets the verified ones be offered.
+    def completed(self, cached: CachedObject) -> None:
+        """Note that this object is verified, and offer the objects that can be offered now. A
+        manifest drops the objects of its version that it does not name.
         """
-        version = version_of(held.key)
+        version = version_of(cached.key)
         with self._changed:
-            if version is None or self._objects.get(held.key) is not held:
+            if version is None or self._objects.get(cached.key) is not cached:
                 return
-            if file_name_of(held.key) == MANIFEST:
-                self._take_manifest(version, held)
+            if file_name_of(cached.key) == MANIFEST:
+                self._take_manifest(version, cached)
             self._publish(version)
             self._notify()
 
     def announce(self, record: WeightsAnnounced, term: int) -> None:
-        """Note that the trainer of `term` announced a version. The version is dropped here if it
-        has another manifest than the announced one, and so are unannounced versions of lower terms:
-        their trainer was replaced before they were announced.
+        """Note that the trainer of `term` announced a version. The version is dropped if it has
+        another manifest than the announced one, and so are unannounced versions of lower terms:
+        their trainer was replaced.
         """
         version = record.version
         with self._changed:
@@ -207,8 +199,8 @@ class RelayCache:
             self._opened = max(self._opened, term)
             for old in sorted(self._announced)[:-ANNOUNCED_MAX]:
                 del self._announced[old]
-            held = self._objects.get(manifest_key(version))
-            if held is not None and held.offer.hash != record.manifest_hash:
+            manifest = self._objects.get(manifest_key(version))
+            if manifest is not None and manifest.offer.hash != record.manifest_hash:
                 log.error("version %s is not the announced one: dropped", version)
                 self.counters["relay_wrong_total"] += 1
                 self.drop_version(version)
@@ -217,16 +209,18 @@ class RelayCache:
             self._notify()
 
     def note_opened(self, term: int) -> None:
-        """Note that a trainer opened this term. No true version has a higher term."""
+        """Note that a trainer opened this term. No true version has a higher one."""
         with self._changed:
             self._opened = max(self._opened, term)
 
     def drop_stalled(self, now_s: float) -> None:
-        """Drop objects of versions that no announcement proves yet (newer than all announced ones)
-        if they received nothing for `STALLED_OBJECT_S` since an earlier call.
+        """Drop objects of versions newer than all announced ones that received nothing for
+        `STALLED_OBJECT_S` since an earlier call.
         """
         with self._changed:
-            arriving = {k: held.written for k, held in self._objects.items() if not held.verified}
+            arriving = {
+                key: cached.written for key, cached in self._objects.items() if not cached.verified
+            }
             self._progress = {
                 key: moved if moved is not None and moved[0] == at else (at, now_s)
                 for key, at in arriving.items()
@@ -240,12 +234,10 @@ class RelayCache:
                     self._notify()
 
     def add(self, figure: str, count: int) -> None:
-        """Add `count` to the counter `figure`."""
         with self._changed:
             self.counters[figure] += count
 
     def drop_version(self, version: Version) -> None:
-        """Drop all objects of this version."""
         with self._changed:
             folder = f"{version_folder(version)}/"
             for key in [key for key in self._objects if key.startswith(folder)]:
@@ -254,7 +246,7 @@ class RelayCache:
             self._notify()
 
     def close(self) -> None:
-        """Drop everything, because files in shared memory outlive the process."""
+        """Drop everything: files in shared memory outlive the process."""
         with self._changed:
             for key in list(self._objects):
                 self._drop(key)
@@ -267,8 +259,8 @@ class RelayCache:
         self._changed.notify_all()
 
     def _is_expected(self, key: str, version: Version | None) -> bool:
-        """Returns whether the object may come: it was started, its version's manifest names it, or
-        that manifest is not here yet and no newer version is announced.
+        """The object was started, its version's manifest names it, or that manifest is not here yet
+        and no newer version is announced.
         """
         if version is None:
             return False
@@ -284,23 +276,23 @@ class RelayCache:
 
     def _missing(self, version: Version) -> list[ObjectOffer]:
         manifest = self._manifests.get(version)
-        wanted = (_offer(version, entry) for entry in (manifest.files if manifest else ()))
-        return [offer for offer in wanted if offer.key not in self._offered]
+        offers = (_offer(version, entry) for entry in (manifest.files if manifest else ()))
+        return [offer for offer in offers if offer.key not in self._offered]
 
-    def _take_manifest(self, version: Version, held: CachedObject) -> None:
+    def _take_manifest(self, version: Version, cached: CachedObject) -> None:
         try:
-            manifest = decode_json(held.content(), Manifest, held.key)
+            manifest = decode_json(cached.content(), Manifest, cached.key)
             if manifest.version != version or len(manifest.files) > OBJECTS_MAX:
-                raise CorruptObject(f"object {held.key} is not the manifest of {version}")
+                raise CorruptObject(f"object {cached.key} is not the manifest of {version}")
         except (CorruptObject, NewerRelease) as error:
             log.error("%s", error)
             self.counters["relay_wrong_total"] += 1
-            self._drop(held.key)
+            self._drop(cached.key)
             return
         self._manifests[version] = manifest
         folder = f"{version_folder(version)}/"
         for key, other in list(self._objects.items()):
-            if key.startswith(folder) and key != held.key and not self.wants(other.offer):
+            if key.startswith(folder) and key != cached.key and not self.wants(other.offer):
                 log.error("object %s is not the one of its manifest: dropped", key)
                 self.counters["relay_wrong_total"] += 1
                 self._drop(key)
@@ -309,22 +301,22 @@ class RelayCache:
         if version not in self._manifests:
             return
         folder = f"{version_folder(version)}/"
-        for key, held in self._objects.items():
-            if key.startswith(folder) and held.verified and key not in self._offered:
-                held.publish(self.folder / key)
+        for key, cached in self._objects.items():
+            if key.startswith(folder) and cached.verified and key not in self._offered:
+                cached.publish(self.folder / key)
                 self._offered.add(key)
 
     def _is_ahead(self, version: Version | None) -> bool:
-        """Returns whether versions are announced, and this one is newer than all of them."""
         newest = max(self._announced, default=None)
         return version is not None and newest is not None and version > newest
 
     def _is_plausible(self, version: Version) -> bool:
-        """Returns whether the version is announced, or the present trainer can have made it."""
         if version in self._announced:
             return True
+        # The present trainer cannot have made it.
         if version.term < self.fence or (self._opened and version.term > self._opened):
             return False
+        # A trainer pushes a version before it announces it, at most `AHEAD_MAX` ahead.
         newest = max(self._announced, default=None)
         return newest is None or version.number <= newest.number + AHEAD_MAX
 
@@ -336,54 +328,51 @@ class RelayCache:
                 self.drop_version(version)
 
     def _make_room(self, version: Version, offer: ObjectOffer) -> bool:
-        """Evict versions that exceed the bounds together with this object. Returns False if its own
-        version would be evicted, or if it is unannounced and needs more than the free room.
-        """
         if sum(version_of(key) == version for key in self._objects) >= OBJECTS_MAX:
             return False
         if self._announced and not self._is_believed(version, offer):
-            held = (one.offer.bytes for key, one in self._objects.items() if key != offer.key)
-            return sum(held) + offer.bytes <= self.bytes_max
-        kept = self._kept(Counter({version: offer.bytes}), offer.key)
-        if version not in kept:
+            # An unproved object evicts nothing.
+            other_bytes = (
+                cached.offer.bytes for key, cached in self._objects.items() if key != offer.key
+            )
+            return sum(other_bytes) + offer.bytes <= self.bytes_max
+        retained = self._kept(Counter({version: offer.bytes}), offer.key)
+        if version not in retained:
             return False
-        self._evict(kept)
+        self._evict(retained)
         return True
 
     def _is_believed(self, version: Version, offer: ObjectOffer) -> bool:
-        """Returns whether this object may evict others: it is a manifest or named by one, and its
-        version is not ahead of all announced ones.
-        """
-        known = version in self._manifests or file_name_of(offer.key) == MANIFEST
-        return known and not self._is_ahead(version)
+        # Only a manifest, or an object that one names, may evict others.
+        is_named = version in self._manifests or file_name_of(offer.key) == MANIFEST
+        return is_named and not self._is_ahead(version)
 
     def _kept(self, sizes: Counter[Version], but: str = "") -> frozenset[Version]:
         """Returns the versions that stay when `sizes` bytes are added and the object `but` is gone.
-        Where possible, room for another version of the newest one's size stays free for the next
-        push. Versions ahead of the announced ones stay as far as they fit.
+        Versions ahead of the announced ones stay as far as they fit.
         """
         ahead: Counter[Version] = Counter()
-        for key, held in self._objects.items():
+        for key, cached in self._objects.items():
             version = version_of(key)
             if version is not None and key != but:
-                (ahead if self._is_ahead(version) else sizes)[version] += held.offer.bytes
+                (ahead if self._is_ahead(version) else sizes)[version] += cached.offer.bytes
         for version, manifest in self._manifests.items():
             if not self._is_ahead(version):
                 sizes[version] = max(sizes[version], manifest.bytes)
         newest = sizes[max(self._announced)] if self._announced else 0
+        # Room for another version of the newest one's size, for the next push.
         free = max(0, min(newest, self.bytes_max - newest))
         holdings = [CachedVersion(v, size, self._base(v)) for v, size in sizes.items()]
-        kept = set(versions_to_keep(holdings, self._versions_max, self.bytes_max - free))
-        room = self.bytes_max - sum(sizes[version] for version in kept)
+        retained = set(versions_to_keep(holdings, self._versions_max, self.bytes_max - free))
+        room = self.bytes_max - sum(sizes[version] for version in retained)
         for version in sorted(ahead):
             if ahead[version] <= room:
-                kept.add(version)
+                retained.add(version)
                 room -= ahead[version]
-        return frozenset(kept)
+        return frozenset(retained)
 
-    def _evict(self, kept: frozenset[Version]) -> None:
-        """Drop versions that are not in `kept`."""
-        for version in sorted({v for k in self._objects if (v := version_of(k))} - kept):
+    def _evict(self, retained: frozenset[Version]) -> None:
+        for version in sorted({v for k in self._objects if (v := version_of(k))} - retained):
             self.counters["relay_evicted_total"] += 1
             self.drop_version(version)
 

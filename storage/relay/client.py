@@ -1,10 +1,6 @@
-"""The client's side of a relay's HTTP/1.1 interface, used by rollouts, by the trainer's push and by
-neighbouring relays: one connection (`RelayConnection`), the secret that all of them share
-(`shared_token`), and a limit of the send rate (`BandwidthLimiter`).
-
-It does not use the standard library's client, which lacks two properties that a relay needs: bytes
-go from the socket straight into the caller's memory (for a relay, shared memory), and a silence
-while a body is read does not break the connection.
+"""The client's side of a relay's HTTP/1.1 interface. The standard library's client lacks two
+properties: bytes go from the socket straight into the caller's (shared) memory, and a silence while
+a body is read does not break the connection.
 """
 
 import os
@@ -41,9 +37,7 @@ _TOKEN_PATTERN = re.compile(r"[\x21-\x7e]{8,512}")
 
 
 class BandwidthLimiter:
-    """Limits the rate of all threads that share this object to `bytes_per_s` together; 0: no limit.
-    A thread calls `take` before it sends.
-    """
+    """Limits the rate of all threads that share this object to `bytes_per_s` in all; 0: no limit."""
 
     def __init__(
         self,
@@ -56,7 +50,6 @@ class BandwidthLimiter:
         self._free_s = 0.0
 
     def take(self, count: int) -> None:
-        """Wait until `count` more bytes may be sent."""
         if not self._bytes_per_s:
             return
         with self._lock:
@@ -68,8 +61,8 @@ class BandwidthLimiter:
 
 
 def shared_token() -> str:
-    """Returns the secret from the environment variable `ROLLSTREAM_RELAY_TOKEN`; "" if it is not
-    set. Raises `ConfigurationError` if the secret is malformed. No error and no log contains it.
+    """Returns the secret from the environment variable `ROLLSTREAM_RELAY_TOKEN`, "" if not set.
+    Raises `ConfigurationError` if it is malformed. No error and no log contains it.
     """
     token = os.environ.get(TOKEN_VARIABLE, "")
     if token and _TOKEN_PATTERN.fullmatch(token) is None:
@@ -94,37 +87,33 @@ def needed_token(host: str) -> str:
 
 
 def _is_loopback(host: str) -> bool:
-    """Returns whether only processes of this machine can reach the addresses of `host`."""
     try:
-        found = {at[4][0] for at in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+        addresses = {at[4][0] for at in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except (OSError, UnicodeError) as error:  # a part of the name is empty or too long
         raise ConfigurationError(f"relay.host {host}: no such address: {error}") from None
-    return all(ip_address(str(address).partition("%")[0]).is_loopback for address in found)
+    return all(ip_address(str(address).partition("%")[0]).is_loopback for address in addresses)
 
 
 def token_header() -> dict[str, str]:
-    """Returns the header that carries the secret; {} if there is no secret."""
     token = shared_token()
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 class RelayLost(StoreError):
     """Raised if the relay cannot be reached, does not respond in time, or does not speak HTTP. The
-    connection cannot be used any more.
+    connection is unusable.
     """
 
 
 class RelayRefused(StoreError):
-    """Raised if the relay responds with an error status, `status`."""
-
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
 
 
 class RelayListing(msgspec.Struct, frozen=True):
-    """Lists the objects that a relay has or is receiving. `count` is the number of changes that the
-    relay's list had seen then; another number means that the list has changed.
+    """Lists the objects that a relay has or is receiving. `count` is the number of changes of the
+    list so far.
     """
 
     count: int
@@ -132,10 +121,10 @@ class RelayListing(msgspec.Struct, frozen=True):
 
 
 class RelayConnection:
-    """Holds one open connection to the relay at `url`, for one thread. A request is `request`, or
-    `send_head` and `send_body` and `read_head`; then the body of the response is read, with `body`
-    or with `receive_into`. Every wait has a bound: beyond it `receive_into` returns 0, and every
-    other method raises `RelayLost`.
+    """Holds one open connection to the relay at `url`, for one thread. After `request`, or
+    `send_head`, `send_body` and `read_head`, the response's body is read, with `body` or
+    `receive_into`. Every wait has a bound: beyond it `receive_into` returns 0, and every other
+    method raises `RelayLost`.
     """
 
     def __init__(self, url: str) -> None:
@@ -164,9 +153,8 @@ class RelayConnection:
             self._socket.close()
 
     def is_open(self) -> bool:
-        """Returns whether another request can be sent, without waiting. False once the relay has
-        closed the connection, which it does after a while without a request, or has sent bytes that
-        no request asked for.
+        """Returns whether another request can be sent, without waiting: the relay has not closed
+        the connection, and sent no bytes that no request asked for.
         """
         if self._buffered:
             return False  # unread bytes: the next response would begin with them
@@ -187,13 +175,12 @@ class RelayConnection:
         wait_s: float = CONNECT_S,
     ) -> tuple[int, dict[str, str]]:
         """Send a request without a body; returns the status and the headers (names in lower case)
-        of the response. The caller must read the body of the response next.
+        of the response, whose body the caller must read next.
         """
         self.send_head(method, target, headers or {})
         return self.read_head(wait_s)
 
     def send_head(self, method: str, target: str, headers: Mapping[str, str]) -> None:
-        """Send the request line and the headers, with the secret."""
         lines = [f"{method} {target} HTTP/1.1", f"Host: {self._host}"]
         lines += [f"{name}: {value}" for name, value in {**token_header(), **headers}.items()]
         self._send("\r\n".join([*lines, "", ""]).encode("ascii"))
@@ -247,8 +234,8 @@ class RelayConnection:
         return count
 
     def body(self, headers: Mapping[str, str], wait_s: float) -> bytes:
-        """Returns the whole body of a response that has these headers, at most `ANSWER_BYTES_MAX`;
-        it must arrive within `wait_s`.
+        """Returns the whole body of a response with these headers, at most `ANSWER_BYTES_MAX`; it
+        must arrive within `wait_s`.
         """
         size = body_length(headers)
         if size > ANSWER_BYTES_MAX:
@@ -264,8 +251,8 @@ class RelayConnection:
 
     def listing(self, after: int = -1, wait_s: float = 0.0) -> RelayListing:
         """Returns the relay's list of objects as soon as its `count` differs from `after`, at the
-        latest after `wait_s`; then the list may be empty, since the caller knows it. Raises
-        `RelayRefused` if the relay responds with an error.
+        latest after `wait_s`; then the list may be empty. Raises `RelayRefused` if the relay
+        responds with an error.
         """
         target = f"/objects?after={after}&wait={wait_s:g}&brief=1"
         status, headers = self.request("GET", target, wait_s=wait_s + CONNECT_S)
@@ -300,8 +287,8 @@ class RelayConnection:
 
 
 def body_length(headers: Mapping[str, str]) -> int:
-    """Returns the size of the body, in bytes, from the headers of the response; 0 if they do not
-    state it in at most 15 digits.
+    """Returns the size of the body, in bytes, from the response's headers; 0 if they do not state
+    it in at most 15 digits.
     """
     text = headers.get("content-length", "")
     return int(text) if _LENGTH.fullmatch(text) else 0

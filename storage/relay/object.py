@@ -1,10 +1,6 @@
-"""Defines the objects (files of weight versions) that a relay holds: parses their names and HTTP
-requests for them, describes them (`ObjectOffer`), and receives their bytes into shared memory while
-others read them already (`CachedObject`).
-
-Names come from untrusted sources (a request's path, a neighbour's listing). They are matched as a
-whole and unchanged: nothing is decoded, joined or normalised. A name that does not match has no
-file. Invalid text of a request raises `ValueError`.
+"""Defines the objects (files of weight versions) that a relay holds, and parses HTTP requests for
+them. Names come from untrusted sources and are matched whole and unchanged: nothing is decoded,
+joined or normalised. Invalid text of a request raises `ValueError`.
 """
 
 import mmap
@@ -27,7 +23,7 @@ from rollstream.streams.values import Version
 
 MANIFEST = "manifest.json"
 URL_FILE = "url"
-"""Name of the file in a relay's folder that holds the URL for processes of its node."""
+"""The file in a relay's folder with the URL for processes of its node."""
 _KEY = re.compile(
     r"weights/(v[0-9]{8,12}-t[0-9]{4,9})/"
     rf"((?:{TEMPLATES}/)?[A-Za-z0-9_=-][A-Za-z0-9._=-]{{0,199}})"
@@ -41,7 +37,7 @@ _INTEGER = re.compile(r"-?[0-9]{1,15}")
 
 class ObjectOffer(Struct, frozen=True):
     """Describes an object that a relay has or is receiving: key, size and xxh3-128 of its content.
-    `verified`: the relay has all bytes, and they match size and hash.
+    `verified`: all bytes are there and match.
     """
 
     key: str
@@ -50,32 +46,28 @@ class ObjectOffer(Struct, frozen=True):
     verified: bool = False
 
     def is_same(self, other: "ObjectOffer") -> bool:
-        """Returns whether both name the same content under the same key."""
         return (self.key, self.bytes, self.hash) == (other.key, other.bytes, other.hash)
 
     @property
     def is_sound(self) -> bool:
-        """Returns whether key, size and hash are well formed."""
+        """Whether key, size and hash are well formed."""
         return bool(version_of(self.key) and self.bytes >= 0 and _HASH.fullmatch(self.hash))
 
 
 def version_of(key: str) -> Version | None:
-    """Returns the version whose folder `weights/VERSION/` the key is in; None for a key that is not
-    of this form.
-    """
+    """Returns the version whose folder `weights/VERSION/` the key is in; None for another key."""
     match = _KEY.fullmatch(key)
     version = parse_version(match[1]) if match else None
     return version if match and str(version) == match[1] else None
 
 
 def file_name_of(key: str) -> str:
-    """Returns the object's name in its version's folder."""
     return key.split("/", 2)[2]
 
 
 def parse_key(path: str) -> str:
-    """Returns the key that a request's path names, which is the path without its first slash;
-    raises `ValueError` if that is no key of a version's object.
+    """Returns the key that a request's path names after its first slash; raises `ValueError` if it
+    is no key of a version's object.
     """
     key = path[1:]
     if not path.startswith("/") or version_of(key) is None:
@@ -84,8 +76,8 @@ def parse_key(path: str) -> str:
 
 
 def parse_range(text: str | None, size: int) -> tuple[int | None, int]:
-    """Returns the bytes `[start, end)` that the header `Range` asks for of an object of `size`
-    bytes, cut at its end. Without the header `start` is None. More than one range is invalid.
+    """Returns the bytes `[start, end)` that the header `Range` asks for, cut at the object's
+    `size`; without the header `start` is None. More than one range is invalid.
     """
     if text is None:
         return None, size
@@ -97,18 +89,18 @@ def parse_range(text: str | None, size: int) -> tuple[int | None, int]:
 
 
 def parse_push_range(content_range: str | None, content_length: str | None) -> tuple[int, int]:
-    """Returns from which byte on a push brings its object, and the object's size. A push is an
-    upload of an object to a relay, from some byte to the object's end, which the two headers state.
+    """Returns from which byte on a push (an upload to a relay, up to the object's end) brings its
+    object, and the object's size.
     """
-    left = parse_integer(content_length or "-1")
+    length = parse_integer(content_length or "-1")
     if content_range is None:
-        start, size = 0, left
+        start, size = 0, length
     else:
         match = _CONTENT_RANGE.fullmatch(content_range)
         if match is None or int(match[2]) + 1 != int(match[3]):
             raise ValueError("a push goes to the end of its object")
         start, size = int(match[1]), int(match[3])
-    if not 0 <= left == size - start:
+    if not 0 <= length == size - start:
         raise ValueError("Content-Length is not the rest of the object")
     return start, size
 
@@ -137,33 +129,26 @@ class ObjectBusy(RollstreamError, RuntimeError):
 
 
 class ObjectDropped(RollstreamError, RuntimeError):
-    """Raised when the object was dropped, or its bytes were discarded, while a thread wrote or read
-    it.
-    """
+    """Raised when the object was dropped, or its bytes discarded, during a write or read of it."""
 
 
 class CachedObject:
-    """Holds an object's bytes in a file, mapped into memory; threads may share it. `publish` gives
-    the file its final name, by which processes of the node open it.
-
-    Bytes arrive in order, from one writer at a time: within `writing` it fills the memory that
-    `room` returns and calls `advance`. If it fails, the next writer continues at byte `written`. A
-    reader calls `wait` and reads the first `received` bytes through `descriptor`. These are whole
-    chunks, each readable as soon as it is complete, so an object is forwarded while it is received.
-    The hash is computed as chunks arrive. With the last byte the object becomes `verified`, or, if
-    its hash is wrong, all bytes are discarded and `CorruptObject` is raised.
+    """Holds an object's bytes in a file, mapped into memory; threads may share it. Within
+    `writing`, one writer at a time fills the memory that `room` returns and calls `advance`; the
+    next writer continues at byte `written`. A reader calls `wait` and reads the first `received`
+    bytes, whole chunks, through `descriptor`, so an object is forwarded while it is received. With
+    the last byte the object becomes `verified`, or, if its hash is wrong, all bytes are discarded
+    and `CorruptObject` is raised.
     """
 
     def __init__(self, path: Path, offer: ObjectOffer) -> None:
-        """Create the file `path`, which must not exist; memory for its bytes is reserved later
-        (`room`).
-        """
         self.offer = offer
         self._path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         weakref.finalize(self, os.close, self._descriptor)  # readers may outlive the file's name
         os.ftruncate(self._descriptor, offer.bytes)
         self._map = memoryview(mmap.mmap(self._descriptor, offer.bytes)) if offer.bytes else None
+        # Memory is reserved later (`room`).
         self._reserved = 0
         self._written = 0
         self._hash = xxhash.xxh3_128()
@@ -172,7 +157,7 @@ class CachedObject:
         self._dropped = False
         self.received = 0  # bytes that readers may read
         self.restarts = 0
-        """The number of times that the bytes were discarded and received from the start."""
+        """How often the bytes were discarded and received from the start."""
         self.verified = False
 
     @property
@@ -181,12 +166,11 @@ class CachedObject:
 
     @property
     def descriptor(self) -> int:
-        """Returns the file's descriptor, for `sendfile`; valid while this object is referenced."""
+        """The file's descriptor, for `sendfile`; valid while this object is referenced."""
         return self._descriptor
 
     @property
     def written(self) -> int:
-        """Returns the byte at which a writer continues."""
         return self._written
 
     @property
@@ -209,7 +193,7 @@ class CachedObject:
 
     def room(self) -> memoryview:
         """Returns the memory for the next bytes, up to the end of the present chunk; empty when all
-        bytes are here. Raises `ObjectDropped`, and `StoreError` if the file system is full.
+        are here. Raises `ObjectDropped`, and `StoreError` if the file system is full.
         """
         if self._dropped:
             raise ObjectDropped(f"object {self.key} was dropped")
@@ -241,9 +225,7 @@ class CachedObject:
             self._changed.notify_all()
 
     def restart(self) -> None:
-        """Discard all bytes, so that they are received again from the start. The caller must be
-        the writer.
-        """
+        """Discard all bytes, so that they are received again. The caller must be the writer."""
         with self._changed:
             self._written = self.received = 0
             self._hash = xxhash.xxh3_128()
@@ -252,10 +234,8 @@ class CachedObject:
 
     def wait(self, beyond: int, restarts: int, wait_s: float) -> int:
         """Returns the number of bytes received, once it exceeds `beyond`, after `wait_s` at the
-        latest.
-
-        Raises `ObjectDropped` if the object was dropped, or if its bytes were discarded after the
-        reader began, when the count of restarts was `restarts`.
+        latest. Raises `ObjectDropped` if the object was dropped, or its bytes were discarded since
+        the reader began, at the count `restarts`.
         """
         with self._changed:
             self._changed.wait_for(

@@ -1,10 +1,6 @@
 """Sends the trainer's new versions to the relays while they are uploaded to the store (the bucket).
-`PushingStore` is the trainer's store: it uploads the objects under `weights/` in the background and
-also pushes them (`ChainPush`) to the head of the chain of relays; each relay forwards to the next.
-
-A push guarantees nothing, and the trainer never waits for one. A relay counts a version as believed
-only once it is announced, verifies it against the announced manifest, and reads missing objects
-from the bucket.
+A push guarantees nothing, and the trainer never waits for one: relays verify a version against its
+announced manifest, and read missing objects from the bucket.
 """
 
 import logging
@@ -35,10 +31,8 @@ VERSIONS_MAX = 4  # versions without a manifest yet; older ones were abandoned b
 
 
 class ChainPush:
-    """Sends objects to the head of the chain in a thread, one after the other. If the head fails,
-    the next relay becomes the head and gets the part of the object that it lacks. At most
-    `bytes_max` bytes wait or are being sent. A push that does not fit, fails, or finds no relay is
-    given up.
+    """Sends objects to the head of the chain in a thread, one after the other. At most `bytes_max`
+    bytes wait or are being sent; a push that does not fit, fails, or finds no relay is given up.
     """
 
     def __init__(self, directory: RelayDirectory, bytes_max: int, pace: BandwidthLimiter) -> None:
@@ -51,7 +45,7 @@ class ChainPush:
         self._counters: Counter[str] = Counter()
 
     def hand_over(self, key: str, data: bytes) -> None:
-        """Queue the object, or skip it if there is no room; return at once."""
+        """Queue the object, or skip it without room; return at once."""
         with self._lock:
             if self._bytes + len(data) > self._bytes_max:
                 self._counters["given_up"] += 1
@@ -88,8 +82,8 @@ class ChainPush:
                 self._done(len(data), given_up)
 
     def _push(self, key: str, data: bytes) -> bool:
-        """Send one object. Returns True once the head has received all of it; False if the push is
-        given up, or if the head refuses the object.
+        """Returns True once the head has received all of the object; False if the push is given up,
+        or refused.
         """
         digest = content_hash(data)
         for _ in range(HEADS_MAX):
@@ -120,12 +114,10 @@ class ChainPush:
         return False
 
     def _send(self, connection: RelayConnection, key: str, data: bytes, digest: str) -> int:
-        """Send the bytes of the object that this head lacks: the previous head may have forwarded
-        the others before it failed. Returns the HTTP status.
-        """
         status, headers = connection.request("HEAD", f"/{key}")
         if status == 401:
             return status
+        # The previous head may have forwarded these bytes before it failed.
         start = int(headers.get("x-received", "0")) if status == 200 else 0
         if status == 200 and start == len(data) == int(headers.get("content-length", "-1")):
             return 201
@@ -146,7 +138,6 @@ class ChainPush:
         return status
 
     def _head(self) -> ChainMember | None:
-        """Returns the present head of the chain; None without a living relay."""
         try:
             self._directory.poll(POLL_S)
         except BusError as error:
@@ -154,7 +145,6 @@ class ChainPush:
         return self._directory.head()
 
     def _connected(self, head: ChainMember) -> RelayConnection:
-        """Returns an open connection to this head, the present one if it is that."""
         if self._connection is not None and not (
             self._connection.url == head.url and self._connection.is_open()
         ):
@@ -173,16 +163,10 @@ class PushingStore:
     """Wraps `store`, with uploads and pushes in the background; at most `bytes_max` bytes wait for
     their upload, and as many for their push. Threads may share it.
 
-    `create` of a version's object returns before the object is stored, so a slow store does not
-    delay the push of the next object; reading, listing and deleting wait for the upload. `create`
-    of the manifest waits for all objects of its version, so the manifest is still the last object
-    (invariant 6). An upload error, for instance because the key has other content, is raised by
-    `create` of the manifest, which is then not stored, or by `settle`. Of several ranks each pushes
-    the objects that it writes, and a rank that creates no manifest waits in `settle`
-    (`consumers/trainer/sharded/rank_writing.py`).
-
-    A relay may hold a version before `latest.json` moves to it. Rollouts act on announcements only,
-    which come later, so no trajectory has a version that was not believed.
+    `create` of a version's object returns before the object is stored; reading, listing and
+    deleting wait for the upload. `create` of the manifest waits for all objects of its version, so
+    the manifest is still the last object (invariant 6). It raises an upload error, or `settle`
+    does, where a rank that creates no manifest waits (`consumers/trainer/sharded/rank_writing.py`).
     """
 
     def __init__(
@@ -205,6 +189,8 @@ class PushingStore:
             return self._store.create(key, data)
         # Content that is not `bytes` may change after this call returns.
         content = data if isinstance(data, bytes) else bytes(data)
+        # A relay may hold a version before `latest.json` moves to it. Rollouts act on announcements
+        # only, which come later: no trajectory has a version that was not believed.
         self._push.hand_over(key, content)
         if file_name_of(key) == MANIFEST:
             self._complete(version)
@@ -243,8 +229,8 @@ class PushingStore:
         self._store.delete_all(keys)
 
     def settle(self) -> None:
-        """Returns once every object that was created so far is stored; pushes are not awaited.
-        Raises the first upload error.
+        """Returns once every object created so far is stored; pushes are not awaited. Raises the
+        first upload error.
         """
         with self._lock:
             versions = sorted(self._uploads)
@@ -255,11 +241,9 @@ class PushingStore:
         return self._push.metric_values()
 
     def _begin(self, version: Version, key: str, content: bytes) -> None:
-        """Start the upload of an object. If more than `bytes_max` bytes would then wait, wait until
-        all others have ended.
-        """
         self._wait(key)
         if self._waiting() + len(content) > self._bytes_max:
+            # All others end first, so that at most `bytes_max` bytes wait.
             self._wait()
         upload = self._pool.submit(create_idempotent, self._store, key, content)
         with self._lock:
@@ -268,7 +252,6 @@ class PushingStore:
                 del self._uploads[old]
 
     def _complete(self, version: Version) -> None:
-        """Wait until all objects of this version are stored; raises the first upload error."""
         with self._lock:
             uploads = self._uploads.pop(version, {})
         errors = [error for upload in uploads.values() if (error := upload.done.exception())]
@@ -276,7 +259,6 @@ class PushingStore:
             raise errors[0]
 
     def _wait(self, key: str | None = None) -> None:
-        """Wait until the upload of this object, or every upload, has ended, successfully or not."""
         with self._lock:
             uploads = [
                 u
@@ -288,7 +270,6 @@ class PushingStore:
             upload.done.exception()
 
     def _waiting(self) -> int:
-        """Returns the bytes whose upload has not ended."""
         with self._lock:
             uploads = [upload for by_key in self._uploads.values() for upload in by_key.values()]
         return sum(upload.bytes for upload in uploads if not upload.done.done())

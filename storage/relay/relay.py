@@ -1,10 +1,5 @@
 """Runs one relay, a node's cache of weight versions: `RelayIntake` fills the cache, `RelayServer`
-serves it over HTTP, and `Relay` puts them together, follows the log and publishes heartbeats.
-
-Relays form a chain in the order of their terms: each reads from the living one before it (its
-upstream), the first one from the trainer's pushes or the object store. No two starts of relays have
-the same term (`RELAY_TERMS`). A relay learns the believed versions from the topic `weights`, and
-the other relays from `status`, where it publishes its own URL, complete versions and upstream.
+serves it over HTTP, and `Relay` follows the log and publishes heartbeats.
 """
 
 import fcntl
@@ -43,12 +38,10 @@ POLL_S = 0.05  # between two reads of the log
 
 
 class Relay:
-    """Runs the relay of this node. It serves from threads of its own as soon as it is constructed;
-    `run` receives versions and publishes heartbeats until it is stopped, and then closes the relay.
-
-    `folder` holds the cached objects, where the node's rollouts open them, the relay's URL and a
-    lock, so that only one relay uses it. `name` must be unique among the living relays. `wall` is
-    the clock of the heartbeats' times.
+    """Runs the relay of this node, which serves from its construction on. `folder` holds the cached
+    objects, where the node's rollouts open them, the relay's URL and a lock, so that only one relay
+    uses it. `name` must be unique among the living relays. `wall` is the clock of the heartbeats'
+    times.
     """
 
     def __init__(
@@ -83,13 +76,13 @@ class Relay:
         self._failed: BaseException | None = None
         self.server = _start_server(settings, self.cache, self.status)
         self.url = settings.url or _url(settings.host, self.server.port)
-        own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
-        (folder / URL_FILE).write_text(_url(own, self.server.port))  # for processes of this node
+        local_host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+        # For processes of this node.
+        (folder / URL_FILE).write_text(_url(local_host, self.server.port))
 
     def run(self, stop: threading.Event) -> None:
-        """Run until `stop`: fill the cache in a second thread, and follow the log in this one.
-        Raises the error that ended the intake, or `Fenced` if a relay of a higher term has the same
-        name.
+        """Run until `stop`. Raises the error that ended the intake, or `Fenced` if a relay of a
+        higher term has the same name.
         """
         ended = threading.Event()
         thread = threading.Thread(target=self._take_in, args=(ended,), name="relay-intake")
@@ -107,8 +100,8 @@ class Relay:
             raise self._failed
 
     def close(self) -> None:
-        """Publish a status without URL, by which other relays and rollouts know that this one has
-        left, stop the server, and free the memory.
+        """Publish a status without URL, by which others know that this relay has left, stop the
+        server, and free the memory.
         """
         try:
             self._publish_status("")
@@ -119,7 +112,6 @@ class Relay:
         self._lock.close()
 
     def status(self) -> dict[str, Any]:
-        """Returns the response to `GET /status`."""
         objects = self.cache.objects()
         return {
             "relay": self.name,
@@ -133,7 +125,6 @@ class Relay:
         }
 
     def metric_values(self) -> MetricValues:
-        """Returns metrics under their documented names."""
         newest = max(self.cache.versions(), default=Version(0, 0))
         counted = {name: self.cache.counters[name] for name in COUNTERS}
         return {
@@ -146,7 +137,6 @@ class Relay:
         }
 
     def readers(self) -> list[TopicReader]:
-        """Returns the readers of the log, whose positions are reported as metrics."""
         return [self._weights, self.directory.reader]
 
     def _take_in(self, ended: threading.Event) -> None:
@@ -163,9 +153,9 @@ class Relay:
             log.warning("the log does not answer: %s", error)
 
     def follow(self) -> None:
-        """Apply new announcements and heartbeats, drop objects whose transfer has stalled, and
-        publish a status if it has changed or the last one is `status_s` old. Raises `Fenced` as
-        `run` does, and `BusError` while the log does not answer.
+        """Apply new announcements and heartbeats, drop stalled objects, and publish a status if it
+        has changed or the last one is `status_s` old. Raises `Fenced` as `run`, and `BusError`
+        while the log does not answer.
         """
         for received in self._weights.poll(0.0):
             if isinstance(received.record, Opened):
@@ -185,11 +175,9 @@ class Relay:
             self._publish_status(self.url)
 
     def _check_term(self) -> None:
-        """Raise `Fenced` if a later start of a relay has this one's name: this process stood still,
-        and was replaced.
-        """
         newest = self.directory.term_of(self.name)
         if newest > self.term:
+            # This process stood still, and a later start of its name replaced it.
             raise Fenced(
                 f"relay {self.name} of term {self.term} was replaced in term {newest}; this "
                 "process must exit. If two run on purpose, give each a name of its own (--name)"
@@ -221,10 +209,8 @@ COUNTERS = (
 
 
 def _fitting_bytes(folder: Path, bytes_max: int) -> int:
-    """Returns `bytes_max`, or the free room in the file system of the folder if that is less, so
-    that older versions are evicted before it is full. Logs a warning then: Docker gives a container
-    64 MiB of shared memory by default.
-    """
+    # Older versions are evicted before the file system is full. Docker gives a container 64 MiB of
+    # shared memory by default.
     free = shutil.disk_usage(folder).free
     if free < bytes_max:
         log.warning(
@@ -239,9 +225,7 @@ def _fitting_bytes(folder: Path, bytes_max: int) -> int:
 
 
 def _lock_folder(folder: Path) -> Any:
-    """Returns the folder's lock, held until it is closed or the process ends. Raises
-    `ConfigurationError` if another relay or user has the folder.
-    """
+    """Returns the folder's lock, held until it is closed or the process ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = (folder / "lock").open("a")
@@ -259,9 +243,6 @@ def _lock_folder(folder: Path) -> Any:
 def _start_server(
     settings: RelaySettings, cache: RelayCache, status: Callable[[], dict[str, Any]]
 ) -> RelayServer:
-    """Returns the running server. Raises `ConfigurationError` if it cannot listen, or if other
-    machines could reach it without a shared token.
-    """
     address, pace = (settings.host, settings.port), BandwidthLimiter(settings.send_bytes_per_s)
     token = needed_token(settings.host)
     try:
@@ -274,6 +255,6 @@ def _start_server(
 
 
 def _url(host: str, port: int) -> str:
-    """Returns the URL of a listening address, with this machine's name if it listens on all."""
+    # A relay that listens on all addresses is reached by its machine's name.
     name = socket.gethostname() if host in ("0.0.0.0", "::") else host
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"

@@ -1,10 +1,7 @@
-"""Serves a relay's cache of weight versions over HTTP/1.1 to rollouts and neighbouring relays, and
-receives the trainer's pushes (`docs/explanation/relay.md` has the table of requests).
-
-`RelayServer` accepts connections. A `RelayResponder`, in a thread of its own, answers the requests
-of one connection: `GET` by `send_object`, `PUT` by `receive_push`. Only objects in the cache are
-served; a path is matched as a whole and never becomes a file name. Every error of a request becomes
-a response or a closed connection.
+"""Serves a relay's cache of weight versions over HTTP/1.1, and receives the trainer's pushes
+(`docs/explanation/relay.md` has the table of requests). Only objects in the cache are served; a
+path is matched whole and never becomes a file name. Every error of a request becomes a response or
+a closed connection.
 """
 
 import hmac
@@ -55,8 +52,8 @@ PUSHED_MAX = 64
 
 
 class RelayResponder(HttpResponder):
-    """Answers the requests of one connection, and turns their errors into responses. `do_GET`,
-    `do_HEAD` and `do_PUT` are called by the HTTP server of the standard library.
+    """Answers the requests of one connection, in its own thread, and turns their errors into
+    responses.
     """
 
     protocol_version = "HTTP/1.1"
@@ -84,15 +81,12 @@ class RelayResponder(HttpResponder):
         self.head(status, 0, headers or {})
 
     def close(self, status: int) -> None:
-        """Respond without a body and end the connection.
-
-        If the connection were closed at once, a client that is still sending its body would get a
-        reset and never read the response. So the bytes that arrive within `LINGER_S` are first read
-        and discarded.
-        """
+        """Respond without a body and end the connection."""
         self.close_connection = True
         self.empty(status, {"Connection": "close"})
         self.connection.shutdown(socket.SHUT_WR)
+        # A client that is still sending its body would get a reset, and never read the response, if
+        # the connection closed at once: its bytes are first read and discarded.
         deadline_s = time.monotonic() + LINGER_S
         while (left_s := deadline_s - time.monotonic()) > 0:
             self.connection.settimeout(left_s)
@@ -100,8 +94,8 @@ class RelayResponder(HttpResponder):
                 return
 
     def parse_request(self) -> bool:
-        """Read the headers of a request and check its token: a request without the right token gets
-        401. Returns whether the request is to be answered.
+        """Read the headers of a request and check its token; without the right one it gets 401.
+        Returns whether the request is to be answered.
         """
         if not super().parse_request():
             return False
@@ -127,16 +121,14 @@ class RelayResponder(HttpResponder):
 
     def do_HEAD(self) -> None:
         with self.error_responses():
-            held = self.server.cache.find(parse_key(self.path))
-            if held is None:
+            cached = self.server.cache.find(parse_key(self.path))
+            if cached is None:
                 return self.empty(404)
-            received = held.offer.bytes if held.verified else held.written
-            return self.head(200, held.offer.bytes, {"X-Received": str(received)})
+            received = cached.offer.bytes if cached.verified else cached.written
+            return self.head(200, cached.offer.bytes, {"X-Received": str(received)})
 
     def handle_expect_100(self) -> bool:
-        """Send no `100 Continue` yet, though the client waits for one before it sends the body:
-        `receive_push` sends it once the body is known to be wanted.
-        """
+        """Send no `100 Continue` yet: `receive_push` sends it once the body is wanted."""
         return True
 
     def do_PUT(self) -> None:
@@ -166,38 +158,35 @@ def receive_push(
         raise ValueError("a push needs X-Content-Hash, 32 hex digits")
     if size > cache.bytes_max:
         return sender.close(413)
-    held = cache.accept(offer) if cache.wants_push(offer) else None
-    if held is None:
+    cached = cache.accept(offer) if cache.wants_push(offer) else None
+    if cached is None:
         return sender.close(409)
     try:
-        with held.writing():
-            if held.written != start or (held.verified and size):
-                raise ObjectBusy(f"object {key}: it is here up to byte {held.written}")
+        with cached.writing():
+            if cached.written != start or (cached.verified and size):
+                raise ObjectBusy(f"object {key}: it is here up to byte {cached.written}")
             if headers.get("Expect", "").lower() == "100-continue":
                 sender.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            _write(sender, cache, held, on_bytes)
+            _write(sender, cache, cached, on_bytes)
     except (ObjectBusy, ObjectDropped):
         return sender.close(409)
     except CorruptObject as error:
         log.error("%s", error)
         cache.add("relay_wrong_total", 1)
         return sender.close(422)
-    cache.completed(held)
+    cache.completed(cached)
     return sender.empty(201)
 
 
 def _write(
-    sender: RelayResponder, cache: RelayCache, held: CachedObject, on_bytes: Callable[[], None]
+    sender: RelayResponder, cache: RelayCache, cached: CachedObject, on_bytes: Callable[[], None]
 ) -> None:
-    """Write the body into the object. With the last byte the object is compared with its hash:
-    raises `CorruptObject` if it differs.
-    """
-    while not held.verified:
-        count = sender.rfile.readinto1(held.room())  # pyright: ignore[reportAttributeAccessIssue]
+    while not cached.verified:
+        count = sender.rfile.readinto1(cached.room())  # pyright: ignore[reportAttributeAccessIssue]
         if not count:
             raise ConnectionError("the push ended in the middle")
         on_bytes()
-        held.advance(count)
+        cached.advance(count)
         cache.add("relay_pushed_bytes_total", count)
 
 
@@ -209,35 +198,33 @@ def send_object(
     query: Mapping[str, str],
 ) -> None:
     """Send the object that `path` names, or the requested range of it, straight from shared memory
-    and at most at the rate of `pace`.
+    and at most at the rate of `pace`: with `receiving=1` (a neighbouring relay) while bytes still
+    arrive, else only once it is offered, which is waited for at most `wait` seconds.
 
-    A neighbouring relay asks with `receiving=1`: it gets the bytes while they are still arriving,
-    and verifies them itself. Other clients get an object only once it is offered (it matches its
-    hash and its version's manifest), and wait for that at most `wait` seconds. The response is 416
-    if the range is outside the object, and 404 if the object is not here. If it is expected, the
-    404 has the header `X-Coming`, whose value changes whenever the relay has received bytes. A
-    transfer without new bytes ends after `STALL_S`, or when its client closes.
+    The response is 416 if the range is outside the object, and 404 if the object is not here. If it
+    is expected, the 404 has the header `X-Coming`, whose value changes whenever the relay has
+    received bytes. A transfer without new bytes ends after `STALL_S`, or when its client closes.
     """
     key = parse_key(path)
     if query.get("receiving") == "1":
-        held = cache.find(key)
+        cached = cache.find(key)
     else:
-        held = cache.wait_offered(key, parse_wait(query))
-    if held is None:
+        cached = cache.wait_offered(key, parse_wait(query))
+    if cached is None:
         coming = {"X-Coming": str(cache.bytes_received())} if cache.is_expected(key) else {}
         return to.empty(404, coming)
-    start, end = parse_range(to.headers.get("Range"), held.offer.bytes)
-    restarts = held.restarts
+    start, end = parse_range(to.headers.get("Range"), cached.offer.bytes)
+    restarts = cached.restarts
     if start is None:
-        to.head(200, held.offer.bytes, {})
+        to.head(200, cached.offer.bytes, {})
     elif start >= end:
-        return to.empty(416, {"Content-Range": f"bytes */{held.offer.bytes}"})
+        return to.empty(416, {"Content-Range": f"bytes */{cached.offer.bytes}"})
     else:
-        content_range = f"bytes {start}-{end - 1}/{held.offer.bytes}"
+        content_range = f"bytes {start}-{end - 1}/{cached.offer.bytes}"
         to.head(206, end - start, {"Content-Range": content_range})
     began = start or 0
     try:
-        _send(to.connection, pace, held, began, end, restarts)
+        _send(to.connection, pace, cached, began, end, restarts)
     except (ObjectDropped, OSError):  # the client knows from the length that bytes are missing
         to.close_connection = True
     else:
@@ -246,25 +233,29 @@ def send_object(
 
 
 def _send(
-    to: socket.socket, pace: BandwidthLimiter, held: CachedObject, at: int, end: int, restarts: int
+    to: socket.socket,
+    pace: BandwidthLimiter,
+    cached: CachedObject,
+    at: int,
+    end: int,
+    restarts: int,
 ) -> None:
     """Send the bytes `[at, end)` as they arrive. Raises `ObjectDropped` if none arrive, the client
     left, or the object was dropped or received from its start again (`restarts` has changed).
     """
     moved_s = time.monotonic()
     while at < end:
-        received = held.wait(at, restarts, SILENCE_S)
+        received = cached.wait(at, restarts, SILENCE_S)
         if received > at:
             count = min(PIECE_BYTES, min(received, end) - at)
             pace.take(count)
-            at += _sendfile(to.fileno(), held.descriptor, at, count)
+            at += _sendfile(to.fileno(), cached.descriptor, at, count)
             moved_s = time.monotonic()
         elif time.monotonic() - moved_s > STALL_S or _is_gone(to):
-            raise ObjectDropped(f"object {held.key}: the client left, or no bytes arrive")
+            raise ObjectDropped(f"object {cached.key}: the client left, or no bytes arrive")
 
 
 def _sendfile(to: int, descriptor: int, at: int, count: int) -> int:
-    """Copy from the shared memory to the socket inside the kernel."""
     while True:
         try:
             return os.sendfile(to, descriptor, at, count)
@@ -274,7 +265,6 @@ def _sendfile(to: int, descriptor: int, at: int, count: int) -> int:
 
 
 def _is_gone(client: socket.socket) -> bool:
-    """Returns whether the client closed the connection while the relay waits for bytes."""
     if not select.select([client], [], [], 0)[0]:
         return False
     with suppress(BlockingIOError):
@@ -283,8 +273,8 @@ def _is_gone(client: socket.socket) -> bool:
 
 
 class RelayServer(BoundedServer):
-    """Serves the objects of `cache`, and keeps the times at which pushes brought bytes: while a
-    version is being pushed, the relay does not read it from the bucket (`intake.py`).
+    """Serves the objects of `cache`, and keeps the times at which pushes brought bytes: a version
+    that is being pushed is not read from the bucket (`intake.py`).
     """
 
     def __init__(
@@ -296,8 +286,8 @@ class RelayServer(BoundedServer):
         status: Callable[[], dict[str, Any]],
         token: str = "",
     ) -> None:
-        """Start to serve. `pace` limits the send rate; `status` returns the response to
-        `GET /status`. If `token` is not empty, requests without it get 401.
+        """Start to serve. `pace` limits the send rate; `status` returns the response to `GET
+        /status`. With a `token`, requests without it get 401.
         """
         self.cache, self.pace, self.status = cache, pace, status
         self._expected = f"Bearer {token}".encode() if token else b""
@@ -308,7 +298,6 @@ class RelayServer(BoundedServer):
         super().__init__(address, RelayResponder, "relay-serve", connections_max, rule)
 
     def note_push(self, key: str) -> None:
-        """Note that bytes of a push of this object arrived."""
         version = version_of(key)
         with self._pushes:
             if version is not None:
@@ -325,8 +314,6 @@ class RelayServer(BoundedServer):
             return max(times, default=float("-inf"))
 
     def is_allowed(self, authorization: str) -> bool:
-        """Returns whether a request with this `Authorization` header is served. The comparison
-        takes the same time for every header, so its duration does not reveal the token.
-        """
-        given = authorization.encode("latin-1", "replace")
-        return not self._expected or hmac.compare_digest(given, self._expected)
+        header = authorization.encode("latin-1", "replace")
+        # In constant time, so that the duration does not reveal the token.
+        return not self._expected or hmac.compare_digest(header, self._expected)

@@ -1,8 +1,6 @@
-"""Reads weight versions for a rollout by the shortest way: from shared memory if the node's relay
-holds them verified, from the relay while it receives them, and otherwise from the object store (the
-bucket).
-
-The relay is optional: a problem with it is logged once, and the bucket is read instead.
+"""Reads weight versions for a rollout: from shared memory if the node's relay holds them verified,
+from the relay while it receives them, else from the object store (the bucket). The relay is
+optional: a problem with it is logged once, and the bucket is read.
 """
 
 import logging
@@ -28,9 +26,9 @@ log = logging.getLogger(__name__)
 
 WAIT_S = 2.0  # one request waits this long for an object that is arriving
 STALLED_S = 75.0
-"""The bucket is read once no byte has arrived at the relay for this long. The relay itself reads it
-after `relay.patience_s`; if it cannot, the site's network is probably cut, and each rollout that
-turned to the bucket would read the version over the same link once that is back.
+"""The bucket is read once no byte has arrived at the relay for this long. The relay reads it too,
+after `relay.patience_s`; if it cannot, the site's network is probably cut, and each rollout would
+read the version over the same link once that is back.
 """
 SILENCE_S = 3.0  # a relay that sends no byte of a response for this long is lost
 RELAY_RETRY_S = 5.0  # a lost relay is tried again after this
@@ -41,8 +39,8 @@ PIECE_BYTES = 32 << 20
 
 class RelayStore:
     """An `ObjectStore` whose `get` of a version's objects tries the relay first; all other calls go
-    to `store`. Threads may share it. `folder` is the relay's; without `url` the relay's address is
-    read from a file in that folder.
+    to `store`. Threads may share it. `folder` is the relay's, and names its address unless `url` is
+    given.
     """
 
     def __init__(
@@ -76,7 +74,7 @@ class RelayStore:
         return data
 
     def read(self, key: str) -> tuple[bytes, str]:
-        """Read from the bucket, because `swap` compares the bucket's etag."""
+        """Read from the bucket, whose etag `swap` compares."""
         return self._store.read(key)
 
     def put(self, key: str, data: Data) -> str:
@@ -101,18 +99,17 @@ class RelayStore:
         self._store.delete_all(keys)
 
     def _from_memory(self, key: str, start: int, end: int | None) -> bytes | None:
-        """Read from shared memory; None if the object is not there. `get` must return bytes, so the
-        data are copied once. An object that is evicted meanwhile is read to its end. A file of
-        another user is not read.
+        """Read from shared memory; None if the object is not there. An object that is evicted
+        meanwhile is read to its end.
         """
         try:
             with os.fdopen(open_own(self._folder / key), "rb", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size
                 file.seek(start)
-                wanted = max(0, min(size, size if end is None else end) - start)
-                data = file.read(wanted)
-                while len(data) < wanted:  # one read returns 2 GiB at most
-                    data += file.read(wanted - len(data))
+                length = max(0, min(size, size if end is None else end) - start)
+                data = file.read(length)
+                while len(data) < length:  # one read returns 2 GiB at most
+                    data += file.read(length - len(data))
                 return data
         except ForeignFile as error:
             self._note_lost(error)
@@ -121,9 +118,6 @@ class RelayStore:
         return None
 
     def _from_relay(self, key: str, start: int, end: int | None) -> bytes | None:
-        """Request the object from the relay, and wait as long as it is arriving and the relay
-        receives any bytes; None if the bucket must be read.
-        """
         if self._clock() - self._lost_s < RELAY_RETRY_S or end == start:
             return None
         progress, moved_s = "", self._clock()
@@ -145,8 +139,8 @@ class RelayStore:
             return None
 
     def _request(self, key: str, start: int, end: int | None) -> tuple[bytes | None, str | None]:
-        """Send one request. Returns the bytes and None, or None and a text that changes with the
-        relay's progress if the object is arriving, or None twice if the relay does not expect it.
+        """Returns the bytes and None, or None and a text that changes with the relay's progress if
+        the object is arriving, or None twice if the relay does not expect it.
         """
         connection = self._take_connection()
         if connection is None:
@@ -168,7 +162,6 @@ class RelayStore:
         return data, answer.get("x-coming") if data is None else None
 
     def _take_connection(self) -> RelayConnection | None:
-        """Returns a connection; None if there is no relay on this node."""
         url = self._url or self._url_in_folder()
         with self._lock:
             while self._connections:
@@ -179,9 +172,6 @@ class RelayStore:
         return RelayConnection(url) if url else None
 
     def _url_in_folder(self) -> str:
-        """Returns the URL that the relay of this node has written to its folder; "" if there is
-        none.
-        """
         try:
             with os.fdopen(open_own(self._folder / URL_FILE), "rb") as file:
                 return file.read(URL_BYTES_MAX).decode("ascii")
@@ -206,9 +196,7 @@ class RelayStore:
 
 
 def _body(connection: RelayConnection, size: int) -> bytes:
-    """Returns the body of a response. Memory is taken as bytes arrive, `PIECE_BYTES` at a time: the
-    size is only what the relay states.
-    """
+    # Memory is taken as bytes arrive: the size is only the relay's statement.
     pieces: list[bytearray] = []
     for begin in range(0, size, PIECE_BYTES):
         piece, at = bytearray(min(PIECE_BYTES, size - begin)), 0

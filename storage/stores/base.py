@@ -1,8 +1,6 @@
 """Defines the contract of an object store: its operations and guarantees (`ObjectStore`), the keys
-that it takes (`is_key`), and the hash of its contents (`content_hash`).
-
-Each back end (a local folder, S3) is a file or folder beside this one. All give the same
-guarantees, which one conformance suite tests. `connect.py` opens a store from its URL.
+that it takes (`is_key`), and the hash of its contents (`content_hash`). One conformance suite tests
+the guarantees on all back ends.
 """
 
 import re
@@ -19,9 +17,7 @@ Data = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class ListedObject:
-    """Describes one object of a listing. It has no etag, because a back end may have to read the
-    object to compute it.
-    """
+    """One object of a listing; without an etag, which a back end may have to compute."""
 
     key: str
     bytes: int
@@ -46,12 +42,11 @@ class ObjectStore(Protocol):
 
     Callers follow these rules:
 
-    * After a lost response a writer reads the object. If it holds what this writer wrote (its own
-      content, or a random number that no other process uses), the write took effect.
-    * Etags distinguish contents, not writes. So an object that is swapped contains a term or a
-      count, which makes any two writes of it differ.
-    * No process polls `list` for new objects, because these are announced on a topic. `list` is for
-      people, the start of a process, the archive, retention and tests.
+    * After a lost response a writer reads the object. If it holds this writer's content, or a
+      random number that no other process uses, the write took effect.
+    * Etags distinguish contents, not writes: an object that is swapped contains a term or a count,
+      so that any two writes differ.
+    * No process polls `list` for new objects, which are announced on a topic.
     """
 
     def put(self, key: str, data: Data) -> str:
@@ -75,9 +70,7 @@ class ObjectStore(Protocol):
         ...
 
     def read(self, key: str) -> tuple[bytes, str]:
-        """Returns the content and the etag that belongs to it, for a later `swap`. Raises
-        `ObjectMissing`.
-        """
+        """Returns the content and its etag, for a later `swap`. Raises `ObjectMissing`."""
         ...
 
     def list(self, prefix: str = "") -> Iterator[ListedObject]:
@@ -89,10 +82,9 @@ class ObjectStore(Protocol):
         ...
 
     def delete_all(self, keys: Iterable[str]) -> None:
-        """Remove these objects in any order, with few requests where the back end allows it; absent
-        ones are no error. If the call raises or its process dies, any of the objects may be left.
-        So a caller that needs an order deletes first the objects that must go first, in a call of
-        their own.
+        """Remove these objects in any order; absent ones are no error. If the call raises or its
+        process dies, any of them may be left: a caller that needs an order deletes the first ones
+        in a call of their own.
         """
         ...
 
@@ -105,16 +97,16 @@ _PREFIX = re.compile(r"[A-Za-z0-9._=/-]*")
 
 
 class KeyRefused(ConfigurationError):
-    """Raised for a key or prefix that no back end accepts. It is a `ConfigurationError`, because
-    such a key is usually built from a name in the configuration.
+    """Raised for a key or prefix that no back end accepts; usually it is built from a name in the
+    configuration.
     """
 
 
 def is_key(key: str) -> bool:
     """Returns whether every back end can hold this key: one or more parts of `[A-Za-z0-9._=-]`
     joined by `/`, none of them `.` or `..`, of at most `PART_BYTES_MAX` and `KEY_BYTES_MAX` bytes.
-    Back ends refuse all other keys. So no key names a file outside its store's folder, and a back
-    end may give its own files names with other characters.
+    So no key names a file outside its store's folder, and a back end may name its own files with
+    other characters.
     """
     parts = key.split("/")
     short = len(key) <= KEY_BYTES_MAX and max(map(len, parts)) <= PART_BYTES_MAX
@@ -122,7 +114,7 @@ def is_key(key: str) -> bool:
 
 
 def check_key(key: str) -> str:
-    """Returns the key if every back end can hold it; else raise `KeyRefused`."""
+    """Returns the key if every back end can hold it; else raises `KeyRefused`."""
     if not is_key(key):
         raise KeyRefused(
             f"object key {key[:80]!r}: use parts of [A-Za-z0-9._=-] joined by single '/', "
@@ -132,7 +124,7 @@ def check_key(key: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """Returns the prefix if keys can start with it; else raise `KeyRefused`."""
+    """Returns the prefix if keys can start with it; else raises `KeyRefused`."""
     refused = not _PREFIX.fullmatch(prefix) or prefix.startswith("/") or "//" in prefix
     if refused or not {".", ".."}.isdisjoint(prefix.split("/")[:-1]):
         raise KeyRefused(f"object prefix {prefix!r}: no object's key can start with it")
@@ -141,9 +133,6 @@ def check_prefix(prefix: str) -> str:
 
 def content_hash(data: Data) -> str:
     """Returns the hash by which stored contents are compared and verified: the xxh3-128 of the
-    bytes, as 32 hex digits.
-
-    It detects damage and distinguishes contents, at 10 GB/s on one core. It does not protect
-    against deliberate forgery, which a store that others can write to would need.
+    bytes, as 32 hex digits, at 10 GB/s on one core. It does not protect against deliberate forgery.
     """
     return xxhash.xxh3_128_hexdigest(data)

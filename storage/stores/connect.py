@@ -1,9 +1,6 @@
-"""Opens an object store from its URL, and checks that it honours conditional writes.
-
-Terms, leases, `latest.json` and the archive rely on `create` having one winner and on `swap`
-replacing only the object that was read. A server that ignores `If-None-Match` or `If-Match` reports
-success to both of two writers: two trainers then hold one term and overwrite each other's objects
-without any error. Three writes at the start of a process detect this (`check_conditional_writes`).
+"""Opens an object store from its URL, and checks that it honours conditional writes. Terms, leases,
+`latest.json` and the archive rely on them: on a server that ignores `If-None-Match` or `If-Match`
+two trainers hold one term and overwrite each other's objects without any error.
 """
 
 import logging
@@ -18,9 +15,9 @@ from rollstream.storage.stores.kind import store_forms, store_kind
 def open_store(
     url: str, sync: Literal["normal", "full"] = "normal", deadline_s: float = inf
 ) -> ObjectStore:
-    """Open the store that `url` names. Raises `ConfigurationError` if the URL has no known scheme,
-    or if a library for it is not installed. `sync` is for stores in folders (see `FileStore`). No
-    operation waits longer for a server than `deadline_s` or, if that is shorter, its URL allows.
+    """Open the store that `url` names. Raises `ConfigurationError` for an unknown scheme or a
+    missing library. `sync` is for stores in folders (`FileStore`). No operation waits longer for a
+    server than `deadline_s` or, if shorter, its URL allows.
     """
     kind = store_kind(url)
     if kind is not None:
@@ -37,13 +34,10 @@ _OTHER_DIGITS = str.maketrans("0123456789abcdef", "123456789abcdef0")
 
 
 def check_conditional_writes(store: ObjectStore, where: str, draw: str) -> None:
-    """Raise `ConfigurationError` if the store ignores the condition of a conditional write. The
-    check writes an object of its own, named by `draw`; each process must draw another name at
-    random, so that any number of processes may start at once. `where` names the store in the error.
-
-    (1) The object is created. (2) Creating it again must fail. (3) Swapping it with an etag that it
-    does not have must fail. It is deleted afterwards; a process that is killed in between leaves an
-    object of one byte.
+    """Raise `ConfigurationError`, which names the store by `where`, if it ignores the condition of
+    a conditional write. (1) An object is created. (2) Creating it again must fail. (3) Swapping it
+    with an etag that it does not have must fail. `draw`, a random name per process, names it, so
+    any number of processes may start at once; a killed one leaves one byte.
     """
     key = f"probes/{draw}"
     etag = store.create(key, b"1")  # 1

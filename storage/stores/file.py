@@ -1,10 +1,6 @@
-"""Stores objects in a folder of one machine (`file:PATH`, `FileStore`) with the guarantees of
-`ObjectStore` (`base.py`). docs/explanation/storage.md ("The file store") has the interleavings.
-
-Each object is first written to a temporary file, which then takes the object's name in one system
-call: a reader finds a complete object or none. A lock per key (`FileLocks`) makes compare-and-swap
-atomic. The store's own files are in folders with a `~` in their name, which is in no key.
-`open_own` protects readers of folders that all users share (`/dev/shm`) from files of other users.
+"""Stores objects in a folder of one machine (`file:PATH`) with the guarantees of `ObjectStore`
+(docs/explanation/storage.md, "The file store", has the interleavings). A temporary file takes the
+object's name in one system call: a reader finds a complete object or none.
 """
 
 import errno
@@ -41,8 +37,7 @@ WAIT_S_MAX = 30.0  # comparing and renaming take far less: a holder for so long 
 
 class FileLocks:
     """Locks keys among all threads and processes that use the same folder, by `flock` on small
-    files, which stay as long as the store holds an object. The kernel frees a lock when its holder
-    dies, so a killed process leaves no lock behind.
+    files, which stay. The kernel frees a lock when its holder dies.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -67,9 +62,7 @@ class FileLocks:
 
 
 def _make_own_folder(folder: Path) -> None:
-    """Make a folder of the store's own files, which is never a link: files would be made where a
-    link of another user leads.
-    """
+    # Files would be made where a link of another user leads.
     if folder.is_symlink():
         raise StoreError(f"{folder} is a link, which no store makes: remove it")
     folder.mkdir(parents=True, exist_ok=True)
@@ -99,7 +92,7 @@ _KEY_IN_THE_WAY = "a file or folder is in the way: a key cannot be the folder of
 
 @contextmanager
 def translate_os_errors(action: str, path: Path) -> Generator[None]:
-    """Turn an `OSError` of the block into a `StoreError` with advice. With the action `read`, a
+    """Turn an `OSError` of the block into a `StoreError` with advice; with the action `read`, a
     missing object raises `ObjectMissing`.
     """
     try:
@@ -123,16 +116,13 @@ PLACE_ATTEMPTS_MAX = 100  # an attempt fails if a delete removes the key's folde
 
 class FileStore:
     """Keeps the objects of `file:PATH`; threads and processes of one machine may share the folder.
-
-    `create` gives the temporary file its name by a hard link (the kernel picks the one winner).
-    `put` and `swap` rename it, and `delete` removes the object, under the key's lock, so no other
-    write comes between the comparison and the renaming of a `swap`. Acknowledged writes survive
-    `kill -9`; with sync `full` they survive a power loss too. The etag is the hash of the content,
-    so `stat` reads the object.
+    Acknowledged writes survive `kill -9`; with sync `full` power loss too. The etag is the hash of
+    the content, so `stat` reads the object.
     """
 
     def __init__(self, root: str | Path, sync: Literal["normal", "full"] = "normal") -> None:
         self._root = Path(os.path.abspath(root))
+        # No key has a `~`.
         self._temporary = self._root / "~writing"
         self._locks = FileLocks(self._root / "~locks")
         self._sync = sync == "full"
@@ -165,6 +155,7 @@ class FileStore:
         target = self.path(key)
         with translate_os_errors("create", target), self._temporary_file(data, mode) as source:
             try:
+                # A hard link: the kernel picks the one winner.
                 self._take_name(os.link, source, target)
             except FileExistsError:
                 raise ObjectExists(f"object {key} is already in {self._root}") from None
@@ -185,6 +176,8 @@ class FileStore:
             self._locks.hold(key),
         ):
             try:
+                # Under the key's lock, so that no other write comes between comparison and
+                # renaming.
                 present = self.stat(key).etag
             except ObjectMissing:
                 present = "absent"
@@ -231,8 +224,8 @@ class FileStore:
             self.delete(key)
 
     def remove_if_empty(self) -> None:
-        """Remove the store's folder if it holds no object. If another program has a file in it, the
-        folder and that file stay.
+        """Remove the store's folder if it holds no object; another program's file in it stays, with
+        the folder.
         """
         if next(self._walk(self._root), None) is None:
             for folder in (self._temporary, self._root / "~locks"):
@@ -246,9 +239,6 @@ class FileStore:
 
     @contextmanager
     def _temporary_file(self, data: Data, mode: int = 0o666) -> Generator[Path]:
-        """Yield a temporary file that holds `data`; it is removed afterwards unless renamed. `mode`
-        has the rights that the process's umask may restrict.
-        """
         path = self._temporary / uuid.uuid4().hex
         _make_own_folder(self._temporary)
         try:
@@ -264,9 +254,6 @@ class FileStore:
             path.unlink(missing_ok=True)
 
     def _take_name(self, step: Callable[[Path, Path], None], source: Path, target: Path) -> None:
-        """Give the file `source` the name `target` by `step` (`os.link` or `os.replace`), and make
-        the folders of `target` if they are missing.
-        """
         for attempt in range(PLACE_ATTEMPTS_MAX):
             try:
                 step(source, target)
@@ -297,10 +284,9 @@ class FileStore:
                 folder = folder.parent
 
     def _walk(self, folder: Path) -> Iterator[ListedObject]:
-        """Yields the objects below a folder. A link to a folder is one: a user may have moved
-        `archive` to a larger disk, and `list("")` must list what `list("archive/")` does. A link to
-        a folder that contains it is left out.
-        """
+        # A link to a folder counts as one: a user may have moved `archive` to a larger disk, and
+        # `list("")` must list what `list("archive/")` does. A link to a folder that contains it is
+        # left out.
         chains = {str(folder): (os.path.realpath(folder),)}
         for path, folders, files in os.walk(str(folder), onerror=_unless_missing, followlinks=True):
             chain = chains.pop(path)
@@ -316,12 +302,11 @@ class FileStore:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Opens the file without waiting: opening a pipe waits for its other end."""
+    # Opening a pipe waits for its other end.
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _real_folder(path: str, parent: str) -> str:
-    """Returns the path of a folder without links; `parent` is that of the folder above."""
     return os.path.realpath(path) if os.path.islink(path) else f"{parent}/{os.path.basename(path)}"
 
 
@@ -331,16 +316,14 @@ def _unless_missing(error: OSError) -> None:
 
 
 def _remove_leftovers(folder: Path, before_s: float) -> None:
-    """Remove temporary files older than `before_s` (epoch), which killed writers left; those of
-    other users stay. Only regular files with a name that a writer drew, in a folder that is no
-    link, are such files: a link in place of the folder would lead to files of another user.
-    """
     with suppress(FileNotFoundError, NotADirectoryError):
+        # A link in place of the folder would lead to files of another user.
         if folder.is_symlink():
             return
         for path in folder.iterdir():
             with suppress(FileNotFoundError, PermissionError):
                 status = path.lstat()
+                # Writers draw such names; older files are those of killed ones.
                 is_partial = _TEMPORARY.fullmatch(path.name) and stat.S_ISREG(status.st_mode)
                 if is_partial and status.st_mtime < before_s:
                     path.unlink()
@@ -351,18 +334,16 @@ class ForeignFile(OSError):
 
 
 def is_own_file(there: os.stat_result) -> bool:
-    """Returns whether the status `there` is that of an ordinary file of this user."""
     return stat.S_ISREG(there.st_mode) and there.st_uid == os.getuid()
 
 
 def open_own(path: Path) -> int:
-    """Open a file and return its descriptor for reading. The call never waits, and follows no link
-    in the last part of the path. Raises `ForeignFile` unless the path is an ordinary file of this
-    user in a folder of this user, and another `OSError` if it cannot be opened.
-
-    The function is for folders inside one that every user of a machine may write to (`/dev/shm`):
-    another user could create such a folder first and supply weights, drafts or a KV cache.
+    """Open a file and return its descriptor for reading, without waiting, and without following a
+    link in the path's last part. Raises `ForeignFile` unless it is an ordinary file of this user in
+    a folder of this user, and another `OSError` if it cannot be opened.
     """
+    # Where every user may write (`/dev/shm`), another one could create such a folder first and
+    # supply weights, drafts or a KV cache.
     if path.parent.stat().st_uid != os.getuid():
         raise ForeignFile(f"{path.parent} belongs to another user")
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -1,10 +1,7 @@
 """Converts small JSON objects of the store to typed values (`decode_json`) and back
-(`encode_json`). `seal` and `unseal` do the same for an object that contains its own hash.
-`create_idempotent` creates an object of any content.
-
-Encoding is canonical (sorted keys), so equal values are equal bytes and equal hashes. Decoding
-ignores unknown fields, and refuses a newer format (`FORMAT`); any other mismatch raises
-`CorruptObject`, which names the key.
+(`encode_json`), or with their own hash (`seal`, `unseal`). Encoding is canonical (sorted keys), so
+equal values are equal bytes. Decoding ignores unknown fields, and refuses a newer format
+(`FORMAT`).
 """
 
 from typing import Any, TypeVar
@@ -17,12 +14,10 @@ from rollstream.storage.stores.base import Data, ObjectStore, content_hash
 from rollstream.streams.release import upgrade_advice
 
 FORMAT = 1
-"""The number of the format that this release writes, and the highest one that it reads. Of
-checkpoints it also reads a higher one (the argument `known` of `decode_json`).
-
-A JSON object may carry the number of its format under `format`; without it the number is 1. A
-higher number than this release reads raises `NewerRelease` (invariant 14). Without this rule a
-checkpoint of a newer release would count as damaged, and training would resume from an older one.
+"""The format that this release writes, and the highest one that it reads unless `format_max` is
+given. An object may carry its number under `format`; without it the number is 1. A higher number
+raises `NewerRelease` (invariant 14): otherwise a checkpoint of a newer release would count as
+damaged, and training would resume from an older one.
 """
 
 _T = TypeVar("_T")
@@ -37,17 +32,18 @@ def encode_json(value: Any) -> bytes:
     return msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=1)
 
 
-def decode_json(data: bytes, type_: type[_T], key: str, known: int = FORMAT) -> _T:
-    """Returns the value in `data`, which was read from `key`. Raises `CorruptObject` if the data is
-    not a value of `type_`, and `NewerRelease` if the number of its format is above `known`.
+def decode_json(data: bytes, type_: type[_T], key: str, format_max: int = FORMAT) -> _T:
+    """Returns the value in `data`, which was read from `key`. Raises `CorruptObject`, which names
+    the key, if the data is not a value of `type_`, and `NewerRelease` if its format is above
+    `format_max`.
     """
     try:
         number = parse_json(data, _Numbered).format
     except ValueError:  # no JSON object, or a damaged one: the decode below raises
         number = FORMAT
-    if number > known:
+    if number > format_max:
         raise NewerRelease(
-            f"object {key} has format {number}, and formats up to {known} are known; "
+            f"object {key} has format {number}, and formats up to {format_max} are known; "
             f"{upgrade_advice('')}"
         )
     try:
@@ -69,30 +65,29 @@ def seal(value: Any) -> bytes:
     return msgspec.json.encode(_Sealed(msgspec.Raw(body), content_hash(body)))
 
 
-def unseal(data: bytes, type_: type[_T], key: str, known: int = FORMAT) -> _T:
+def unseal(data: bytes, type_: type[_T], key: str, format_max: int = FORMAT) -> _T:
     """Returns the value of an object that `seal` made. Raises `CorruptObject` if the value's hash
     is not the one in the object, and the errors of `decode_json`.
     """
     sealed = decode_json(data, _Sealed, key)
     if content_hash(bytes(sealed.body)) != sealed.hash:
         raise CorruptObject(f"object {key} differs from the hash in it")
-    return decode_json(bytes(sealed.body), type_, key, known)
+    return decode_json(bytes(sealed.body), type_, key, format_max)
 
 
 def create_idempotent(store: ObjectStore, key: str, data: Data) -> str:
-    """Create the object, or do nothing if it exists with exactly this content; returns its hash.
-
-    So a writer that was killed half-way may repeat all its calls. Raises `StoreError` if the key
-    has other content, because a created object never changes (invariant 6).
+    """Create the object, or do nothing if it exists with exactly this content; returns its hash. So
+    a killed writer may repeat all its calls. Raises `StoreError` if the key has other content,
+    because a created object never changes (invariant 6).
     """
-    wanted = content_hash(data)
+    expected = content_hash(data)
     try:
         store.create(key, data)
     except ObjectExists:
         present = content_hash(store.get(key))
-        if present != wanted:
+        if present != expected:
             raise StoreError(
-                f"object {key} exists with other content (hash {present}, not {wanted}): "
+                f"object {key} exists with other content (hash {present}, not {expected}): "
                 "two writers used the same number and term"
             ) from None
-    return wanted
+    return expected

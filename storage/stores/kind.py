@@ -1,5 +1,5 @@
-"""What is known of a kind of object store before one is opened (`StoreKind`). `STORES` names the
-kinds by strings, so that a process imports the client of no store that its run does not use.
+"""Describes a kind of object store before one is opened (`StoreKind`). `STORES` names the kinds by
+strings, so that a process imports the client of no store that its run does not use.
 """
 
 from collections.abc import Mapping
@@ -26,9 +26,9 @@ class NamedServer:
     """`name:port`."""
     is_encrypted: bool
     what: str
-    """What it is, for messages, for example `the S3 server`."""
+    """For messages, as `the S3 server`."""
     credentials: str
-    """Whose credentials are sent, for example `AWS`."""
+    """Whose credentials are sent, as `AWS`."""
     variable: str
     """The environment variable by which a user names such a server."""
 
@@ -73,5 +73,4 @@ def store_kind(url: str) -> StoreKind | None:
 
 
 def store_forms() -> list[str]:
-    """Returns the forms of all stores' URLs."""
     return [_load(name).form for name in STORES]

@@ -1,6 +1,6 @@
 """Opens an object store for a reader of a run, which may come from another user
-(`open_store_for_reading`): no folder or lock is made, nothing is cleaned up, and a write raises
-`ReadOnly`. A folder is read as `ContainedFolder` does: no link out of it is followed.
+(`open_store_for_reading`): nothing is made or cleaned up, and a write raises `ReadOnly`. No link
+out of a folder is followed (`ContainedFolder`).
 """
 
 from collections.abc import Iterable, Iterator
@@ -36,8 +36,6 @@ def open_store_for_reading(
 
 
 class _Refusal:
-    """Refuses each write of `ObjectStore`."""
-
     def put(self, key: str, data: Data) -> str:
         self._refuse(key)
 

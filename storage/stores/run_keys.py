@@ -1,9 +1,6 @@
 """Declares which objects of a store are a run's own (`RunKeys`): the module that writes an object
-declares the form of its key, in `RUN_KEYS`, beside the code that writes it.
-
-Removal, backup, restore and retention ask the declarations. An object whose key has none of the
-declared forms belongs to another program or a person: it is never deleted, copied or overwritten.
-`rollstream/runs/own.py` collects the declarations. Importing this module imports nothing heavy.
+declares the form of its key, in `RUN_KEYS`. An object of another form is never deleted, copied or
+overwritten. Importing this module imports nothing heavy.
 """
 
 import re
@@ -17,8 +14,8 @@ the cut, because it never changes (`later`); after all others (`terms`); if a re
 names it (`claimed`); or not at all.
 """
 Kept = Literal["", "archive", "final", "any"]
-"""With which `rollstream rm --keep` an object stays: never, with `archive`, with `final` if it
-belongs to the final state, or with any of them, because readers of the kept part need it.
+"""With which `rollstream rm --keep` an object stays: never, with `archive`, with `final`, or with
+any of them, because readers of the kept part need it.
 """
 MANIFESTS, OTHERS, LEASES, IDENTITY = range(4)
 """The order of deletion. Readers ignore objects without a manifest, so none meets half a version.
@@ -31,11 +28,9 @@ IDENTITY_KEY = "run.json"
 
 @dataclass(frozen=True, slots=True)
 class RunKeys:
-    """Declares the keys of one kind of object by a pattern that matches the whole key.
-
-    A pattern with the group `file` ends in the name of a file of a model (`is_model_file`). Models
-    from a hub bring more files (licences): such a name is own only if a manifest of the run names
-    it.
+    """Declares the keys of one kind of object by a pattern that matches the whole key. A pattern
+    with the group `file` ends in the name of a model's file (`is_model_file`); further files of a
+    hub's model (licences) are own only if a manifest of the run names them.
     """
 
     pattern: re.Pattern[str]
@@ -45,7 +40,7 @@ class RunKeys:
     private: bool = False
     """Whether the object is a secret, which no other user of the machine may read."""
     linked: bool = False
-    """Whether a folder of such objects may be a link to another disk. Keys of large objects are so
+    """Whether a folder of such objects may be a link to another disk: keys of large objects are so
     specific that no other files have them.
     """
 
@@ -78,17 +73,16 @@ _MODEL_FILE = re.compile(
 
 
 def is_model_file(name: str) -> bool:
-    """Returns whether a file of this name is one that Rollstream or transformers writes into the
-    folder of a model or of a version.
+    """Returns whether Rollstream or transformers writes a file of this name into the folder of a
+    model or of a version.
     """
     return _MODEL_FILE.fullmatch(name) is not None
 
 
 def undecided(declared: Iterable[RunKeys], keys: Iterable[str]) -> list[str]:
-    """Returns the keys that are own only if a manifest names their files."""
     patterns = tuple(declared)
     return [
         key
         for key in keys
-        if any((file := one.file(key)) and not is_model_file(file) for one in patterns)
+        if any((file := pattern.file(key)) and not is_model_file(file) for pattern in patterns)
     ]

@@ -1,9 +1,6 @@
-"""Parses the address of a Kafka bus, its URL, and reads the secrets from the environment; both
-together give the settings of the Kafka clients (`client_settings`).
-
-The URL is `kafka://host:port[,host:port…][/prefix][?option=value&…]`; `KafkaAddress` lists the
-options, and docs/reference/kafka.md explains them. Secrets are never in the URL, because it ends up
-in `config.json`, in logs and in error messages.
+"""Parses the URL of a Kafka bus, `kafka://host:port[,host:port…][/prefix][?option=value&…]`
+(docs/reference/kafka.md), and reads the secrets from the environment. Secrets are never in the URL,
+because it ends up in `config.json`, in logs and in error messages.
 """
 
 import dataclasses
@@ -44,11 +41,9 @@ class KafkaAddress:
     prefix: str = ""
     """Begins the names of the run's topics and groups; each run on a cluster has its own prefix."""
     security: Security = "plaintext"
-    """Protocol of connections: with encryption (`ssl`), authentication (`sasl`), both or none."""
+    """With encryption (`ssl`), authentication (`sasl`), both or none."""
     mechanism: Mechanism = "plain"
-    """Mechanism of the authentication, used only with `sasl`. `msk-iam` is OAUTHBEARER with a token
-    that AWS credentials sign.
-    """
+    """Used only with `sasl`. `msk-iam` is OAUTHBEARER with a token that AWS credentials sign."""
     ca: str = ""
     """File of the authorities that sign the brokers' certificates; "": the system's."""
     cert: str = ""
@@ -56,16 +51,15 @@ class KafkaAddress:
     key: str = ""
     """File of the key of `cert`."""
     token: str = ""
-    """Name of a function (`module:function`) that returns an OAuth token; "": the token is in the
-    file that KAFKA_TOKEN_FILE names.
+    """A function (`module:function`) that returns an OAuth token; "": the file of KAFKA_TOKEN_FILE.
     """
     region: str = ""
     """AWS region of the brokers, for `msk-iam`; "": the one in the first broker's host name."""
     replication: int = -1
-    """Number of replicas of the topics that this process creates; -1: the broker's default."""
+    """Replicas of the topics that this process creates; -1: the broker's default."""
     min_isr: int = 0
-    """Number of replicas that must have a record before it is acknowledged, set for topics that
-    this process creates; 0: the broker's default.
+    """Replicas that must have a record before it is acknowledged, for topics that this process
+    creates; 0: the broker's default.
     """
     linger_ms: int = 0
     """For how long the producer holds a batch back to add more records."""
@@ -74,23 +68,21 @@ class KafkaAddress:
     in_flight_bytes: int = 64 << 20
     """Largest memory that unacknowledged records take in this process."""
     when_full: WhenFull = "block"
-    """What an append does while `in_flight_bytes` are in use: `block` waits, `raise` raises an
-    error at once with nothing sent.
+    """What an append does while `in_flight_bytes` are in use: `block` waits, `raise` fails at once
+    with nothing sent.
     """
 
     def __str__(self) -> str:
-        """Returns the URL without options, for messages."""
         return f"kafka://{','.join(self.servers)}" + (f"/{self.prefix}" if self.prefix else "")
 
     def topic(self, name: str) -> str:
-        """Returns the name that a topic or consumer group of the run has on the cluster."""
         return f"{self.prefix}.{name}" if self.prefix else name
 
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """Holds the secrets from the environment, "" for those that are not set; `repr` omits the
-    passwords. `token_file` is the path of a file with an OAuth token.
+    """Holds the secrets from the environment, "" for those that are not set. `token_file` is the
+    path of a file with an OAuth token.
     """
 
     user: str = ""
@@ -100,8 +92,8 @@ class Secrets:
 
 
 def parse_kafka_url(url: str) -> KafkaAddress:
-    """Returns the address of a URL. Raises `ConfigurationError`, which names the wrong part of the
-    URL but repeats no user, password or value of an unknown option.
+    """Returns the address of a URL. Raises `ConfigurationError`, which repeats no user, password or
+    value of an unknown option.
     """
     try:
         parts = urlsplit(url)
@@ -133,7 +125,7 @@ def parse_kafka_url(url: str) -> KafkaAddress:
 
 def read_secrets(address: KafkaAddress, environment: Mapping[str, str]) -> Secrets:
     """Returns the secrets in `environment`. Raises `ConfigurationError`, which names the missing
-    variables, if the address needs a secret that is not there.
+    variables.
     """
     secrets = Secrets(
         environment.get(USER, ""),
@@ -157,7 +149,6 @@ def read_secrets(address: KafkaAddress, environment: Mapping[str, str]) -> Secre
 
 
 def _password(address: KafkaAddress, environment: Mapping[str, str]) -> str:
-    """Returns the password that a variable holds, or else the content of the file it names."""
     file = environment.get(PASSWORD_FILE, "")
     if PASSWORD in environment or not file:
         return environment.get(PASSWORD, "")
@@ -171,14 +162,14 @@ def _password(address: KafkaAddress, environment: Mapping[str, str]) -> str:
 
 def msk_region(address: KafkaAddress) -> str:
     """Returns the AWS region for `msk-iam`. Raises `ConfigurationError` if neither the option nor
-    the host name of the first broker has it.
+    the first broker's host name has it.
     """
-    found = _MSK_HOST.search(address.servers[0])
-    if not address.region and found is None:
+    match = _MSK_HOST.search(address.servers[0])
+    if not address.region and match is None:
         raise ConfigurationError(
             f"{address}: mechanism=msk-iam needs the brokers' region, as in region=eu-north-1"
         )
-    return address.region or (found[1] if found else "")
+    return address.region or (match[1] if match else "")
 
 
 SILENT_S = 10  # without an acknowledgement after which the system ends a connection
@@ -186,23 +177,22 @@ CONNECT_TRIES = 2  # to connect again, after 1 and 3 s; the connection has faile
 
 
 def socket_options() -> list[tuple[int, int, int]]:
-    """Returns the options of connections, by which a client notices within seconds that its network
-    was cut, and that it is back.
-
-    By default the system sends unacknowledged bytes, and requests to connect, again after pauses
-    that double: after a cut of a minute a connection may stay silent for half a minute more. An
-    idle connection would never notice. Options that this system lacks are left out.
+    """Returns the options by which a client notices within seconds that its network was cut, and
+    that it is back. Options that this system lacks are left out.
     """
+    # By default the system repeats unacknowledged bytes and connects after pauses that double:
+    # after a cut of a minute a connection may stay silent for half a minute more, an idle one for
+    # ever.
     tcp = {"TCP_NODELAY": 1, "TCP_USER_TIMEOUT": SILENT_S * 1000, "TCP_SYNCNT": CONNECT_TRIES}
     tcp |= {"TCP_KEEPIDLE": SILENT_S // 2, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
-    known = [(getattr(socket, name, None), value) for name, value in tcp.items()]
-    options = [(socket.IPPROTO_TCP, name, value) for name, value in known if name is not None]
+    tcp_options = [(getattr(socket, name, None), value) for name, value in tcp.items()]
+    options = [(socket.IPPROTO_TCP, name, value) for name, value in tcp_options if name is not None]
     return [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), *options]
 
 
 def client_settings(address: KafkaAddress, secrets: Secrets) -> dict[str, Any]:
-    """Returns kafka-python's settings: the brokers, encryption, authentication and timeouts. The
-    provider of OAuth tokens is missing; `client.py` adds it.
+    """Returns kafka-python's settings: the brokers, encryption, authentication and timeouts,
+    without the provider of OAuth tokens.
     """
     settings: dict[str, Any] = {
         "bootstrap_servers": list(address.servers),
@@ -237,21 +227,19 @@ def _is_server(server: str) -> bool:
 
 
 def _parse_options(where: str, options: list[tuple[str, str]]) -> dict[str, Any]:
-    """Returns the options by name, in their types. An error about an unknown option repeats only
-    its name, because its value may be a secret.
-    """
-    known = {
+    fields = {
         f.name: f for f in dataclasses.fields(KafkaAddress) if f.name not in ("servers", "prefix")
     }
     values: dict[str, Any] = {}
     for name, text in options:
-        if name not in known:
+        if name not in fields:
+            # The value of an unknown option may be a secret.
             raise ConfigurationError(
-                f"{where}: unknown option {name!r}; known are {', '.join(known)} (secrets go into "
+                f"{where}: unknown option {name!r}; known are {', '.join(fields)} (secrets go into "
                 f"the environment: {USER}, {PASSWORD}, {PASSWORD_FILE}, {TOKEN_FILE}, "
                 f"{KEY_PASSWORD})"
             )
-        if isinstance(known[name].default, int):
+        if isinstance(fields[name].default, int):
             values[name] = _number(where, name, text)
         elif name in _CHOICES and text not in get_args(_CHOICES[name]):
             allowed = ", ".join(get_args(_CHOICES[name]))
@@ -262,19 +250,18 @@ def _parse_options(where: str, options: list[tuple[str, str]]) -> dict[str, Any]
 
 
 def _number(where: str, name: str, text: str) -> int:
-    """Returns the option's number; sizes in bytes must be at least 16 KiB."""
-    least = {"replication": -1, "min_isr": 0, "linger_ms": 0}.get(name, 1 << 14)
+    # Options that are not listed are sizes: at least 16 KiB.
+    minimum = {"replication": -1, "min_isr": 0, "linger_ms": 0}.get(name, 1 << 14)
     try:
         number = int(text)
     except ValueError:
-        number = least - 1
-    if number < least:
-        raise ConfigurationError(f"{where}: {name} must be a number ≥ {least}, got {text!r}")
+        number = minimum - 1
+    if number < minimum:
+        raise ConfigurationError(f"{where}: {name} must be a number ≥ {minimum}, got {text!r}")
     return number
 
 
 def _check_together(where: str, address: KafkaAddress) -> None:
-    """Raise `ConfigurationError` for values that are impossible, alone or together."""
     if address.batch_bytes > 1 << 20:
         raise ConfigurationError(
             f"{where}: batch_bytes must be ≤ {1 << 20}, the largest batch that topics accept"

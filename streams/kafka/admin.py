@@ -1,8 +1,5 @@
 """Repeats failed requests to a Kafka cluster, with growing pauses, until the cluster answers or a
-deadline passes. So a restarting broker delays a request but does not fail it.
-
-`call_with_retries` is the loop for any request. `RetryingAdmin` uses it for requests of an admin
-client (topics, their offsets, positions of consumer groups), and replaces a client that failed.
+deadline passes: a restarting broker delays a request but does not fail it.
 """
 
 import logging
@@ -31,7 +28,7 @@ CONNECT_S = 2.0  # for all advertised addresses together, which are asked one af
 
 
 class BrokersUnreachable(OSError):
-    """Raised if a cluster answers under an address of the URL, and none of the addresses that its
+    """Raised if a cluster answers under an address of the URL, but none of the addresses that its
     brokers advertise accepts a connection.
     """
 
@@ -53,10 +50,9 @@ def call_with_retries(
 ) -> T:
     """Returns the result of `once`. While it fails because the cluster does not answer, call
     `repair` with the error, pause, and call `once` again. `what` names the request in errors.
-
-    Raises `BusTimeout` when `answer_s` have passed. Raises at once a `BusError` of `once`, and
-    `BusError` if the broker rejects the request for good, or if the advertised addresses cannot be
-    reached for `ADVERTISED_S`.
+    Raises `BusTimeout` when `answer_s` have passed; at once a `BusError` of `once`, and `BusError`
+    if the broker rejects the request for good, or if the advertised addresses cannot be reached for
+    `ADVERTISED_S`.
     """
     deadline, pause_s, advertised = Deadline(answer_s), PAUSE_S, Deadline(ADVERTISED_S)
     while True:
@@ -88,11 +84,10 @@ def call_with_retries(
 def create_topics(
     admin: Admin, topics: Mapping[str, tuple[int, Mapping[str, str]]], replication: int
 ) -> None:
-    """Create topics as `Admin.create`; raises the error of the first one that the cluster refuses.
-    A cluster that does not know `TIME_LIMITS`, or lets nobody set them, gets the topics without.
-    """
+    """Create topics as `Admin.create`; raises the error of the first that the cluster refuses."""
     refused = admin.create(topics, replication)
     if any(name in str(error) for error in refused.values() for name in TIME_LIMITS):
+        # The cluster does not know `TIME_LIMITS`, or forbids to set them.
         unlimited = {
             name: (partitions, {k: v for k, v in configs.items() if k not in TIME_LIMITS})
             for name, (partitions, configs) in topics.items()
@@ -104,11 +99,10 @@ def create_topics(
 
 
 class RetryingAdmin:
-    """Sends administrative requests through one client, made by `make` when one is needed; threads
-    share it, one request at a time. A failed client is closed, and the retry uses a new one.
-    `where` names the cluster in errors. `retries` counts the failures; `advertised` has the
-    addresses of the brokers as the newest client got them. A request is retried for `answer_s`, and
-    until the first answer for `first_answer_s` at most.
+    """Sends administrative requests through one client, made by `make` when needed; threads share
+    it, one request at a time. `retries` counts the failures; `advertised` has the brokers'
+    addresses as the newest client got them. A request is retried for `answer_s`, until the first
+    answer for `first_answer_s` at most.
     """
 
     def __init__(
@@ -129,7 +123,7 @@ class RetryingAdmin:
 
     def call(self, what: str, request: Callable[[Admin], T]) -> T:
         """Returns the result of `request`, which gets the client; retries and raises as
-        `call_with_retries` does. `what` names the request in errors.
+        `call_with_retries`.
         """
         with self._lock:
             what = f"{what} at {self._where}"
@@ -147,10 +141,9 @@ class RetryingAdmin:
                 admin.close()
 
     def _drop(self, error: Exception) -> None:
-        """Close the failed client: it caches which brokers are coordinators and controller, and a
-        new client looks them up again.
-        """
         self.retries += 1
+        # The client caches which brokers are coordinators and controller; a new one looks them up
+        # again.
         self.close()
 
     def _client(self) -> Admin:

@@ -1,8 +1,6 @@
-"""Implements the bus contract over Apache Kafka, for runs on several machines.
-
-A record whose offset `append` returned is on all in-sync replicas. `docs/reference/kafka.md` has
-the names of topics and groups on the brokers, the settings of the brokers, and the differences from
-the other back ends.
+"""Implements the bus contract over Apache Kafka. A record whose offset `append` returned is on all
+in-sync replicas. `docs/reference/kafka.md` has the names and settings on the brokers, and the
+differences from the other back ends.
 """
 
 import json
@@ -47,14 +45,10 @@ CLOSE_S = 10.0  # `close` waits at most so long for appends in flight
 
 
 class KafkaBus:
-    """Implements `Bus`. Threads may share it; after a fork a process opens its own.
-
-    `Appender` writes. An exact read borrows a `Cursor`; polling loops read from the
-    `PrefetchConsumer` where it serves them. `RetryingAdmin` sends all other requests. A request
-    that the brokers do not answer is repeated for `answer_s`, the first one for `first_answer_s` at
-    most, an append for two minutes.
-
-    Positions of groups are Kafka's own committed offsets, with the fence as their metadata.
+    """Implements `Bus`. Threads may share it; after a fork a process opens its own. A request that
+    the brokers do not answer is repeated for `answer_s`, the first one for `first_answer_s` at
+    most, an append for two minutes. Positions of groups are Kafka's own committed offsets, with the
+    fence as their metadata.
     """
 
     def __init__(
@@ -95,7 +89,7 @@ class KafkaBus:
         self._followed = PrefetchConsumer(self._consumer)
 
     def create(self, topics: Sequence[Topic]) -> None:
-        """Create topics as `Bus.create`. If a topic has more partitions than requested, only the
+        """Create topics as `Bus.create`. Of a topic with more partitions than requested only the
         first ones are used.
         """
         existing = self._described([topic.name for topic in topics])
@@ -112,11 +106,11 @@ class KafkaBus:
             self._control.call("create topics", lambda admin: create_topics(admin, missing, copies))
             existing = self._described([topic.name for topic in topics])
         for topic in topics:
-            found = topic_settings.with_recorded_partitions(
+            settings = topic_settings.with_recorded_partitions(
                 replace(existing[topic.name].topic, writer=topic.writer), topic.partitions
             )
-            check_same_settings(found, topic)
-            self._topics[topic.name] = found
+            check_same_settings(settings, topic)
+            self._topics[topic.name] = settings
         self._warn(topics, existing)
 
     def settings(self, topic: str) -> Topic:
@@ -194,11 +188,11 @@ class KafkaBus:
     def committed(self, group: str, topic: str) -> dict[int, Position]:
         partitions = self.partitions(topic)
         names = self._group(group, topic), self._address.topic(topic)
-        found = self._control.call(
+        positions = self._control.call(
             f"look up positions of {group!r} in {topic!r}",
             lambda admin: admin.committed(*names, partitions),
         )
-        return {p: Position(offset, _parse_fence(text)) for p, (offset, text) in found.items()}
+        return {p: Position(offset, _parse_fence(text)) for p, (offset, text) in positions.items()}
 
     def truncate(self, topic: str, before: Mapping[int, int]) -> None:
         if self._topic(topic).cleanup == "compact":
@@ -223,8 +217,8 @@ class KafkaBus:
         )
 
     def metric_values(self) -> MetricValues:
-        """Returns the number of repeated requests, and the metrics of the prefetch consumer that
-        all polling loops of this process share (`prefetch.py`).
+        """Returns the number of repeated requests, and the counts of the prefetch consumer that all
+        polling loops of this process share.
         """
         return {
             "bus_retries_total": self._control.retries + self._read_retries,
@@ -253,9 +247,7 @@ class KafkaBus:
         return client.Consumer(self._settings, self._address.topic, fetch_wait_ms=fetch_wait_ms)
 
     def _group(self, group: str, topic: str) -> str:
-        """Returns Kafka's name of our group of a topic. Kafka's groups span topics and ours do not,
-        so each (group, topic) is a Kafka group of its own.
-        """
+        # Kafka's groups span topics and ours do not, so each (group, topic) is a Kafka group.
         return self._address.topic(f"{group}.{topic}")
 
     def _offsets(self, topic: str, *, ends: bool) -> dict[int, int]:
@@ -266,24 +258,23 @@ class KafkaBus:
         )
 
     def _topic(self, topic: str) -> Topic:
-        """Returns the topic's settings, looked up once; another process may have created it."""
         if os.getpid() != self._process:
             raise BusError(f"{self._address} was opened before a fork; open it in this process")
+        # Another process may have created it.
         if topic not in self._topics:
-            found = self._described([topic])
-            if topic not in found:
+            described = self._described([topic])
+            if topic not in described:
                 raise missing_topic(topic, str(self._address))
-            self._topics[topic] = topic_settings.with_recorded_partitions(found[topic].topic)
+            self._topics[topic] = topic_settings.with_recorded_partitions(described[topic].topic)
         return self._topics[topic]
 
     def _warn(
-        self, topics: Sequence[Topic], found: Mapping[str, topic_settings.BrokerTopic]
+        self, topics: Sequence[Topic], broker_topics: Mapping[str, topic_settings.BrokerTopic]
     ) -> None:
-        """Warn once per process, at its start, of settings that work but are risky."""
         grown = [
-            f"{topic.name} ({topic.partitions} of {found[topic.name].topic.partitions})"
+            f"{topic.name} ({topic.partitions} of {broker_topics[topic.name].topic.partitions})"
             for topic in topics
-            if found[topic.name].topic.partitions > topic.partitions
+            if broker_topics[topic.name].topic.partitions > topic.partitions
         ]
         if grown:
             log.warning(
@@ -292,49 +283,45 @@ class KafkaBus:
                 self._address,
                 ", ".join(grown),
             )
-        names = {topic: self._address.topic(topic) for topic in found}
-        if bound := topic_settings.clock_bound_topics(found, names):
+        names = {topic: self._address.topic(topic) for topic in broker_topics}
+        if bound := topic_settings.clock_bound_topics(broker_topics, names):
             log.warning("%s: %s", self._address, bound)
-        if topic_settings.unreplicated_topics(found, brokers=2):  # only then ask how many there are
+        # Only then ask how many there are.
+        if topic_settings.unreplicated_topics(broker_topics, brokers=2):
             brokers = self._control.call("look up brokers", lambda admin: admin.brokers())
-            if lacking := topic_settings.unreplicated_topics(found, brokers):
+            if lacking := topic_settings.unreplicated_topics(broker_topics, brokers):
                 log.warning("%s: %s", self._address, lacking)
 
     def _described(self, topics: Sequence[str]) -> dict[str, topic_settings.BrokerTopic]:
-        """Returns the topics that exist, with their settings on the broker."""
         names = {topic: self._address.topic(topic) for topic in topics}
         copies = self._control.call("look up topics", lambda a: a.copies(names.values()))
         present = {topic: name for topic, name in names.items() if name in copies}
         if not present:
             return {}
         configs = self._control.call("look up topics", lambda a: a.configs(present.values()))
-        found: dict[str, topic_settings.BrokerTopic] = {}
+        broker_topics: dict[str, topic_settings.BrokerTopic] = {}
         for topic, name in present.items():
             described = topic_settings.topic_of(topic, len(copies[name]), configs[name])
             topic_settings.check_unbounded(described, configs[name])
-            found[topic] = topic_settings.BrokerTopic(
+            broker_topics[topic] = topic_settings.BrokerTopic(
                 described,
                 min(copies[name]),
                 int(configs[name]["min.insync.replicas"]),
                 topic_settings.clock_s_of(configs[name]),
             )
-        return found
+        return broker_topics
 
 
 def _format_fence(fence: Fence) -> str:
-    """Returns the fence as the metadata of a commit; "" for an empty one. `presumed` is written
-    only if it is set: release 0.1.0 reads two numbers.
-    """
+    # `presumed` is written only if it is set: release 0.1.0 reads two numbers.
     numbers = [fence.term, fence.sequence, *([True] if fence.presumed else [])]
     return json.dumps(numbers) if fence != Fence() else ""
 
 
 def _parse_fence(text: str) -> Fence:
-    """Returns the fence in a commit's metadata; an empty one if the metadata has none, as in
-    commits of foreign tools.
-    """
     try:
         term, sequence, *presumed = parse_json(text, list[int | bool])
         return Fence(int(term), int(sequence), presumed == [True])
     except ValueError:
+        # Commits of foreign tools have other metadata.
         return Fence()

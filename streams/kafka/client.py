@@ -1,8 +1,6 @@
-"""Wraps the library kafka-python in three small typed classes: `Admin` for topics and consumer
-groups, `Producer` for appends, `Consumer` for reads. No other file of the package imports it.
-
-Every method may raise `KafkaError`. The modules beside this one repeat failed requests, replace
-failed clients and bound memory.
+"""Wraps kafka-python in three small typed classes. No other file of the package imports it. Every
+method may raise `KafkaError`; the modules beside this one repeat requests, replace failed clients
+and bound memory.
 """
 
 import os
@@ -50,11 +48,11 @@ Offsets = dict[int, tuple[int, str]]  # by partition, with the text stored besid
 
 
 def base_settings(address: KafkaAddress, secrets: Secrets) -> dict[str, Any]:
-    """Returns the settings that all clients share. Also limits kafka-python's log. Raises
-    `ConfigurationError` for a file or function of the address that is not there: the library would
-    ask the brokers again and again.
+    """Returns the settings that all clients share, and limits kafka-python's log. Raises
+    `ConfigurationError` for a file or function of the address that is not there.
     """
     limit_kafka_log()
+    # kafka-python would ask the brokers again and again.
     _check_certificates(address, secrets)
     settings: dict[str, Any] = client_settings(address, secrets)
     if settings.get("sasl_mechanism") == "OAUTHBEARER":
@@ -63,7 +61,6 @@ def base_settings(address: KafkaAddress, secrets: Secrets) -> dict[str, Any]:
 
 
 def _check_certificates(address: KafkaAddress, secrets: Secrets) -> None:
-    """Raise `ConfigurationError` for a file of the address that no connection could use."""
     for name in ("ca", "cert", "key"):
         file = getattr(address, name)
         if file and not os.access(file, os.R_OK):
@@ -89,8 +86,6 @@ def _check_certificates(address: KafkaAddress, secrets: Secrets) -> None:
 
 
 class _TokenProvider(AbstractTokenProvider):
-    """Provides an OAuth token for each connection."""
-
     def __init__(self, source: Callable[[], str]) -> None:
         super().__init__()
         self._source = source
@@ -108,13 +103,11 @@ class Admin:
         self._offsets: Any = None
 
     def copies(self, names: Collection[str]) -> dict[str, list[int]]:
-        """Returns by topic the number of replicas of each partition; topics that do not exist are
-        absent.
-        """
-        found = self._client.describe_topics(list(names))
+        """Returns by existing topic the number of replicas of each partition."""
+        descriptions = self._client.describe_topics(list(names))
         return {
             t["name"]: [len(partition["replica_nodes"]) for partition in t["partitions"]]
-            for t in found
+            for t in descriptions
             if t["error_code"] == 0
         }
 
@@ -123,17 +116,17 @@ class Admin:
 
     def configs(self, names: Collection[str]) -> dict[str, dict[str, str]]:
         resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in names]
-        found = self._client.describe_configs(resources, config_filter="all")["topic"]
+        topic_configs = self._client.describe_configs(resources, config_filter="all")["topic"]
         return {
             name: {key: config["value"] for key, config in configs.items()}
-            for name, configs in found.items()
+            for name, configs in topic_configs.items()
         }
 
     def create(
         self, topics: Mapping[str, tuple[int, Mapping[str, str]]], replication: int
     ) -> dict[str, KafkaError]:
         """Create topics; `topics` maps each name to the number of partitions and the settings.
-        Returns the errors of topics that are not there now (another process may be first).
+        Returns the errors of topics that are not there now.
         """
         copies = {"replication_factor": replication}
         requested = {
@@ -145,41 +138,40 @@ class Admin:
         refused: dict[str, KafkaError] = {}
         for topic in answers:
             error = for_code(topic["error_code"])(topic["error_message"])
+            # Another process may be first.
             if not isinstance(error, errors.NoError | errors.TopicAlreadyExistsError):
                 refused[topic["name"]] = error
         self._client.wait_for_topics([name for name in topics if name not in refused])
         return refused
 
     def advertised(self) -> list[tuple[str, int]]:
-        """Returns host and port by which each broker of the cluster wants to be reached."""
+        """Returns host and port that each broker of the cluster advertises."""
         return [(at.host, at.port) for at in self._client._manager.cluster.brokers()]
 
     def offsets(self, topic: str, partitions: int, *, ends: bool) -> dict[int, int]:
         """Returns the first kept offset of each partition, or with `ends` the offset of its next
-        record. A consumer is asked because it caches the partition leaders; kafka-python's admin
-        client looks them up before each such request.
+        record.
         """
+        # A consumer caches the partition leaders; kafka-python's admin client looks them up before
+        # each such request.
         if self._offsets is None:
             make: Any = kafka.KafkaConsumer
             self._offsets = make(
                 **self._settings, group_id=None, enable_auto_commit=False, metrics_enabled=False
             )
         ask = self._offsets.end_offsets if ends else self._offsets.beginning_offsets
-        found = ask([TopicPartition(topic, p) for p in range(partitions)])
-        return {at.partition: offset for at, offset in found.items()}
+        offsets = ask([TopicPartition(topic, p) for p in range(partitions)])
+        return {at.partition: offset for at, offset in offsets.items()}
 
     def topic_names(self) -> list[str]:
-        """Returns all topics of the cluster."""
         return list(self._client.list_topics())
 
     def group_names(self) -> list[str]:
-        """Returns all consumer groups of the cluster."""
         return [group["group_id"] for group in self._client.list_groups()]
 
     def members(self, groups: Collection[str]) -> dict[str, int]:
-        """Returns the number of members of each group."""
-        found: dict[str, Any] = self._client.describe_groups(list(groups)) if groups else {}
-        return {name: len(group["members"]) for name, group in found.items()}
+        descriptions: dict[str, Any] = self._client.describe_groups(list(groups)) if groups else {}
+        return {name: len(group["members"]) for name, group in descriptions.items()}
 
     def log_bytes(self, topics: Collection[str]) -> dict[str, int]:
         """Returns the size of each topic on all brokers together, replicas included."""
@@ -191,14 +183,14 @@ class Admin:
         return sizes
 
     def delete_topics(self, names: Collection[str]) -> None:
-        """Delete topics; one that does not exist is not an error."""
+        """Delete topics; a missing one is not an error."""
         for name in names:
             with suppress(errors.UnknownTopicOrPartitionError):
                 self._client.delete_topics([name])
 
     def delete_groups(self, names: Collection[str]) -> dict[str, str]:
-        """Delete consumer groups; one that does not exist is not an error. Returns the groups that
-        were not deleted, each with the broker's reason.
+        """Delete consumer groups; a missing one is not an error. Returns the groups that were not
+        deleted, each with the broker's reason.
         """
         answers: dict[str, str] = self._client.delete_groups(list(names)) if names else {}
         return {n: why for n, why in answers.items() if why not in ("OK", "GroupIdNotFoundError")}
@@ -217,10 +209,10 @@ class Admin:
                 raise error()
 
     def committed(self, group: str, topic: str, partitions: int) -> Offsets:
-        asked = {group: [TopicPartition(topic, p) for p in range(partitions)]}
-        found = self._client.list_group_offsets(asked)[group]
+        requested = {group: [TopicPartition(topic, p) for p in range(partitions)]}
+        offsets = self._client.list_group_offsets(requested)[group]
         return {
-            at.partition: (o.offset, o.metadata or "") for at, o in found.items() if o.offset >= 0
+            at.partition: (o.offset, o.metadata or "") for at, o in offsets.items() if o.offset >= 0
         }
 
     def close(self) -> None:
@@ -258,8 +250,8 @@ class Producer:
         failed: Callable[[Exception], None],
     ) -> None:
         """Hand over one record (key, value) for `at` (topic, partition). When its result is known,
-        `acknowledged` gets its offset or `failed` the error. The callback runs in kafka-python's
-        sending thread before that thread sends anything more to the partition.
+        `acknowledged` gets its offset or `failed` the error, in kafka-python's sending thread
+        before that thread sends anything more to the partition.
         """
         (topic, partition), (key, value) = at, record
         future = self._producer.send(topic, value, key, None, partition, timestamp_ms)
@@ -267,8 +259,8 @@ class Producer:
         future.add_errback(failed)
 
     def abort(self) -> None:
-        """Stop sending at once: nothing more is sent, and all waiting records fail. May be called
-        from any thread, also in a callback of `send`.
+        """Stop sending at once: all waiting records fail. May be called from any thread, also in a
+        callback of `send`.
         """
         # `close(timeout=0)` would wait for a flush first, from within the thread that flushes.
         self._producer._sender.force_close()
@@ -279,24 +271,25 @@ class Producer:
 
 
 PartitionId = tuple[str, int]
-"""A topic, by its name in the run (without the prefix on the cluster), and a partition."""
+"""A topic by its name in the run, and a partition."""
 
 
 class Consumer:
     """Reads partitions at explicit positions (`assign`, `seek`), or one topic as a member of
-    `group` (`subscribe`), from the group's committed positions. `named` maps a topic of the run to
-    its name on the cluster. A member that sends no heartbeat for `lease_s` loses its partitions.
+    `group` (`subscribe`), from the group's committed positions. `cluster_name` maps a topic of the
+    run to its name on the cluster. A member that sends no heartbeat for `lease_s` loses its
+    partitions.
     """
 
     def __init__(
         self,
         settings: Mapping[str, Any],
-        named: Callable[[str], str],
+        cluster_name: Callable[[str], str],
         group: str = "",
         lease_s: float = 10,
         fetch_wait_ms: int = FETCH_WAIT_MS,
     ) -> None:
-        self._cluster_name, self._is_member, self._topic = named, bool(group), ""
+        self._cluster_name, self._is_member, self._topic = cluster_name, bool(group), ""
         self._topic_by_cluster_name: dict[str, str] = {}
         make: Any = kafka.KafkaConsumer
         self._consumer = make(
@@ -342,56 +335,53 @@ class Consumer:
         `OffsetOutOfRange` or `NoCommittedPosition` if a partition has no valid position.
         """
         try:
-            found = self._poll(wait_s, records_max)
+            rows_by_partition = self._poll(wait_s, records_max)
         except _GONE as error:
             raise OffsetOutOfRange(str(error), self._partitions_of(error)) from error
         except errors.NoOffsetForPartitionError as error:
             raise NoCommittedPosition(str(error)) from error
         return [
             Message(topic, row.partition, row.offset, row.timestamp, row.key or b"", row.value)
-            for at, rows in found.items()
+            for at, rows in rows_by_partition.items()
             for topic in (self._topic_by_cluster_name[at.topic],)
             for row in rows
         ]
 
     def _partitions_of(self, error: Exception) -> list[PartitionId]:
-        """Returns the partitions that the error names; both errors carry a mapping by partition."""
-        named: Any = error.args[0] if error.args else ()
+        # Both errors carry a mapping by partition.
+        partitions: Any = error.args[0] if error.args else ()
         return [
             (self._topic_by_cluster_name[at.topic], at.partition)
-            for at in named
+            for at in partitions
             if at.topic in self._topic_by_cluster_name
         ]
 
     def _poll(self, wait_s: float, records_max: int) -> Any:
-        """Poll once. If the group's partitions are being divided again (a rebalance), poll for up
-        to `SETTLE_S` more until that ends. kafka-python drops the result of a rebalance that ends
-        between two polls and may then wait for ever, so the consumer is made to join again.
-        """
-        found, deadline = self._consumer.poll(int(wait_s * 1000), records_max), Deadline(SETTLE_S)
+        rows, deadline = self._consumer.poll(int(wait_s * 1000), records_max), Deadline(SETTLE_S)
         coordinator = self._consumer._coordinator
-        while not found and self._is_member and not coordinator.generation_if_stable():
+        # kafka-python drops the result of a rebalance that ends between two polls and may then wait
+        # for ever: poll until it ends, and join again.
+        while not rows and self._is_member and not coordinator.generation_if_stable():
             task = coordinator._join_task
             if task is not None and task.is_done:
                 coordinator.request_rejoin()
             if deadline.passed():
                 break
-            found = self._consumer.poll(100, records_max)
-        return found
+            rows = self._consumer.poll(100, records_max)
+        return rows
 
     def heartbeat(self) -> None:
-        """Poll so that the member stays in its group, without moving any position: partitions held
-        now are paused, and a record of one that was assigned just now is sought again.
-        """
-        held = self._consumer.assignment()
-        self._consumer.pause(*held)
+        """Poll so that the member stays in its group, without moving any position."""
+        assigned = self._consumer.assignment()
+        self._consumer.pause(*assigned)
         try:
             for at, rows in self._poll(HEARTBEAT_S, 1).items():
+                # This partition was assigned just now, so it was not paused.
                 self._consumer.seek(at, rows[0].offset)
         except (*_GONE, errors.NoOffsetForPartitionError):
             pass  # the next poll raises it again
         finally:
-            self._consumer.resume(*(self._consumer.assignment() & held))
+            self._consumer.resume(*(self._consumer.assignment() & assigned))
 
     def commit(self, positions: Mapping[int, int], wait_s: float) -> None:
         offsets = {
@@ -405,10 +395,6 @@ class Consumer:
 
 
 class _RebalanceListener(kafka.ConsumerRebalanceListener):
-    """Reports the partitions that the group takes away from this member. Their uncommitted records
-    are read again by the next owner.
-    """
-
     def __init__(self, on_revoked: Callable[[Collection[int]], None]) -> None:
         self._on_revoked = on_revoked
 
@@ -416,4 +402,4 @@ class _RebalanceListener(kafka.ConsumerRebalanceListener):
         self._on_revoked([at.partition for at in revoked])
 
     def on_partitions_assigned(self, assigned: Any) -> None:
-        """Do nothing: reading begins at the positions that the group has committed."""
+        """Do nothing: reading begins at the group's committed positions."""

@@ -1,9 +1,6 @@
-"""Reads topics of Kafka at the positions that the caller passes with each read (`Bus.read`).
-
-A Kafka consumer continues after the records that it fetched last, and a seek drops fetched
-records. So a `Cursor` keeps a consumer and its unread records between reads: a read that begins
-where the previous one ended fetches no record twice. `CursorPool` keeps the cursors and lends each
-read the one that ended at its positions.
+"""Reads topics of Kafka at the positions that the caller passes with each read (`Bus.read`). A
+`Cursor` keeps a consumer and its unread records, which a seek would drop, so a read that begins
+where the previous one ended fetches no record twice.
 """
 
 import threading
@@ -22,11 +19,8 @@ RECORDS_MAX = 100_000  # more records than one response holds
 
 
 class Cursor:
-    """Serves one reader of one topic; only one thread at a time may use it.
-
-    A read that begins where the previous one ended continues without a seek; a read at any other
-    position seeks. Records that were fetched but not returned yet stay in the cursor: those of two
-    responses at most, since the next response is requested while the caller processes one.
+    """Serves one reader of one topic; only one thread at a time may use it. Records that were
+    fetched but not returned stay in the cursor: those of two responses at most.
     """
 
     def __init__(self, bus: Bus, topic: str, consumer: Consumer) -> None:
@@ -39,7 +33,6 @@ class Cursor:
         self._pending: dict[int, deque[Message]] = {}
 
     def continues_at(self, positions: Mapping[int, int]) -> bool:
-        """Returns whether a read at these positions needs no seek."""
         return self._next == positions
 
     def read(
@@ -51,8 +44,8 @@ class Cursor:
         answer_s: float | None,
     ) -> list[Message]:
         """Read as `Bus.read`. Before an empty result the brokers are asked whether there are
-        records; raises `BusTimeout` if there are but none arrives within `answer_s`. If `answer_s`
-        is None the brokers are not asked, so an empty result does not show that there are none.
+        records; raises `BusTimeout` if there are but none arrives within `answer_s`. With
+        `answer_s` None they are not asked, so an empty result does not show that there are none.
         """
         is_sequential = not self._seek(positions)
         deadline = Deadline(wait_s)
@@ -78,14 +71,13 @@ class Cursor:
 
     @property
     def consumer(self) -> Consumer:
-        """Returns the consumer, which another cursor may use once this one no longer reads."""
+        """Another cursor may use it once this one no longer reads."""
         return self._consumer
 
     def close(self) -> None:
         self._consumer.close()
 
     def _seek(self, positions: Mapping[int, int]) -> bool:
-        """Make the consumer continue at these positions; returns whether any needed a seek."""
         has_sought = False
         if self._next.keys() != positions.keys():
             self._consumer.assign([(self._topic, p) for p in positions])
@@ -102,7 +94,6 @@ class Cursor:
     def _take(
         self, positions: Mapping[int, int], records_max: int, bytes_max: int
     ) -> list[Message]:
-        """Remove records from `_pending` and return them, partition after partition."""
         messages: list[Message] = []
         for partition in positions:
             pending = self._pending[partition]
@@ -116,10 +107,8 @@ class Cursor:
         return messages
 
     def _fetch(self, wait_s: float, positions: Mapping[int, int]) -> bool:
-        """Fetch records into `_pending`; returns whether any came within `wait_s`. All fetched
-        records are taken, so that a full partition does not starve the others.
-        """
         try:
+            # All fetched records are taken, so that a full partition does not starve the others.
             messages = self._consumer.poll(wait_s, RECORDS_MAX)
         except OffsetOutOfRange:
             check_kept(self._bus, self._topic, positions)
@@ -129,9 +118,6 @@ class Cursor:
         return bool(messages)
 
     def _is_at_end(self, positions: Mapping[int, int]) -> bool:
-        """Returns whether there is nothing after these positions. A position beyond the end
-        raises.
-        """
         ends = self._bus.end(self._topic)
         if any(ends[partition] < offset for partition, offset in positions.items()):
             check_kept(self._bus, self._topic, positions)
@@ -152,13 +138,9 @@ CURSORS_MAX = 16  # cursors that a pool keeps in all
 
 
 class CursorPool:
-    """Lends cursors to threads, each cursor to one thread at a time, and keeps the returned ones.
-
-    The pool recognises a reader by its positions: it lends the kept cursor whose last read ended
-    exactly there. If there is none, it makes a new cursor, or, if it keeps `PER_TOPIC_MAX` of the
-    topic, lends the least recently used of these, which then seeks. If it keeps `CURSORS_MAX` in
-    all, a new cursor takes over the consumer of the least recently used one, because a new consumer
-    costs connections and half a dozen requests.
+    """Lends cursors to threads, each to one thread at a time: the one whose last read ended exactly
+    at the positions, else a new one, or the least recently used one of the topic if `PER_TOPIC_MAX`
+    are kept.
     """
 
     def __init__(self, make: Callable[[str, Consumer | None], Cursor]) -> None:
@@ -168,8 +150,8 @@ class CursorPool:
 
     @contextmanager
     def borrowed(self, topic: str, positions: Mapping[int, int]) -> Generator[Cursor]:
-        """Yield the cursor for a read at these positions, chosen by the rule above. After an error
-        the cursor is closed, not kept.
+        """Yield the cursor for a read at these positions. After an error the cursor is closed, not
+        kept.
         """
         cursor = self._borrow(topic, positions) or self._make(topic, self._spare_consumer())
         try:
@@ -205,12 +187,11 @@ class CursorPool:
             return chosen[1]
 
     def _spare_consumer(self) -> Consumer | None:
-        """Returns the consumer of the least recently used cursor, once `CURSORS_MAX` are kept."""
+        # A new consumer costs connections and half a dozen requests.
         with self._lock:
             return self._free.pop(0)[1].consumer if len(self._free) >= CURSORS_MAX else None
 
     def _give_back(self, topic: str, cursor: Cursor) -> list[Cursor]:
-        """Keep the cursor and return those above the bounds."""
         with self._lock:
             self._free.append((topic, cursor))
             mine = [free for free in self._free if free[0] == topic]

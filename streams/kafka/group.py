@@ -1,10 +1,6 @@
-"""Implements the member of a consumer group (`GroupReader` in bus.py) over Kafka's own groups with
-cooperative rebalancing, which interrupts only the partitions that move.
-
-A commit covers the records that `poll` returned from partitions that the member still holds. For
-partitions that it lost meanwhile nothing is committed, and their new owner reads those records
-again. Failed requests are repeated with growing pauses for `answer_s` (commits by kafka-python); a
-client that cannot recover is replaced by a new one, which joins the group again.
+"""Implements the member of a consumer group (`GroupReader`) over Kafka's own groups with
+cooperative rebalancing, which interrupts only the partitions that move. A commit covers the polled
+records of partitions that the member still holds; new owners read the others again.
 """
 
 import contextlib
@@ -30,9 +26,8 @@ T = TypeVar("T")
 
 
 class KafkaGroupReader:
-    """Implements `GroupReader` over a Kafka consumer group. `make` returns a new client; `bus` is
-    used to look up begins, ends and committed positions; `answer_s` bounds the retries of a
-    request.
+    """Implements `GroupReader` over a Kafka consumer group. `make` returns a new client; `answer_s`
+    bounds the retries of a request.
     """
 
     def __init__(
@@ -87,15 +82,13 @@ class KafkaGroupReader:
         return self._retry(self._pass_lost)
 
     def _pass_lost(self) -> dict[int, int]:
-        """Continue at the first kept record of each partition whose position was truncated. While a
-        group has members, Kafka accepts commits only from them, so this member seeks there itself,
-        and its next `commit` stores the new position.
-        """
         consumer, begins = self._joined_consumer(), self._bus.begin(self._topic)
         at = self._next_offsets()
         lost = {
             p: begins[p] - at[p] for p in consumer.assignment() if p in at and at[p] < begins[p]
         }
+        # While a group has members, Kafka accepts commits only from them: this member seeks itself,
+        # and its next `commit` stores the new position.
         for partition in lost:
             consumer.seek((self._topic, partition), begins[partition])
         with self._lock:
@@ -103,9 +96,6 @@ class KafkaGroupReader:
         return lost
 
     def _next_offsets(self) -> dict[int, int]:
-        """Returns the next offset of each partition: after the records that this member polled,
-        else the group's committed position.
-        """
         committed = self._bus.committed(self._group, self._topic)
         with self._lock:
             return {p: at.offset for p, at in committed.items()} | self._read
@@ -117,9 +107,6 @@ class KafkaGroupReader:
         self.drop_partitions([*self._read])
 
     def _due(self, before: Mapping[int, int]) -> dict[int, int]:
-        """Returns the positions that are to be committed: after the polled records and not above
-        `before`, of partitions still held, where they differ from what this member committed last.
-        """
         with self._lock:
             ends = {p: min(at, before.get(p, at)) for p, at in self._read.items()}
             return {p: at for p, at in ends.items() if self._stored.get(p) != at}
@@ -140,9 +127,6 @@ class KafkaGroupReader:
         return []
 
     def _start_uncommitted(self, consumer: Consumer) -> None:
-        """Seek to the first kept record of each assigned partition in which the group has no
-        committed position.
-        """
         committed, begins = (
             self._bus.committed(self._group, self._topic),
             self._bus.begin(self._topic),
@@ -152,16 +136,12 @@ class KafkaGroupReader:
                 consumer.seek((self._topic, partition), begins.get(partition, 0))
 
     def _check_commits(self, consumer: Consumer) -> None:
-        """Raise `PositionLost` if the next offset of an assigned partition is below its first kept
-        record, and `BusError` if it is beyond the end.
-        """
         begins, ends = self._bus.begin(self._topic), self._bus.end(self._topic)
         for p, offset in self._next_offsets().items():
             if p in consumer.assignment() and p in begins:
                 check_position(self._topic, p, offset, begins[p], ends[p])
 
     def _joined_consumer(self) -> Consumer:
-        """Returns the client; makes one that joins the group if there is none."""
         if self._consumer is None:
             consumer = self._make()
             try:
@@ -182,9 +162,6 @@ class KafkaGroupReader:
                 self._stored.pop(partition, None)
 
     def _replace(self, error: Exception) -> None:
-        """Close a client that cannot recover from the error, and give up all its partitions; a
-        retriable error leaves the client in place.
-        """
         if isinstance(error, KafkaError) and error.retriable:
             return
         with contextlib.suppress(KafkaError):  # it failed before

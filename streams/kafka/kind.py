@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from rollstream.streams.bus import Bus
 
 FIRST_ANSWER_S = 5.0
-"""A reader waits so long for the first answer of brokers: a wrong URL, or a host that is no broker,
-should fail soon.
+"""A reader's wait for the first answer: a wrong URL, or a host that is no broker, should fail soon.
 """
 
 

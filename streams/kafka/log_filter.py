@@ -1,9 +1,8 @@
-"""`limit_kafka_log` keeps kafka-python's log short: only warnings and errors pass, each kind at
-most twice a minute. Its network code passes only errors, and none about a lost connection.
+"""Keeps kafka-python's log short (`limit_kafka_log`): only warnings and errors pass, each kind at
+most twice a minute.
 
-While a broker is unreachable kafka-python reconnects by itself and logs every attempt, dozens a
-second; the error that the caller gets names the failed operation (`admin.call_with_retries`). At
-debug level kafka-python logs passwords, so its level is set here and not by the root logger.
+While a broker is unreachable kafka-python logs every attempt to reconnect, dozens a second; the
+caller's error names the failed operation (`admin.call_with_retries`).
 """
 
 import logging
@@ -16,8 +15,7 @@ RETRIED = ("KafkaConnectionError", "KafkaTimeoutError")  # kafka-python reconnec
 
 class RateLimitedHandler(logging.Handler):
     """Passes a record to the root logger's handlers, unless it reports a reconnect or one of the
-    same kind was passed within `EVERY_S`. Records of one logger with the same message, before the
-    arguments are inserted, are of one kind.
+    same kind (logger and message without arguments) was passed within `EVERY_S`.
     """
 
     def __init__(self) -> None:
@@ -39,23 +37,22 @@ class RateLimitedHandler(logging.Handler):
 
 
 def _is_retry(record: logging.LogRecord) -> bool:
-    """Returns whether a record of the network code is no error, or one that a reconnect repairs. A
-    certificate that is refused will be refused again, and no other message names it.
-    """
     raised = record.exc_info[1] if record.exc_info else None
     details = (*(record.args if isinstance(record.args, tuple) else ()), raised)
-    if any("CERTIFICATE" in str(one) for one in details):
+    if any("CERTIFICATE" in str(detail) for detail in details):
+        # A refused certificate will be refused again, and no other message names it.
         return False
     if record.levelno < logging.ERROR or str(record.msg).endswith("socket disconnected"):
         return True
     lost = (ConnectionError, TimeoutError)
-    return any(isinstance(one, lost) or type(one).__name__ in RETRIED for one in details)
+    return any(isinstance(detail, lost) or type(detail).__name__ in RETRIED for detail in details)
 
 
 def limit_kafka_log() -> None:
     """Install the handler once per process; does nothing if the logger `kafka` has a handler."""
     log = logging.getLogger("kafka")
     if all(isinstance(handler, logging.NullHandler) for handler in log.handlers):
+        # At debug level kafka-python logs passwords, so the root logger must not set its level.
         log.setLevel(logging.WARNING)
         log.propagate = False
         log.addHandler(RateLimitedHandler())

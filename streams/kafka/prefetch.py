@@ -1,9 +1,7 @@
-"""Prefetches followed topics: one consumer and one polling thread for all topics that a process
-follows. Each topic has a feed: fetched records that wait for its reader. A role polls its topics
-many times a second; such a poll only reads memory here.
-
-A reader that cannot be served here (a position before records already handed out, a second reader
-of a topic, an error) reads with a cursor of its own (`cursors.py`), which also reports the error.
+"""Prefetches all topics that a process follows, over one consumer and one polling thread: a role
+polls its topics many times a second, which only reads memory. A reader that cannot be served here
+(a position before records already handed out, a second reader of a topic, an error) reads with a
+cursor (`cursors.py`), which also reports the error.
 """
 
 import logging
@@ -33,9 +31,8 @@ RESTART_PAUSE_S = 1.0  # pause after an error
 
 @dataclass(slots=True, eq=False)
 class _TopicBuffer:
-    """The feed of one followed topic: buffers fetched records for the topic's reader. `at` is the
-    reader's next offset by partition, `end` the offset after the last fetched record. `used_s` is
-    the time of the last use, `waiting` holds the fetched records.
+    """The feed of one topic. `at` is the reader's next offset by partition, `end` the offset after
+    the last fetched record, `waiting` holds the fetched records.
     """
 
     at: dict[int, int]
@@ -63,7 +60,6 @@ class _TopicBuffer:
         )
 
     def take(self, positions: Mapping[int, int], records_max: int, bytes_max: int) -> list[Message]:
-        """Returns fetched records from these positions on, partition after partition."""
         taken: list[Message] = []
         for partition, offset in positions.items():
             waiting = self.waiting.get(partition, ())
@@ -82,11 +78,8 @@ class _TopicBuffer:
 
 
 class PrefetchConsumer:
-    """Reads followed topics; threads share it, and only its own thread uses the consumer.
-
-    One fetch request covers every followed topic, and the broker holds it until a record arrives.
-    Each followed topic has a feed (`_TopicBuffer`). A truncated position ends only the feed of its
-    own topic; the other feeds and the consumer continue.
+    """Reads followed topics; threads share it, and only its own thread uses the consumer. One fetch
+    request covers every followed topic. A truncated position ends only the feed of its own topic.
     """
 
     def __init__(self, make: Callable[[int], Consumer]) -> None:
@@ -141,9 +134,6 @@ class PrefetchConsumer:
             thread.join(2 * POLL_S + 5.0)
 
     def _acquire_feed(self, topic: str, positions: Mapping[int, int]) -> bool:
-        """Returns whether this reader has the topic's feed. A feed without recent use is given to
-        the new reader.
-        """
         now_s, feed = time.monotonic(), self._feeds.get(topic)
         if feed is None or not feed.continues_at(positions):
             if feed is not None and feed.lost is None and now_s - feed.used_s < IN_USE_S:
@@ -188,7 +178,6 @@ class PrefetchConsumer:
             consumer.close()
 
     def _wait_for_growing(self) -> dict[str, _TopicBuffer]:
-        """Returns the feeds that may grow now, waiting for one; drops feeds without a reader."""
         with self._changed:
             while not self._closed:
                 now_s = time.monotonic()
@@ -219,9 +208,6 @@ class PrefetchConsumer:
             )
 
     def _end_lost(self, error: OffsetOutOfRange, reading: Mapping[str, _TopicBuffer]) -> None:
-        """End the feeds of the partitions that the error names; if it names none, raise it so that
-        the consumer restarts.
-        """
         ended = [reading[topic] for topic in {t for t, _ in error.places} if topic in reading]
         if not ended:
             raise error
@@ -232,11 +218,10 @@ class PrefetchConsumer:
             self._changed.notify_all()
 
     def _drop_and_pause(self) -> None:
-        """Drop all feeds and pause. Readers fall back to cursors, which raise the error themselves;
-        their next reads here begin new feeds.
-        """
         with self._changed:
             self.restarts += 1
+            # Readers fall back to cursors, which raise the error themselves; later reads begin new
+            # feeds.
             self._feeds.clear()
             self._changed.notify_all()
         time.sleep(RESTART_PAUSE_S)
@@ -245,7 +230,6 @@ class PrefetchConsumer:
 def _assign(
     consumer: Consumer, feeds: Mapping[str, _TopicBuffer], reading: Mapping[str, _TopicBuffer]
 ) -> None:
-    """Assign these feeds to the consumer; feeds that it did not read before start at their ends."""
     consumer.assign([(topic, p) for topic, feed in feeds.items() for p in feed.at])
     for topic, feed in feeds.items():
         if reading.get(topic) is not feed:

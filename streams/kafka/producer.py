@@ -1,8 +1,6 @@
-"""Appends records to Kafka (`Appender`), over one idempotent producer that all threads share.
-
-An append is cut into batches that fit a bound on the bytes in flight (`ByteSemaphore`), because
-kafka-python's producer has no such bound; each batch is awaited before the next one is sent. If an
-append fails midway, a partition holds the first of its records up to some point, without a gap.
+"""Appends records to Kafka (`Appender`), over one idempotent producer that all threads share, in
+batches that are awaited one after the other. If an append fails midway, a partition holds the first
+of its records up to some point, without a gap.
 """
 
 import logging
@@ -20,9 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class ByteSemaphore:
-    """Bounds the bytes in use: at most `limit` are taken at any time. To ask for more than `limit`
-    is a programmer error.
-    """
+    """Bounds the bytes in use to `limit`. To ask for more than `limit` is a programmer error."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -56,13 +52,12 @@ SLACK_S = 30.0  # waited beyond DELIVERY_S, when a living producer gives up by i
 
 
 def record_cost_bytes(record: RecordToSend) -> int:
-    """Returns the bytes of memory that a record takes until it is acknowledged."""
     return RECORD_COST_BYTES + COPIES * (len(record[1]) + len(record[2] or b""))
 
 
 def bounded_batches(records: Sequence[RecordToSend], limit: int) -> Iterator[tuple[int, int, int]]:
-    """Cut records into consecutive batches whose cost (`record_cost_bytes`) is at most `limit`, and
-    yield start, stop and cost of each. A single record above `limit` is a batch of its own.
+    """Yield start, stop and cost (`record_cost_bytes`) of consecutive batches that cost at most
+    `limit` each. A single record above `limit` is a batch of its own.
     """
     start = total = 0
     for index, record in enumerate(records):
@@ -75,11 +70,8 @@ def bounded_batches(records: Sequence[RecordToSend], limit: int) -> Iterator[tup
         yield start, len(records), total
 
 
+# `finished` is called, and `done` set, once each record has succeeded or failed.
 class _BatchInFlight:
-    """Tracks a batch of records in flight: their offsets as the brokers acknowledge them, and the
-    first error. Once each record has succeeded or failed, calls `finished` and sets `done`.
-    """
-
     def __init__(self, count: int, finished: Callable[[], None]) -> None:
         self.offsets = [0] * count
         self.error: Exception | None = None
@@ -106,17 +98,11 @@ class _BatchInFlight:
 
 
 class Appender:
-    """Appends for all threads, over one producer at a time, which `make` creates when it is needed.
-
-    The first record that fails ends the whole producer before it sends anything later, and the next
-    append creates a new one. Otherwise the log could lose a writer's record with sequence number 5
-    and store number 6: a gap, which stops every reader (invariant 7). Records in flight when the
-    producer ends are in doubt: they may be stored or not. The writer appends them again, and
-    readers drop what was stored twice by its sequence number.
-
-    `bound` limits the bytes in flight; at the limit an append waits, or raises with nothing sent,
-    as `when_full` states. `answer_s` limits the creation of a producer; `brokers` returns the
-    addresses that an error in doubt looks at.
+    """Appends for all threads, over one producer at a time. Records in flight when a record fails
+    are in doubt: the writer appends them again, and readers drop repeats. `bound` limits the bytes
+    in flight; at the limit an append waits, or raises with nothing sent (`when_full`). `answer_s`
+    limits the creation of a producer; `brokers` returns the addresses that an error in doubt looks
+    at.
     """
 
     def __init__(
@@ -143,6 +129,7 @@ class Appender:
         could be created or the broker refuses the records.
         """
         offsets: list[int] = []
+        # kafka-python's producer has no bound on the bytes in flight.
         for start, stop, amount in bounded_batches(records, self._bound.limit):
             amount = min(amount, self._bound.limit)
             self._take(topic, amount, bool(offsets))
@@ -155,16 +142,13 @@ class Appender:
         return offsets
 
     def close(self, wait_s: float) -> None:
-        """Close the producer; records in flight get `wait_s`."""
         with self._lock:
             producer, self._producer = self._producer, None
         if producer is not None:
             _close_producer(producer, wait_s)
 
     def _take(self, topic: str, amount: int, begun: bool) -> None:
-        """Take `amount` bytes of the bound; raises `BusTimeout` if they are not available in time.
-        An append of which a batch was sent (`begun`) always waits.
-        """
+        # Once a batch was sent (`begun`), an error would leave the append half done.
         wait_s = 0.0 if self._when_full == "raise" and not begun else DELIVERY_S
         if not self._bound.take(amount, wait_s):
             state = "the records before were appended" if begun else "nothing was sent"
@@ -175,7 +159,6 @@ class Appender:
             )
 
     def _send(self, topic: str, records: Sequence[RecordToSend], amount: int) -> _BatchInFlight:
-        """Send a batch; its `amount` bytes are given back to the bound once it is finished."""
         batch = _BatchInFlight(len(records), lambda: self._bound.give_back(amount))
         try:
             producer = self._current(topic)
@@ -200,9 +183,8 @@ class Appender:
     def _failed(
         self, producer: Producer, batch: _BatchInFlight, error: Exception, count: int = 1
     ) -> None:
-        """End this producer, so that it sends nothing after a failed record, and count the record
-        (or `count` records) of the batch as failed.
-        """
+        # Nothing later is sent: otherwise the log could lose a writer's record with sequence number
+        # 5 and store number 6, a gap, which stops every reader (invariant 7).
         producer.abort()
         with self._lock:
             if self._producer is producer:

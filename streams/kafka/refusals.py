@@ -1,8 +1,6 @@
 """One table from the errors of Kafka to sentences (`explain_error`): the meaning of the code and
-the remedy. The names are those of kafka-python's classes, so this file needs no client.
-
-The table decides by the code. Only a code that stands for several causes (`InvalidRecordError`) is
-decided by the broker's text too. Advice about rights is given for authorization errors alone.
+the remedy. The names are those of kafka-python's classes, so this file needs no client. Advice
+about rights is given for authorization errors alone.
 """
 
 import re
@@ -138,9 +136,10 @@ _CODE = re.compile(r"^\[Error -?\d+\] ")
 
 
 def open_client(make: Any, settings: Mapping[str, Any]) -> Any:
-    """Returns a new client of kafka-python's class `make`. A login or a certificate that is refused
-    is raised as such: kafka-python connects again until a time-out, whose text names neither.
+    """Returns a new client of kafka-python's class `make`. A refused login or certificate is raised
+    as such.
     """
+    # kafka-python connects again until a time-out, whose text names neither.
     failures: list[Exception] = []
 
     def connect(**configs: Any) -> Any:
@@ -158,42 +157,41 @@ def open_client(make: Any, settings: Mapping[str, Any]) -> Any:
     try:
         return make(**settings, kafka_client=connect)
     except Exception as late:
-        named = [why for why in failures if is_permanent(why) or "CERTIFICATE" in str(why)]
-        if type(late).__name__ == "KafkaTimeoutError" and named:
-            raise named[-1] from late
+        causes = [why for why in failures if is_permanent(why) or "CERTIFICATE" in str(why)]
+        if type(late).__name__ == "KafkaTimeoutError" and causes:
+            raise causes[-1] from late
         raise
 
 
 def is_permanent(error: Exception) -> bool:
-    """Returns whether a broker rejected the request, and would reject it again. Not so for a topic
-    that it cannot place because no broker sent a heartbeat since a start or a pause of all.
-    """
+    """Returns whether a broker rejected the request, and would reject it again."""
     is_answer = hasattr(error, "description")  # of kafka-python's `BrokerResponseError` alone
+    # No broker sent a heartbeat since a start or a pause of all: later the topic can be placed.
     is_unplaced = "brokers are currently fenced" in str(error)
     return is_answer and not (getattr(error, "retriable", False) or is_unplaced)
 
 
 def explain_error(error: Exception, topic: str = "") -> str:
-    """Returns what happened, in the broker's own words as far as they are short, and what to do.
-    `topic` is the topic's name on the cluster.
+    """Returns the error in the broker's own words as far as they are short, and the remedy. `topic`
+    is the topic's name on the cluster.
     """
     if isinstance(error, OSError):
         return explain_os_error(error)
     kind = type(error).__name__.removesuffix("Error")
-    said = _words_of(error)
+    broker_text = _words_of(error)
     advice = ADVICE.get(kind, _UNEXPECTED)
-    if kind == "InvalidRecord" and "imestamp" in said:  # several records of one batch
+    if kind == "InvalidRecord" and "imestamp" in broker_text:  # several records of one batch
         advice = _CLOCK
-    if "CERTIFICATE" in said:
+    if "CERTIFICATE" in broker_text:
         advice = _TRUST
-    if kind == "InvalidTopic" and "collides" not in said:
+    if kind == "InvalidTopic" and "collides" not in broker_text:
         advice = advice.replace("; in names '.' and '_' count as equal", "")
-    return f"{said}; {advice.format(lifted=lift_time_limits(topic or 'TOPIC'))}"
+    return f"{broker_text}; {advice.format(lifted=lift_time_limits(topic or 'TOPIC'))}"
 
 
 def _words_of(error: Exception) -> str:
-    """Returns the error's text in one line, without the dump of a request that some have."""
     text = _CODE.sub("", str(error))
+    # Some errors dump the request.
     short = _DUMP.sub("", text).rstrip(" :'.")
     if not short or short == type(error).__name__:
         short = ": ".join(filter(None, (type(error).__name__, getattr(error, "description", ""))))

@@ -16,15 +16,15 @@ GONE_S = 60.0
 
 
 def cluster_contents(url: str) -> LogContents:
-    """Returns the topics and groups of the run with this URL. Raises `LeaseHeld` if a consumer
-    group has members.
+    """Returns the topics and groups of the run with this URL. Raises `LeaseHeld` if a group has
+    members.
     """
     prefix = parse_kafka_url(url).prefix
     admin = _admin(url)
     try:
         present = admin.call("list topics", lambda a: a.topic_names())
-        named = admin.call("list consumer groups", lambda a: a.group_names())
-        topics, groups = own_topics(prefix, present), own_groups(prefix, present, named)
+        group_names = admin.call("list consumer groups", lambda a: a.group_names())
+        topics, groups = own_topics(prefix, present), own_groups(prefix, present, group_names)
         members = admin.call("look up members", lambda a: a.members(groups))
         if busy := [name for name, count in members.items() if count]:
             raise LeaseHeld(
@@ -41,9 +41,9 @@ def remove_from_cluster(url: str, contents: LogContents) -> None:
     admin = _admin(url)
     try:
         groups, topics = contents.groups, contents.topics
-        left = admin.call("delete consumer groups", lambda a: a.delete_groups(groups))
-        if left:
-            raise BusError(f"cannot delete consumer groups at {contents.where}: {left}")
+        refused = admin.call("delete consumer groups", lambda a: a.delete_groups(groups))
+        if refused:
+            raise BusError(f"cannot delete consumer groups at {contents.where}: {refused}")
         admin.call("delete topics", lambda a: a.delete_topics(topics))
         deadline = Deadline(GONE_S)
         while set(topics) & set(admin.call("list topics", lambda a: a.topic_names())):

@@ -13,7 +13,7 @@ from rollstream.streams.kafka.address import TOKEN_FILE, KafkaAddress, Secrets, 
 
 def token_source(address: KafkaAddress, secrets: Secrets) -> Callable[[], str]:
     """Returns a function that gives the token of a new connection. Raises `ConfigurationError` if
-    the address names a function, or the environment a file, that is not there.
+    the address names a missing function, or the environment a missing file.
     """
     if address.mechanism == "msk-iam":
         return partial(signed_token, msk_region(address))
@@ -36,8 +36,8 @@ def _token_in(file: Path) -> str:
 
 def signed_token(region: str) -> str:
     """Returns a token for Amazon MSK in `region`, signed with the credentials of boto3's own chain.
-    It holds for 15 minutes; a connection that lives longer authenticates itself again with the
-    next. Raises `ConfigurationError` if AWS's signer is not installed or finds no credentials.
+    It is valid for 15 minutes; a connection that lives longer authenticates itself with the next.
+    Raises `ConfigurationError` if AWS's signer is not installed or finds no credentials.
     """
     try:
         from aws_msk_iam_sasl_signer import MSKAuthTokenProvider

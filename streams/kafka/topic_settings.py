@@ -1,10 +1,6 @@
 """Converts a `Topic` to the settings of a Kafka topic (`configs_of`) and back (`topic_of`), by pure
-functions.
-
-Two fields do not come back from the broker: `writer`, which Kafka does not have, and `partitions`,
-which an administrator may have raised. Both come from the catalogue of topics, or from the process
-that creates the topic. A key must keep its partition, so added partitions stay empty and are not
-read.
+functions. A key must keep its partition, so partitions that an administrator adds stay empty and
+are not read.
 """
 
 import dataclasses
@@ -17,9 +13,9 @@ from rollstream.streams.kafka.refusals import TIME_LIMITS, UNLIMITED_MS, lift_ti
 from rollstream.streams.topics import KEY_BYTES_MAX, TOMBSTONE_S, Topic, catalogue
 
 BATCH_ROOM_BYTES = (1 << 20) - KEY_BYTES_MAX
-"""`max.message.bytes` is the topic's record limit plus this room: for a batch of small records, or
-for the parts of a request around one large record. With an object store the largest record has
-1 MiB and `KEY_BYTES_MAX` (claim check), so the sum is the 2 MiB that managed services allow.
+"""`max.message.bytes` is the topic's record limit plus this room, for a batch of small records or
+for the parts of a request around one large record. With an object store the largest record has 1
+MiB and `KEY_BYTES_MAX` (claim check), so the sum is the 2 MiB that managed services allow.
 """
 RECORD_BYTES_LIMIT = 64 << 20  # brokers take requests of 100 MiB (`socket.request.max.bytes`)
 CATALOGUE = {topic.name: topic for topic in catalogue()}  # by names without the run's prefix
@@ -31,9 +27,8 @@ SEGMENT_BYTES = 128 << 20  # a truncation frees whole segments
 @dataclass(frozen=True, slots=True)
 class BrokerTopic:
     """Describes a topic as the broker has it. `copies` is the number of replicas of its least
-    replicated partition, `min_isr` the number of replicas that must have a record before the broker
-    acknowledges it (`min.insync.replicas`). `clock_s` is how far the time of a record may differ
-    from the broker's clock (`TIME_LIMITS`).
+    replicated partition. `clock_s` is how far the time of a record may differ from the broker's
+    clock (`TIME_LIMITS`).
     """
 
     topic: Topic
@@ -43,9 +38,9 @@ class BrokerTopic:
 
 
 def configs_of(topic: Topic, min_isr: int = 0) -> dict[str, str]:
-    """Returns the broker's settings that give the topic its guarantees. None of them is left to the
-    broker's default, except `min.insync.replicas` if `min_isr` is 0. Raises `BusError` for a topic
-    that Kafka cannot hold.
+    """Returns the broker's settings that give the topic its guarantees; only `min.insync.replicas`
+    is left to the broker's default, if `min_isr` is 0. Raises `BusError` for a topic that Kafka
+    cannot hold.
     """
     if (topic.cleanup == "time") != (topic.retention_s is not None):
         raise BusError(
@@ -82,8 +77,8 @@ def configs_of(topic: Topic, min_isr: int = 0) -> dict[str, str]:
 
 
 def topic_of(name: str, partitions: int, configs: Mapping[str, str]) -> Topic:
-    """Returns the topic with these settings on the broker. Any program may have created it, so the
-    caller compares it with the topic that it wants (`check_same_settings`).
+    """Returns the topic with these settings on the broker, which any program may have created
+    (`check_same_settings`).
     """
     policy, retention_ms = configs["cleanup.policy"], int(configs["retention.ms"])
     timed = policy == "delete" and retention_ms >= 0
@@ -98,11 +93,11 @@ def topic_of(name: str, partitions: int, configs: Mapping[str, str]) -> Topic:
 
 
 def check_unbounded(topic: Topic, configs: Mapping[str, str]) -> None:
-    """Raise `BusError` if the broker would delete the topic's records by size, or would replace
-    their timestamps. `Topic` has no fields for these two settings.
+    """Raise `BusError` if the broker would delete the topic's records by size, or replace their
+    timestamps.
     """
-    wanted = {"retention.bytes": "-1", "message.timestamp.type": "CreateTime"}
-    for name, value in wanted.items():
+    required = {"retention.bytes": "-1", "message.timestamp.type": "CreateTime"}
+    for name, value in required.items():
         if configs[name] != value:
             raise BusError(
                 f"topic {topic.name!r} exists with other settings: {name} is {configs[name]!r}, "
@@ -110,50 +105,49 @@ def check_unbounded(topic: Topic, configs: Mapping[str, str]) -> None:
             )
 
 
-def with_recorded_partitions(found: Topic, partitions: int | None = None) -> Topic:
+def with_recorded_partitions(topic: Topic, partitions: int | None = None) -> Topic:
     """Returns the topic with the number of partitions that keys are spread over since the run's
-    start: `partitions`, or the catalogue's number if None. If the broker has fewer, its smaller
-    number stays, so that `check_same_settings` refuses the topic.
+    start: `partitions`, or the catalogue's number if None.
     """
     if partitions is None:
         partitions = (
-            CATALOGUE[found.name].partitions if found.name in CATALOGUE else found.partitions
+            CATALOGUE[topic.name].partitions if topic.name in CATALOGUE else topic.partitions
         )
-    return dataclasses.replace(found, partitions=min(partitions, found.partitions))
+    # If the broker has fewer, `check_same_settings` refuses the topic.
+    return dataclasses.replace(topic, partitions=min(partitions, topic.partitions))
 
 
 def clock_s_of(configs: Mapping[str, str]) -> float:
-    """Returns how many seconds the time of a record may differ from the broker's clock. Brokers
-    before Kafka 3.6 lack both settings and have no limit by default.
-    """
+    """Returns how many seconds the time of a record may differ from the broker's clock."""
+    # Brokers before Kafka 3.6 lack both settings and have no limit by default.
     return min(int(configs.get(name) or UNLIMITED_MS) for name in TIME_LIMITS) / 1000
 
 
-def clock_bound_topics(found: Mapping[str, BrokerTopic], on_cluster: Mapping[str, str]) -> str:
+def clock_bound_topics(topics: Mapping[str, BrokerTopic], on_cluster: Mapping[str, str]) -> str:
     """Returns a warning about topics that refuse the records of a machine whose clock differs by
-    less than a week; "" if there are none. `on_cluster` has the names of the topics on the cluster.
+    less than a week; "" if there are none. `on_cluster` has the topics' names on the cluster.
     """
-    bound = [name for name, topic in found.items() if topic.clock_s < CLOCK_S]
+    bound = [name for name, topic in topics.items() if topic.clock_s < CLOCK_S]
     if not bound:
         return ""
-    least = min(found[name].clock_s for name in bound)
+    limit_s = min(topics[name].clock_s for name in bound)
     return (
-        f"{len(bound)} of {len(found)} topics refuse records whose time differs from the broker's "
-        f"clock by more than {least:g} s: a machine with a wrong clock cannot write; for each of "
+        f"{len(bound)} of {len(topics)} topics refuse records whose time differs from the broker's "
+        f"clock by more than {limit_s:g} s: a machine with a wrong clock cannot write; for each of "
         f"them: {lift_time_limits(on_cluster[bound[0]])}"
     )
 
 
-def unreplicated_topics(found: Mapping[str, BrokerTopic], brokers: int) -> str:
+def unreplicated_topics(topics: Mapping[str, BrokerTopic], brokers: int) -> str:
     """Returns a warning about topics that have one replica, or whose records are acknowledged once
-    one replica has them; "" if there are no such topics, or if there is only one broker.
+    one replica has them; "" if there are none, or only one broker.
     """
     single = {
-        "replication factor": [name for name, topic in found.items() if topic.copies == 1],
-        "min.insync.replicas": [name for name, topic in found.items() if topic.min_isr == 1],
+        "replication factor": [name for name, topic in topics.items() if topic.copies == 1],
+        "min.insync.replicas": [name for name, topic in topics.items() if topic.min_isr == 1],
     }
     lacking = [
-        f"{what} is 1 for {len(names)} of {len(found)} topics ({names[0]}, …)"
+        f"{what} is 1 for {len(names)} of {len(topics)} topics ({names[0]}, …)"
         for what, names in single.items()
         if names
     ]

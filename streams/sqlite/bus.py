@@ -1,10 +1,7 @@
 """Implements the bus contract over SQLite in a folder on a local disk (`SqliteBus`): one file per
 topic (`topic_log.py`) and one for all consumer groups (`groups.py`). Several processes of one
-machine may use the folder at once.
-
-When an append returns, its records survive the death of any process; with `sync="full"` they
-survive power loss too. Threads may share one bus: each file has one connection behind a lock. After
-a fork the child must open a bus of its own: inherited connections are refused.
+machine may use the folder, and threads a bus; after a fork the child must open its own. When an
+append returns, its records survive the death of any process; with `sync="full"` power loss too.
 """
 
 import re
@@ -29,19 +26,21 @@ _TOPIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 
 
 def network_refusal(folder: Path) -> str:
-    """Returns that the folder, which need not exist, is on a network file system; else ""."""
-    found = network_file_system(str(folder.resolve()), read_mounts())
-    if found is None:
+    """Returns why the folder, which need not exist, cannot hold a log: it is on a network file
+    system; else "".
+    """
+    kind = network_file_system(str(folder.resolve()), read_mounts())
+    if kind is None:
         return ""
     return (
-        f"{folder.absolute()} is on a network file system ({found}), where SQLite loses data; "
+        f"{folder.absolute()} is on a network file system ({kind}), where SQLite loses data; "
         "use a local folder, or a Kafka bus to span machines"
     )
 
 
 class SqliteTopics:
-    """Reads the topics in one folder, each from its file, which `_opened` opens at the first use of
-    the topic. Raises `BusError` if the folder is on a network file system.
+    """Reads the topics in one folder, each from its file. Raises `BusError` if the folder is on a
+    network file system.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -49,9 +48,9 @@ class SqliteTopics:
         self._lock = threading.Lock()
         self._logs: dict[str, TopicLog] = {}
         self._empty_reads: dict[str, tuple[tuple[int, int], dict[int, int]]] = {}
-        """By topic, the state of its file at the last read without records, and the positions of
-        that read. While both are the same, a read would find none again and is spared: idle readers
-        poll often, and checking the state costs a tenth of a read.
+        """By topic, the state of its file at the last read without records, and that read's
+        positions. While both are the same, a read is spared: idle readers poll often, and checking
+        the state costs a tenth of a read.
         """
         if refusal := network_refusal(self._folder):
             raise BusError(refusal)
@@ -104,13 +103,11 @@ class SqliteTopics:
         raise NotImplementedError
 
     def _log(self, topic: str) -> TopicLog:
-        """Returns the topic's file, which is opened at the first call; another process may have
-        created it. Raises `TopicMissing` if there is none.
-        """
         log = self._logs.get(topic)
         if log is not None:
             return log
         with self._lock:
+            # Another process may have created the file.
             if topic not in self._logs:
                 path = self._path(topic)
                 if _TOPIC_NAME.fullmatch(topic) is None or not path.exists():
@@ -120,10 +117,10 @@ class SqliteTopics:
 
 
 class SqliteBus(SqliteTopics):
-    """Implements `Bus` over the files of one folder, which the constructor creates if it is
-    missing. It raises `BusError` if that fails, or if the folder is on a network file system. A
-    member of a consumer group that does not poll for `lease_s` loses its partitions. `clock` gives
-    seconds since 1970, for records and leases.
+    """Implements `Bus` over the files of one folder, which the constructor creates. Raises
+    `BusError` if that fails, or if the folder is on a network file system. A group's member that
+    does not poll for `lease_s` loses its partitions. `clock` gives seconds since 1970, for records
+    and leases.
     """
 
     def __init__(

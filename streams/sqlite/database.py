@@ -1,10 +1,6 @@
 """Opens one SQLite file (`Database`), runs transactions on it, and raises SQLite's errors as the
-project's error classes. Several processes and threads may use a file at once.
-
-A process has one connection per file behind a lock, which a transaction holds. After a fork the
-child must open a connection of its own (SQLite's rule): an inherited one is refused. The file must
-be on a local disk, because SQLite's write-ahead log (WAL) needs memory that its users share: the
-bus refuses folders on a network file system, which `network_file_system` detects.
+project's classes. Several processes and threads may use a file at once. It must be on a local disk,
+because SQLite's write-ahead log (WAL) needs memory that its users share.
 """
 
 import os
@@ -40,14 +36,13 @@ _ADVICE = {
     "SQLITE_BUSY": f"another process held it for more than {BUSY_MS // 1000} s: try again",
 }
 _UNEXPLAINED = ("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_IOERR", "SQLITE_AUTH", "SQLITE_PERM")
-"""Errors for which SQLite keeps the system's reason to itself; the same is tried once more for it.
-"""
+"""SQLite hides the system's reason for these; the same is tried once more for it."""
 
 
 class Database:
     """Holds the process's connection to the file at `path`. `reading` and `writing` lend it to one
     thread at a time. `sync="full"` flushes every transaction to disk. SQLite's errors are raised as
-    `BusError` (or its subclass `BusTimeout`), with `what` in the text: "cannot append to FILE: …".
+    `BusError` (or `BusTimeout`), with `what` in the text: "cannot append to FILE: …".
     """
 
     generation = 0
@@ -72,14 +67,13 @@ class Database:
         self._pragma(f"journal_size_limit = {WAL_BYTES}")
 
     def _enter_wal(self) -> None:
-        """Switch the file to WAL. While another process does the same in a new file, SQLite reports
-        it as busy without waiting, so this retries for `BUSY_MS`.
-        """
         deadline = Deadline(BUSY_MS / 1000)
         while True:
             try:
                 mode = self._pragma("journal_mode = WAL")
             except sqlite3.OperationalError as error:
+                # While another process switches a new file, SQLite reports it as busy without
+                # waiting.
                 if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or deadline.passed():
                     raise
                 time.sleep(0.005)
@@ -96,8 +90,8 @@ class Database:
 
     @contextmanager
     def reading(self, what: str) -> Generator[sqlite3.Connection]:
-        """Yield the connection for reading, locked against other threads. Each statement sees one
-        state of the file; two statements may see different ones.
+        """Yield the connection for reading, locked against other threads. Two statements may see
+        different states of the file.
         """
         self._check_process()
         with self._lock, self.translated(what):
@@ -105,8 +99,8 @@ class Database:
 
     @contextmanager
     def writing(self, what: str) -> Generator[sqlite3.Connection]:
-        """Yield the connection inside a write transaction. It is committed at the end of the block,
-        and rolled back by any exception.
+        """Yield the connection inside a write transaction, committed at the end of the block and
+        rolled back by any exception.
         """
         self._check_process()
         with self._lock, self.translated(what):
@@ -125,8 +119,8 @@ class Database:
 
     @contextmanager
     def translated(self, what: str) -> Generator[None]:
-        """Raise an error of SQLite or the system in the block as a `BusError` with advice (as
-        `BusTimeout` if another process held the file for too long).
+        """Raise an error of SQLite or the system in the block as a `BusError` with advice
+        (`BusTimeout` if another process held the file for too long).
         """
         try:
             yield
@@ -147,6 +141,7 @@ class Database:
             raise kind(f"cannot {what} {self.path}: {error} ({name}); {advice}") from error
 
     def _check_process(self) -> None:
+        # SQLite's rule: a child opens a connection of its own.
         if os.getpid() != self._process:
             raise BusError(
                 f"{self.path} was opened by process {self._process} before a fork; "
@@ -158,9 +153,9 @@ _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
 
 
 def check_files(path: Path) -> None:
-    """Raise `OutsideRun` if the file or one of the files that SQLite opens beside it is a pipe or
-    device, for which SQLite would wait; `BusError` if a journal names another file, which SQLite
-    would delete, as it does at the end of a transaction of several files.
+    """Raise `OutsideRun` if the file or one that SQLite opens beside it is a pipe or device, for
+    which SQLite would wait; `BusError` if a journal names another file, which SQLite would delete,
+    as at the end of a transaction of several files.
     """
     journal = f"{path}-journal"
     check_regular(path, f"{path}-wal", f"{path}-shm", journal)
@@ -182,8 +177,7 @@ _COMPUTED = re.compile(r"\b(AS|GENERATED|SELECT)\b", re.IGNORECASE)
 
 def refuse_sql(connection: sqlite3.Connection, path: Path) -> None:
     """Raise `BusError` if the file defines anything but plain tables and their indices. SQLite runs
-    what a file defines: a view can be a query that never ends, a computed column can hold
-    gigabytes.
+    such SQL: a view can be a query that never ends, a computed column can hold gigabytes.
     """
     for kind, name, sql in connection.execute("SELECT type, name, sql FROM sqlite_master"):
         text = str(sql or "")
@@ -235,35 +229,32 @@ NETWORK_FUSE = frozenset(
 
 
 def network_file_system(folder: str, mounts: str) -> str | None:
-    """Returns the type of the file system that holds the absolute path `folder` if it is a network
-    file system, else None.
-
-    `mounts` is the text of Linux's /proc/self/mounts. Of the mount points that contain `folder` the
-    longest counts, and of equal ones the last, because it hides the earlier ones.
+    """Returns the type of the network file system that holds the absolute path `folder`; None for a
+    local one. `mounts` is the text of Linux's /proc/self/mounts.
     """
-    best, found = -1, None
+    best, file_system = -1, None
     for line in mounts.splitlines():
         words = line.split(" ")
         if len(words) < 3:
             continue
         point = _unescaped(words[1])
         inside = folder == point or folder.startswith(point.rstrip("/") + "/")
+        # Of the mount points that contain `folder` the longest counts, and of equal ones the last,
+        # because it hides the earlier ones.
         if inside and len(point) >= best:
-            best, found = len(point), words[2]
-    return found if found in NETWORK_TYPES | NETWORK_FUSE else None
+            best, file_system = len(point), words[2]
+    return file_system if file_system in NETWORK_TYPES | NETWORK_FUSE else None
 
 
 def _unescaped(point: str) -> str:
-    """Returns a mount point without the octal escapes that /proc/self/mounts uses for blanks, tabs,
-    newlines and backslashes.
-    """
+    """Returns a mount point without the octal escapes of /proc/self/mounts."""
     for escape, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         point = point.replace(escape, character)
     return point
 
 
 def read_mounts() -> str:
-    """Returns the text of /proc/self/mounts. It is empty on a system without that file, where every
-    folder then counts as local.
+    """Returns the text of /proc/self/mounts; "" on a system without it, where every folder counts
+    as local.
     """
     return MOUNTS.read_text(errors="replace") if MOUNTS.exists() else ""

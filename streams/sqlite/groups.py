@@ -1,9 +1,7 @@
-"""Implements the consumer groups of the SQLite bus. A member of a group holds partitions by leases,
-entries with an expiry time (not the lease of a role). `LeasedGroupReader` reads for one member and
-renews its leases at each poll; `SqliteGroups` keeps members, leases and committed positions in a
-file; `claim_partitions` decides which partitions a member holds. Guarantees: at most one member
-holds a partition at a time, and delivery is at least once, as records that a member read and did
-not commit are read again by the next member that holds the partition.
+"""Implements the consumer groups of the SQLite bus. A member holds partitions by leases, entries
+with an expiry time (not the lease of a role). At most one member holds a partition at a time, and
+delivery is at least once: records that a member read and did not commit are read again by the next
+holder.
 """
 
 import sqlite3
@@ -22,33 +20,31 @@ CLAIM_EVERY_S = 0.2  # a waiting member claims again at least this often: others
 
 
 class GroupCoordinator(Protocol):
-    """Keeps the members of groups and their leases. A member is alive, and a lease valid, until a
-    fixed time after the member's last `claim`.
+    """Keeps the members of groups and their leases, valid until a fixed time after the member's
+    last `claim`.
     """
 
     def claim(self, group: str, topic: str, member: str, partitions: int) -> frozenset[int]:
         """Register the member as alive, renew or change its leases by `claim_partitions`, and
-        return the partitions that it holds now. `partitions` is the topic's number of partitions.
+        return the partitions that it holds now, of the topic's `partitions`.
         """
         ...
 
     def commit_held(
         self, group: str, topic: str, member: str, positions: Mapping[int, Position]
     ) -> None:
-        """Store the positions of those partitions whose lease no other member has taken, even if
-        it ran out; ignore the others. A member that stood still for longer than its lease, and was
-        not replaced, would commit nothing otherwise, and believe that it had.
+        """Store the positions of those partitions whose lease no other member has taken, even if it
+        ran out; ignore the others. Otherwise a member that was suspended for longer than its lease,
+        and not replaced, would commit nothing, and believe that it had.
         """
         ...
 
-    def leave(self, group: str, topic: str, member: str) -> None:
-        """Remove the member and its leases, so that its partitions are free at once."""
-        ...
+    def leave(self, group: str, topic: str, member: str) -> None: ...
 
 
 class LeasedGroupReader:
-    """Implements `GroupReader` (`streams/bus.py`): `poll` renews the member's leases and reads the
-    partitions that it holds. A member that does not poll loses them when its leases expire.
+    """Implements `GroupReader` (`streams/bus.py`). A member that does not poll loses its partitions
+    when its leases expire.
     """
 
     def __init__(
@@ -99,24 +95,21 @@ class LeasedGroupReader:
         return self._coordinator.claim(*self._names, self._bus.partitions(self._names[1]))
 
     def _update_claim(self) -> None:
-        """Claim again. Drop the partitions that are no longer this member's, and start each new one
-        at the group's committed position, or at the partition's begin if there is none.
-        """
         group, topic, _ = self._names
-        held = self._claim()
-        if held != self._positions.keys():
+        claimed = self._claim()
+        if claimed != self._positions.keys():
             committed = self._bus.committed(group, topic)
             begin = self._bus.begin(topic)
-            for partition in self._positions.keys() - held:
+            for partition in self._positions.keys() - claimed:
                 del self._positions[partition]
-            for partition in held - self._positions.keys():
+            for partition in claimed - self._positions.keys():
                 at = committed.get(partition)
                 self._positions[partition] = begin[partition] if at is None else at.offset
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionLease:
-    """States that the member `owner` holds a partition until `expires_s` on the bus's clock."""
+    """The member `owner` holds a partition until `expires_s` on the bus's clock."""
 
     owner: str
     expires_s: float
@@ -124,8 +117,8 @@ class PartitionLease:
 
 @dataclass(frozen=True, slots=True)
 class PartitionClaim:
-    """Lists the partitions that a member `held` after its claim, whose leases are to be written,
-    and those that it `released`, whose leases are to be deleted.
+    """The partitions that a member `held` after its claim, whose leases are to be written, and
+    those that it `released`, whose leases are to be deleted.
     """
 
     held: frozenset[int]
@@ -139,16 +132,12 @@ def claim_partitions(
     partitions: int,
     now_s: float,
 ) -> PartitionClaim:
-    """Returns which partitions `member` holds and which it releases, without I/O. `members` maps
-    the names of all members to their expiry times, and `member` itself counts as alive; `leases`
-    are by partition.
-
-    Each live member has a share: the partitions are dealt to the live members in turn, in the order
-    of their names. A member takes a partition of its share only if no other member has a valid
-    lease of it, and releases the partitions outside its share. So at most one member holds a
-    partition at a time, and a new member gets its share once the others have released it.
+    """Returns which partitions `member` holds and which it releases. Pure. `members` maps all
+    members to their expiry times; `member` itself counts as alive. A new member gets its share once
+    the others have released it.
     """
     alive = sorted({name for name, expires_s in members.items() if expires_s > now_s} | {member})
+    # Dealt to the live members in turn, in the order of their names.
     share = {p for p in range(partitions) if alive[p % len(alive)] == member}
     mine = {p for p, lease in leases.items() if lease.owner == member and lease.expires_s > now_s}
     taken = {p for p, lease in leases.items() if lease.expires_s > now_s} - mine
@@ -168,11 +157,10 @@ _OF_GROUP = "WHERE group_name = ? AND topic = ?"
 
 
 def read_commits(database: Database, group: str, topic: str) -> dict[int, Position]:
-    """Returns the group's positions in the file by partition; a file of release 0.1.0 lacks the
-    column `presumed`.
-    """
+    """Returns the group's positions in the file by partition."""
     with database.reading("read") as connection:
         columns = {name for _, name, *_ in connection.execute("PRAGMA table_info(commits)")}
+        # A file of release 0.1.0 lacks the column.
         presumed = "presumed" if "presumed" in columns else "0"
         rows = connection.execute(
             f"SELECT partition, offset, term, sequence, {presumed} FROM commits {_OF_GROUP}",
@@ -182,9 +170,9 @@ def read_commits(database: Database, group: str, topic: str) -> dict[int, Positi
 
 
 class SqliteGroups:
-    """Implements `GroupCoordinator` in one SQLite file, and keeps the committed positions of all
-    groups there. Every change is one transaction, so no other member can claim a partition between
-    the check of a member's lease and the storing of its commit.
+    """Implements `GroupCoordinator` in one SQLite file, with the committed positions of all groups.
+    Every change is one transaction, so no other member can claim a partition between the check of a
+    lease and the commit.
     """
 
     def __init__(self, path: Path, sync: Sync, lease_s: float, clock: Callable[[], float]) -> None:
@@ -199,12 +187,10 @@ class SqliteGroups:
                 connection.execute("ALTER TABLE commits ADD COLUMN presumed INTEGER DEFAULT 0")
 
     def commit(self, group: str, topic: str, positions: Mapping[int, Position]) -> None:
-        """Store the group's positions without a check of leases, as `Bus.commit` does."""
         with self._database.writing("commit to") as connection:
             _store_commits(connection, group, topic, positions)
 
     def committed(self, group: str, topic: str) -> dict[int, Position]:
-        """Returns the group's stored positions by partition."""
         return read_commits(self._database, group, topic)
 
     def claim(self, group: str, topic: str, member: str, partitions: int) -> frozenset[int]:
@@ -234,9 +220,9 @@ class SqliteGroups:
     ) -> None:
         with self._database.writing("commit to") as connection:
             leases = _leases(connection, group, topic)
-            held = {p for p, at in leases.items() if at.owner == member}
+            owned = {p for p, at in leases.items() if at.owner == member}
             _store_commits(
-                connection, group, topic, {p: at for p, at in positions.items() if p in held}
+                connection, group, topic, {p: at for p, at in positions.items() if p in owned}
             )
 
     def leave(self, group: str, topic: str, member: str) -> None:

@@ -1,5 +1,5 @@
-"""The kind of logs in a local folder (`SqliteKind`). What opens one is imported only then: a
-command that only reads a URL starts fast.
+"""The kind of logs in a local folder (`SqliteKind`). SQLite is imported only to open one: a command
+that only reads a URL starts fast.
 """
 
 from collections.abc import Callable

@@ -1,11 +1,10 @@
-"""Reads the log of a run that may come from another user (`SqliteReader`, `ReadOnlyDatabase`).
+"""Reads the log of a run that may come from another user.
 
 A file is opened in one of three ways, none of which makes or changes a file of the run, except
 SQLite's index of a log in use (`-shm`), by which readers and writers of one machine agree:
 
-* without a write-ahead log (`-wal`): the run was stopped; SQLite reads the file as one that does
-  not change. If a run starts meanwhile, the file is opened again the second way, and a read during
-  which it began is repeated.
+* without a write-ahead log (`-wal`): the run was stopped; SQLite reads the file as unchanging. If a
+  run starts meanwhile, the file is opened the second way, and the read is repeated.
 * with a `-wal` and its `-shm`: the run lives, or was killed; SQLite's own locks hold.
 * with a `-wal` alone, as in a copy: SQLite would have to write a `-shm` beside it, so both are
   copied to a private folder.
@@ -43,7 +42,7 @@ _Signature = tuple[tuple[int, int, int] | None, ...]
 
 
 class _FileChanged(BusError):
-    """Raised for a read during which a file was written that was read as unchanging."""
+    """A file that was read as unchanging was written meanwhile."""
 
 
 class ReadOnlyDatabase(Database):
@@ -112,7 +111,6 @@ class ReadOnlyDatabase(Database):
         refuse_sql(self._connection, self.path)
 
     def _copied(self) -> Path:
-        """Returns the path of a private copy of the file and its `-wal`."""
         if self._copy is not None:
             self._copy.close()
         self._copy = TemporaryFolder("log")
@@ -130,8 +128,7 @@ class ReadOnlyDatabase(Database):
 
 
 def _signature(path: Path) -> _Signature:
-    """Returns what changes with the file, its `-wal` and its `-shm`; None for a missing one. The
-    times of the `-shm` change when it is read, so of it only the presence counts. Raises
+    """Returns the state of the file, its `-wal` and its `-shm`; None for a missing one. Raises
     `OutsideRun` unless each is a regular file without a second name, which another folder may have.
     """
     states: list[tuple[int, int, int] | None] = []
@@ -146,15 +143,15 @@ def _signature(path: Path) -> _Signature:
                 f"{path}{suffix} is no regular file of its own (a link, pipe or device): not opened"
             )
         states.append(
+            # The times of the `-shm` change when it is read, so of it only the presence counts.
             (0, 0, 0) if suffix == "-shm" else (status.st_ino, status.st_size, status.st_mtime_ns)
         )
     return tuple(states)
 
 
 class SqliteReader(SqliteTopics):
-    """Implements the reading part of `Bus` over the files of a folder; the others raise `ReadOnly`.
-    The folder may be on a read-only disk, and must not be on a network file system, as for
-    `SqliteBus`.
+    """Implements the reading part of `Bus` over the files of a folder, perhaps on a read-only disk;
+    the others raise `ReadOnly`.
     """
 
     def __init__(self, folder: ContainedFolder) -> None:
@@ -223,7 +220,6 @@ class SqliteReader(SqliteTopics):
 
 
 def _repeated(read: Callable[[], Result]) -> Result:
-    """Returns the result of `read`, which is repeated if a run started or ended during it."""
     for _ in range(READS_MAX - 1):
         try:
             return read()

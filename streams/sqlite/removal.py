@@ -15,14 +15,14 @@ from rollstream.streams.removal import remove_empty_folder, topic_names
 SQLITE_SUFFIXES = (".db-wal", ".db-shm", ".db")  # the topic's file last
 SCHEMA_BYTES = 64 << 10
 LOG_TABLES = (b"CREATE TABLE settings (topic", b"CREATE TABLE members")
-"""Statements in the files of a topic and of the groups, which are at the begin unless a topic has
-many partitions.
+"""Statements in the files of a topic and of the groups, at the begin unless a topic has many
+partitions.
 """
 
 
 def folder_contents(folder: Path) -> LogContents:
-    """Returns the topics and groups in the folder; all groups are one file, which is listed as the
-    group `groups`.
+    """Returns the topics and groups in the folder; all groups are one file, listed as the group
+    `groups`.
     """
     files = list(_files(folder))
     topics = tuple(f.stem for f in files if f.suffix == ".db" and f.stem != "groups")
@@ -39,12 +39,10 @@ def remove_files(folder: Path) -> None:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Returns the files of topics and groups in the folder, the ledger's last: it proves that the
-    others are a run's. A file of such a name that is no file of a log is not the run's.
-    """
     names = [name for name in (*topic_names(), "groups") if name != "ledger"]
     return [
         path
+        # The ledger's last: it proves that the others are a run's.
         for name in (*names, "ledger")
         if _is_log_file(folder / name)
         for suffix in SQLITE_SUFFIXES
@@ -53,19 +51,16 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _is_log_file(path: Path) -> bool:
-    """Returns whether `path`, with the suffix `.db`, is a file of a log, whose tables SQLite states
-    at the begin of the file or, before the first checkpoint, of its side file. An empty file is one
-    whose creation was interrupted; a side file alone is left by an interrupted removal. A pipe or
-    device is none.
-    """
     starts: list[bytes] = []
     try:
         check_regular(*(f"{path}{suffix}" for suffix in SQLITE_SUFFIXES))
     except OutsideRun:
         return False
+    # Before the first checkpoint SQLite states the tables in the side file.
     for suffix in (".db", ".db-wal"):
         with suppress(OSError), open(f"{path}{suffix}", "rb") as file:
             starts.append(file.read(SCHEMA_BYTES))
+    # An empty file is an interrupted creation, a side file alone an interrupted removal.
     if not any(starts) or any(table in start for start in starts for table in LOG_TABLES):
         return True
     with suppress(sqlite3.Error), closing(sqlite3.connect(_immutable(path), uri=True)) as there:
@@ -75,5 +70,4 @@ def _is_log_file(path: Path) -> bool:
 
 
 def _immutable(path: Path) -> str:
-    """Returns the URI by which SQLite reads the file without a lock or a side file."""
     return f"file:{quote(f'{path.absolute()}.db')}?mode=ro&immutable=1"

@@ -1,9 +1,6 @@
 """Keeps one topic of the log in one SQLite file (`TopicLog`): its settings and a table for each
-partition. A row holds one record, or several of one append (`LogRow`). The table's primary key is
-the offset of a row's first record, so every append writes at the table's end.
-
-Truncation, retention and compaction never remove a table's last row, so the end of a partition is
-known and never moves back. A write is one transaction; several processes may use a file at once.
+partition. Truncation, retention and compaction never remove a table's last row, so the end of a
+partition is known and never moves back. Several processes may use a file at once.
 """
 
 import dataclasses
@@ -33,10 +30,10 @@ ROW_BYTES = 64 << 10  # most bytes of several records in a row; a read in its mi
 LogRow = tuple[int, int, int, bytes, bytes | None, bytes | None]
 """One row: its first offset, number of records, timestamp in ms, keys, values and sizes.
 
-A row of one record holds the key and value as they are, and no sizes (NULL). A row of several
-records holds their keys joined, their values joined, and as sizes (u32, little-endian) the lengths
-of all keys, then of all values. Reading 64 records in one row takes half the time of 64 rows. In a
-compacted topic each record has a row of its own; in every topic a tombstone does.
+A row of several records holds their keys joined, their values joined, and as sizes (u32,
+little-endian) the lengths of all keys, then of all values; reading 64 records in one row takes half
+the time of 64 rows. A row of one record has no sizes (NULL). In a compacted topic each record has a
+row of its own; in every topic a tombstone does.
 """
 
 
@@ -44,8 +41,8 @@ def pack_rows(
     entries: Sequence[AppendEntry], first: int, now_ms: int, row_bytes: int
 ) -> Iterator[LogRow]:
     """Yield the rows of `entries` in order, from offset `first` on. Records of equal timestamp
-    share a row while it has less than `row_bytes`; with 0 each record has a row of its own, as a
-    tombstone always has. `now_ms` is for entries without a timestamp.
+    share a row while it has less than `row_bytes`; a tombstone has a row of its own, with 0 every
+    record. `now_ms` is for entries without a timestamp.
     """
     start = taken = 0
     at_ms = entries[0].timestamp_ms if entries else None
@@ -70,12 +67,9 @@ def _row(entries: Sequence[AppendEntry], first: int, now_ms: int) -> LogRow:
 
 
 def unpack_row(topic: str, partition: int, row: LogRow) -> list[Message]:
-    """Returns all records of a row. Those of a row of several are copies, so a record that is kept
-    does not keep the whole row in memory. Raises `BusError` for a row that `pack_rows` does not
-    make: SQLite keeps values of any type in any column, so a file of another program may have such
-    a row.
-    """
+    """Returns all records of a row. Raises `BusError` for a row that `pack_rows` does not make."""
     first, count, timestamp_ms, keys, values, sizes = row
+    # SQLite keeps values of any type in any column, and another program may have written the file.
     if type(timestamp_ms) is not int or type(keys) is not bytes:
         raise _damaged_row(topic, partition, first)
     if sizes is None:
@@ -85,6 +79,7 @@ def unpack_row(topic: str, partition: int, row: LogRow) -> list[Message]:
     numbers = _sizes_of(count, keys, values, sizes)
     if numbers is None or values is None:
         raise _damaged_row(topic, partition, first)
+    # Copies: a record that stays in memory does not keep the whole row.
     return list(
         map(
             Message,
@@ -99,7 +94,6 @@ def unpack_row(topic: str, partition: int, row: LogRow) -> list[Message]:
 
 
 def _sizes_of(count: int, keys: bytes, values: object, sizes: object) -> tuple[int, ...] | None:
-    """Returns the lengths of a row's keys and values; None if they do not describe the row."""
     if type(count) is not int or type(values) is not bytes or type(sizes) is not bytes:
         return None
     if not count > 0 or len(sizes) != 8 * count:
@@ -150,8 +144,8 @@ CREATED_S = 10.0  # for this long an empty file may be one that another process 
 
 
 class TopicLog:
-    """Reads and writes the topic in the file of `database`, which exists; `create` also makes the
-    file. Closing it closes the database.
+    """Reads and writes the topic in the existing file of `database`. Closing it closes the
+    database.
     """
 
     def __init__(self, database: Database, created_s: float = CREATED_S) -> None:
@@ -220,14 +214,12 @@ class TopicLog:
         return messages
 
     def begin(self) -> dict[int, int]:
-        """Return, for each partition, the first offset that is not truncated."""
         with self._database.reading("read") as connection:
             rows = connection.execute("SELECT partition, begin FROM begins ORDER BY partition")
             begins = dict(rows.fetchall())
             return {p: self._offset(begins.get(p)) for p in range(self.settings.partitions)}
 
     def end(self) -> dict[int, int]:
-        """Returns the offset after the last record of each partition."""
         with self._database.reading("read") as connection:
             ends = {p: _end(connection, p) for p in range(self.settings.partitions)}
             return {partition: self._offset(end) for partition, end in ends.items()}
@@ -235,12 +227,11 @@ class TopicLog:
     def changes(self) -> tuple[int, int]:
         """Returns two numbers by which a reader notices a write without a query (3 µs): the first
         changes when another connection writes, the second when this one does.
-
-        Both are read under the connection's lock. Otherwise, while another thread of this process
-        appends, a thread could get the new `end` but still the old numbers. It would then take the
-        topic as unchanged, and read nothing below that end.
         """
         with self._database.reading("read") as connection:
+            # Both under the connection's lock: otherwise a thread could get the new `end` of
+            # another thread's append with the old numbers, take the topic as unchanged, and read
+            # nothing below that end.
             version: int = connection.execute("PRAGMA data_version").fetchone()[0]
             return version, connection.total_changes + self._database.generation
 
@@ -262,24 +253,21 @@ class TopicLog:
         bytes_max: int,
         messages: list[Message],
     ) -> int:
-        """Append records from `offset` on to `messages`, and return the number of their bytes. If
-        `messages` is empty, the first record is appended whatever its size.
-        """
         if not 0 <= partition < self.settings.partitions:
             raise BusError(f"topic {self.settings.name!r} has no partition {partition}")
         topic, taken, before = self.settings.name, 0, len(messages)
         rows = connection.execute(_ROWS_FROM.format(p=partition), (offset, records_max))
         for row in rows:
-            found = unpack_row(topic, partition, row)
+            messages_of_row = unpack_row(topic, partition, row)
             if row[0] < offset:
-                del found[: offset - row[0]]
-            del found[records_max - len(messages) :]
+                del messages_of_row[: offset - row[0]]
+            del messages_of_row[records_max - len(messages) :]
             size = len(row[3]) + len(row[4] or b"")
             if taken + size > bytes_max:
-                messages += _fit_bytes(found, bytes_max - taken, 0 if messages else 1)
+                messages += _fit_bytes(messages_of_row, bytes_max - taken, 0 if messages else 1)
                 taken = bytes_max
                 break
-            messages += found
+            messages += messages_of_row
             taken += size
             if len(messages) >= records_max:
                 break
@@ -291,17 +279,14 @@ class TopicLog:
     def _check_position(
         self, connection: sqlite3.Connection, partition: int, offset: int, first: int | None
     ) -> None:
-        """Raise `PositionLost` if `offset` was truncated, `BusError` if it is beyond the end. To be
-        called after the rows were read, so that a truncation before the read is noticed. `first`
-        is the first offset that the read returned; None if it returned no record.
-        """
+        """`first` is the first offset that the read returned; None if it returned no record."""
+        # After the rows were read, so that a truncation before the read is noticed.
         row = connection.execute("SELECT begin FROM begins WHERE partition = ?", (partition,))
         begin = self._offset((row.fetchone() or (None,))[0])
         end = first + 1 if first is not None and begin <= offset else _end(connection, partition)
         check_position(self.settings.name, partition, offset, begin, self._offset(end))
 
     def _offset(self, stored: object) -> int:
-        """Returns an offset that the file holds; raises `BusError` for a value that is none."""
         if type(stored) is not int or not 0 <= stored < OFFSET_END:
             raise BusError(
                 f"{self._database.path}: a partition begins or ends at {str(stored)[:40]!r}, "
@@ -310,23 +295,17 @@ class TopicLog:
         return stored
 
 
-def _fit_bytes(found: Sequence[Message], bytes_max: int, at_least: int) -> Sequence[Message]:
-    """Returns the first messages of `found` that together take at most `bytes_max`, but at least
-    `at_least`.
-    """
-    for index, message in enumerate(found):
+def _fit_bytes(messages: Sequence[Message], bytes_max: int, at_least: int) -> Sequence[Message]:
+    for index, message in enumerate(messages):
         bytes_max -= len(message.key) + len(message.value or b"")
         if bytes_max < 0:
-            return found[: max(index, at_least)]
-    return found
+            return messages[: max(index, at_least)]
+    return messages
 
 
 def _stored_settings(connection: sqlite3.Connection, path: Path, created: Deadline) -> Topic:
-    """Returns the settings in the file. Another process may have just created the file: then its
-    first commit writes them, for which this waits until `created`. Raises `TopicMissing` if the
-    file has none, and `BusError` if they are not those of a topic of this name.
-    """
     while not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'settings'").fetchone():
+        # Another process may have just created the file: its first commit writes the settings.
         if created.passed():
             raise _no_settings(path)
         time.sleep(0.005)
@@ -347,7 +326,6 @@ def _stored_settings(connection: sqlite3.Connection, path: Path, created: Deadli
 
 
 def _check_tables(connection: sqlite3.Connection, path: Path, partitions: int) -> None:
-    """Raise `BusError` unless the file has a table for each partition, and no SQL of its own."""
     refuse_sql(connection, path)
     tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
     lacking = [p for p in range(partitions) if f"log_{p}" not in tables]
@@ -374,7 +352,6 @@ def _create_tables(connection: sqlite3.Connection, topic: Topic) -> None:
 
 
 def _end(connection: sqlite3.Connection, partition: int) -> int:
-    """Returns the offset after the partition's last record."""
     last = connection.execute(
         f"SELECT first + count FROM log_{partition} ORDER BY first DESC LIMIT 1"
     ).fetchone()
@@ -382,9 +359,7 @@ def _end(connection: sqlite3.Connection, partition: int) -> int:
 
 
 def _truncate(connection: sqlite3.Connection, partition: int, before: int) -> None:
-    """Move the partition's begin forward, at most to its last record, and delete the rows that are
-    entirely below the begin.
-    """
+    # The last record always stays.
     before = min(before, _end(connection, partition) - 1)
     moved = connection.execute(
         "UPDATE begins SET begin = ? WHERE partition = ? AND begin < ?", (before, partition, before)
@@ -396,9 +371,7 @@ def _truncate(connection: sqlite3.Connection, partition: int, before: int) -> No
 
 
 def _expire(connection: sqlite3.Connection, partition: int, before_ms: int) -> None:
-    """Truncate up to the first record that is not older than `before_ms`. Usually that is the first
-    one, and this costs one query.
-    """
+    # Usually the first record is young enough, and this costs one query.
     row = connection.execute(
         f"SELECT first FROM log_{partition} WHERE timestamp_ms >= ? ORDER BY first LIMIT 1",
         (before_ms,),
@@ -409,9 +382,7 @@ def _expire(connection: sqlite3.Connection, partition: int, before_ms: int) -> N
 def _compact(
     connection: sqlite3.Connection, partition: int, rows: Sequence[LogRow], now_ms: int
 ) -> None:
-    """Remove the earlier records of the keys in `rows` (new rows of one record each), and
-    tombstones older than `TOMBSTONE_S`, but never the last row.
-    """
+    # New rows of a compacted topic hold one record each.
     connection.executemany(
         f"DELETE FROM log_{partition} WHERE key = ? AND first < ?",
         [(key, first) for first, _, _, key, _, _ in rows],

@@ -1,6 +1,5 @@
-"""Parses a store's URL, `s3://bucket/prefix?endpoint=…`, into an `S3Address` (`parse_s3_url`). No
-request is sent and no file is read. A URL with credentials is refused, and errors name the
-parameter without repeating a value that could be a secret.
+"""Parses a store's URL, `s3://bucket/prefix?endpoint=…` (`parse_s3_url`). A URL with credentials is
+refused, and errors name the parameter without repeating a value that could be a secret.
 """
 
 from collections.abc import Mapping
@@ -33,10 +32,10 @@ CHAIN = (
 @dataclass(frozen=True, slots=True)
 class S3Address:
     """Names the place of a store's objects and how to reach its server; its text form is safe for
-    error messages. `endpoint` is the URL of a server other than AWS. `path_style` puts the bucket
-    into a request's path and not into the host name; `parse_s3_url` sets it by default where there
-    is an endpoint. `sse` is the server-side encryption of S3, with `sse_kms_key_id` for a key of
-    AWS KMS, and `deadline_s` the time limit of one operation.
+    error messages. `endpoint` is the URL of a server other than AWS. `path_style` (the default with
+    an endpoint) puts the bucket into a request's path and not into the host name. `sse` is the
+    server-side encryption of S3, with `sse_kms_key_id` for a key of AWS KMS, and `deadline_s` the
+    time limit of one operation.
     """
 
     bucket: str
@@ -55,12 +54,12 @@ class S3Address:
 
 def parse_s3_url(url: str) -> S3Address:
     """Returns the place that an `s3:` URL names. Raises `ConfigurationError`, with the expected
-    form, if the URL is wrong.
+    form.
     """
     try:
         split = urlsplit(url)
         bucket = _bucket(split)
-        given = dict(parse_qsl(split.query, True, strict_parsing=True)) if split.query else {}
+        parameters = dict(parse_qsl(split.query, True, strict_parsing=True)) if split.query else {}
     except ConfigurationError:
         raise
     except ValueError:
@@ -69,23 +68,23 @@ def parse_s3_url(url: str) -> S3Address:
             "store URL s3://…: write it as s3://bucket/prefix?name=value&name=value"
         ) from None
     where = f"store URL s3://{bucket}"
-    _check_names(given, where)
+    _check_names(parameters, where)
     prefix = split.path.strip("/")
     if prefix and not is_key(prefix):
         raise ConfigurationError(
             f"{where}: the prefix {prefix[:80]!r} must be parts of [A-Za-z0-9._=-] joined by '/'"
         )
-    endpoint = _endpoint(given, where)
-    sse, key_id = _encryption(given, where)
+    endpoint = _endpoint(parameters, where)
+    sse, key_id = _encryption(parameters, where)
     return S3Address(
         bucket,
         prefix,
         endpoint,
-        given.get("region") or None,
-        _flag(given, "path_style", endpoint is not None, where),
+        parameters.get("region") or None,
+        _flag(parameters, "path_style", endpoint is not None, where),
         sse,
         key_id,
-        _deadline(given, where),
+        _deadline(parameters, where),
     )
 
 
@@ -104,8 +103,8 @@ def _bucket(split: SplitResult) -> str:
     return split.netloc
 
 
-def _check_names(given: Mapping[str, str], where: str) -> None:
-    for name in given:
+def _check_names(parameters: Mapping[str, str], where: str) -> None:
+    for name in parameters:
         if name in PARAMETERS:
             continue
         if any(word in name.lower() for word in ("secret", "access", "token", "password")):
@@ -115,8 +114,8 @@ def _check_names(given: Mapping[str, str], where: str) -> None:
         raise ConfigurationError(f"{where}: unknown parameter {name[:40]!r}; {hint}")
 
 
-def _endpoint(given: Mapping[str, str], where: str) -> str | None:
-    endpoint = given.get("endpoint")
+def _endpoint(parameters: Mapping[str, str], where: str) -> str | None:
+    endpoint = parameters.get("endpoint")
     if not endpoint:
         return None
     try:
@@ -131,8 +130,8 @@ def _endpoint(given: Mapping[str, str], where: str) -> str | None:
     return endpoint.rstrip("/")
 
 
-def _encryption(given: Mapping[str, str], where: str) -> tuple[str | None, str | None]:
-    sse, key_id = given.get("sse") or None, given.get("sse_kms_key_id") or None
+def _encryption(parameters: Mapping[str, str], where: str) -> tuple[str | None, str | None]:
+    sse, key_id = parameters.get("sse") or None, parameters.get("sse_kms_key_id") or None
     if sse is not None and sse not in ENCRYPTIONS:
         raise ConfigurationError(f"{where}: sse must be one of {', '.join(ENCRYPTIONS)}")
     if key_id is not None and sse != "aws:kms":
@@ -140,8 +139,8 @@ def _encryption(given: Mapping[str, str], where: str) -> tuple[str | None, str |
     return sse, key_id
 
 
-def _flag(given: Mapping[str, str], name: str, default: bool, where: str) -> bool:
-    text = given.get(name)
+def _flag(parameters: Mapping[str, str], name: str, default: bool, where: str) -> bool:
+    text = parameters.get(name)
     if text is None:
         return default
     if text not in ("true", "false"):
@@ -149,8 +148,8 @@ def _flag(given: Mapping[str, str], name: str, default: bool, where: str) -> boo
     return text == "true"
 
 
-def _deadline(given: Mapping[str, str], where: str) -> float:
-    text = given.get("deadline_s", str(DEADLINE_S))
+def _deadline(parameters: Mapping[str, str], where: str) -> float:
+    text = parameters.get("deadline_s", str(DEADLINE_S))
     try:
         seconds = float(text)
     except ValueError:

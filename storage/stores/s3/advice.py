@@ -1,6 +1,5 @@
-"""One table from the errors of S3 servers to advice for people (`advice`): by the error code, else
-by the HTTP status of the response. Codes that no server sends but that our client gives a failure
-without a response (`Unreachable`, `Certificate`, `PlainHTTP`, `NoS3`) are in it, too.
+"""One table from the errors of S3 servers to advice for people (`advice`): by the error code, also
+those of our client (`Unreachable`, `Certificate`, `PlainHTTP`, `NoS3`), else by the HTTP status.
 """
 
 _CREDENTIALS = (
@@ -94,7 +93,7 @@ _STATUSES = {
 
 
 def advice(code: str, status: int = 0) -> str:
-    """Returns what to do about a failed request, by its error code, else by its HTTP status."""
+    """Returns the remedy for a failed request, by its error code, else by its HTTP status."""
     if code in _ADVICE:
         return _ADVICE[code]
     if status in _STATUSES:

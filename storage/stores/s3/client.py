@@ -1,10 +1,6 @@
 """Sends single requests to an S3 server and returns typed values (`S3Client`). Only this file uses
-boto3. `split_range` and `plan_parts` cut a large object into the ranges of several requests.
-
-A request returns or raises `S3Failure`, which states whether it may have taken effect (`in_doubt`).
-Nothing is retried here: the callers do that (`errors.py`). boto3's own checksums are sent only
-where S3 requires them, because other servers reject the trailers that carry them; each body is
-covered by its request's signature instead, and each object by its xxh3 hash (docs/reference/s3.md).
+boto3. A request returns or raises `S3Failure`, which states whether it may have taken effect
+(`in_doubt`); callers retry (`errors.py`).
 """
 # pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -51,8 +47,6 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """Covers the bytes `[start, end)`."""
-
     start: int
     end: int
 
@@ -66,8 +60,8 @@ def plan_parts(size: int) -> list[ByteRange]:
     """Returns the parts of a multipart upload: of 16 MiB, or larger where that would give more than
     `PARTS_MAX` parts.
     """
-    least = -(-size // PARTS_MAX)
-    return split_range(0, size, max(PART_BYTES, -(-least // MIB) * MIB))
+    part_bytes_min = -(-size // PARTS_MAX)
+    return split_range(0, size, max(PART_BYTES, -(-part_bytes_min // MIB) * MIB))
 
 
 CHUNK_BYTES = 1 << 20  # the most that is read from a response at once
@@ -86,7 +80,7 @@ _NO_CREDENTIALS = (
 
 @dataclass(frozen=True, slots=True)
 class ObjectHead:
-    """Describes an object of `size` bytes, as it was at the moment of one response."""
+    """An object of `size` bytes at the moment of one response."""
 
     size: int
     etag: str
@@ -95,8 +89,8 @@ class ObjectHead:
 
 @dataclass(frozen=True, slots=True)
 class ListingPage:
-    """Holds one page of a listing: the name and size of each object, in the server's order. `more`
-    is the token that requests the next page, None on the last one.
+    """One page of a listing: the name and size of each object, in the server's order. `more` is the
+    token of the next page, None on the last one.
     """
 
     entries: list[tuple[str, int]]
@@ -104,45 +98,40 @@ class ListingPage:
 
 
 def _addressing(place: S3Address) -> str:
-    """Returns where the bucket stands in a request. botocore's `auto` means the path for any
-    endpoint, and the host name at AWS unless the bucket has dots, which no certificate covers.
-    """
     if place.path_style:
         return "path"
+    # botocore's `auto` means the path for any endpoint, and the host name at AWS unless the bucket
+    # has dots, which no certificate covers.
     return "auto" if place.endpoint is None else "virtual"
 
 
 def _session() -> Session:
-    """Returns a new session with the present credentials."""
     core = get_session()
     core.register_component("data_loader", _loader(core.get_config_variable("data_path")))
     _check_authorities(core.get_config_variable("ca_bundle"))
     return Session(botocore_session=core)
 
 
-def _check_authorities(named: str | None) -> None:
-    """Raise `ConfigurationError` if the file of authorities that the environment or profile names
-    cannot be used; each request would fail as if the network were at fault.
-    """
-    if not named:
+def _check_authorities(authorities: str | None) -> None:
+    if not authorities:
         return
-    is_folder = Path(named).is_dir()
+    is_folder = Path(authorities).is_dir()
     try:
         ssl.create_default_context(
-            cafile=None if is_folder else named, capath=named if is_folder else None
+            cafile=None if is_folder else authorities, capath=authorities if is_folder else None
         )
     except (ssl.SSLError, OSError) as error:
+        # Otherwise each request would fail as if the network were at fault.
         raise ConfigurationError(
-            f"AWS_CA_BUNDLE (or ca_bundle of the profile) names {named}, which holds no "
+            f"AWS_CA_BUNDLE (or ca_bundle of the profile) names {authorities}, which holds no "
             f"certificates in PEM form: {error}"
         ) from None
 
 
 @functools.cache
 def _loader(path: str | None) -> Any:
-    """Returns botocore's service descriptions, which all sessions share. They are 1.5 MB of JSON
-    that each session would parse again: creating a client then takes 13 ms instead of 140.
-    """
+    # 1.5 MB of JSON that each session would parse again: creating a client then takes 140 ms
+    # instead of 13.
     return create_loader(path)
 
 
@@ -155,8 +144,12 @@ class S3Client:
         config = Config(
             connect_timeout=limits.connect_s,
             read_timeout=limits.silence_s,
+            # botocore's own retries respect neither the deadline nor a request in doubt, and would
+            # multiply with those of `Attempts`.
             retries={"total_max_attempts": 1},
             max_pool_connections=CONNECTIONS_MAX,
+            # Other servers reject the trailers that carry boto3's checksums; each body is covered
+            # by its request's signature, and each object by its xxh3 hash (docs/reference/s3.md).
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
             s3={"addressing_style": _addressing(place)},
@@ -180,38 +173,39 @@ class S3Client:
         self._encryption = _encryption(place)
 
     def get(
-        self, name: str, wanted: ByteRange, etag: str | None, take: Callable[[bytes], None]
+        self, name: str, requested: ByteRange, etag: str | None, take: Callable[[bytes], None]
     ) -> ObjectHead:
-        """Pass the bytes of a range to `take` in chunks, and return the head of the whole object.
-        The range is cut off at the object's end. With `etag`, a replaced object is a failure.
-
-        `take` may raise. The chunks may be used only once this call has returned, because the
-        response may break off after some of them.
+        """Pass the bytes of a range, cut off at the object's end, to `take` in chunks, and return
+        the head of the whole object. With `etag`, a replaced object is a failure. `take` may raise;
+        the chunks may be used only once this call has returned, because the response may break off.
         """
         condition = {"IfMatch": etag} if etag else {}
         with self._request():
             answer = self._s3.get_object(
                 Bucket=self._bucket,
                 Key=name,
-                Range=f"bytes={wanted.start}-{wanted.end - 1}",
+                Range=f"bytes={requested.start}-{requested.end - 1}",
                 **condition,
             )
-            given, size = _given_range(answer)
-            if given != ByteRange(wanted.start, min(wanted.end, size)):
+            returned, size = _given_range(answer)
+            if returned != ByteRange(requested.start, min(requested.end, size)):
                 answer["Body"].close()
                 raise S3Failure(
-                    FailureKind.TRANSIENT, "BadAnswer", f"{wanted} became {given}", False
+                    FailureKind.TRANSIENT, "BadAnswer", f"{requested} became {returned}", False
                 )
             taken = _read(answer["Body"], take)
-        if taken != given.end - given.start:
-            raise S3Failure(FailureKind.TRANSIENT, "Truncated", f"{taken} bytes of {given}", False)
+        if taken != returned.end - returned.start:
+            raise S3Failure(
+                FailureKind.TRANSIENT, "Truncated", f"{taken} bytes of {returned}", False
+            )
         return ObjectHead(size, _field(answer, "ETag"), answer.get("Metadata", {}))
 
     def get_empty(self, name: str) -> ObjectHead:
-        """Returns the head of an empty object, of which no range can be requested. Raises an
-        `S3Failure` of kind `CONFLICT` if the object has bytes.
+        """Returns the head of an empty object. Raises an `S3Failure` of kind `CONFLICT` if it has
+        bytes.
         """
         with self._request():
+            # No range of an empty object can be requested.
             answer = self._s3.get_object(Bucket=self._bucket, Key=name)
             answer["Body"].close()
         if answer["ContentLength"] != 0:
@@ -225,7 +219,6 @@ class S3Client:
         metadata: Mapping[str, str],
         condition: "WriteCondition",
     ) -> str:
-        """Write the object in one request; returns its etag."""
         with self._request(is_write=True):
             answer = self._s3.put_object(
                 Bucket=self._bucket,
@@ -246,7 +239,6 @@ class S3Client:
         return _field(answer, "UploadId")
 
     def upload_part(self, name: str, upload: str, number: int, body: bytes) -> str:
-        """Upload part `number` (counted from 1); returns the part's etag."""
         with self._request():
             answer = self._s3.upload_part(
                 Bucket=self._bucket, Key=name, UploadId=upload, PartNumber=number, Body=body
@@ -256,7 +248,7 @@ class S3Client:
     def complete_upload(
         self, name: str, upload: str, etags: Sequence[str], condition: "WriteCondition"
     ) -> str:
-        """Join the parts, whose `etags` are given in order; returns the object's etag."""
+        """Join the parts, whose `etags` are in order; returns the object's etag."""
         parts = [{"PartNumber": n, "ETag": etag} for n, etag in enumerate(etags, start=1)]
         with self._request(is_write=True):
             answer = self._s3.complete_multipart_upload(
@@ -287,8 +279,8 @@ class S3Client:
             self._s3.delete_object(Bucket=self._bucket, Key=name)
 
     def delete_objects(self, names: Sequence[str]) -> dict[str, S3Failure]:
-        """Delete at most `DELETE_KEYS_MAX` objects; returns, by name, the failures of those that
-        were not deleted. A missing object counts as deleted.
+        """Delete at most `DELETE_KEYS_MAX` objects; returns, by name, the failures. A missing
+        object counts as deleted.
         """
         listed = {"Objects": [{"Key": name} for name in names], "Quiet": True}
         with self._request(is_write=True):
@@ -304,7 +296,6 @@ class S3Client:
 
     @contextmanager
     def _request(self, is_write: bool = False) -> Generator[None]:
-        """Raise an error of the block, one request, as an `S3Failure`, and count it."""
         try:
             with _translate_failures():
                 yield
@@ -316,8 +307,8 @@ class S3Client:
 
 @dataclass(frozen=True, slots=True)
 class WriteCondition:
-    """States when a write takes effect: only if the key is free (`if_absent`), only if the object
-    has the etag `if_etag`, or always (neither is set).
+    """A write takes effect only if the key is free (`if_absent`), only if the object has the etag
+    `if_etag`, or always (neither is set).
     """
 
     if_absent: bool = False
@@ -331,8 +322,8 @@ class WriteCondition:
 
 
 def _encryption(place: S3Address) -> dict[str, str]:
-    named = {"ServerSideEncryption": place.sse, "SSEKMSKeyId": place.sse_kms_key_id}
-    return {name: value for name, value in named.items() if value}
+    fields = {"ServerSideEncryption": place.sse, "SSEKMSKeyId": place.sse_kms_key_id}
+    return {name: value for name, value in fields.items() if value}
 
 
 def _field(answer: Mapping[str, Any], name: str) -> str:
@@ -342,7 +333,7 @@ def _field(answer: Mapping[str, Any], name: str) -> str:
 
 
 def _given_range(answer: Mapping[str, Any]) -> tuple[ByteRange, int]:
-    """Returns the range that a response holds, and the size of the whole object."""
+    """Returns the range of a response, and the size of the whole object."""
     match = _CONTENT_RANGE.fullmatch(answer.get("ContentRange") or "")
     if match is None:
         raise S3Failure(
@@ -353,7 +344,6 @@ def _given_range(answer: Mapping[str, Any]) -> tuple[ByteRange, int]:
 
 
 def _read(body: Any, take: Callable[[bytes], None]) -> int:
-    """Pass a response's bytes to `take`; returns their number."""
     taken = 0
     with body as raw:
         # read1 returns the bytes that have arrived, so a slow server cannot block the operation.
@@ -364,17 +354,16 @@ def _read(body: Any, take: Callable[[bytes], None]) -> int:
 
 
 def _reason(error: BaseException) -> str:
-    """Returns the system's error below those of botocore and urllib3, whose texts do not have it:
-    a name that is unknown, or no more file descriptors.
-    """
+    # The texts of botocore and urllib3 lack the system's error: an unknown name, or no more file
+    # descriptors.
     below: list[BaseException] = [error]
-    for one in below:
-        inner: Any = getattr(one, "kwargs", {})
-        causes = (inner.get("error"), one.__cause__, one.__context__)
+    for current in below:
+        inner: Any = getattr(current, "kwargs", {})
+        causes = (inner.get("error"), current.__cause__, current.__context__)
         new = [cause for cause in causes if isinstance(cause, BaseException)]
         below += [cause for cause in new if all(cause is not seen for seen in below)]
-        if isinstance(one, OSError) and one.errno is not None:
-            return f" ({explain_os_error(one)})"
+        if isinstance(current, OSError) and current.errno is not None:
+            return f" ({explain_os_error(current)})"
     return ""
 
 
@@ -384,7 +373,6 @@ _TLS_CODES = {"CERTIFICATE_VERIFY_FAILED": "Certificate", "WRONG_VERSION_NUMBER"
 
 @contextmanager
 def _translate_failures() -> Generator[None]:
-    """Turn every error of boto3 and of the connection into an `S3Failure`."""
     try:
         yield
     except boto.ClientError as error:

@@ -1,10 +1,7 @@
 """Classifies failed S3 requests (`S3Failure`), repeats them under the operation's deadline
-(`Attempts`), and turns the last failure into a typed error with advice (`translate_s3_errors`).
-
-The central field is `in_doubt`: a request whose response was lost, or was a server error, may have
-taken effect. The store then examines the object before it reports that another writer was first.
-Pauses between attempts grow exponentially, with jitter. botocore's own retries are off: they
-respect neither the deadline nor a request in doubt, and would multiply with these.
+(`Attempts`), and turns the last failure into a typed error with advice. A request whose response
+was lost, or was a server error, may have taken effect (`in_doubt`): the store examines the object
+before it reports that another writer was first.
 """
 
 import logging
@@ -36,8 +33,8 @@ class FailureKind(Enum):
 
 class S3Failure(Exception):
     """Raised if one request failed, with the server's error `code` and `text`, and the response's
-    HTTP `status` (0 without a response). With `in_doubt` the
-    request may have taken effect. It never leaves `storage/` (`translate_s3_errors`).
+    HTTP `status` (0 without a response). With `in_doubt` it may have taken effect. It never leaves
+    `storage/`.
     """
 
     def __init__(
@@ -93,8 +90,8 @@ def classify_failure(status: int, code: str, message: str) -> S3Failure:
 @contextmanager
 def translate_s3_errors(action: str, where: str) -> Generator[None]:
     """Turn an `S3Failure` of the block into an error with advice: `ObjectMissing`, `StoreTimeout`
-    for a kind that is retried until the deadline, else `StoreError`. The text contains the `action`
-    (e.g. `write`) and `where` (bucket and key), and states if a write may have taken effect.
+    for a kind that is retried until the deadline, else `StoreError`. The text names the `action`
+    and `where` (bucket and key), and a write that may have taken effect.
     """
     try:
         yield
@@ -125,8 +122,8 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
     """Divides the time `deadline_s` of an operation. Requests begin within its first `begin_s`
-    seconds; each may take `connect_s` to connect, and then wait `silence_s` without a byte. So an
-    operation whose last request began at `begin_s` still ends in time.
+    seconds; each may take `connect_s` to connect, and then wait `silence_s` without a byte, so the
+    last one still ends in time.
     """
 
     begin_s: float
@@ -150,15 +147,15 @@ def allowance_s(begin_s: float, size: int) -> float:
 
 def pause_s(failures: int, draw: float) -> float:
     """Returns the pause after this number of failures: between half and all of the longest one,
-    which doubles up to `PAUSE_S_MAX`. `draw` in [0, 1) picks the pause, so clients spread out.
+    which doubles up to `PAUSE_S_MAX`. `draw` in [0, 1) spreads the clients.
     """
     longest = min(PAUSE_S_MAX, PAUSE_S_FIRST * 2.0 ** min(failures - 1, 10))
     return longest * (0.5 + draw / 2)
 
 
 class Attempts:
-    """Sends the requests of one operation and repeats those that failed, until `deadline`.
-    `in_doubt` is set once a failed request may have taken effect.
+    """Sends the requests of one operation and repeats failed ones until `deadline`. `in_doubt` is
+    set once a failed request may have taken effect.
     """
 
     def __init__(
@@ -172,9 +169,9 @@ class Attempts:
         self._failures = 0
         self._draw, self._sleep = draw, sleep
 
-    def run(self, step: Callable[[], _T], again: Collection[FailureKind] = RETRIED_KINDS) -> _T:
+    def run(self, step: Callable[[], _T], retried: Collection[FailureKind] = RETRIED_KINDS) -> _T:
         """Returns the result of `step`, which sends a request. It is repeated while it fails with a
-        kind in `again` and time is left; on `IN_THE_WAY` only within the first `BLOCKED_MAX`
+        kind in `retried` and time is left; on `IN_THE_WAY` only within the first `BLOCKED_MAX`
         failures. Raises the last `S3Failure`.
         """
         while True:
@@ -183,7 +180,7 @@ class Attempts:
             except S3Failure as failure:
                 self.in_doubt |= failure.in_doubt
                 blocked = failure.kind is FailureKind.IN_THE_WAY and self._failures < BLOCKED_MAX
-                if failure.kind not in again and not blocked:
+                if failure.kind not in retried and not blocked:
                     raise
                 self.wait(failure)
 
@@ -191,8 +188,8 @@ class Attempts:
         """Pause before the next attempt; raise the failure if no time is left for one."""
         self._failures += 1
         if self._failures == 3:  # logged once; fewer failures are ordinary
-            left = self.deadline.remaining_s()
-            _log.warning("object store: %s; retrying for %.0f s", failure, left)
+            remaining_s = self.deadline.remaining_s()
+            _log.warning("object store: %s; retrying for %.0f s", failure, remaining_s)
         pause = pause_s(self._failures, self._draw())
         self._sleep(min(pause, self.deadline.remaining_s()))
         if self.deadline.passed():

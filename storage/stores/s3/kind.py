@@ -1,6 +1,4 @@
-"""The kind of stores in a bucket (`S3Kind`). boto3 is an extra and takes half a second to import,
-so only `open` imports it.
-"""
+"""The kind of stores in a bucket (`S3Kind`). boto3, an extra, takes half a second to import."""
 
 import os
 from dataclasses import replace

@@ -1,10 +1,6 @@
-"""Reads objects of one S3 bucket, whole or a range of bytes (`S3Reader`). A read never mixes the
-bytes of two objects that had the same name one after the other.
-
-The first request of a read returns the first bytes, and the object's size, etag and hash. Further
-requests fetch the rest in parallel and require that etag, so if the object is replaced meanwhile,
-the read starts again. A failed request is repeated until a deadline. A complete object is compared
-with the hash that its writer stored in its metadata; a range is not.
+"""Reads objects of one S3 bucket, whole or a range of bytes, never mixed from two objects that had
+the same name: further requests require the etag of the first. A complete object is compared with
+the hash in its metadata; a range is not.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,9 +34,7 @@ _T = TypeVar("_T")
 
 def run_in_parallel(pool: Executor, work: Callable[[_P], _T], pieces: Sequence[_P]) -> list[_T]:
     """Calls `work` for each piece in the threads of `pool`. Returns the results in the order of the
-    pieces, or raises the error of one piece.
-
-    When this function returns or raises, no piece is still running.
+    pieces, or raises the error of one; then no piece is still running.
     """
     futures = [pool.submit(work, piece) for piece in pieces]
     try:
@@ -62,7 +56,7 @@ HASH_READS = 2  # reads before an error: a second one repairs damage in transit,
 
 @dataclass(frozen=True, slots=True)
 class ObjectContent:
-    """Holds bytes of an object, and the object's size, etag and metadata (`found`)."""
+    """Bytes of an object, and the object's size, etag and metadata (`found`)."""
 
     data: bytes
     found: ObjectHead
@@ -83,8 +77,8 @@ class S3Reader:
         for _ in range(HASH_READS):
             content = self._read_consistent(name, start, end)
             expected = content.found.metadata.get(HASH)
-            whole = len(content.data) == content.found.size
-            if not whole or expected is None or content_hash(content.data) == expected:
+            is_whole = len(content.data) == content.found.size
+            if not is_whole or expected is None or content_hash(content.data) == expected:
                 return content
         raise CorruptObject(
             f"object {name} differs from the hash that was stored with it; "
@@ -92,16 +86,12 @@ class S3Reader:
         )
 
     def head(self, name: str, deadline: Deadline | None = None) -> ObjectHead:
-        """Returns size, etag and metadata. It uses GET, because a failed HEAD has no error code in
-        its response: a wrong access key would look like a missing object.
-        """
         attempts = Attempts(deadline or Deadline(self._limits.begin_s))
+        # GET, because a failed HEAD has no error code in its response: a wrong access key would
+        # look like a missing object.
         return self._read_first(name, ByteRange(0, 1), attempts).found
 
     def _read_consistent(self, name: str, start: int, end: int | None) -> ObjectContent:
-        """Returns the range, all of it from one object: if the object is replaced meanwhile, the
-        whole range is read again.
-        """
         attempts = Attempts(Deadline(self._limits.begin_s))
         while True:
             try:
@@ -109,6 +99,7 @@ class S3Reader:
             except S3Failure as failure:
                 if failure.kind is not FailureKind.PRECONDITION:
                     raise
+                # The whole range is read again, so that it is of one object.
                 attempts.wait(
                     S3Failure(FailureKind.CONFLICT, "Replaced", "while it was read", False)
                 )
@@ -116,9 +107,7 @@ class S3Reader:
     def _read_once(
         self, name: str, start: int, end: int | None, attempts: Attempts
     ) -> ObjectContent:
-        """Returns the range: its first `FIRST_BYTES` by one request, the rest by parallel ones.
-        Raises an `S3Failure` of kind `PRECONDITION` if the object was replaced in between.
-        """
+        """Raises an `S3Failure` of kind `PRECONDITION` if the object was replaced in between."""
         first_end = start + FIRST_BYTES if end is None else min(end, start + FIRST_BYTES)
         first = self._read_first(name, ByteRange(start, first_end), attempts)
         size = first.found.size
@@ -131,30 +120,28 @@ class S3Reader:
         with buffer.getbuffer() as view:
             view[: len(first.data)] = first.data
 
-            def fetch(wanted: ByteRange) -> None:
-                with view[wanted.start - start : wanted.end - start] as target:
-                    self._read_into(name, wanted, first.found.etag, target, Attempts(deadline))
+            def fetch(part: ByteRange) -> None:
+                with view[part.start - start : part.end - start] as target:
+                    self._read_into(name, part, first.found.etag, target, Attempts(deadline))
 
             run_in_parallel(self._pool, fetch, split_range(first_end, stop, RANGE_BYTES))
         return ObjectContent(buffer.getvalue(), first.found)
 
-    def _read_first(self, name: str, wanted: ByteRange, attempts: Attempts) -> ObjectContent:
-        """Returns the bytes `wanted` and the object's head. S3 rejects an empty range and a range
-        beyond the object's end; for these this returns no bytes, and the head.
-        """
-        if wanted.start == wanted.end:
+    def _read_first(self, name: str, requested: ByteRange, attempts: Attempts) -> ObjectContent:
+        # S3 rejects an empty range and one beyond the object's end; these have no bytes, only the
+        # head.
+        if requested.start == requested.end:
             return ObjectContent(b"", self._read_first(name, ByteRange(0, 1), attempts).found)
         try:
-            return self._read_beginning(name, wanted, attempts)
+            return self._read_beginning(name, requested, attempts)
         except S3Failure as failure:
             if failure.kind is not FailureKind.RANGE:
                 raise
-        if wanted.start == 0:
+        if requested.start == 0:
             return ObjectContent(b"", attempts.run(lambda: self._client.get_empty(name)))
         return ObjectContent(b"", self._read_first(name, ByteRange(0, 1), attempts).found)
 
-    def _read_beginning(self, name: str, wanted: ByteRange, attempts: Attempts) -> ObjectContent:
-        """Returns the bytes of a range that is not empty, of whatever object has the name now."""
+    def _read_beginning(self, name: str, requested: ByteRange, attempts: Attempts) -> ObjectContent:
 
         def step() -> ObjectContent:
             chunks: list[bytes] = []
@@ -163,15 +150,14 @@ class S3Reader:
                 _check_deadline(attempts.deadline)
                 chunks.append(chunk)
 
-            found = self._client.get(name, wanted, None, take)
-            return ObjectContent(b"".join(chunks), found)
+            head = self._client.get(name, requested, None, take)
+            return ObjectContent(b"".join(chunks), head)
 
         return attempts.run(step)
 
     def _read_into(
-        self, name: str, wanted: ByteRange, etag: str, target: memoryview, attempts: Attempts
+        self, name: str, requested: ByteRange, etag: str, target: memoryview, attempts: Attempts
     ) -> None:
-        """Read a range of the object that has this etag into `target`."""
 
         def step() -> ObjectHead:
             filled = 0
@@ -180,16 +166,16 @@ class S3Reader:
                 nonlocal filled
                 _check_deadline(attempts.deadline)
                 if len(chunk) > len(target) - filled:
-                    raise S3Failure(FailureKind.TRANSIENT, "BadAnswer", f"above {wanted}", False)
+                    raise S3Failure(FailureKind.TRANSIENT, "BadAnswer", f"above {requested}", False)
                 target[filled : filled + len(chunk)] = chunk
                 filled += len(chunk)
 
-            return self._client.get(name, wanted, etag, take)
+            return self._client.get(name, requested, etag, take)
 
         attempts.run(step)
 
 
 def _check_deadline(deadline: Deadline) -> None:
-    """Raise an `S3Failure` if a response is still arriving at the deadline, however steadily."""
+    # A response may arrive steadily, but for ever.
     if deadline.passed():
         raise S3Failure(FailureKind.TRANSIENT, "TooSlow", "the body did not come in time", False)

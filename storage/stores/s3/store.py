@@ -1,10 +1,8 @@
-"""Implements `ObjectStore` (`stores/base.py`) in a bucket of S3 or of a server with its protocol
-(`s3://bucket/prefix?endpoint=…`). `S3Store` does this with `S3Writer`, for writes, and `S3Reader`.
-
-A small object is written by one PUT; a large one is uploaded in parts and appears when they are
-completed. So a reader sees the complete object or none. `create` uses If-None-Match and `swap` uses
-If-Match: the server decides which writer wins. Every operation ends by its deadline, in success or
-in a typed error with advice. docs/reference/s3.md has the interleavings.
+"""Implements `ObjectStore` in a bucket of S3 or of a server with its protocol
+(`s3://bucket/prefix?endpoint=…`). A large object is uploaded in parts and appears when they are
+completed; the server decides which writer wins (If-None-Match, If-Match). Every operation ends by
+its deadline, in success or in a typed error with advice (docs/reference/s3.md has the
+interleavings).
 """
 
 import logging
@@ -64,7 +62,6 @@ class S3Writer:
         self._client, self._reader, self._pool, self._limits = client, reader, pool, limits
 
     def put(self, name: str, data: Data) -> str:
-        """Write or replace the object; returns its etag."""
         if len(_view(data)) > PART_BYTES:
             return self._put_multipart(name, data, WriteCondition())
         return self._put_single(name, data, WriteCondition())
@@ -83,10 +80,8 @@ class S3Writer:
     def swap(self, name: str, data: Data, etag: str) -> str:
         """Replace the object if it has `etag`; returns the new etag. Raises `S3Failure` of kind
         `PRECONDITION` or `MISSING` if it does not.
-
-        The data are never uploaded in parts, because some servers ignore If-Match when parts are
-        completed.
         """
+        # Never in parts: some servers ignore If-Match when parts are completed.
         return self._put_single(name, data, WriteCondition(if_etag=etag))
 
     def _put_single(self, name: str, data: Data, condition: WriteCondition) -> str:
@@ -117,16 +112,16 @@ class S3Writer:
         condition: WriteCondition,
         attempts: Attempts,
     ) -> str:
-        """Upload an object in parts: open the upload (1), send the parts (2) and complete it (3).
-        After a failure the upload is aborted.
+        """Open the upload (1), send the parts (2) and complete it (3). After a failure the upload
+        is aborted.
         """
         upload = attempts.run(lambda: self._client.create_upload(name, metadata))  # 1
 
         def send(piece: tuple[int, ByteRange]) -> str:
             number, part = piece
             body = bytes(view[part.start : part.end])
-            own = Attempts(attempts.deadline)
-            return own.run(lambda: self._client.upload_part(name, upload, number, body))
+            part_attempts = Attempts(attempts.deadline)
+            return part_attempts.run(lambda: self._client.upload_part(name, upload, number, body))
 
         def complete() -> str:
             return self._client.complete_upload(name, upload, etags, condition)
@@ -148,35 +143,31 @@ class S3Writer:
         nonce: str,
         attempts: Attempts,
         write: Callable[[], str],
-        again: Collection[FailureKind] = RETRIED_KINDS,
+        retried: Collection[FailureKind] = RETRIED_KINDS,
     ) -> str:
-        """Call `write` until it succeeds, again after each failure of a kind in `again`, and return
-        the object's etag.
-
-        A request in doubt is one whose response was lost: it may have taken effect, and its
-        repetition then fails because of this write's own object. Each write therefore puts a nonce
-        (a number drawn for it alone) into the object's metadata. If the repetition fails so, the
-        object is examined: with this nonce the write has succeeded.
+        """Call `write` until it succeeds, again after each failure of a kind in `retried`, and
+        return the object's etag.
         """
         try:
-            return attempts.run(write, again)
+            return attempts.run(write, retried)
         except S3Failure as failure:
             if failure.kind not in _LOST or not attempts.in_doubt:
                 raise
+            # A request in doubt took effect, and its repetition failed because of this write's own
+            # object, if that has the nonce drawn for this write alone.
             etag = self._own_etag(name, nonce, attempts.deadline)
             if etag is None:
                 raise
             return etag
 
     def _own_etag(self, name: str, nonce: str, deadline: Deadline) -> str | None:
-        """Returns the object's etag if it has this nonce, else None."""
         try:
-            found = self._reader.head(name, deadline)
+            head = self._reader.head(name, deadline)
         except S3Failure as failure:
             if failure.kind is FailureKind.MISSING:
                 return None
             raise
-        return found.etag if found.metadata.get(NONCE) == nonce else None
+        return head.etag if head.metadata.get(NONCE) == nonce else None
 
     def _exists(self, name: str) -> bool:
         try:
@@ -188,12 +179,10 @@ class S3Writer:
         return True
 
     def _abort(self, name: str, upload: str) -> None:
-        """Make the server remove the uploaded parts. If it cannot be reached they stay, until the
-        bucket's lifecycle rule removes them.
-        """
         try:
             self._client.abort_upload(name, upload)
         except S3Failure as failure:
+            # The parts stay until the bucket's lifecycle rule removes them.
             if failure.kind is not FailureKind.NO_UPLOAD:
                 _log.warning("object store: upload of %s was not aborted: %s", name, failure)
 
@@ -207,11 +196,8 @@ IN_FLIGHT_MAX = 8  # requests for parts of large objects, of all threads togethe
 
 class S3Store:
     """Keeps the objects of one bucket and prefix. Threads may share a store; each process opens its
-    own.
-
-    An etag is the one that the server gives. Methods raise `StoreTimeout` if the server did not
-    answer in time: a write may then have taken effect. Writes that were acknowledged before are
-    safe.
+    own. Etags are the server's. After `StoreTimeout` a write may have taken effect; writes
+    acknowledged before are safe.
     """
 
     def __init__(self, place: S3Address) -> None:
@@ -258,8 +244,8 @@ class S3Store:
     def stat(self, key: str) -> ObjectStat:
         name = self._name(key)
         with translate_s3_errors("read", self._where(key)):
-            found = self._reader.head(name)
-        return ObjectStat(key, found.size, found.etag)
+            head = self._reader.head(name)
+        return ObjectStat(key, head.size, head.etag)
 
     def read(self, key: str) -> tuple[bytes, str]:
         name = self._name(key)
@@ -276,8 +262,8 @@ class S3Store:
             self._attempts().run(lambda: self._client.delete(name))
 
     def delete_all(self, keys: Iterable[str]) -> None:
-        """Delete with one request per `DELETE_KEYS_MAX` keys. After a server has refused such a
-        request, each key is deleted by a request of its own.
+        """Delete with one request per `DELETE_KEYS_MAX` keys, or one per key after a server has
+        refused such a request.
         """
         every = [self._name(key) for key in keys]
         for start in range(0, len(every), DELETE_KEYS_MAX):
@@ -288,24 +274,22 @@ class S3Store:
                     self._attempts().run(lambda name=name: self._client.delete(name))
 
     def metric_values(self) -> MetricValues:
-        """Returns the requests that failed in a way that passes, and the writes in doubt."""
         return {
             "store_retries_total": self._client.retries,
             "store_in_doubt_total": self._client.in_doubt,
         }
 
     def _delete_batch(self, names: Sequence[str]) -> Sequence[str]:
-        """Delete these objects by one request. Returns the names that are left: all if the server
-        refuses such requests, else those that it refused to delete. The caller deletes these one by
-        one, so that each raises its own error.
+        """Returns the remaining names: all if the server refuses such requests, else those that it
+        refused to delete. The caller deletes these one by one, so that each raises its own error.
         """
-        left = names
+        remaining = names
 
         def request() -> None:
-            nonlocal left
-            failures = self._client.delete_objects(left)
-            left = [name for name in left if name in failures]
-            if left:
+            nonlocal remaining
+            failures = self._client.delete_objects(remaining)
+            remaining = [name for name in remaining if name in failures]
+            if remaining:
                 raise next(iter(failures.values()))
 
         try:
@@ -313,15 +297,12 @@ class S3Store:
         except S3Failure as failure:
             if failure.kind is not FailureKind.REFUSED:
                 raise
-            if left is names:
+            if remaining is names:
                 self._has_batches = False
                 _log.info("object store: one request per deleted key, as batches fail: %s", failure)
-        return left
+        return remaining
 
     def _listed(self, prefix: str, where: str) -> Iterator[ListedObject]:
-        """Yield the objects under this prefix, page by page. Names that no store could have written
-        are skipped; raises `StoreError` if the server does not list in order.
-        """
         more: str | None = None
         last = ""
         while True:
@@ -336,6 +317,7 @@ class S3Store:
                         "purpose bucket (directory buckets are not in order)"
                     )
                 last, key = name, name[len(self._folder) :]
+                # Other names no store could have written.
                 if is_key(key):
                     yield ListedObject(key, size)
             if page.more is None:
@@ -346,7 +328,6 @@ class S3Store:
         return Attempts(Deadline(self._limits.begin_s))
 
     def _name(self, key: str) -> str:
-        """Returns the object's name in the bucket: the prefix and the key."""
         name = self._folder + check_key(key)
         if len(name) > KEY_BYTES_MAX:
             raise KeyRefused(
@@ -356,7 +337,6 @@ class S3Store:
         return name
 
     def _where(self, key: str) -> str:
-        """Returns the object's place as error messages name it."""
         place = self._place
         at = f" at {place.endpoint}" if place.endpoint else ""
         return f"s3://{place.bucket}/{self._folder}{key}{at}"
