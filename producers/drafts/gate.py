@@ -16,10 +16,10 @@ class WindowRule:
     """Limits the draft length of a sequence by the acceptance of its last draft: the window, in
     tokens, is within [`least`, `most`] and starts at `least`.
 
-    `additive` is RhymeRL's rule (arXiv 2508.18588): 2, two more after a full acceptance up to 32,
-    back to 2 after a rejection. `multiplicative`, from the code of RhymeRL's authors, doubles up to
-    16 or halves down to 2. `marginal` keeps 32: only the marginal benefit of a token limits the
-    length (`planner.py`).
+    `additive` is RhymeRL's rule (arXiv 2508.18588): two more after a full acceptance, back to the
+    least after a rejection. `multiplicative`, from the code of RhymeRL's authors, doubles or
+    halves. `marginal` keeps one window: only the marginal benefit of a token limits the length
+    (`planner.py`).
     """
 
     kind: Literal["additive", "multiplicative", "marginal"]

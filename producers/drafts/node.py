@@ -118,10 +118,10 @@ class NodeHistory:
         return self._shared.view() if self._alone is None else self._alone.view
 
     def take_over(self) -> AnswerHistory | None:
-        """Become the writer and return the history to write; None while another process of the node
-        is the writer: the caller tries again later, and inserts the log's answers, also those that
-        an earlier writer inserted. If the folder cannot be used or has no room, a warning is
-        logged, and this process gets a history in private memory.
+        """Become the writer and return the history to write, into which the caller inserts the
+        log's answers again; None while another process of the node is the writer. If the folder
+        cannot be used or has no room, a warning is logged, and this process gets a history in
+        private memory.
         """
         assert not self.is_writer, "this process writes already"
         try:

@@ -57,14 +57,13 @@ class StepTimes:
         return replace(self, seconds=self.seconds * factor, product=self.product * factor)
 
     def cost(self) -> StepCost:
-        """Returns the straight line that fits seconds to tokens; if all passes had about equally
-        many tokens, their whole time is fixed cost. Neither part is negative.
-        """
+        """Returns the straight line that fits seconds to tokens; neither part is negative."""
         if not self.count:
             return StepCost(0.0, 0.0)
         mean, level = self.tokens / self.count, self.seconds / self.count
         spread = self.tokens_squared / self.count - mean * mean
         if spread < 0.01 * mean * mean or mean <= 0:
+            # All passes had about equally many tokens.
             return StepCost(level, 0.0)
         slope = (self.product / self.count - mean * level) / spread
         # At most the slope of the line from the origin through the mean.
@@ -99,9 +98,8 @@ class DraftOdds:
 
 @dataclass(frozen=True, slots=True)
 class DraftRow:
-    """Describes a sequence of the batch: at most `window` tokens are drafted for it. `odds` must
-    cover `window` tokens; without `odds` each token is accepted with probability `rate` if all
-    before it are.
+    """Describes a sequence of the batch. `odds` must cover `window` tokens; without them each token
+    is accepted with probability `rate` if all before it are.
     """
 
     window: int

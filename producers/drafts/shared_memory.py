@@ -44,8 +44,8 @@ NGRAM_LENGTH_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class HistoryLayout:
-    """Determines the sizes of a history's arrays: the ring holds `tokens_max` tokens, the hash
-    table n-grams of these `lengths`. A draft has at most `reach` tokens per matched token.
+    """Determines the sizes of a history's arrays: a ring of `tokens_max` tokens, a hash table of
+    n-grams of these `lengths`. A draft has at most `reach` tokens per matched token.
     """
 
     tokens_max: int

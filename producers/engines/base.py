@@ -75,9 +75,8 @@ class Emission:
 @dataclass(frozen=True, slots=True)
 class WeightUpdate:
     """Holds all tensors of `version`, verified against their hashes. They differ from those of
-    `base` only in the elements of `patches` and in the tensors named in `whole`, so an engine that
-    serves `base` need only change these. With `patches` None the difference is unknown, and all
-    tensors are loaded.
+    `base` only in the elements of `patches` and in the tensors named in `whole`. With `patches`
+    None the difference is unknown, and all tensors are loaded.
 
     The caller must not change `tensors` until the update is done. `prepared` is the result of
     `Engine.prepare`, in the engine's own form. With a `scaling` (alpha / rank) the tensors are
@@ -149,11 +148,11 @@ class DraftStats:
 class EngineStats:
     """Reports the engine's present load: `slots` sequences may run together, `running` do,
     `waiting` ones could if slots were free; `parked` ones wait for their environment. `kv_used` and
-    `kv_capacity` are tokens of the KV cache, without the KV of parked sequences, which gives way to
-    that of others.
+    `kv_capacity` are tokens of the KV cache, without parked sequences, whose KV gives way to that
+    of others.
 
     Three fields count from the start: decode `steps`, generated `tokens`, and `busy_s`, the CPU
-    time of this process's thread in prefill and decode (of the engine `paced`: the computed time).
+    time of this thread in prefill and decode (of the engine `paced`: the computed time).
     """
 
     slots: int

@@ -47,7 +47,6 @@ class ServedModel(Protocol):
     """Describes the model whose weights an engine is to serve. Each call may read a file."""
 
     def vocabulary(self) -> int:
-        """Returns the number of tokens that may be generated."""
         ...
 
     def config(self) -> "PreTrainedConfig":
@@ -57,8 +56,8 @@ class ServedModel(Protocol):
 
 class EngineKind(ABC):
     """Answers for one engine what other parts of a run would else ask its name for. The defaults
-    describe one that computes a model on this machine's CPU, in float32, without drafts and without
-    adapters. `r` are the run's settings of rollouts.
+    describe one on this machine's CPU, in float32, without drafts and adapters. `r` are the run's
+    settings of rollouts.
     """
 
     name: ClassVar[str]

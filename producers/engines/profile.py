@@ -52,9 +52,8 @@ class EngineProfile:
 
 
 def model_key(config: "PreTrainedConfig", changed: Mapping[str, object]) -> str:
-    """Returns a key of all on which step times depend, so that a profile may be used where the key
-    is the same: a model's shape and `changed`, the engine's settings that differ from their
-    defaults.
+    """Returns a key of all on which step times depend: a model's shape and `changed`, the engine's
+    settings that differ from their defaults.
     """
     fields = {name: getattr(config, name, None) for name in SHAPE_FIELDS} | {**changed}
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"))

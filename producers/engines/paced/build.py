@@ -48,8 +48,8 @@ def open_paced(
 
 
 def roofline_from(settings: RooflineSettings) -> Roofline:
-    """Returns the roofline of the profile file if the settings name one (`rollstream profile`
-    measures it), else that of the accelerator and model that they describe.
+    """Returns the roofline of the settings' profile file (`rollstream profile`), else of the
+    accelerator and model that they describe.
     """
     if settings.profile is not None:
         return read_profile(settings.profile).roofline
@@ -64,8 +64,8 @@ def roofline_from(settings: RooflineSettings) -> Roofline:
 
 
 def lengths_from(settings: LengthSettings) -> LengthSampler:
-    """Returns a sampler of the recorded lengths of a trace if the settings name one, else of their
-    mixture of log-normal parts, else of one log-normal distribution.
+    """Returns a sampler of the settings' trace, else of their mixture, else of one log-normal
+    distribution.
     """
     if settings.trace is not None:
         return LengthSampler(read_trace(settings.trace), settings.correlation)

@@ -82,10 +82,10 @@ class PacedShape:
 
 
 class PacedEngine(QueuedEngine[PacedSequence]):
-    """Implements `Engine`; `PacedBatch` holds the sequences. `tensors` are the weights of
-    `version`, under any names and of any shapes; they are copied.
+    """Implements `Engine`. `tensors` are the weights of `version`, under any names and of any
+    shapes; they are copied.
 
-    Until the next event (a turn ends, tokens are due, the cache is full) all step times are known
+    All step times until the next event (a turn ends, tokens are due, the cache is full) are known
     beforehand. So `poll` sleeps until that event and counts all steps before it at once: the engine
     needs little processor time, however many steps pass.
     """

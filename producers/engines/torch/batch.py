@@ -32,10 +32,8 @@ from rollstream.streams.values import Drafts, Floats, Sampling, Tokens
 class DecodeBatch:
     """Decodes at most `slots` sequences of up to `context_max` tokens. Generated tokens stay on the
     device in a block of `block_steps` steps. When it is full (`emission_due`), the caller copies
-    the tokens of every sequence by `collect` and calls `restart_block`.
-
-    The KV cache is aligned at the right, and a row begins in the column `_starts[row]`. Rows of
-    similar length are neighbours, in one region per length class (`RowLayout`).
+    the tokens of every sequence by `collect` and calls `restart_block`. A row begins in the column
+    `_starts[row]` of the KV cache.
     """
 
     def __init__(self, decoder: Decoder, slots: int, context_max: int, block_steps: int) -> None:

@@ -25,8 +25,8 @@ LOOKBACK_TOKENS = 8  # tokens that it compares with a draft, at most
 
 @dataclass(slots=True)
 class RowDrafts(DraftedSequence):
-    """Keeps the draft state of a row, and its newest `pending` tokens, which the engine has not
-    collected yet; `TorchSequence.tokens` holds them already.
+    """Keeps a row's draft state and its newest `pending` tokens, not collected yet;
+    `TorchSequence.tokens` holds them already.
     """
 
     tokens: list[Tokens] = field(default_factory=list[Tokens])
@@ -103,8 +103,8 @@ class BatchSpeculation(Speculation):
         state.agreement = HistoryAgreement()
 
     def compare_with_history(self, sequence: TorchSequence, gained: Tokens) -> None:
-        """Compare `gained`, the newest tokens, with the draft that history had for them, so that
-        the gate can estimate the acceptance rate from plain steps.
+        """Compare `gained`, the newest tokens, with history's draft for them, to estimate the
+        acceptance rate from plain steps.
         """
         if self.gate.forced is not None or (began_s := self.clock()) < self.lookback_from_s:
             return

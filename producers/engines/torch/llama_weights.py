@@ -22,11 +22,9 @@ ROPES = ("default", "linear", "llama3")
 @dataclass(frozen=True, slots=True)
 class FusedShape:
     """Describes one model by sizes and switches. Each of its `kv_heads` heads of keys and values
-    serves `queries_per_kv` query heads; a head has `width` dimensions.
-
-    In a `tied` checkpoint one tensor is both embedding and output matrix (head). `qkv_bias` and
-    `output_bias`: the projections of attention have biases. `head_norms`: the queries and the keys
-    of each head are normalised (Qwen 3). `epsilon` is that of all norms.
+    serves `queries_per_kv` query heads; a head has `width` dimensions. In a `tied` checkpoint one
+    tensor is both embedding and output matrix (head). `head_norms`: the queries and the keys of
+    each head are normalised (Qwen 3). `epsilon` is that of all norms.
     """
 
     layers: int
@@ -192,7 +190,7 @@ def _layer_views(
 
 def attention_scale(shape: FusedShape) -> float | None:
     """Returns the scale of attention (1 / √width), which is multiplied into the projection to
-    queries. None with head norms, where the decode path leaves it out (`_layer_views`).
+    queries; None with head norms (`_layer_views`).
     """
     return None if shape.head_norms else shape.width**-0.5
 

@@ -89,8 +89,8 @@ class TokenBuffer:
             self._uniforms.copy_(torch.from_numpy(self._drawn), non_blocking=True)  # pyright: ignore[reportUnknownMemberType]
 
     def read(self, pieces: list[tuple[int, int, int]]) -> tuple[Tokens, Floats]:
-        """Returns the tokens and log-probabilities of one sequence, which are in these pieces
-        `(row, first column, last column)`: in several if its row was moved.
+        """Returns the tokens and log-probabilities of one sequence, in these pieces `(row, first
+        column, last column)`: several if its row was moved.
         """
         if self._on_host is None:
             end = self.column + 1
@@ -199,8 +199,8 @@ class RowLayout:
 def row_segments(
     counts: Sequence[int], columns: Sequence[int], overhead_tokens: int
 ) -> tuple[RowSegment, ...]:
-    """Returns the segments, for each of which attention is called once. `counts` holds the number
-    of rows of each region, `columns` the column in which its longest row begins.
+    """Returns the segments, one attention call each. `counts` holds the number of rows of each
+    region, `columns` the column in which its longest row begins.
     """
     merged: list[RowSegment] = []
     begin = 0

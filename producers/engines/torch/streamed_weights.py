@@ -48,9 +48,9 @@ changed: all elements then take less room than the changed ones with their posit
 
 @dataclass(frozen=True, slots=True)
 class PartWrite:
-    """Writes a range of one tensor, from position `begin` on; `values` are the checkpoint's
-    elements. They are written into the served memory of each view, multiplied by the factors beside
-    it, one per column, and unchanged into `kept`, the engine's copy of the tensor, if there is one.
+    """Writes a range of one tensor, from position `begin` on: the checkpoint's `values`, into the
+    served memory of each view, multiplied by the factors beside it, one per column, and unchanged
+    into `kept`, the engine's copy of the tensor, if there is one.
     """
 
     views: Sequence[tuple[WeightView, Tensor | None]]
@@ -141,8 +141,8 @@ class StreamedWeights:
         return stored_name, weights.tensors[stored_name]
 
     def reader(self, name: str, dtype: str) -> ReadElements:
-        """Returns a function that reads ranges of a served tensor, as the checkpoint's elements:
-        from the engine's copy if there is one, else back from the served memory.
+        """Returns a function that reads ranges of a served tensor, as the checkpoint's elements,
+        from the engine's copy or back from the served memory.
         """
         copy, element = self.kept.get(name), element_of(dtype)
         view = None if copy is not None else self.exact_view(name, dtype, self.kept)

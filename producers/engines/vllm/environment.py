@@ -23,9 +23,9 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class AdapterSizes:
-    """States for how many LoRA adapters an engine has memory: at most `together` different ones in
-    one step, `kept` loaded ones in all, each of at most this `rank`, on the layers whose names end
-    with one of `targets`.
+    """States for how many LoRA adapters an engine has memory: `together` different ones in one
+    step, `kept` loaded ones in all, each of at most this `rank`, on the layers whose names end with
+    one of `targets`.
     """
 
     rank: int

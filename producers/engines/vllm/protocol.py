@@ -64,7 +64,7 @@ class StepOutput:
 @dataclass(frozen=True, slots=True)
 class PauseResult:
     """Holds the outputs of the steps before the pause, and the keys of the requests that the engine
-    dropped: the caller adds these again with their tokens so far.
+    dropped; the caller adds these again.
     """
 
     outputs: list[StepOutput]

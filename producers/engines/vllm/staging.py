@@ -112,8 +112,8 @@ ChunkMessage = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class StagedMessage:
-    """Holds a chunk: a message to the workers, and the file of its tensors, which the sender closes
-    after the workers have loaded them.
+    """Holds a chunk: a message to the workers, and the file of its tensors, closed after the
+    workers have loaded them.
     """
 
     file: StagedFile
@@ -167,7 +167,7 @@ def stage_patches(patches: Sequence[TensorPatch]) -> StagedMessage:
 
 def patch_parts(patches: Sequence[TensorPatch]) -> list[tuple[str, torch.Tensor]]:
     """Returns the patches as named tensors: for each its positions, then its values, both under the
-    name of the tensor that it changes.
+    tensor's name.
     """
     return [(p.name, part) for p in patches for part in (p.indices, p.values)]
 

@@ -16,8 +16,8 @@ from rollstream.storage.weights.tensors import tensor_hash, tensor_of
 
 @dataclass(slots=True)
 class ChunkUpload:
-    """Receives one chunk of an update. `data` has its full size from the start, and the first
-    `received` bytes are filled; `tensors` is None until the chunk is checked.
+    """Receives one chunk of an update. The first `received` bytes of `data` are filled; `tensors`
+    is None until the chunk is checked.
     """
 
     data: bytearray

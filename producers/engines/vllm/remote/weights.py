@@ -146,9 +146,8 @@ class RemoteWeights:
             yield patch_parts(patches), describe_patches(patches)
 
     def send_chunk(self, name: str, parts: Parts) -> str:
-        """Send a chunk to all workers under this name, piece by piece, as one run of bytes in the
-        layout of a staged file (`staging.py`); then the workers check the hashes of its tensors.
-        Returns the name.
+        """Send a chunk to all workers under this name, piece by piece, in the layout of a staged
+        file (`staging.py`); then the workers check its hashes. Returns the name.
         """
         entries, hashes, size = _laid_out(parts)
         owner, received = self._core.owner, 0

@@ -19,9 +19,9 @@ RpcAnswer = dict[str, Any]
 
 
 class ServerWorker(WorkerExtension):
-    """Adds to vLLM's worker the calls of a remote rollout. A server has one owner, the rollout that
-    claimed it last, which uploads a version in chunks: `put_piece` for the bytes, `check_chunk` for
-    the hashes; then vLLM's own calls load the checked chunks (`transfer.py`).
+    """Adds to vLLM's worker the calls of a remote rollout, the server's owner, which uploads a
+    version in chunks: `put_piece` for the bytes, `check_chunk` for the hashes; then vLLM's own
+    calls load them (`transfer.py`).
     """
 
     vllm_config: Any
@@ -69,8 +69,8 @@ class ServerWorker(WorkerExtension):
     def check_chunk(
         self, owner: str, name: str, entries: list[StagedTensor], hashes: list[str]
     ) -> RpcAnswer:
-        """Check the upload of a chunk. `entries` describe its tensors, `hashes` are their hashes; a
-        refusal names the tensor that differs.
+        """Check the upload of a chunk: `entries` describe its tensors. A refusal names the tensor
+        that differs.
         """
         return _rpc_answer(lambda: UPLOADS.check(owner, name, entries, hashes))
 
