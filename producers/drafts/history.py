@@ -93,8 +93,7 @@ class HistoryAnswer:
 
 @dataclass(frozen=True, slots=True)
 class _RankedAnswer:
-    """An answer, cut to the tokens that are stored; those from index `first` on get table entries.
-    """
+    """An answer, cut to the tokens that are stored; those from `first` on get table entries."""
 
     prompt: int
     tokens: Tokens
@@ -172,8 +171,7 @@ class AnswerHistory:
         self.insert_all([HistoryAnswer(prompt, group, tokens, fresh, reward)])
 
     def insert_all(self, answers: Sequence[HistoryAnswer]) -> None:
-        """Insert answers; an n-gram keeps its best occurrence, as if they were inserted one by one.
-        """
+        """Insert answers; an n-gram keeps its best occurrence, as if inserted one by one."""
         ranked_answers = [self._ranked(answer) for answer in answers]
         ranked_answers = [ranked for ranked in ranked_answers if len(ranked.tokens) > ranked.first]
         total = sum(len(ranked.tokens) + 1 for ranked in ranked_answers)

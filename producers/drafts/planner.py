@@ -83,8 +83,7 @@ class DraftOdds:
 
     @classmethod
     def of(cls, chances: Iterable[float]) -> "DraftOdds":
-        """Returns the odds by each token's acceptance probability if those before it are accepted.
-        """
+        """Returns the odds by each token's acceptance probability, if all before it are."""
         probabilities: list[float] = []
         product = 1.0
         for chance in chances:
@@ -262,8 +261,7 @@ class AcceptanceCurve:
         self._fresh = 0
 
     def add(self, known_tokens: int, tried: int, right: int) -> None:
-        """Record that of a draft after `known_tokens` the first `right` of `tried` were accepted.
-        """
+        """Record that after `known_tokens` the first `right` of `tried` were accepted."""
         # Tokens after the first mistake do not count.
         trials = right + (right < tried)
         for place in range(trials):
@@ -281,8 +279,7 @@ class AcceptanceCurve:
         return (self._right[point] + PRIOR * PRIOR_TRIALS) / (self._tried[point] + PRIOR_TRIALS)
 
     def odds(self, known_tokens: int) -> DraftOdds:
-        """Returns the odds of a draft; they are computed again after every `REFRESH_TRIALS` trials.
-        """
+        """Returns the odds of a draft, computed again after every `REFRESH_TRIALS` trials."""
         known_tokens = min(known_tokens, KNOWN_TOKENS_MAX)
         if known_tokens not in self._odds:
             self._odds[known_tokens] = DraftOdds.of(

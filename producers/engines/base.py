@@ -250,8 +250,7 @@ class Engine(Protocol):
         """Returns the names of the engine's trajectories, waiting ones included."""
         ...
 
-    def stats(self) -> EngineStats:
-        ...
+    def stats(self) -> EngineStats: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,7 @@ class EngineTables(Protocol):
 class ServedModel(Protocol):
     """Describes the model whose weights an engine is to serve. Each call may read a file."""
 
-    def vocabulary(self) -> int:
-        ...
+    def vocabulary(self) -> int: ...
 
     def config(self) -> "PreTrainedConfig":
         """Returns the configuration; imports transformers."""
@@ -181,8 +180,7 @@ class EngineKind(ABC):
 
 @cache
 def engine_kind(name: str) -> EngineKind:
-    """Returns the kind of this engine. Raises `ConfigurationError` if there is none of this name.
-    """
+    """Returns the kind of this engine. Raises `ConfigurationError` for an unknown name."""
     if name not in ENGINES:
         raise ConfigurationError(f"rollouts.engine must be one of {', '.join(ENGINES)}: {name!r}")
     kind: type[EngineKind] = load_option(ENGINES[name])

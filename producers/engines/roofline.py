@@ -50,8 +50,7 @@ class Roofline:
         return np.cumsum(longer + self.overhead_s)
 
     def prefill_s(self, tokens: int) -> float:
-        """Returns the time to prefill this many tokens, by which the next decode step is delayed.
-        """
+        """Returns the time to prefill these tokens, by which the next decode step is delayed."""
         return tokens * self.prefill_token_s
 
 

@@ -42,8 +42,7 @@ class EngineClock(Protocol):
         """Returns the accelerator seconds since an arbitrary start."""
         ...
 
-    def wait_until(self, at_s: float) -> None:
-        ...
+    def wait_until(self, at_s: float) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

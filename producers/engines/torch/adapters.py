@@ -154,8 +154,7 @@ class ServedAdapters:
         self.newest = max(update.version, self.newest or update.version)
 
     def keep(self, versions: Collection[Version | None]) -> None:
-        """Drop the adapters of all versions but those in `versions`, the newest and the latest one.
-        """
+        """Drop the adapters of all versions but these, the newest and the latest one."""
         # The requests for which the latest one was loaded may not have arrived yet.
         served = {*versions, self.newest, self.latest}
         if not served.issuperset(self.loaded):

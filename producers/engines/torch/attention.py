@@ -76,8 +76,7 @@ class KVCache:
         return start
 
     def read(self, row: int, start: int) -> torch.Tensor:
-        """Returns a copy of a row's KV from column `start` on: (2 · layers, heads, length, width).
-        """
+        """Returns a copy of a row's KV from `start` on: (2 · layers, heads, length, width)."""
         return self.data[:, row, :, start : self.column].clone()
 
     def move(self, source: int, target: int, start: int) -> None:

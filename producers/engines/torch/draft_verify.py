@@ -117,8 +117,7 @@ class BatchSpeculation(Speculation):
         self.lookback_from_s = end_s + (end_s - began_s) / LOOKBACK_SHARE
 
     def share(self, sequence: TorchSequence, tokens_min: int = SHARE_TOKENS_MIN) -> None:
-        """Add the tokens since the last `share` to the history, if there are at least `tokens_min`.
-        """
+        """Add the tokens since the last `share` to the history, if at least `tokens_min`."""
         self.share_tokens(self.state(sequence), sequence.tokens[: sequence.length], tokens_min)
 
     def _draft(self, sequence: TorchSequence, state: RowDrafts) -> list[int]:
@@ -145,8 +144,7 @@ class PackedDrafts:
 def pack_drafts(
     rows: Many[TorchSequence], drafts: Many[Many[int]], device: torch.device
 ) -> PackedDrafts:
-    """Pack the newest token of each row, whose KV is not cached yet, and the row's draft after it.
-    """
+    """Pack each row's newest token, whose KV is not cached yet, and its draft after it."""
     counts = np.array([1 + len(draft) for draft in drafts])
     ahead = int(counts.max())
     ids: list[int] = []

@@ -198,8 +198,7 @@ class _WriteFile:
         self._writes: list[Callable[[mmap.mmap], TensorWrite | PartWrite]] = []
 
     def add(self, write: Callable[..., TensorWrite | PartWrite], *arrays: Tensor) -> None:
-        """Store the arrays; `writes` later calls `write` with the arrays as mapped from the file.
-        """
+        """Store the arrays; `writes` later calls `write` with them, mapped from the file."""
         places: list[tuple[torch.dtype, int, int]] = []
         for array in arrays:
             # In a file, so the arrays take no memory of the process.

@@ -106,8 +106,7 @@ class EngineCore(Protocol):
         """Drop these requests; no later output contains them."""
         ...
 
-    def reset_cache(self) -> None:
-        ...
+    def reset_cache(self) -> None: ...
 
     def release(self) -> None:
         """Release the engine; it must not be used afterwards."""

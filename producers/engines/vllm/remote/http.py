@@ -111,8 +111,7 @@ def request_name(inside: str) -> str:
 
 
 def parse_load(lines: Iterable[str]) -> CoreLoad:
-    """Returns the load that the `lines` of the server's `/metrics` state (Prometheus' text format).
-    """
+    """Returns the load by the `lines` of the server's `/metrics` (Prometheus' text format)."""
     sums = {"running": 0.0, "waiting": 0.0, "kv": 0.0}
     names = {
         "vllm:num_requests_running": "running",
