@@ -1,9 +1,6 @@
-"""Fills the draft history of a node from the log. The history holds earlier answers, from which the
-rollouts of the node take drafts; one of these rollouts at a time fills it (`DraftFeed`).
-
-In that rollout a `HistoryFeed` inserts finished answers and late rewards, and its `PartialFeed` the
-partials of running trajectories; a `TopicFollower` reads each topic. Positions are not stored, so
-records may be read twice, or skipped: that changes a rollout's speed, never its tokens.
+"""Fills the draft history of a node from the log; one rollout of the node at a time does so
+(`DraftFeed`). Positions are not stored, so records may be read twice, or skipped: that changes a
+rollout's speed, never its tokens.
 """
 
 import atexit
@@ -37,9 +34,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class TopicFollower:
-    """Reads a topic from about `back` records before its present end on. Records up to that end are
-    read from `earlier`, which is the log together with its archive, or just the log; later ones are
-    read from `bus`, the log. Records that cannot be read any more are skipped.
+    """Reads a topic from about `back` records before its present end on: up to that end from
+    `earlier` (the log, perhaps with its archive), then from `bus`. Records that cannot be read any
+    more are skipped.
     """
 
     bus: Bus
@@ -48,7 +45,7 @@ class TopicFollower:
     back: int
     reader: TopicReader = field(init=False)
     _catching_up: dict[int, int] = field(init=False)
-    """Offsets up to which `earlier` is read; empty once the reader reads from the log."""
+    """Offsets up to which `earlier` is read; empty afterwards."""
 
     def __post_init__(self) -> None:
         ends, begins = self.bus.end(self.topic), self._begins()
@@ -57,14 +54,13 @@ class TopicFollower:
         self.reader = TopicReader(self.earlier, self.topic, start)
         self._catching_up = ends
 
-    def poll(self, most: int) -> list[Record]:
-        """Returns the next records that have arrived, at most `most`. If the position was
-        truncated, or the archive cannot be read, reading continues at the first record that the log
-        keeps. A `StoreError` is raised only where the log is read: for a large record, which is in
-        the store.
+    def poll(self, records_max: int) -> list[Record]:
+        """Returns at most `records_max` new records. After a truncated position or an unreadable
+        archive, reading continues at the first record that the log keeps. Raises `StoreError` only
+        for a large record, which is in the store.
         """
         try:
-            received = self.reader.follow(records_max=most)
+            received = self.reader.follow(records_max=records_max)
         except (PositionLost, StoreError) as error:
             if isinstance(error, StoreError) and not self._catching_up:
                 raise
@@ -77,25 +73,20 @@ class TopicFollower:
         return [item.record for item in received]
 
     def skip_if_behind(self, behind_max: int) -> None:
-        """Skip to the end of the topic if more than `behind_max` records are unread."""
         if self.reader.behind() > behind_max:
             self._continue_at(from_end(self.bus, self.topic))
 
     def _begins(self) -> Mapping[int, int]:
-        """Returns the first offsets that `earlier` has; if the archive is unreadable, those of the
-        log, which then takes the place of `earlier`.
-        """
         try:
             return self.earlier.begin(self.topic)
         except StoreError as error:
             log.info("%s; drafts start with the records that the log keeps", error)
+            # The archive is unreadable, so the log alone is read.
             self.earlier = self.bus
             return self.bus.begin(self.topic)
 
     def _continue_at(self, positions: Mapping[int, Position]) -> None:
-        """Continue in the log at `positions`, with a new reader that keeps the counters of the old
-        one.
-        """
+        # The counters continue across readers.
         before, self.reader = self.reader, TopicReader(self.bus, self.topic, positions)
         self.reader.dead, self.reader.void = before.dead, before.void
         self.reader.lost = before.lost
@@ -122,24 +113,19 @@ IDLE_POLL_FACTOR, IDLE_POLL_S_MAX = 50, 1.0
 
 @dataclass(frozen=True, slots=True)
 class _GroupPrompt:
-    """Holds the kept part of a group's prompt: its key (`prompt_key`), its number of tokens, and
-    its last few tokens.
-    """
-
+    # From `prompt_key`.
     key: int
     length: int
+    # The prompt's last `context` tokens.
     end: Tokens
 
 
 @dataclass(slots=True)
 class PartialFeed:
-    """Turns the partials of running trajectories, of all rollouts, into history, so that a sequence
-    can draft from its siblings, the other samples of its group, while they run (as in Seer).
-
-    Each partial is joined with the `context` tokens before it, so that patterns reach across the
-    boundary of two partials. The result is a piece: a `HistoryAnswer` of a running trajectory. A
-    partial has no prompt, so the feed also reads the topic `prompts`. A partial of an unknown group
-    is skipped; a partial whose predecessor is unknown becomes a piece without tokens before it.
+    """Turns the partials of running trajectories, of all rollouts, into pieces of history, so that
+    a sequence can draft from the other running samples of its group (as in Seer). A partial of an
+    unknown group is skipped; one whose predecessor is unknown becomes a piece without tokens before
+    it.
     """
 
     bus: Bus
@@ -155,12 +141,13 @@ class PartialFeed:
     """The length, prompt included, and the last few tokens of each running trajectory."""
 
     def __post_init__(self) -> None:
+        # A partial has no prompt, so the prompts are read too.
         self._prompts = TopicFollower(self.bus, self.bus, "prompts", GROUPS_MAX)
         self._partials = TopicFollower(self.bus, self.bus, "partials", BEHIND_MAX)
 
     def poll(self) -> list[HistoryAnswer]:
-        """Returns the pieces of the next partials, at most `POLL_PARTIALS_MAX`. If more than
-        `BEHIND_MAX` partials are unread, all of these are skipped.
+        """Returns the pieces of at most `POLL_PARTIALS_MAX` partials. More than `BEHIND_MAX` unread
+        partials are all skipped.
         """
         for record in self._prompts.poll(POLL_PROMPTS_MAX):
             if isinstance(record, Prompt):
@@ -171,12 +158,10 @@ class PartialFeed:
         return self.pieces(partials)
 
     def pieces(self, records: Sequence[Record]) -> list[HistoryAnswer]:
-        """Returns the pieces of the partials in `records` whose groups are known."""
-        found = [self._piece(record) for record in records if isinstance(record, Partial)]
-        return [piece for piece in found if piece is not None and piece.fresh]
+        pieces = [self._piece(record) for record in records if isinstance(record, Partial)]
+        return [piece for piece in pieces if piece is not None and piece.fresh]
 
     def finished(self, trajectory: str) -> None:
-        """Drop the kept tokens of a finished trajectory."""
         self._ends.pop(trajectory, None)
 
     def readers(self) -> list[TopicReader]:
@@ -195,9 +180,10 @@ class PartialFeed:
         prompt = self._group_prompts.get(partial.group)
         if prompt is None:
             return None
-        known, before = self._ends.pop(partial.trajectory, (prompt.length, prompt.end))
-        if known != partial.start:  # another attempt, or skipped partials
+        length, before = self._ends.pop(partial.trajectory, (prompt.length, prompt.end))
+        if length != partial.start:  # another attempt, or skipped partials
             before = prompt.end if partial.start == prompt.length else before[:0]
+        # Patterns then reach across the boundary of two partials.
         tokens = np.concatenate((before, partial.tokens))
         end = partial.start + len(partial.tokens)
         self._ends[partial.trajectory] = (end, tokens[-self.context :].copy())
@@ -208,10 +194,8 @@ class PartialFeed:
 
 @dataclass(slots=True)
 class HistoryFeed:
-    """Inserts finished answers (topic `trajectories`), their late rewards (`annotations`), and
-    partials of running answers into `history`; `records` counts the finished answers. Finished
-    answers and rewards are read from as far back as the history has room for. `earlier` is the log
-    together with its archive, or just the log.
+    """Inserts finished answers (counted in `records`), their late rewards, and partials of running
+    answers into `history`.
     """
 
     bus: Bus
@@ -224,13 +208,13 @@ class HistoryFeed:
     _early_rewards: OrderedDict[str, float] = field(default_factory=OrderedDict[str, float])
 
     def __post_init__(self) -> None:
+        # Reads back as far as the history has room for.
         back = self.history.tokens_max // RECORD_TOKENS_MIN
         self._trajectories = TopicFollower(self.bus, self.earlier, "trajectories", back)
         self._annotations = TopicFollower(self.bus, self.earlier, "annotations", back)
         self._partials = PartialFeed(self.bus, self.history.context)
 
     def poll(self) -> None:
-        """Insert the next records, a bounded number, into the history."""
         finished = [
             record
             for record in self._trajectories.poll(POLL_RECORDS_MAX)
@@ -245,24 +229,22 @@ class HistoryFeed:
         self._add_rewards(self._annotations.poll(POLL_RECORDS_MAX))
 
     def readers(self) -> list[TopicReader]:
-        """Returns the readers of all topics. Any thread may call this."""
-        own = [self._trajectories.reader, self._annotations.reader]
-        return [*own, *self._partials.readers()]
+        """Returns the readers of all topics, from any thread."""
+        readers = [self._trajectories.reader, self._annotations.reader]
+        return [*readers, *self._partials.readers()]
 
     def _answer(self, record: Trajectory) -> HistoryAnswer:
         early = self._early_rewards.pop(record.trajectory, None)
         return answer_from_record(record, early)
 
     def _add_rewards(self, records: Sequence[Record]) -> None:
-        """Give late rewards to answers in the history; a reward whose answer is not there waits in
-        `_early_rewards`.
-        """
         for record in records:
             if not isinstance(record, Annotation) or record.name != REWARD_ANNOTATION:
                 continue
             reward = float(record.values[0]) if len(record.values) else None
             if reward is None or not np.isfinite(reward):
                 continue  # the annotation records that there is no reward
+            # The reward may arrive before its answer.
             if not self.history.add_reward(record.trajectory, reward):
                 self._early_rewards.setdefault(record.trajectory, reward)  # the first one counts
                 while len(self._early_rewards) > EARLY_REWARDS_MAX:
@@ -270,9 +252,8 @@ class HistoryFeed:
 
 
 def answer_from_record(record: Trajectory, late: float | None = None) -> HistoryAnswer:
-    """Returns a trajectory's record as an answer for the history: its tokens, of which those after
-    the prompt are new, with its reward. `late` is the reward of an annotation, which counts if the
-    record has none.
+    """Returns a trajectory's record as an answer; `late` is the reward of an annotation, used if
+    the record has none.
     """
     fresh = len(record.tokens) - int(np.count_nonzero(record.sources == PROMPT))
     key = prompt_key(record.tokens, record.sources)
@@ -282,13 +263,9 @@ def answer_from_record(record: Trajectory, late: float | None = None) -> History
 
 @dataclass(slots=True)
 class DraftFeed:
-    """Fills the node's history if no other process of the node does. Every rollout of the node has
-    a `DraftFeed`; when the process that fills the history ends, for any reason, the next one that
-    polls takes over. All rollouts of the node draft from the same shared memory (`node.py`).
-
-    `earlier` opens the log together with its archive; only the filling process calls it. A process
-    that ends, also by an error, gives up its part in the history (`NodeHistory.leave`). A killed
-    process cannot, so its successor cleans up.
+    """Fills the node's history if no other process of the node does; when that process ends, for
+    any reason, the next one that polls takes over. Only the filling process calls `earlier`, which
+    opens the log together with its archive.
     """
 
     bus: Bus
@@ -299,13 +276,13 @@ class DraftFeed:
     idle_until_s: float = 0.0
 
     def __post_init__(self) -> None:
+        # A killed process cannot leave, so its successor cleans up.
         atexit.register(self.node.leave)  # also after an engine's refusal, a higher term, an error
 
     def poll(self, drafts: bool = True) -> None:
         """Insert a bounded number of records into the history, or try to become the process that
-        does. While the engine drafts nothing (`drafts` False), for instance because no prompt
-        repeats, each such poll is followed by a pause in which calls do nothing: for
-        `IDLE_POLL_FACTOR` times its duration, at most `IDLE_POLL_S_MAX`.
+        does. While the engine drafts nothing (`drafts` False), calls do nothing for
+        `IDLE_POLL_FACTOR` times the last poll's duration, at most `IDLE_POLL_S_MAX`.
         """
         began = self.clock()
         if drafts or began >= self.idle_until_s:
@@ -341,8 +318,8 @@ class DraftFeed:
         self.node.leave()
 
     def readers(self) -> list[TopicReader]:
-        """Returns the readers of all topics; [] while another process fills the history. Any thread
-        may call this.
+        """Returns the readers of all topics, from any thread; [] while another process fills the
+        history.
         """
         history_feed = self.history_feed
         return [] if history_feed is None else history_feed.readers()

@@ -1,9 +1,6 @@
 """Decides whether a batch drafts (`DraftGate`), and how many tokens it drafts per sequence at most
-(`WindowRule`).
-
-A plain step decodes one token per row (a sequence of the batch); a verification pass ("pass")
-decodes drafted tokens too. This file computes nothing on a device and reads no clock: the engine
-reports results and times to it. docs/explanation/drafts.md has the measurements.
+(`WindowRule`). A plain step decodes one token per row; a verification pass ("pass") decodes drafted
+tokens too. Nothing in this file reads a clock. docs/explanation/drafts.md has the measurements.
 """
 
 from collections import deque
@@ -19,10 +16,10 @@ class WindowRule:
     """Limits the draft length of a sequence by the acceptance of its last draft: the window, in
     tokens, is within [`least`, `most`] and starts at `least`.
 
-    `additive` is RhymeRL's rule (arXiv 2508.18588): 2, two more after a full acceptance up to 32,
-    back to 2 after a rejection. `multiplicative` is the rule in the code of RhymeRL's authors:
-    twice as many up to 16, or half as many down to 2. `marginal` has a constant window of 32: only
-    the marginal benefit of a token limits the length (`planner.py`).
+    `additive` is RhymeRL's rule (arXiv 2508.18588): two more after a full acceptance, back to the
+    least after a rejection. `multiplicative`, from the code of RhymeRL's authors, doubles or
+    halves. `marginal` keeps one window: only the marginal benefit of a token limits the length
+    (`planner.py`).
     """
 
     kind: Literal["additive", "multiplicative", "marginal"]
@@ -30,18 +27,16 @@ class WindowRule:
     most: int
 
     def after(self, window: int, proposed: int, accepted: int) -> int:
-        """Returns the window after a draft of `proposed` tokens; unchanged if there was no
-        draft.
-        """
+        """Returns the window after a draft of `proposed` tokens; unchanged without a draft."""
         assert 0 <= accepted <= proposed, "at most the proposed tokens are accepted"
         if not proposed:
             return window
         if self.kind == "marginal":
             return self.most
-        whole = accepted == proposed
+        all_accepted = accepted == proposed
         if self.kind == "additive":
-            return min(window + 2, self.most) if whole else self.least
-        return min(2 * window, self.most) if whole else max(window // 2, self.least)
+            return min(window + 2, self.most) if all_accepted else self.least
+        return min(2 * window, self.most) if all_accepted else max(window // 2, self.least)
 
 
 ADDITIVE = WindowRule("additive", 2, 32)
@@ -73,47 +68,36 @@ CONFIRMED_S_MAX = 8.0  # between two probes: one that confirms the choice double
 
 @dataclass(slots=True)
 class SuccessRate:
-    """Estimates the share of successes among the newest few hundred observations: look-ups that
-    found a draft, or drafted tokens that were accepted.
-    """
+    """Estimates the share of successes among the newest few hundred observations."""
 
     right: float = 0.0
     tried: float = 0.0
 
     def add(self, tried: int, right: int) -> None:
-        """Add `right` successes of `tried` possible ones. Counting ends at the first failure: the
-        drafted tokens after it are not observed.
-        """
+        """Add `right` successes of `tried` possible ones."""
+        # Drafted tokens after the first failure are not observed.
         trials = right + (right < tried)
         keep = FORGET_TRIALS**trials
         self.right = self.right * keep + right
         self.tried = self.tried * keep + trials
 
     def rate(self, prior: float) -> float:
-        """Returns the estimated probability of a success; without observations it is `prior`."""
         return (self.right + PRIOR_TRIALS * prior) / (self.tried + PRIOR_TRIALS)
 
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """Records a verification pass that took `seconds`; plain steps for as many tokens would take
-    `plain_s` at no load.
-    """
-
+    # `plain_s` is the time of plain steps for as many tokens at no load.
     seconds: float
     plain_s: float
 
 
 @dataclass(slots=True)
 class _Load:
-    """Measures the load (`factor`): how many times longer than at no load a step takes now.
-
-    The mode is plain or drafting. The first steps after a change of mode (`settles`) measure the
-    cost of the new mode at the previous load; later steps measure the load. Otherwise the gate
-    would take a wrong cost for a load.
-    """
-
+    # How many times longer than at no load a step takes now.
     factor: float = 1.0
+    # The first steps after a change of mode (plain or drafting) measure the new mode's cost at the
+    # previous load; otherwise the gate would take a wrong cost for a load.
     settles: bool = True
     recent: deque[float] = field(default_factory=lambda: deque[float](maxlen=LOADS))
     """Times of the newest steps over their expected times at no load."""
@@ -123,7 +107,6 @@ class _Load:
         self.recent.clear()
 
     def seen(self, times: StepTimes, size: float, seconds: float) -> StepTimes:
-        """Returns the cost of this mode with one more step of this size, and update the load."""
         if times.count < MEASURED:
             return times.seen(size, seconds / self.factor)
         self.recent.append(seconds / max(1e-12, times.cost().seconds(size)))
@@ -134,7 +117,7 @@ class _Load:
         return times.seen(size, seconds / self.factor)
 
     def settled(self, times: StepTimes) -> StepTimes:
-        """Returns the cost of this mode, corrected by the steps since the change of mode."""
+        # By the steps since the change of mode.
         corrected = times.times(median(self.recent) / self.factor) if self.recent else times
         self.settles = False
         self.recent.clear()
@@ -143,58 +126,49 @@ class _Load:
 
 @dataclass(slots=True)
 class DraftGate:
-    """Decides for one engine whether its next steps draft: drafting is on where passes make more
-    tokens per second than plain steps would under the present load (the rule of TLT, arXiv
-    2511.16665, and of Seer). `forced` fixes the decision (tests, measurements). `now_s` must come
-    from the clock that measures the steps.
+    """Decides for one engine whether its next steps draft: where passes make more tokens per second
+    than plain steps would under the present load (the rule of TLT, arXiv 2511.16665, and of Seer).
+    `forced` fixes the decision. `now_s` must come from the clock that measures the steps.
 
-    The gate keeps two costs, of a plain step by its rows and of a pass by its tokens, in seconds of
-    an undisturbed machine, and one factor, the load (`_Load`). The load is measured on the newest
-    steps, of either kind, so both costs stay valid while other processes on the machine come and
-    go. That a load slows both kinds alike is checked from time to time: by a probe (a few plain
-    steps) while drafting is on, by a trial (some passes) while it is off. After one that loses time
-    the next waits a hundred times the loss, within limits: a rest. While drafting is off, the
-    acceptance rate needs no passes: the engine looks up drafts for past positions and compares them
-    with the tokens that followed.
+    The gate keeps the cost of a plain step by its rows and of a pass by its tokens, in seconds of
+    an undisturbed machine, and one load factor, so both costs stay valid while other processes come
+    and go. That a load slows both kinds alike is checked by a probe (a few plain steps) while
+    drafting is on, by a trial (some passes) while it is off; after a loss the next one waits a
+    hundred times the loss, within limits: a rest. While drafting is off, acceptance is estimated
+    without passes, by drafts for past positions.
     """
 
     rule: WindowRule = MARGINAL
     forced: bool | None = None
     on: bool = False
     is_hopeless: bool = True
-    """Whether, at the last decision, drafts were too seldom found and accepted to be tried."""
+    """Whether drafts were too seldom found and accepted, at the last decision, to be tried."""
     plain: StepTimes = field(default_factory=StepTimes)
     passes: StepTimes = field(default_factory=StepTimes)
     hit_rate: SuccessRate = field(default_factory=SuccessRate)
-    """Share of look-ups that found a draft."""
     acceptance_rate: SuccessRate = field(default_factory=SuccessRate)
-    """Share of verified drafted tokens that were accepted."""
     bias: float = 1.0
-    """Measured gain of drafting divided by the expected gain."""
+    """Measured gain over expected gain."""
     probing: bool = False
-    """Whether a probe of plain steps runs: drafting pauses, to measure them and then resume."""
+    """Whether a probe of plain steps runs, after which drafting resumes."""
     _load: _Load = field(default_factory=_Load)
     _compared: tuple[float, float] = (1.0, 1.0)
     """Lowest and highest load at which the present choice was measured to be faster."""
     _compared_s: float = 0.0
-    """The time of the newest comparison of both modes."""
     _is_trial: bool = False
-    """Whether drafting was turned on to be tried and is not judged yet."""
+    """Drafting was turned on to be tried and is not judged yet."""
     _is_unjudged: bool = False
-    """Whether plain steps were just measured and the passes since are not judged yet."""
+    """Plain steps were just measured and the passes since are not judged yet."""
     _recent: deque[_Pass] = field(default_factory=lambda: deque[_Pass](maxlen=RECENT))
     _probed: int = 0
-    """Plain steps since the newest probe began."""
     _changed_s: float = 0.0
-    """The time of the newest change of mode."""
     _rests: dict[int, float] = field(default_factory=dict[int, float])
-    """The time until which drafts stay off after a loss, by the size of the batch (`_size`)."""
+    """The time until which drafts stay off after a loss, by size of the batch (`_size`)."""
     _probes_at: float = 0.0
-    """The time of the next probe of plain steps."""
     _tried_s: float | None = None
-    """The time of the newest trial of drafts; with None a trial needs no expected advantage."""
+    """The time of the newest trial; with None a trial needs no expected advantage."""
     _judged_s: float = 0.0
-    """The time of the newest judgement; time gained since then is not yet in `_credit_s`."""
+    """Time gained since the newest judgement is not yet in `_credit_s`."""
     _credit_s: float = 0.0
     """A share of the time that drafts gained, less the losses that it has offset."""
     _confirmed_s: float = REST_S
@@ -202,7 +176,7 @@ class DraftGate:
 
     @property
     def steps_to_decision(self) -> int:
-        """The number of steps until the next decision, while the number of rows stays the same."""
+        """While the number of rows stays the same."""
         if self.probing:
             return PROBE_STEPS
         return JUDGED if self.on and self._is_unjudged else DECIDE_STEPS
@@ -213,20 +187,17 @@ class DraftGate:
         self.plain = self._load.seen(self.plain, rows, seconds)
 
     def add_pass(self, rows: int, tokens: int, gained: int, seconds: float) -> None:
-        """Record a verification pass over `tokens` tokens that gave `gained` tokens; `seconds`
-        include the look-ups of its drafts.
-        """
+        """Record a pass over `tokens` tokens that gave `gained`; `seconds` include its look-ups."""
         if self.passes.count >= MEASURED:
-            most = OUTLIER * self._load.factor * self.passes.cost().seconds(tokens)
-            seconds = min(seconds, most)
+            seconds_max = OUTLIER * self._load.factor * self.passes.cost().seconds(tokens)
+            seconds = min(seconds, seconds_max)
         self.passes = self._load.seen(self.passes, tokens, seconds)
         plain_s = gained / rows * self.plain.cost().seconds(rows)
         self._recent.append(_Pass(seconds, plain_s))
 
     def decide(self, rows: int, now_s: float) -> bool:
-        """Decide whether the next steps over this many rows draft."""
-        found, rate = self.hit_rate.rate(0.0), self.acceptance_rate.rate(0.0)
-        self.is_hopeless = found * rate <= TRY_SHARE
+        hit_rate, rate = self.hit_rate.rate(0.0), self.acceptance_rate.rate(0.0)
+        self.is_hopeless = hit_rate * rate <= TRY_SHARE
         if self.forced is not None:
             self.on = self.forced
         elif not rows or self.is_hopeless:
@@ -245,26 +216,23 @@ class DraftGate:
         return self.on
 
     def pass_cost(self, rows: int) -> StepCost:
-        """Returns the cost of a pass. Before passes are measured, half of a plain step's time is
-        assumed to be proportional to the rows. Drafts of the first trial then have a length that is
-        likely to pay, so the trial loses little, and its cost is representative of later passes.
-        """
         if self.passes.count >= MEASURED or self.plain.count < MEASURED:
             return self.passes.cost()
+        # Not measured yet: half of a plain step's time is taken as proportional to the rows. Drafts
+        # of the first trial then have a length that is likely to pay, so it loses little, and its
+        # cost is representative of later passes.
         half_s = self.plain.cost().seconds(rows) / 2
         return StepCost(half_s, half_s / rows)
 
     def advantage(self, rows: int) -> float:
-        """Returns the expected tokens per second with drafts divided by those without; 0 if no
-        draft length pays.
-        """
-        found, rate = self.hit_rate.rate(0.0), self.acceptance_rate.rate(0.0)
-        drafted = best_draft_speed(rows, self.rule.most, found, rate, self.passes.cost())
+        """Returns the expected speed with drafts over that without; 0 if no draft pays."""
+        hit_rate, rate = self.hit_rate.rate(0.0), self.acceptance_rate.rate(0.0)
+        drafted = best_draft_speed(rows, self.rule.most, hit_rate, rate, self.passes.cost())
         return drafted * self.plain.cost().seconds(rows) / rows
 
     def gain(self) -> float | None:
-        """Returns the tokens per second of the newest passes divided by those of plain steps under
-        the same load; None while there are too few passes.
+        """Returns the measured speed of passes over that of plain steps under the same load; None
+        while there are too few passes.
         """
         newest: list[_Pass] = []
         for verified in reversed(self._recent):
@@ -283,16 +251,14 @@ class DraftGate:
         self._recent.clear()
 
     def _has_drifted(self) -> bool:
-        """Returns whether the load is outside of the range at which both costs were compared."""
-        least, most = self._compared
-        return not least / DRIFT < self._load.factor < most * DRIFT
+        load_min, load_max = self._compared
+        return not load_min / DRIFT < self._load.factor < load_max * DRIFT
 
     def _note_compared(self) -> None:
-        least, most = self._compared
-        self._compared = min(least, self._load.factor), max(most, self._load.factor)
+        load_min, load_max = self._compared
+        self._compared = min(load_min, self._load.factor), max(load_max, self._load.factor)
 
     def _judge(self, rows: int, now_s: float) -> None:
-        """Turn drafting off if passes lose time; start a probe if one is due."""
         gain = self.gain()
         if gain is None:
             return
@@ -315,7 +281,7 @@ class DraftGate:
             self._is_trial, self._compared = False, (self._load.factor, self._load.factor)
 
     def _lose(self, rows: int, lost_s: float, now_s: float) -> None:
-        """Turn drafting off after a loss. A lost trial widens the range of compared loads."""
+        # A lost trial widens the range of compared loads.
         if self._is_trial:
             self._note_compared()
         else:
@@ -329,10 +295,10 @@ class DraftGate:
         self._load.changed_mode()
 
     def _end_probe(self, now_s: float) -> None:
-        """End a probe: drafting resumes and is judged by the times just measured."""
         if self._probed < PROBE_STEPS:
             return
         self.probing = False
+        # Drafting resumes and is judged by the times just measured.
         self.plain = self._load.settled(self.plain)
         self._confirmed_s = min(2 * self._confirmed_s, CONFIRMED_S_MAX)
         cost_s = now_s - self._changed_s
@@ -342,11 +308,9 @@ class DraftGate:
         self._turn(True, now_s)
 
     def _is_worth_trying(self, now_s: float, rows: int) -> bool:
-        """Returns whether to turn drafting on: passes are expected to pay, or their cost is unknown
-        or old. A drift of the load makes it old, and shortens all rests.
-        """
         if self.plain.count < MEASURED:
             return False
+        # A drift of the load makes the known costs old, and shortens all rests.
         if self._has_drifted():
             self._note_compared()
             self._tried_s, self.bias = None, 1.0
@@ -354,18 +318,17 @@ class DraftGate:
                 self._rests[size] = until - max(0.0, until - now_s) * DRIFT_SHORTENS
         if now_s < self._rests.get(_size(rows), 0.0):
             return False
+        # The cost of a pass is unknown or old.
         if self._tried_s is None or now_s - self._tried_s > REST_S_MAX:
             return True
         return self.bias * self.advantage(rows) > MARGIN_ON
 
 
 def _rest_s(lost_s: float) -> float:
-    """Returns the length of a rest after a loss: the loss is `PROBE_SHARE` of it, within limits."""
     return min(max(lost_s / PROBE_SHARE, REST_S), REST_S_MAX)
 
 
 def _size(rows: int) -> int:
-    """Returns the size class of a batch: 1, 2 to 3, 4 to 7, … rows. Rests are kept by size class,
-    because a loss with the last rows of a batch does not predict a loss with a full batch.
-    """
+    # Classes of 1, 2 to 3, 4 to 7, … rows: a loss with the last rows of a batch does not predict a
+    # loss with a full batch.
     return rows.bit_length()

@@ -1,10 +1,8 @@
-"""Writes a bounded history of earlier answers (`AnswerHistory`), from which engines draft: a draft
-is what followed a sequence's newest few tokens in earlier answers to the same prompt.
-
-Tokens are in a ring; a table of n-grams (`index.py`) points to the best places in it to copy from.
-One thread writes. Other threads, and other processes that map the same memory, may draft meanwhile.
-They may read half-written data, which is safe because the engine verifies every draft. They write
-nothing, so the writer relies only on values that it or an earlier writer wrote.
+"""Writes a bounded history of earlier answers (`AnswerHistory`): a draft is what followed a
+sequence's newest tokens in earlier answers to the same prompt. One thread writes. Others, also
+processes that map the same memory, may read half-written data meanwhile, which is safe because the
+engine verifies every draft. They write nothing, so the writer relies only on values that a writer
+wrote.
 """
 
 from collections import OrderedDict
@@ -26,19 +24,15 @@ UNREWARDED_BYTES = 400  # estimated memory of the entry of an answer that waits 
 
 
 def reward_priority(reward: float | None) -> float:
-    """Returns a priority in [0, 1] that rises with the reward, whatever its scale; without a
-    reward, `UNREWARDED_PRIORITY`.
-    """
+    """Returns a priority in [0, 1] that rises with the reward, whatever its scale."""
     return UNREWARDED_PRIORITY if reward is None else 0.5 + 0.5 * reward / (1 + abs(reward))
 
 
 class PromptPasses:
-    """Counts, for each prompt, the passes over all prompts (epochs) in which it was used. Only the
-    counts of the `most` prompts used last are kept.
-    """
+    """Counts, for the `prompts_max` prompts used last, the passes over all prompts (epochs)."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, prompts_max: int) -> None:
+        self._most = prompts_max
         self._known: OrderedDict[int, tuple[int, int]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -46,7 +40,7 @@ class PromptPasses:
 
     def number(self, prompt: int, group: int) -> int:
         """Returns the number of this group's pass; a group later than all earlier ones of the
-        prompt begins the next pass.
+        prompt begins the next.
         """
         newest, count = self._known.get(prompt, (-1, 0))
         if group > newest:
@@ -61,8 +55,7 @@ class PromptPasses:
 @dataclass(frozen=True, slots=True)
 class StoredAnswer:
     """Locates an answer in the ring: `count` tokens from place `base`. Its table entries are for
-    the tokens from index `first` on; `number` is its prompt's pass. Places count up over all tokens
-    ever stored, so none is used twice; the index in the ring is the place modulo the ring's size.
+    the tokens from index `first` on; `number` is its prompt's pass.
     """
 
     prompt: int
@@ -85,8 +78,8 @@ def prompt_key(tokens: Tokens, sources: Sources) -> int:
 @dataclass(frozen=True, slots=True)
 class HistoryAnswer:
     """Holds an answer to insert, or a part of one: the last `fresh` of `tokens` are new, the others
-    are the context before them. `prompt` is the `prompt_key`. An answer with a `name` and without
-    a reward can get its reward later (`add_reward`).
+    are their context. An answer with a `name` and without a reward can get its reward later
+    (`add_reward`).
     """
 
     prompt: int
@@ -96,22 +89,18 @@ class HistoryAnswer:
     reward: float | None = None
     name: str = ""
     runs: bool = False
-    """Whether the answer is part of a sequence that still runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class _RankedAnswer:
-    """Holds an answer, cut to the tokens that are stored; those from index `first` on get entries
-    in the table. `number` is its prompt's pass.
-
-    `rank` is `number` plus a priority in [0, 1] from the reward: an answer of a later pass ranks
-    higher, and of two answers of one pass the one with the higher reward.
-    """
+    """An answer, cut to the tokens that are stored; those from `first` on get table entries."""
 
     prompt: int
     tokens: Tokens
     first: int
     number: int
+    # `number` plus a priority in [0, 1] from the reward: an answer of a later pass ranks higher,
+    # and of one pass the one with the higher reward.
     rank: float
     name: str = ""
 
@@ -120,16 +109,15 @@ class AnswerHistory:
     """Holds at most `tokens_max` tokens, and as many n-grams as its table has room for, in `memory`
     or, without it, in private memory. Contents that an earlier writer left in `memory` stay valid.
 
-    All tokens are in one ring, so memory is bounded and the oldest sequences are overwritten first.
-    For each position the n-grams of 3 … 7 tokens before it (RhymeRL, arXiv 2508.18588) are keys of
-    a table; an entry points to the place after the n-gram's best occurrence, and the draft is the
-    slice of the ring that begins there. `choice` defines the best occurrence: `priority` (in the
+    The ring overwrites the oldest sequences first. For each position the n-grams of 3 … 7 tokens
+    before it (RhymeRL, arXiv 2508.18588) are keys of a table; an entry points to the place after
+    the n-gram's best occurrence, where the draft begins. `choice` defines it: `priority` (in the
     answer with the highest rank), `newest`, or `count` (a majority vote over the next token, Boyer
-    and Moore 1981). RhymeRL follows the highest priority at every branch of a tree; this ends in
-    the same sequence as copying from the answer with the highest rank, so no tree is needed.
-    `reach` bounds a draft's tokens for each token of the n-gram.
+    and Moore 1981). `reach` bounds a draft's tokens for each token of the n-gram.
     """
 
+    # RhymeRL follows the highest priority at every branch of a tree. That ends in the same sequence
+    # as copying from the answer with the highest rank, so no tree is needed.
     def __init__(
         self,
         tokens_max: int,
@@ -150,9 +138,8 @@ class AnswerHistory:
         self._table = index.NgramTable(memory)
         self._words = memory.words
         self._head = max(tokens_max, min(self._words[shared_memory.HEAD_WORD], 2**62))
-        if (
-            self._words[shared_memory.HEAD_WORD] != tokens_max
-        ):  # another writer used this memory before
+        # Another writer used this memory before.
+        if self._words[shared_memory.HEAD_WORD] != tokens_max:
             self._table.repair(self.floor, self._head)
         self._words[shared_memory.HEAD_WORD] = self._head
         self._prompts_max = max(16, tokens_max // 32)
@@ -163,13 +150,13 @@ class AnswerHistory:
 
     @property
     def bytes(self) -> int:
-        """Bytes of memory in use for the present contents."""
-        kept = PASS_BYTES * len(self._passes) + UNREWARDED_BYTES * len(self._waiting)
-        return self.layout.bytes + kept
+        # Estimates; only the layout is exact.
+        entries_bytes = PASS_BYTES * len(self._passes) + UNREWARDED_BYTES * len(self._waiting)
+        return self.layout.bytes + entries_bytes
 
     @property
     def floor(self) -> int:
-        """The smallest valid place: tokens at smaller places have been overwritten."""
+        """The smallest place that is not overwritten."""
         return self._head - self.tokens_max
 
     def insert(
@@ -180,32 +167,28 @@ class AnswerHistory:
         fresh: int,
         reward: float | None = None,
     ) -> None:
-        """Insert an answer whose last `fresh` tokens are new. A group later than all earlier groups
-        of this prompt begins the prompt's next pass.
-        """
+        """Insert an answer whose last `fresh` tokens are new."""
         self.insert_all([HistoryAnswer(prompt, group, tokens, fresh, reward)])
 
     def insert_all(self, answers: Sequence[HistoryAnswer]) -> None:
-        """Insert a batch of answers. An n-gram keeps its best occurrence, as if the answers were
-        inserted one by one.
-        """
-        kept = [self._ranked(answer) for answer in answers]
-        kept = [one for one in kept if len(one.tokens) > one.first]
-        total = sum(len(one.tokens) + 1 for one in kept)
+        """Insert answers; an n-gram keeps its best occurrence, as if inserted one by one."""
+        ranked_answers = [self._ranked(answer) for answer in answers]
+        ranked_answers = [ranked for ranked in ranked_answers if len(ranked.tokens) > ranked.first]
+        total = sum(len(ranked.tokens) + 1 for ranked in ranked_answers)
+        # Votes are counted answer by answer, and a batch must not overwrite its own begin.
         alone = self.choice == "count" or total > self.tokens_max // 2
-        for batch in [[one] for one in kept] if alone else [kept]:
+        for batch in [[ranked] for ranked in ranked_answers] if alone else [ranked_answers]:
             if self.choice == "priority":
-                batch.sort(key=lambda one: one.rank)  # the last of equal keys stays
+                batch.sort(key=lambda ranked: ranked.rank)  # the last of equal keys stays
             if batch:
                 self._insert(batch)
 
     def add_running(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
-        """Insert the last `fresh` tokens of a sequence that still runs."""
         self.insert_all([HistoryAnswer(prompt, group, tokens, fresh, runs=True)])
 
     def add_reward(self, name: str, reward: float) -> bool:
-        """Rank the answer `name` again by its reward, which came late. Returns False if no answer
-        of this name waits for its reward.
+        """Rank an answer again by its late reward. Returns False if none of this name waits for
+        one.
         """
         stored = self._waiting.pop(name, None)
         if stored is None:
@@ -213,15 +196,12 @@ class AnswerHistory:
         if self.choice == "priority" and stored.base >= self.floor:
             at, rank = stored.base % self.tokens_max, stored.number + reward_priority(reward)
             tokens = self._ring[at : at + stored.count].copy()
-            again = _RankedAnswer(stored.prompt, tokens, stored.first, stored.number, rank)
-            self._add_ngrams([again], [stored.base])
+            reranked = _RankedAnswer(stored.prompt, tokens, stored.first, stored.number, rank)
+            self._add_ngrams([reranked], [stored.base])
         return True
 
     def draft(self, prompt: int, newest: Sequence[int], most: int) -> index.Draft:
-        """Returns the tokens that followed the longest match of the end of `newest`, up to the end
-        of their sequence, at most `reach` tokens for each matched one and at most `most`. Without a
-        match the draft is empty.
-        """
+        """Returns a draft as `look_up_draft` does."""
         return index.look_up_draft((self.view,), prompt, newest, most)
 
     def _ranked(self, answer: HistoryAnswer) -> _RankedAnswer:
@@ -236,46 +216,47 @@ class AnswerHistory:
         return _RankedAnswer(answer.prompt, tokens, first, number, rank, name)
 
     def _insert(self, answers: Sequence[_RankedAnswer]) -> None:
-        bases = [self._store(one.tokens) for one in answers]
+        bases = [self._store(answer.tokens) for answer in answers]
         self._add_ngrams(answers, bases)
-        self.inserted += sum(len(one.tokens) - one.first for one in answers)
+        self.inserted += sum(len(answer.tokens) - answer.first for answer in answers)
         self._words[shared_memory.INSERTED_WORD] = self.inserted
-        for one, base in zip(answers, bases, strict=True):
-            if one.name:
-                stored = StoredAnswer(one.prompt, one.number, base, len(one.tokens), one.first)
-                self._waiting[one.name] = stored
-                self._waiting.move_to_end(one.name)
+        for answer, base in zip(answers, bases, strict=True):
+            if answer.name:
+                stored = StoredAnswer(
+                    answer.prompt, answer.number, base, len(answer.tokens), answer.first
+                )
+                self._waiting[answer.name] = stored
+                self._waiting.move_to_end(answer.name)
         while len(self._waiting) > self._prompts_max:
             self._waiting.popitem(last=False)
 
     def _add_ngrams(self, answers: Sequence[_RankedAnswer], stored: Sequence[int]) -> None:
-        """Add the n-grams of answers to the table; `stored` has the place of each answer's first
-        token.
-        """
-        counts = np.array([len(one.tokens) for one in answers])
+        # `stored` has the place of each answer's first token.
+        counts = np.array([len(answer.tokens) for answer in answers])
         starts = np.repeat(np.cumsum(counts) - counts, counts)
         place = np.arange(len(starts)) - starts
         bases = np.repeat(np.array(stored), counts)
-        firsts = np.repeat(np.array([one.first for one in answers]), counts)
-        ranks = np.repeat(np.array([one.rank for one in answers], np.float32), counts)
-        prompts = np.repeat(np.array([one.prompt for one in answers], np.uint64), counts)
-        tokens = np.concatenate([one.tokens for one in answers])
-        found = index.ngram_keys(
+        firsts = np.repeat(np.array([answer.first for answer in answers]), counts)
+        ranks = np.repeat(np.array([answer.rank for answer in answers], np.float32), counts)
+        prompts = np.repeat(np.array([answer.prompt for answer in answers], np.uint64), counts)
+        tokens = np.concatenate([answer.tokens for answer in answers])
+        keys_by_length = index.ngram_keys(
             prompts, tokens, np.where(place >= firsts, place, -1), self.lengths
         )
-        at = np.concatenate([positions for _, positions in found])
-        self._index(np.concatenate([keys for keys, _ in found]), (bases + place)[at], ranks[at])
+        at = np.concatenate([positions for _, positions in keys_by_length])
+        self._index(
+            np.concatenate([keys for keys, _ in keys_by_length]), (bases + place)[at], ranks[at]
+        )
 
     def _store(self, tokens: Tokens) -> int:
-        """Append a sequence and its end mark to the ring, without wrapping around; returns its
-        place. Entries for overwritten tokens become invalid before the tokens are overwritten.
-        """
         count = len(tokens) + 1
         at, skipped = self._head % self.tokens_max, 0
+        # A sequence never wraps around: a draft is one slice.
         if at + count > self.tokens_max:
             at, skipped = 0, self.tokens_max - at
         base = self._head + skipped
         self._head = base + count
+        # Entries for overwritten tokens become invalid before the tokens are overwritten.
         self._words[shared_memory.HEAD_WORD] = self._head
         if skipped:
             self._ring[-skipped:] = shared_memory.SEQUENCE_END
@@ -287,20 +268,18 @@ class AnswerHistory:
         self, keys: index.NgramKeys, places: index.RingPositions, ranks: index.EntryRanks
     ) -> None:
         exists, at = self._table.find(keys)
-        known, new = np.flatnonzero(exists), np.flatnonzero(~exists)
-        if len(known):
-            self._choose(at[known], places[known], ranks[known])
+        present, new = np.flatnonzero(exists), np.flatnonzero(~exists)
+        if len(present):
+            self._choose(at[present], places[present], ranks[present])
         if len(new):
-            given = np.ones(len(new), np.float32) if self.choice == "count" else ranks[new]
-            self._table.add(keys[new], places[new], given, self.floor)
+            new_ranks = np.ones(len(new), np.float32) if self.choice == "count" else ranks[new]
+            self._table.add(keys[new], places[new], new_ranks, self.floor)
 
     def _choose(
         self, at: index.RingPositions, places: index.RingPositions, ranks: index.EntryRanks
     ) -> None:
-        """For each entry of the table at `at`, keep its occurrence or replace it by the new one at
-        `places`, according to `choice`.
-        """
         table = self._table
+        # `at` has the entries, `places` their new occurrences.
         overwritten = table.places[at] < self.floor
         if self.choice == "count":
             before = self._ring[table.places[at] % self.tokens_max]

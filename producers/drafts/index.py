@@ -19,11 +19,9 @@ from rollstream.producers.engines.drafting import NO_DRAFT, Draft
 from rollstream.streams.values import Tokens
 
 NgramKeys = NDArray[np.uint64]
-"""Keys of n-grams or of prompts. The key of an n-gram is a 64-bit hash of its n tokens and of the
+"""Keys of n-grams or of prompts. An n-gram's key is a 64-bit hash of its n tokens and of the
 prompt's key: a sum of tokens times powers of an odd number, modulo 2^64, then two rounds of mixing.
-A position has one key for each n, that of the n tokens before it. `ngram_keys` computes the keys of
-all positions of sequences at once, `ngram_sums` and `ngram_key` those of one position in plain
-integers; both give the same keys. Keys can collide, so a look-up also compares the tokens.
+Keys can collide, so a look-up also compares the tokens.
 """
 
 _MASK = 2**64 - 1
@@ -33,10 +31,10 @@ _LENGTH_MAX = 64  # of an n-gram
 
 
 def _powers() -> tuple[int, ...]:
-    found = [1]
-    while len(found) < _LENGTH_MAX:
-        found.append(found[-1] * _BASE & _MASK)
-    return tuple(found)
+    powers = [1]
+    while len(powers) < _LENGTH_MAX:
+        powers.append(powers[-1] * _BASE & _MASK)
+    return tuple(powers)
 
 
 _POWERS = _powers()
@@ -46,16 +44,14 @@ _POWERS_64 = np.array(_POWERS, np.uint64)
 def ngram_keys(
     prompts: NgramKeys, tokens: Tokens, places: NDArray[np.int64], lengths: Sequence[int]
 ) -> list[tuple[NgramKeys, NDArray[np.int64]]]:
-    """Return, for each length (ascending), the keys of all positions that have at least so many
-    tokens before them, and these positions.
-
-    `tokens` holds sequences one after the other. For each position, `prompts` is the key of the
-    sequence's prompt (`history.prompt_key`), and `places` the number of the sequence's tokens
-    before it, negative for a position that gets no key.
+    """Returns, for each length (ascending), the keys of all positions with at least so many tokens
+    before them, and these positions. `tokens` holds sequences one after the other. For each
+    position, `prompts` is the sequence's `history.prompt_key`, and `places` the number of the
+    sequence's tokens before it, negative for a position that gets no key.
     """
     weights = tokens.astype(np.uint64) + np.uint64(1)
     sums = np.zeros(len(tokens), np.uint64)  # at position i: the sum over the tokens before i
-    found: list[tuple[NgramKeys, NDArray[np.int64]]] = []
+    keys_by_length: list[tuple[NgramKeys, NDArray[np.int64]]] = []
     done = 0
     for length in lengths:
         for back in range(done + 1, min(length + 1, len(tokens))):
@@ -63,16 +59,17 @@ def ngram_keys(
         done = length
         at = np.flatnonzero(places >= length)
         salt = np.uint64(length * _MIX & _MASK)
-        found.append((_mixed(sums[at] ^ prompts[at] ^ salt), at))
-    return found
+        keys_by_length.append((_mixed(sums[at] ^ prompts[at] ^ salt), at))
+    return keys_by_length
 
 
 def ngram_sums(newest: Sequence[int], lengths: Sequence[int]) -> list[int]:
-    """Return, for each length (ascending) for which `newest` has enough tokens, the sum that
-    `ngram_key` turns into the key of so many newest tokens. Mixing, the last part of a key, costs
-    most, so it is left to `ngram_key`: often the longest length matches, and no other is looked up.
+    """Returns, for each length (ascending) for which `newest` has enough tokens, the sum for
+    `ngram_key`.
     """
-    found: list[int] = []
+    # Mixing costs most, so it is left to `ngram_key`: often the longest length matches, and no
+    # other is looked up.
+    sums: list[int] = []
     total, done, count = 0, 0, len(newest)
     for length in lengths:
         if length > count:
@@ -80,14 +77,12 @@ def ngram_sums(newest: Sequence[int], lengths: Sequence[int]) -> list[int]:
         for back in range(done + 1, length + 1):
             total += (newest[-back] + 1) * _POWERS[back - 1]
         done = length
-        found.append(total)
-    return found
+        sums.append(total)
+    return sums
 
 
 def ngram_key(prompt: int, total: int, length: int) -> int:
-    """Returns the key of an n-gram of `length` tokens with the sum `total`; `prompt` is the
-    prompt's key.
-    """
+    # `total` is the sum of the n-gram's tokens.
     key = (total ^ prompt ^ length * _MIX) & _MASK
     key = (key ^ (key >> 32)) * _MIX & _MASK
     key = (key ^ (key >> 32)) * _MIX & _MASK
@@ -95,7 +90,7 @@ def ngram_key(prompt: int, total: int, length: int) -> int:
 
 
 def _mixed(keys: NgramKeys) -> NgramKeys:
-    """Mix the bits as `ngram_key` does."""
+    # The same bits as in `ngram_key`.
     for _ in range(2):
         keys = (keys ^ (keys >> np.uint64(32))) * np.uint64(_MIX)
     keys ^= keys >> np.uint64(32)
@@ -110,15 +105,13 @@ EntryRanks = NDArray[np.float32]
 
 
 class NgramTable:
-    """Finds and writes entries of a history's hash table, for the history's single writer. A slot
-    holds the key of an n-gram, the place after its best occurrence in the ring of tokens, and the
-    rank of that occurrence; they are in three arrays of fixed size.
+    """Finds and writes entries of a history's hash table, for its single writer. A slot holds an
+    n-gram's key, the place after its best occurrence in the ring, and the rank of that occurrence.
 
-    The first slot of an entry follows from its key. The entry is in that slot or one of the next
-    `PROBES` − 1, and every slot before it was used at some time, so a search may end at a slot that
-    was never used. If all these slots are taken, a new entry replaces the one with the oldest
-    occurrence. Places only grow, so an entry whose place is below `floor`, the smallest place that
-    is not overwritten, is dead and its slot free.
+    An entry is in the first slot of its key or one of the next `PROBES` − 1, and every slot before
+    it was used at some time, so a search may end at a slot that was never used. A new entry
+    replaces the one with the oldest occurrence. An entry whose place is below `floor`, the smallest
+    valid place, is dead and its slot free.
     """
 
     def __init__(self, memory: HistoryMemory) -> None:
@@ -128,8 +121,8 @@ class NgramTable:
         self.slots = len(self.keys) - PROBES
 
     def find(self, keys: NgramKeys) -> tuple[NDArray[np.bool_], RingPositions]:
-        """Returns which keys have an entry, and a slot for each key: the slot of the entry, or the
-        first probed slot if there is none.
+        """Returns which keys have an entry, and for each key its slot, or the first probed slot
+        without an entry.
         """
         slots = self._probed_slots(keys)
         same = self.keys[slots] == keys[:, None]
@@ -137,15 +130,13 @@ class NgramTable:
         return same.any(1), at
 
     def write(self, at: RingPositions, places: RingPositions, ranks: EntryRanks) -> None:
-        """Point the entries in the slots `at` to other occurrences."""
         self.places[at] = places
         self.ranks[at] = ranks
 
     def add(self, keys: NgramKeys, places: RingPositions, ranks: EntryRanks, floor: int) -> None:
-        """Add entries for keys that have none; of equal keys the last one stays. Keys that lose
-        their slot to another key of the batch try again, in `PROBES` rounds in all, and are then
-        left out.
-        """
+        """Add entries for keys that have none; of equal keys the last one stays."""
+        # Keys that lose their slot to another key of the batch try again; after these rounds they
+        # are left out.
         for _ in range(PROBES):
             slots = self._probed_slots(keys)
             present, ages = self.keys[slots], self.places[slots]
@@ -162,23 +153,21 @@ class NgramTable:
             keys, places, ranks = keys[lost], places[lost], ranks[lost]
 
     def repair(self, floor: int, head: int) -> None:
-        """Repair the table of a writer that died: entries that point outside of the valid places,
-        from `floor` to before `head`, become dead; all others keep their place and lose their rank.
+        """Repair the table of a writer that died: entries that point outside of [`floor`, `head`)
+        become dead; all others lose their rank.
         """
         lost = (self.keys != 0) & ((self.places < floor) | (self.places >= head))
         self.places[lost] = -1  # dead, not empty: an empty slot would end probes too early
         self.ranks[:] = 0
 
     def _probed_slots(self, keys: NgramKeys) -> RingPositions:
-        """Returns the slots that may hold each of the n keys: (n, PROBES)."""
         first = (keys & np.uint64(self.slots - 1)).astype(np.int64)
+        # (n, PROBES)
         return first[:, None] + np.arange(PROBES)
 
 
 class HistoryView:
-    """Looks up n-grams in the memory of one history, which another thread or process may be
-    writing.
-    """
+    """Looks up n-grams in a history that another thread or process may be writing."""
 
     def __init__(self, memory: HistoryMemory) -> None:
         layout = memory.layout
@@ -187,39 +176,41 @@ class HistoryView:
         self._words, self._tokens = memory.words, memory.tokens
         self._keys, self._places = memory.keys, memory.places
 
-    def after(self, key: int, newest: list[int], length: int, most: int) -> list[int]:
-        """Returns at most `most` tokens that followed the best occurrence of the `length` newest
-        tokens, whose key is `key`; [] if the table has no valid entry for them.
+    def after(self, key: int, newest: list[int], length: int, tokens_max: int) -> list[int]:
+        """Returns at most `tokens_max` tokens that followed the best occurrence of the `length`
+        newest tokens, whose key is `key`; [] without a valid entry.
         """
         keys, slot = self._keys, key & self._mask
         for at in range(slot, slot + PROBES):
             present = keys[at]
             if present == key:
-                return self._tokens_at(self._places[at], newest, length, most)
+                return self._tokens_at(self._places[at], newest, length, tokens_max)
             if not present:  # never used, so no later slot can hold the key
                 break
         return []
 
-    def _tokens_at(self, place: int, newest: list[int], length: int, most: int) -> list[int]:
-        """Returns the tokens from `place` on, up to the end of their sequence; [] if the place is
-        overwritten, or if the `length` tokens before it are not the newest ones.
-        """
+    def _tokens_at(self, place: int, newest: list[int], length: int, tokens_max: int) -> list[int]:
+        # Overwritten.
         if place < self._words[HEAD_WORD] - self.size:
             return []
         at, tokens = place % self.size, self._tokens
+        # Keys can collide.
         if at < length or tokens[at - length : at].tolist() != newest[-length:]:
             return []
-        found = tokens[at : at + min(most, self.reach * length)].tolist()
-        return found[: found.index(SEQUENCE_END)] if SEQUENCE_END in found else found
+        next_tokens = tokens[at : at + min(tokens_max, self.reach * length)].tolist()
+        return (
+            next_tokens[: next_tokens.index(SEQUENCE_END)]
+            if SEQUENCE_END in next_tokens
+            else next_tokens
+        )
 
 
 def look_up_draft(
-    views: Sequence[HistoryView], prompt: int, newest: Sequence[int], most: int
+    views: Sequence[HistoryView], prompt: int, newest: Sequence[int], tokens_max: int
 ) -> Draft:
-    """Returns the tokens that followed the longest match of the end of `newest`: up to the end of
-    their sequence, at most `most`, and at most `reach` (`HistoryLayout`) for each matched token. Of
-    views that match equally many tokens the first one is used. All views must have the same n-gram
-    lengths.
+    """Returns the tokens that followed the longest match of the end of `newest`, up to the end of
+    their sequence: at most `tokens_max`, and at most `reach` (`HistoryLayout`) for each matched
+    token. Of equal matches the first view's is used; all must have the same n-gram lengths.
     """
     lengths, newest = views[0].lengths, list(newest)
     sums = ngram_sums(newest, lengths)
@@ -227,7 +218,7 @@ def look_up_draft(
         length = lengths[index]
         key = ngram_key(prompt, sums[index], length)
         for view in views:
-            found = view.after(key, newest, length, most)
-            if found:
-                return Draft(found, length)
+            next_tokens = view.after(key, newest, length, tokens_max)
+            if next_tokens:
+                return Draft(next_tokens, length)
     return NO_DRAFT

@@ -1,9 +1,5 @@
-"""Shares one history of earlier answers among all rollouts of a node: all look up drafts in it,
-one of them writes it. The history is in a segment, a file in shared memory (`shared_memory.py`).
-
-Each rollout has a `NodeHistory`, through which it reads the segment (`SharedHistory`) and, if no
-other process writes, becomes the writer. Its engine drafts from a `CombinedSource`: that history
-and a private one of the sequences that run. docs/explanation/drafts.md ("One history per node")
+"""Shares one history of earlier answers among all rollouts of a node: all look up drafts in it, one
+of them writes it, in a file in shared memory. docs/explanation/drafts.md ("One history per node")
 lists what happens when a process dies or leaves at any moment.
 """
 
@@ -26,12 +22,12 @@ REFRESH_EVERY_LOOKUPS = 256  # look-ups between two checks (1 µs) whether the f
 
 class SharedHistory:
     """Looks up drafts in the segment at `path` (`NodeHistory.path`), without locks, while another
-    process may be writing it. Until there is a segment it returns no drafts. Once another segment
-    has replaced the mapped one at this path, it changes to that one. It needs neither torch nor a
-    log, so an engine's own processes can use it.
+    process may be writing it. Without a segment it returns no drafts; it follows a segment that
+    replaces the mapped one. It needs neither torch nor a log, so an engine's own processes can use
+    it.
 
-    With `holds` no process removes the file while it is mapped here. A rollout holds the file. A
-    process of its engine does not need to, because it ends with the rollout.
+    With `holds`, as in a rollout, no process removes the file while it is mapped. A process of its
+    engine ends with the rollout and need not hold it.
     """
 
     context = shared_memory.NGRAM_LENGTHS[-1]
@@ -45,12 +41,11 @@ class SharedHistory:
 
     @property
     def attached(self) -> bool:
-        """Whether a segment is mapped."""
         return self._segment is not None
 
     def view(self) -> HistoryView:
-        """Returns the view in which to look up now (`index.look_up_draft`). Every
-        `REFRESH_EVERY_LOOKUPS` calls it calls `refresh` first.
+        """Returns the view in which to look up now; refreshes it every `REFRESH_EVERY_LOOKUPS`
+        calls.
         """
         if self._asked % REFRESH_EVERY_LOOKUPS == 0:
             self.refresh()
@@ -58,30 +53,28 @@ class SharedHistory:
         return self._view
 
     def draft(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
-        """Returns a draft as `DraftSource.draft` does."""
         return look_up_draft((self.view(),), prompt, newest, most)
 
     def add_running(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
-        """Do nothing: running sequences are not in the node's history (see `CombinedSource`)."""
+        """Do nothing: running sequences are in `CombinedSource`."""
 
     def refresh(self) -> None:
-        """Map the segment that is at `path` now if it is not the mapped one and its writer lives;
-        otherwise change nothing.
-        """
+        """Map the segment that is at `path` now, if it is not mapped yet and its writer lives."""
         try:
             inode = os.stat(self.path).st_ino
         except OSError:
             return
         if self._segment is not None and self._segment.inode == inode:
             return
-        found = shared_memory.map_segment(self.path, holds=self._holds)
-        if found is None:
+        segment = shared_memory.map_segment(self.path, holds=self._holds)
+        if segment is None:
             return
-        if found.memory.layout.lengths != shared_memory.NGRAM_LENGTHS:  # written by another release
-            found.close()
+        # Written by another release.
+        if segment.memory.layout.lengths != shared_memory.NGRAM_LENGTHS:
+            segment.close()
             return
         self.close()
-        self._segment, self._view = found, HistoryView(found.memory)
+        self._segment, self._view = segment, HistoryView(segment.memory)
 
     def close(self) -> None:
         """Unmap the segment; look-ups find nothing until `view` maps one again."""
@@ -100,12 +93,11 @@ LEAVE_S = 10.0  # for this long it waits for the lock if no process uses the mem
 class NodeHistory:
     """Gives this process the node's history, to look up drafts (`view`) or to write it
     (`take_over`). `folder` is the same for all processes of a run on a node
-    (`shared_memory.segment_folder`). The history holds at most `tokens_max` tokens. If the newest
-    tokens occurred several times before, `choice` selects the occurrence to draft from.
+    (`shared_memory.segment_folder`).
 
     The process that holds the lock of `folder` writes. The kernel frees the lock when its holder
-    dies in any way, and the next process that calls `take_over` becomes the writer: it continues in
-    the same memory, from which the others keep drafting.
+    dies in any way; the next process that calls `take_over` continues in the same memory, from
+    which the others keep drafting.
     """
 
     def __init__(
@@ -121,23 +113,16 @@ class NodeHistory:
 
     @property
     def is_writer(self) -> bool:
-        """Whether this process writes the history."""
         return self._lock is not None
 
     def view(self) -> HistoryView:
-        """Returns the view in which to look up now: of the node's history, or of a private one if
-        there is no shared memory (`take_over`).
-        """
         return self._shared.view() if self._alone is None else self._alone.view
 
     def take_over(self) -> AnswerHistory | None:
-        """Become the writer and return the history to write; None while another process of the node
-        is the writer: the caller tries again later.
-
-        A new writer first removes segments that killed runs left and no process uses. Its caller
-        then inserts the log's answers, from as far back as the history reaches, also those that an
-        earlier writer inserted. If the folder cannot be used or has no room, a warning is logged,
-        and this process gets a history of its own in private memory.
+        """Become the writer and return the history to write, into which the caller inserts the
+        log's answers again; None while another process of the node is the writer. If the folder
+        cannot be used or has no room, a warning is logged, and this process gets a history in
+        private memory.
         """
         assert not self.is_writer, "this process writes already"
         try:
@@ -145,6 +130,7 @@ class NodeHistory:
             if self._lock is None:
                 self._shared.refresh()
                 return None
+            # Killed runs left them.
             shared_memory.sweep_dead_segments(self.folder)
             self._written = self._left_by_another() or shared_memory.make_segment(
                 self.folder, self._layout
@@ -159,11 +145,7 @@ class NodeHistory:
         return self._history(self._written)
 
     def leave(self) -> None:
-        """Stop drafting and writing; the last process of the node removes the memory.
-
-        Two may leave at once: A has the lock, finds that B uses the memory, and keeps it; B stops
-        using it before A gives the lock back. It is unused then, so B waits for the lock.
-        """
+        """Stop drafting and writing; the last process of the node removes the memory."""
         self._shared.close()
         if self._written is not None:
             self._written.close()
@@ -182,19 +164,20 @@ class NodeHistory:
                 return
             if not self.path.exists():
                 return
+            # Two may leave at once: A has the lock, finds that B uses the memory, and keeps it; B
+            # stops using it before A gives the lock back. It is unused then, so B waits for the
+            # lock.
             tries -= shared_memory.is_held(self.path)
             time.sleep(LEAVE_PAUSE_S)
 
     def _left_by_another(self) -> shared_memory.HistorySegment | None:
-        """Map, for writing, the segment that an earlier writer left and this process or another
-        still uses; None if there is none or its layout is not this process's.
-        """
+        # No process uses it.
         if not self._shared.attached and not shared_memory.is_held(self.path):
             return None
-        found = shared_memory.map_segment(self.path, writes=True)
-        if found is None or found.memory.layout == self._layout:
-            return found
-        found.close()
+        segment = shared_memory.map_segment(self.path, writes=True)
+        if segment is None or segment.memory.layout == self._layout:
+            return segment
+        segment.close()
         return None
 
     def _history(self, segment: shared_memory.HistorySegment | None) -> AnswerHistory:
@@ -212,13 +195,9 @@ RUNNING_TOKENS_MIN = 1024  # least size of the history of running sequences
 
 
 class CombinedSource:
-    """Looks up drafts for a rollout's engine in two histories: that of the node, and `running`, a
-    private one of the sequences that run in this engine. So the samples of one group, which run at
-    the same time, draft from each other (as in Seer). Other processes of the node do not see them
-    before they are in the log. Both histories have the same n-gram lengths.
-
-    If both match equally many tokens, `running` is used: its tokens come from the newest weights.
-    It holds at most about one batch (`running_tokens`): ended sequences are soon overwritten.
+    """Looks up drafts in the node's history and in `running`, a private one of the sequences that
+    run in this engine, so that the samples of one group draft from each other (as in Seer). Both
+    have the same n-gram lengths.
     """
 
     def __init__(self, node: NodeHistory | SharedHistory, running: AnswerHistory) -> None:
@@ -226,18 +205,15 @@ class CombinedSource:
         self.context = running.context
 
     def draft(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
-        """Returns a draft as `DraftSource.draft` does."""
+        # If both match equally many tokens, the running sequences' are used: the newest weights
+        # made them.
         return look_up_draft((self._running.view, self.node.view()), prompt, newest, most)
 
     def add_running(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
-        """Add the last `fresh` of these tokens, which the engine generated, to the running
-        history.
-        """
         self._running.add_running(prompt, group, tokens, fresh)
 
 
 def running_tokens(slots: int, context_max: int, tokens_max: int) -> int:
-    """Returns the size, in tokens, of the history of running sequences: that of a full batch, or a
-    quarter of the node's history (`tokens_max`) if that is less, and at least `RUNNING_TOKENS_MIN`.
-    """
+    """Returns the size, in tokens, of the history of running sequences."""
+    # Ended sequences are soon overwritten.
     return max(RUNNING_TOKENS_MIN, min(slots * context_max, tokens_max // 4))

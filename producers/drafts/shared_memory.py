@@ -1,10 +1,9 @@
-"""Lays out the memory of a history of earlier answers, from which drafts come (`HistoryMemory`),
-and maps it from a file in shared memory (a segment), so that a node's rollouts share one history.
+"""Lays out the memory of a history of earlier answers (`HistoryMemory`), and maps it from a file in
+shared memory (a segment).
 
-The header, with all sizes, is read and checked once, when the file is mapped; no value that is read
-later can cause an access outside of the memory. One process writes and holds the lock of the file's
-folder (`lock_folder`). All rollouts that have the file mapped share the lock of the file, so that
-no process removes it (`HistorySegment`). The kernel frees a lock when its holder dies.
+The header, with all sizes, is checked once, when the file is mapped; no value that is read later
+can cause an access outside of the memory. The writer holds the lock of the file's folder; all
+rollouts that map the file share the file's lock. The kernel frees a lock when its holder dies.
 """
 
 import contextlib
@@ -45,9 +44,8 @@ NGRAM_LENGTH_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class HistoryLayout:
-    """Determines the sizes of a history's arrays (`HistoryMemory`): the ring holds `tokens_max`
-    tokens, the hash table n-grams of these `lengths`. A draft has at most `reach` tokens per
-    matched token.
+    """Determines the sizes of a history's arrays: a ring of `tokens_max` tokens, a hash table of
+    n-grams of these `lengths`. A draft has at most `reach` tokens per matched token.
     """
 
     tokens_max: int
@@ -56,26 +54,21 @@ class HistoryLayout:
 
     @property
     def slots(self) -> int:
-        """The number of slots in the hash table. There is one for each token and length, and a
-        quarter more, so that a key is soon found; rounded up to a power of two. `PROBES` slots are
-        added at the end, so that probing need not wrap around.
-        """
+        # One for each token and length, and a quarter more, so that a key is soon found.
         entries = len(self.lengths) * self.tokens_max * 5 // 4
+        # `PROBES` more at the end, so that probing need not wrap around.
         return (1 << max(4, (entries - 1).bit_length())) + PROBES
 
     @property
     def bytes(self) -> int:
-        """The size of the whole memory."""
         return HEADER_BYTES + ENTRY_BYTES * self.slots + 4 * self.tokens_max
 
     def words(self) -> list[int]:
-        """Returns the header of an empty history. Places are counted from `tokens_max` on, so that
-        the lowest valid place, `tokens_max` before the next one, is never negative.
-        """
         words = [0] * HEADER_WORDS
         words[_MAGIC], words[_TOKENS_MAX], words[_REACH] = MAGIC, self.tokens_max, self.reach
         words[_COUNT] = len(self.lengths)
         words[_LENGTHS : _LENGTHS + len(self.lengths)] = self.lengths
+        # So the lowest valid place, `tokens_max` before the next one, is never negative.
         words[HEAD_WORD] = self.tokens_max
         return words
 
@@ -97,15 +90,10 @@ def parse_layout(words: Sequence[int]) -> HistoryLayout | None:
 
 
 class HistoryMemory:
-    """Gives access to the arrays in a buffer of this layout, which is private memory or a mapped
-    file: `words` (the header), the hash table's `keys`, `places` and `ranks`, and `tokens`, a ring
-    of the tokens of earlier answers. The header holds all sizes, so that a process that maps the
-    file needs nothing else.
-
-    Places number all tokens ever stored, so no place is used twice; the token of a place is at
-    index place modulo `tokens_max`. The table maps the hash of an n-gram (`index.py`) to the place
-    that follows its best occurrence, and to the rank by which that one was chosen. The arrays are
-    memoryviews: reading an item of one is twice as fast as of a numpy array.
+    """Gives access to the arrays in a buffer of this layout: `words` (the header), the hash table's
+    `keys`, `places` and `ranks`, and `tokens`, a ring of earlier answers. Places number all tokens
+    ever stored; a place's token is at index place modulo `tokens_max`. The table maps the hash of
+    an n-gram (`index.py`) to the place that follows its best occurrence, and to that one's rank.
     """
 
     def __init__(self, layout: HistoryLayout, buffer: memoryview) -> None:
@@ -114,6 +102,7 @@ class HistoryMemory:
         ends = [HEADER_BYTES]
         for size in (8 * layout.slots, 8 * layout.slots, 4 * layout.slots, 4 * layout.tokens_max):
             ends.append(ends[-1] + size)
+        # Memoryviews: an item is read twice as fast as from a numpy array.
         self.words = buffer[: ends[0]].cast("q")
         self.keys = buffer[ends[0] : ends[1]].cast("Q")
         self.places = buffer[ends[1] : ends[2]].cast("q")
@@ -122,7 +111,6 @@ class HistoryMemory:
 
 
 def allocate_memory(layout: HistoryLayout) -> HistoryMemory:
-    """Returns an empty memory that is private to this process."""
     memory = HistoryMemory(layout, np.zeros(layout.bytes, np.uint8).data)
     memory.words[:] = memoryview(array("q", layout.words()))
     return memory
@@ -133,20 +121,20 @@ HISTORY_FILE, PARTIAL_FILE = "history", "history.partial"
 
 
 def segment_folder(run: str, folder: Path, node: str) -> Path:
-    """Returns the folder for the segment of a run on this node: in `/dev/shm` (which is in memory),
-    or, if the node has none, in `folder`, the folder of the run. It is named after user, run and
-    node, so no run uses the file of another.
+    """Returns the folder for the segment of a run on this node: in `/dev/shm`, or, if the node has
+    none, in the run's `folder`.
     """
-    named = f"{run}\n{folder.absolute()}\n{node}"
-    digest = xxhash.xxh3_128_hexdigest(named.encode())[:12]
+    # No run uses the file of another.
+    identity = f"{run}\n{folder.absolute()}\n{node}"
+    digest = xxhash.xxh3_128_hexdigest(identity.encode())[:12]
     base = SHARED_MEMORY_FOLDER if SHARED_MEMORY_FOLDER.is_dir() else folder
     return base / f"rollstream-{os.getuid()}-{digest}-drafts"
 
 
 @dataclass(frozen=True, slots=True)
 class HistorySegment:
-    """Holds a mapped file. If it was mapped with `holds`, this process shares the file's lock until
-    `close`, and no process removes the file.
+    """A mapped file. With `holds` this process shares its lock until `close`, so no process removes
+    it.
     """
 
     memory: HistoryMemory
@@ -163,8 +151,7 @@ class HistorySegment:
 def map_segment(path: Path, writes: bool = False, holds: bool = True) -> HistorySegment | None:
     """Map the segment at this path, to write it if `writes`, else to read it. Returns None if there
     is no valid segment of this user or it is being removed, and, without `writes`, if its writer is
-    dead: the next writer may remove it. Without `holds` another process may remove the file while
-    it is mapped here.
+    dead: the next writer may remove it.
     """
     try:
         descriptor = os.open(path, (os.O_RDWR if writes else os.O_RDONLY) | os.O_NOFOLLOW)
@@ -180,9 +167,8 @@ def map_segment(path: Path, writes: bool = False, holds: bool = True) -> History
 
 
 def make_segment(folder: Path, layout: HistoryLayout) -> HistorySegment:
-    """Create an empty segment, with a lock on its file, and put it in place of an existing one.
-    Processes that have the old file mapped keep it. Raises `StoreError` if there is no room. The
-    caller holds the folder's lock.
+    """Create an empty segment, with a lock on its file, in place of an existing one, which stays
+    mapped where it is. Raises `StoreError` if there is no room. The caller holds the folder's lock.
     """
     partial, size = folder / PARTIAL_FILE, layout.bytes
     try:
@@ -191,8 +177,8 @@ def make_segment(folder: Path, layout: HistoryLayout) -> HistorySegment:
         try:  # a full file system is an error here; in the mapped memory it would be a SIGBUS
             os.posix_fallocate(descriptor, 0, size)
             os.pwrite(descriptor, array("q", layout.words()).tobytes(), 0)
-            found = _map_descriptor(descriptor, writes=True, holds=True)
-            assert found is not None, "the segment was just made"
+            segment = _map_descriptor(descriptor, writes=True, holds=True)
+            assert segment is not None, "the segment was just made"
             partial.rename(folder / HISTORY_FILE)
         except BaseException:
             partial.unlink(missing_ok=True)
@@ -203,13 +189,12 @@ def make_segment(folder: Path, layout: HistoryLayout) -> HistorySegment:
             f"no room for a history of {size} bytes in {folder}: {explain_os_error(error)} "
             "(rollouts.drafts_tokens)"
         ) from error
-    return found
+    return segment
 
 
 def lock_folder(folder: Path) -> int | None:
-    """Create the folder if needed, lock it, and return its descriptor; None while another process
-    has the lock. The process that has the lock may write. Raises `StoreError` for a folder that
-    cannot be used.
+    """Create and lock the folder, and return its descriptor; None while another process has the
+    lock. Raises `StoreError` for a folder that cannot be used.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -218,13 +203,13 @@ def lock_folder(folder: Path) -> int | None:
         return None
     except OSError as error:
         raise StoreError(f"folder {folder} cannot be used: {explain_os_error(error)}") from error
-    here = os.fstat(descriptor)
-    if here.st_uid != os.getuid():
+    folder_stat = os.fstat(descriptor)
+    if folder_stat.st_uid != os.getuid():
         os.close(descriptor)
         raise StoreError(f"folder {folder} belongs to another user")
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.stat(folder).st_ino == here.st_ino:
+        if os.stat(folder).st_ino == folder_stat.st_ino:
             return descriptor
     except OSError:  # taken, or removed meanwhile
         pass
@@ -233,14 +218,13 @@ def lock_folder(folder: Path) -> int | None:
 
 
 def is_held(path: Path) -> bool:
-    """Returns whether any process, this one included, shares the lock of the file. If none does,
-    locking it exclusively succeeds; that lock is released at once.
-    """
+    """Returns whether any process, this one included, shares the lock of the file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
         return False
     try:
+        # Succeeds if none does; closing the file releases it.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return True
@@ -250,8 +234,8 @@ def is_held(path: Path) -> bool:
 
 
 def remove_segment(folder: Path) -> bool:
-    """Remove the folder with its segment and return True; False if a process shares the lock of the
-    file. The caller holds the folder's lock.
+    """Remove the folder with its segment; False if a process shares the lock of the file. The
+    caller holds the folder's lock.
     """
     if is_held(folder / HISTORY_FILE):
         return False
@@ -263,9 +247,8 @@ def remove_segment(folder: Path) -> bool:
 
 
 def sweep_dead_segments(folder: Path) -> None:
-    """Remove the segment folders of this user beside `folder` that no process uses. Killed runs
-    left them; a run that restarts creates its folder again.
-    """
+    """Remove the segment folders of this user beside `folder` that no process uses."""
+    # Killed runs left them; a run that restarts creates its folder again.
     for other in folder.parent.glob(f"rollstream-{os.getuid()}-*-drafts"):
         with contextlib.suppress(StoreError):
             lock = None if other == folder else lock_folder(other)
@@ -275,25 +258,22 @@ def sweep_dead_segments(folder: Path) -> None:
 
 
 def _map_descriptor(descriptor: int, writes: bool, holds: bool) -> HistorySegment | None:
-    """Map an open file; the conditions are those of `map_segment`. Raises `OSError` if the lock is
-    taken.
-    """
-    there = os.fstat(descriptor)
+    file_stat = os.fstat(descriptor)
     header = array("q", os.pread(descriptor, HEADER_BYTES, 0).ljust(HEADER_BYTES, b"\0"))
     layout = parse_layout(header.tolist())
-    if layout is None or not is_own_file(there) or there.st_size != layout.bytes:
+    if layout is None or not is_own_file(file_stat) or file_stat.st_size != layout.bytes:
         return None
     if not (writes or _is_alive(header[WRITER_WORD])):
         return None
     if holds:
+        # Raises `OSError` if the process that removes the file has it.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     access = mmap.ACCESS_WRITE if writes else mmap.ACCESS_READ
     mapped = memoryview(mmap.mmap(descriptor, layout.bytes, access=access))
-    return HistorySegment(HistoryMemory(layout, mapped), there.st_ino, descriptor)
+    return HistorySegment(HistoryMemory(layout, mapped), file_stat.st_ino, descriptor)
 
 
 def _is_alive(pid: int) -> bool:
-    """Returns whether a process with this id exists on this machine."""
     if not 0 < pid < 1 << 31:
         return False
     try:

@@ -1,10 +1,6 @@
-"""Defines the engine contract (`Engine`): the calls through which a rollout generates tokens, their
-arguments and results, and the guarantees of every engine.
-
-A rollout passes each trajectory to `submit` (`GenerationRequest`) and calls `poll` in its loop,
-which decodes and returns new tokens (`Emission`). Between two polls it may change the weights
-(`prepare`, `update` with a `WeightUpdate`), drop trajectories (`abort`), or continue a dialogue
-with the environment's tokens (`append`).
+"""Defines the engine contract (`Engine`): a rollout passes each trajectory to `submit` and calls
+`poll` in its loop. Between two polls it may change the weights (`prepare`, `update`), drop
+trajectories (`abort`), or continue a dialogue with the environment's tokens (`append`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,25 +14,22 @@ from rollstream.storage.weights.resident import TensorPatch
 from rollstream.streams.values import Drafts, Floats, Sampling, Sources, Span, Tokens, Version
 
 UpdateMode = Literal["keep_version", "in_flight", "in_flight_recompute"]
-"""The values of `rollouts.on_update`, which decide what new weights mean for running trajectories
-(`Engine.update`).
-"""
+"""The values of `rollouts.on_update` (`Engine.update`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """Asks an engine to generate one trajectory. `tokens` are the prompt and all tokens generated
-    or appended so far; `sources` marks each token as prompt, generated or environment.
+    or appended so far; `sources` marks each as prompt, generated or environment.
 
-    If the trajectory is resumed, `logprobs` and `spans` are those of the generated tokens among
-    `tokens`; the engine never samples or emits these tokens again. `group` lets an engine prefill
-    the prompt of a group once. The random number of a token depends on the run's `seed`, the
-    trajectory's name and the token's index in `tokens`. An episode may have several requests, whose
-    `trajectory` only names them in the engine: each of its turns draws by a name of its own,
-    `noise`. With `hold` the engine keeps the trajectory after a `stop`, until `append` adds
-    the environment's tokens or `abort` drops it. Meanwhile it uses no slot, and its KV is kept
-    while there is room and computed again if there was none. All new tokens are generated under
-    `version`, one of `Engine.versions`; with None, each under the newest version at that moment.
+    `logprobs` and `spans` are those of the generated tokens among `tokens`, which the engine never
+    samples or emits again. `group` lets an engine prefill the prompt of a group once. The random
+    number of a token depends on the run's `seed`, the trajectory's name (or `noise`, which each
+    turn of an episode has of its own) and the token's index in `tokens`. With `hold` the engine
+    keeps the trajectory after a `stop`, until `append` adds the environment's tokens or `abort`
+    drops it; meanwhile it uses no slot, and its KV is kept while there is room. All new tokens are
+    generated under `version`, one of `Engine.versions`; with None, each under the newest version at
+    that moment.
     """
 
     trajectory: str
@@ -60,18 +53,16 @@ class GenerationRequest:
 @dataclass(frozen=True, slots=True)
 class Emission:
     """Holds the tokens generated for one trajectory since its previous emission, all under one
-    version.
+    version: when a turn finishes, before the engine's version changes, and every `emit_every`
+    tokens.
 
-    An engine emits the tokens when the trajectory finishes a turn, before the engine's version
-    changes, and every `emit_every` tokens (`EngineOptions`), not at every decode step: objects per
-    token would cost more than decoding.
-
-    `finish` is None while the turn continues, `stop` if the last of `tokens` is a stop token, and
+    `finish` is None while the turn continues, `stop` if the last of `tokens` is a stop token,
     `length` if `tokens_max` tokens are generated or the engine's context is full. `drafts` states
-    which of the tokens are accepted drafts, with the costs of drafting; None if the engine does not
-    draft or does not count.
+    which tokens are accepted drafts, with the costs of drafting; None if the engine does not count
+    them.
     """
 
+    # Not at every decode step: objects per token would cost more than decoding.
     trajectory: str
     tokens: Tokens
     logprobs: Floats
@@ -83,14 +74,12 @@ class Emission:
 @dataclass(frozen=True, slots=True)
 class WeightUpdate:
     """Holds all tensors of `version`, verified against their hashes. They differ from those of
-    `base` only in the elements of `patches` and in the tensors named in `whole`, so an engine that
-    serves `base` need only change these. If `patches` is None the difference is unknown, and all
-    tensors are loaded.
+    `base` only in the elements of `patches` and in the tensors named in `whole`. With `patches`
+    None the difference is unknown, and all tensors are loaded.
 
-    The caller must not change `tensors` until the update is done. `prepared` is what
-    `Engine.prepare` computed, in the engine's own form. With a `scaling` (alpha / rank) the tensors
-    are those of a LoRA adapter, under the names of the library PEFT, for the weights that the
-    engine was opened with.
+    The caller must not change `tensors` until the update is done. `prepared` is the result of
+    `Engine.prepare`, in the engine's own form. With a `scaling` (alpha / rank) the tensors are
+    those of a LoRA adapter, under PEFT's names, for the weights that the engine was opened with.
     """
 
     version: Version
@@ -103,23 +92,22 @@ class WeightUpdate:
 
 
 def merged_update(first: WeightUpdate, then: WeightUpdate) -> WeightUpdate:
-    """Returns the update `then`, but with the base of `first`, so that an engine can skip `first`.
-    Returns `then` unchanged if its base is not the version of `first`, or if one of the differences
-    is unknown.
+    """Returns the update `then`, but with the base of `first`, so that an engine can skip `first`;
+    `then` unchanged if its base is not the version of `first`, or if one of the differences is
+    unknown.
     """
     if first.patches is None or then.patches is None or then.base != first.version:
         return then
-    whole = tuple(dict.fromkeys((*first.whole, *then.whole)))
+    whole_names = tuple(dict.fromkeys((*first.whole, *then.whole)))
     by_name: dict[str, list[TensorPatch]] = {}
     for patch in (*first.patches, *then.patches):
-        if patch.name not in whole:
+        if patch.name not in whole_names:
             by_name.setdefault(patch.name, []).append(patch)
     patches = tuple(_merged_patch(parts, then.tensors) for parts in by_name.values())
-    return replace(then, base=first.base, patches=patches, whole=whole, prepared=None)
+    return replace(then, base=first.base, patches=patches, whole=whole_names, prepared=None)
 
 
 def _merged_patch(parts: Sequence[TensorPatch], tensors: Mapping[str, torch.Tensor]) -> TensorPatch:
-    """Returns one patch of all elements that any of the patches changes, with their new values."""
     if len(parts) == 1:
         return parts[0]
     indices = torch.unique(torch.cat([patch.indices for patch in parts]))  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
@@ -129,7 +117,7 @@ def _merged_patch(parts: Sequence[TensorPatch], tensors: Mapping[str, torch.Tens
 @dataclass(frozen=True, slots=True)
 class WeightComparison:
     """Reports a comparison of `count` tensors (`Engine.read_back`); `differing` names those whose
-    bits in the engine differ from the given ones.
+    served bits differ.
     """
 
     count: int
@@ -138,12 +126,10 @@ class WeightComparison:
 
 @dataclass(frozen=True, slots=True)
 class DraftStats:
-    """Counts speculative decoding since the start; all counts are 0 if the engine does not draft.
-
-    `passes` counts the forward passes that verified drafts; over `rows` rows of the batch in all
-    they gave `gained` tokens. `asked` counts look-ups for a draft, which took `lookup_s` seconds;
-    `found` of them returned one. Of `proposed` drafted tokens `accepted` were accepted. `changes`
-    counts how often drafting was turned on or off.
+    """Counts speculative decoding since the start. `passes` counts the forward passes that verified
+    drafts; over `rows` rows in all they gave `gained` tokens. `asked` counts look-ups for a draft,
+    which took `lookup_s` seconds; `found` of them returned one. Of `proposed` drafted tokens
+    `accepted` were accepted. `changes` counts how often drafting was turned on or off.
     """
 
     passes: int = 0
@@ -159,14 +145,13 @@ class DraftStats:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Reports the engine's present load: `slots` sequences may run together, `running` do, and
+    """Reports the engine's present load: `slots` sequences may run together, `running` do,
     `waiting` ones could if slots were free; `parked` ones wait for their environment. `kv_used` and
-    `kv_capacity` are tokens of the KV cache; KV of parked sequences, which gives way to that of
-    others, is not counted as used.
+    `kv_capacity` are tokens of the KV cache, without parked sequences, whose KV gives way to that
+    of others.
 
     Three fields count from the start: decode `steps`, generated `tokens`, and `busy_s`, the CPU
-    time that this process's thread spent in prefill and decode (of the engine `paced`: the time
-    that it computed for them).
+    time of this thread in prefill and decode (of the engine `paced`: the computed time).
     """
 
     slots: int
@@ -201,14 +186,14 @@ class Engine(Protocol):
 
     @property
     def versions(self) -> Sequence[Version]:
-        """The versions that requests may name: the newest one and, if the engine serves adapters,
-        those that trajectories in the engine still name.
+        """The versions that requests may name: the newest and, if adapters are served, those that
+        trajectories still name.
         """
         ...
 
     @property
     def is_side_by_side(self) -> bool:
-        """Whether the engine serves adapters, and so can serve several versions side by side."""
+        """Whether the engine serves adapters, and so several versions at once."""
         ...
 
     def submit(self, request: GenerationRequest) -> None:
@@ -223,42 +208,40 @@ class Engine(Protocol):
 
     def append(self, trajectory: str, tokens: Tokens, noise: str = "") -> None:
         """Add the environment's tokens to a held trajectory that finished a turn (`stop`);
-        generation continues after them, in the next slot that becomes free. With `noise` the new
-        turn draws its random numbers by this name.
+        generation continues in the next free slot. With `noise` the new turn draws its random
+        numbers by this name.
         """
         ...
 
     def abort(self, trajectory: str) -> Emission | None:
-        """Drop a trajectory and free its slot. Returns the tokens generated since its previous
-        emission, None if there are none.
+        """Drop a trajectory and free its slot. Returns the tokens since its previous emission, None
+        without any.
         """
         ...
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
-        """Returns the update with all work done for which decoding need not stop: checks, index
-        arithmetic, casts. The served weights do not change. This call may run in another thread at
-        the same time as `poll`, but not as `update` or another `prepare`. Raises `EngineRefused`,
-        which names the wrong tensor.
+        """Returns the update with all work done for which decoding need not stop. The served
+        weights do not change. May run in another thread beside `poll`, but not beside `update` or
+        another `prepare`. Raises `EngineRefused`, which names the wrong tensor.
         """
         ...
 
     def update(self, update: WeightUpdate, mode: UpdateMode) -> None:
         """Serve these weights from the next decode step on. The served bits are the same whether
-        only the differences are written or all tensors are loaded; the former happens only if the
-        engine serves the update's `base`.
+        only the differences are written (if the engine serves the update's `base`) or all tensors
+        are loaded.
 
-        With `keep_version` the engine must be empty if the version changes. An adapter is an
-        exception: it is served beside the others, for requests that name it. `in_flight` keeps the
-        KV cache of running trajectories; `in_flight_recompute` recomputes it under the new weights.
+        With `keep_version` the engine must be empty if the version changes; an adapter instead is
+        served beside the others, for requests that name it. `in_flight` keeps the KV cache of
+        running trajectories; `in_flight_recompute` recomputes it under the new weights.
         """
         ...
 
     def read_back(
         self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]
     ) -> WeightComparison:
-        """Compare the served bits of the tensors `names` with the bits that loading `tensors` (all
-        tensors of a version) would give. This call may run in another thread at the same time as
-        `poll`, but not as `update`.
+        """Compare the served bits of the tensors `names` with those that loading `tensors` (all of
+        a version) would give. May run in another thread beside `poll`, but not beside `update`.
         """
         ...
 
@@ -266,22 +249,19 @@ class Engine(Protocol):
         """Returns the names of the engine's trajectories, waiting ones included."""
         ...
 
-    def stats(self) -> EngineStats:
-        """Returns the present load and the counts since the start."""
-        ...
+    def stats(self) -> EngineStats: ...
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """Holds the options of an engine that computes a model.
+    """Holds the options of an engine that computes a model: at most `slots` sequences of at most
+    `context_max` tokens each are decoded together; tokens of a running trajectory are emitted every
+    `emit_every`.
 
-    At most `slots` sequences of at most `context_max` tokens each are decoded together. The tokens
-    of a running trajectory are emitted every `emit_every` tokens. `device` None is the CPU for the
-    engine `torch`; for `vllm` it is a GPU where there is one. The layers of the engine `torch`
-    compute in `dtype`. With `drafts` the engine verifies drafts from this source while the `gate`
-    (default: a new one), which measures their costs, finds that they save time. The engine `vllm`
-    serves LoRA adapters of a rank up to `adapter_rank` (0: no adapters); `torch` serves adapters of
-    any rank.
+    `device` None is the CPU for the engine `torch`; for `vllm` it is a GPU where there is one. The
+    layers of `torch` compute in `dtype`. With `drafts` the engine verifies drafts from this source
+    while the `gate` (default: a new one) finds that they save time. `vllm` serves LoRA adapters of
+    a rank up to `adapter_rank` (0: none), `torch` of any rank.
     """
 
     slots: int

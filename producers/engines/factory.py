@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredModel:
-    """A model whose configuration is in this process."""
-
     configuration: "PreTrainedConfig"
 
     def vocabulary(self) -> int:
@@ -44,11 +42,9 @@ def open_engine(
     *,
     vllm: VllmSettings | None = None,
 ) -> Engine:
-    """Open the engine `name`, which serves `tensors` as `version`; `vllm` holds the settings of the
-    engine `vllm` and is ignored by others.
-
-    Raises `ConfigurationError` for an engine that computes no model, is not there or not installed,
-    and `EngineRefused` for a model that the engine cannot serve.
+    """Open the engine `name`, which serves `tensors` as `version`; `vllm` has the settings of that
+    engine. Raises `ConfigurationError` for an engine that computes no model, is not there or not
+    installed, and `EngineRefused` for a model that it cannot serve.
     """
     kind = engine_kind(name)
     if not kind.has_model:

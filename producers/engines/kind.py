@@ -1,9 +1,6 @@
 """What a run must know of an engine before it opens one (`EngineKind`), and the engines by their
-names (`ENGINES`).
-
-An engine's kind stands in the engine's own folder and is imported when its name is looked up
-(`engine_kind`), so a run imports nothing of the engines that it does not use. Kinds import neither
-torch nor the library that their engine needs: settings are checked before anything is loaded.
+names (`ENGINES`). A kind is imported when its name is looked up, and imports neither torch nor the
+library that its engine needs: settings are checked before anything is loaded.
 """
 
 from abc import ABC, abstractmethod
@@ -49,9 +46,7 @@ class EngineTables(Protocol):
 class ServedModel(Protocol):
     """Describes the model whose weights an engine is to serve. Each call may read a file."""
 
-    def vocabulary(self) -> int:
-        """Returns the number of tokens that may be generated."""
-        ...
+    def vocabulary(self) -> int: ...
 
     def config(self) -> "PreTrainedConfig":
         """Returns the configuration; imports transformers."""
@@ -59,19 +54,15 @@ class ServedModel(Protocol):
 
 
 class EngineKind(ABC):
-    """Answers for one engine what other parts of a run would else ask its name for. An engine
-    overrides what the defaults say wrongly of it: they describe one that computes a model on this
-    machine's CPU, in float32, without drafts and without adapters.
-
-    Where a method has `r`, these are the run's settings of rollouts.
+    """Answers for one engine what other parts of a run would else ask its name for. The defaults
+    describe one on this machine's CPU, in float32, without drafts and adapters. `r` are the run's
+    settings of rollouts.
     """
 
     name: ClassVar[str]
     """The value of `rollouts.engine`."""
     has_model: ClassVar[bool] = True
-    """Whether tokens are computed by the weights; without, nothing is learned, and no answer is
-    text.
-    """
+    """Whether the weights compute tokens; without, nothing is learned, and no answer is text."""
     module: ClassVar[str] = ""
     """A module that `open` needs and that takes seconds to import."""
     learner: ClassVar[str] = "torch"
@@ -83,20 +74,18 @@ class EngineKind(ABC):
     engine's tensors only, `mapped` in a file that the engine's processes map.
     """
     sizes_cache: ClassVar[bool] = False
-    """Whether the engine decides how many tokens its KV cache holds; else this is the room of all
-    slots.
-    """
+    """Whether the engine sizes its KV cache; else it has room for all slots."""
     tables: ClassVar[tuple[str, ...]] = ()
     """The begin of the keys of settings that only this engine reads."""
 
     def package(self, r: "RolloutFields") -> tuple[str, str] | None:
-        """Returns the package that must be installed and the extra that installs it; None if the
-        engine needs none.
+        """Returns the package that must be installed and the extra that installs it; None without
+        one.
         """
         return None
 
     def is_server(self, r: "RolloutFields") -> bool:
-        """Returns whether a server of somebody else generates."""
+        """Returns whether a server that the run does not own generates."""
         return False
 
     def can_draft(self, r: "RolloutFields") -> bool:
@@ -118,9 +107,7 @@ class EngineKind(ABC):
         return 1
 
     def memory_share(self, r: "RolloutFields") -> float:
-        """Returns the share of a GPU's memory that the engine reserves at its start; 0 if it takes
-        memory as it needs it.
-        """
+        """Returns the share of a GPU's memory that the engine reserves at its start; 0 without."""
         return 0.0
 
     def dtype(self, r: "RolloutFields") -> str:
@@ -129,19 +116,17 @@ class EngineKind(ABC):
 
     def device(self, r: "RolloutFields") -> str | None:
         """Returns the device for `EngineOptions`; None if the engine chooses it. Raises
-        `ConfigurationError` for a device that this process does not see.
+        `ConfigurationError` for one that this process does not see.
         """
         return None
 
     def timed_settings(self, r: "RolloutFields") -> Mapping[str, object]:
-        """Returns the settings that affect step times, as far as they differ from their
-        defaults.
-        """
+        """Returns the settings that affect step times and differ from their defaults."""
         return {}
 
     def adapter_problem(self, r: "RolloutFields") -> tuple[str, str] | None:
-        """Returns the key of a setting that keeps the engine from serving LoRA adapters and what it
-        must be; None if adapters are served.
+        """Returns the key of a setting that keeps the engine from serving LoRA adapters and its
+        required value; None if adapters are served.
         """
         must = "must be 'torch' or 'vllm' with model.lora.rank > 0: they serve adapters"
         return "rollouts.engine", must
@@ -163,19 +148,19 @@ class EngineKind(ABC):
 
     def check_model(self, model: "PreTrainedModel", context_max: int, is_adapted: bool) -> None:
         """Raise `EngineRefused` if the engine would not serve this model, which may be on the meta
-        device, or no adapter of it (`is_adapted`). This one finds out when it is opened.
+        device, or no adapter of it (`is_adapted`).
         """
         return
 
     def context_bound(self, fields: Mapping[str, object]) -> int | None:
         """Returns the longest sequence, in tokens, that the engine serves of a model whose
-        `config.json` has these `fields`; None if it serves all that the model takes.
+        `config.json` has these `fields`; None for all that the model takes.
         """
         return None
 
     def roofline(self, c: EngineTables) -> "Roofline | None":
         """Returns the step times, in seconds of the engine's clock, if the settings decide them;
-        None if they have to be measured (`rollstream profile`).
+        None if they must be measured (`rollstream profile`).
         """
         return None
 
@@ -195,9 +180,7 @@ class EngineKind(ABC):
 
 @cache
 def engine_kind(name: str) -> EngineKind:
-    """Returns the kind of the engine with this name. Raises `ConfigurationError` if there is
-    none.
-    """
+    """Returns the kind of this engine. Raises `ConfigurationError` for an unknown name."""
     if name not in ENGINES:
         raise ConfigurationError(f"rollouts.engine must be one of {', '.join(ENGINES)}: {name!r}")
     kind: type[EngineKind] = load_option(ENGINES[name])
@@ -205,8 +188,8 @@ def engine_kind(name: str) -> EngineKind:
 
 
 def has_model(recorded: object) -> bool:
-    """Returns whether the engine of this name, which a run recorded, computes a model. An engine
-    that this release does not know is taken for one that does.
+    """Returns whether the engine of this name, which a run recorded, computes a model; an unknown
+    one counts as such.
     """
     is_known = isinstance(recorded, str) and recorded in ENGINES
     return not is_known or engine_kind(recorded).has_model

@@ -1,9 +1,5 @@
-"""Measures how long the decode steps of an engine take on this machine, for several batch sizes and
-context lengths (`measure_points`), and fits a roofline to them (`fit_profile`): a formula for the
-time of a step by the sequences in the batch (rows) and the tokens in the KV cache (`roofline.py`).
-
-`rollstream profile CONFIG` does both and writes the result, an `EngineProfile`, to a small file.
-Rollouts compute B_max by it, the largest batch at which one more row is nearly free.
+"""Measures the decode steps of an engine on this machine, and fits a roofline to them: `rollstream
+profile CONFIG` writes an `EngineProfile`, by which rollouts compute B_max.
 """
 
 import json
@@ -39,9 +35,8 @@ SHAPE_FIELDS = (
 @dataclass(frozen=True, slots=True)
 class EngineProfile:
     """Holds the fitted roofline of the engine named `engine`, with `model` as `model_key` returns
-    it. `batch_max` is B_max, the largest batch up to `slots` at which one more row is nearly free
-    in a decode step. The fit is to `points` step times; `error` is the median and `error_max` the
-    largest relative error at them.
+    it. `batch_max` is B_max (`roofline.batch_max`). The fit is to `points` step times; `error` is
+    the median and `error_max` the largest relative error.
     """
 
     engine: str
@@ -57,9 +52,8 @@ class EngineProfile:
 
 
 def model_key(config: "PreTrainedConfig", changed: Mapping[str, object]) -> str:
-    """Returns a key of a model's shape and an engine's settings, on which step times depend: a
-    profile may be used where the key is the same. Weights do not change it. `changed` are the
-    engine's settings that affect step times and differ from their defaults.
+    """Returns a key of all on which step times depend: a model's shape and `changed`, the engine's
+    settings that differ from their defaults.
     """
     fields = {name: getattr(config, name, None) for name in SHAPE_FIELDS} | {**changed}
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
@@ -67,12 +61,10 @@ def model_key(config: "PreTrainedConfig", changed: Mapping[str, object]) -> str:
 
 
 def profile_path(folder: Path, engine: str, model: str) -> Path:
-    """Returns the file in a run's `folder` for the profile of an engine and a model (its key)."""
     return folder / "profiles" / f"{engine}-{model}.json"
 
 
 def write_profile(path: Path, profile: EngineProfile, is_typed: bool = False) -> None:
-    """Write a profile to `path` (`output_file`); an earlier one there is replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with output_file(path, is_typed) as partial:
         partial.write_text(json.dumps(asdict(profile), indent=2) + "\n", encoding="utf-8")
@@ -81,14 +73,14 @@ def write_profile(path: Path, profile: EngineProfile, is_typed: bool = False) ->
 def read_profile(path: str | Path) -> EngineProfile:
     """Read a profile. Raises `ConfigurationError` if the file is missing or holds no profile."""
     try:
-        found = parse_json(Path(path).read_bytes(), EngineProfile)
+        profile = parse_json(Path(path).read_bytes(), EngineProfile)
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             f"{path} is no profile ({error}); `rollstream profile CONFIG` writes one"
         ) from None
-    if not (found.batch_max >= 1 and found.roofline.step_s(1, 0) > 0):
+    if not (profile.batch_max >= 1 and profile.roofline.step_s(1, 0) > 0):
         raise ConfigurationError(f"{path} is no profile: a step of no time, or B_max below 1")
-    return found
+    return profile
 
 
 STEPS = 16  # steps for each measured point; the first one also prefills
@@ -103,9 +95,8 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class StepTiming:
-    """Records one measured point: a decode step of `rows` sequences, with `kv_tokens` cached tokens
-    in all, took `seconds`. Before, prefilling their common prompt (`prefilled` tokens) took
-    `prefill_s`.
+    """A decode step of `rows` sequences, with `kv_tokens` cached tokens in all, took `seconds`;
+    prefilling their common prompt (`prefilled` tokens) took `prefill_s`.
     """
 
     rows: int
@@ -117,10 +108,6 @@ class StepTiming:
 
 @dataclass(frozen=True, slots=True)
 class TimedEngine:
-    """Holds the engine to measure, which has no requests, its limits (`slots` sequences of at most
-    `context_max` tokens), the number of tokens in its vocabulary, and the clock.
-    """
-
     engine: Engine
     slots: int
     context_max: int
@@ -130,7 +117,7 @@ class TimedEngine:
 
 def measure_points(timing: TimedEngine) -> Iterator[StepTiming]:
     """Measure every batch size (powers of two up to `slots`, and `slots`) at every length of
-    `KV_SHARES`: short sequences first, and of one length small batches first.
+    `KV_SHARES`.
     """
     rows = _batch_sizes(timing.slots)
     room = timing.context_max - STEPS - 1
@@ -144,10 +131,10 @@ def measure_points(timing: TimedEngine) -> Iterator[StepTiming]:
 def fit_profile(
     engine: str, model: str, slots: int, context_max: int, points: Sequence[StepTiming]
 ) -> EngineProfile:
-    """Fit both forms of a roofline to the points, and return the profile with the one that has the
-    smaller median error. The forms: the engine reads memory while it computes, so the longer of the
-    two counts (`overlapping`); or it reads and then computes. The caller adds the device.
+    """Returns the profile with that form of a roofline that has the smaller median error at the
+    points. The caller adds the device.
     """
+    # The engine reads memory while it computes, or reads and then computes.
     fits = [fit_roofline(points, overlapping) for overlapping in (True, False)]
     roofline = min(fits, key=lambda fit: float(np.median(relative_errors(fit, points))))
     errors = relative_errors(roofline, points)
@@ -167,8 +154,8 @@ def fit_profile(
 
 def fit_roofline(points: Sequence[StepTiming], overlapping: bool) -> Roofline:
     """Returns the roofline of this form with the least sum of squared relative errors at the
-    points. With `overlapping` the time of each point is that of its memory reads or that of its
-    arithmetic, whichever is longer, plus a constant overhead; otherwise it is their sum.
+    points. With `overlapping` a point takes the longer of memory reads and arithmetic, plus a
+    constant overhead; otherwise their sum.
     """
     rows = np.array([p.rows for p in points], np.float64)
     kv = np.array([p.kv_tokens for p in points], np.float64)
@@ -185,7 +172,7 @@ def fit_roofline(points: Sequence[StepTiming], overlapping: bool) -> Roofline:
 
 
 def relative_errors(roofline: Roofline, points: Sequence[StepTiming]) -> FloatArray:
-    """Returns the relative error of the roofline's step time at each point, as absolute values."""
+    """Returns the absolute relative error of the roofline's step time at each point."""
     return np.array(
         [abs(roofline.step_s(p.rows, p.kv_tokens) / p.seconds - 1) for p in points], np.float64
     )
@@ -198,11 +185,8 @@ def _fit_alternating(
     reading: NDArray[np.bool_],
     prefill: float,
 ) -> Roofline:
-    """Fit the overlapped form. `reading` is a first guess of the points at which memory reads take
-    longer than arithmetic. The fit alternates: compute the constants for this assignment of points,
-    then assign each point again by these constants, until the assignment no longer changes or
-    `ALTERNATIONS_MAX` is reached.
-    """
+    # `reading` guesses the points at which memory reads take longer than arithmetic; each round
+    # fits the constants for this assignment, and assigns the points again by them.
     weights = token = row = overhead = 0.0
     for _ in range(ALTERNATIONS_MAX):
         by_reads = reading.astype(np.float64)
@@ -216,36 +200,30 @@ def _fit_alternating(
 
 
 def _solve(columns: Sequence[FloatArray], seconds: FloatArray) -> list[float]:
-    """Returns the coefficients with which the columns add up to `seconds`, with the least squared
-    relative errors. No coefficient is negative: a column that would get a negative one is left out
-    and gets 0.
-    """
-    kept = list(range(len(columns)))
-    while kept:
-        matrix = np.stack([columns[n] / seconds for n in kept], axis=1)
+    active = list(range(len(columns)))
+    while active:
+        matrix = np.stack([columns[n] / seconds for n in active], axis=1)
         solved = np.linalg.lstsq(matrix, np.ones(len(seconds)), rcond=None)[0]
         if (solved >= 0).all():
-            by_column = dict(zip(kept, solved.tolist(), strict=True))
+            by_column = dict(zip(active, solved.tolist(), strict=True))
             return [by_column.get(n, 0.0) for n in range(len(columns))]
-        kept.remove(kept[int(solved.argmin())])
+        # No coefficient may be negative: this column is left out and gets 0.
+        active.remove(active[int(solved.argmin())])
     return [0.0] * len(columns)
 
 
-def _batch_sizes(most: int) -> list[int]:
-    """Returns the powers of two below `most`, and `most`."""
+def _batch_sizes(slots: int) -> list[int]:
     counts = [1]
-    while counts[-1] * 2 < most:
+    while counts[-1] * 2 < slots:
         counts.append(counts[-1] * 2)
-    return [*counts, most] if most > 1 else counts
+    return [*counts, slots] if slots > 1 else counts
 
 
 def _measure(timing: TimedEngine, rows: int, length: int) -> StepTiming:
-    """Measure one point: submit `rows` sequences with one prompt of `length` tokens, and time
-    `STEPS` calls of `poll(0)`. Each call makes one decode step, and the first one also prefills.
-    """
     engine, names = timing.engine, [f"{rows}.{length}.{n}" for n in range(rows)]
     for name in names:
         engine.submit(_request(name, length, timing.vocabulary, rows))
+    # Each call makes one decode step, and the first one also prefills.
     times = [_step(timing) for _ in range(STEPS)]
     # Other load on this machine can only make a step slower, so a low quantile is taken.
     seconds = float(np.quantile(times[1 + SKIPPED_STEPS :], FASTEST_SHARE))
@@ -264,9 +242,8 @@ def _step(timing: TimedEngine) -> float:
 
 
 def _request(name: str, length: int, vocabulary: int, seed: int) -> GenerationRequest:
-    """Returns a request. All requests of one point have the same group and prompt, so the engine
-    prefills the prompt once. Requests of different points share neither.
-    """
+    # Requests of one point share group and prompt, so the engine prefills it once; different points
+    # share neither.
     tokens = (np.arange(length) * 7 + seed) % vocabulary
     nothing = np.zeros(0, np.float32)
     sources = np.full(length, PROMPT, np.uint8)

@@ -1,8 +1,6 @@
 """Implements the part that all engines of this project share (`QueuedEngine`): the state of each
-trajectory, the emissions (new tokens that `poll` returns), and the counts.
-
-All tokens are emitted before the version changes, so an emission names the version that generated
-its tokens (invariant 3).
+trajectory, the emissions, and the counts. All tokens are emitted before the version changes, so an
+emission names the version that generated its tokens (invariant 3).
 """
 
 import time
@@ -31,9 +29,9 @@ NO_TOKENS: tuple[Tokens, Floats] = np.zeros(0, np.uint32), np.zeros(0, np.float3
 
 
 class EngineWeights(Protocol):
-    """Holds the weights that an engine serves. The engine forwards its calls `prepare`, `update`
-    and `read_back` to `prepare`, `load` and `compare` here. After a failed `load` the weights are a
-    mixture of two versions.
+    """Holds the weights that an engine serves; the engine forwards `prepare`, `update` and
+    `read_back` to `prepare`, `load` and `compare`. After a failed `load` the weights are a mixture
+    of two versions.
     """
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate: ...
@@ -47,8 +45,7 @@ class EngineWeights(Protocol):
 
 class QueuedSequence:
     """Holds the state of one trajectory in an engine. `length` counts all of its tokens,
-    `generated` those that an engine generated. `finish` is set when a turn is over: at a stop
-    token or where no more tokens are allowed.
+    `generated` those that an engine generated. `finish` is set when a turn is over.
     """
 
     def __init__(self, request: GenerationRequest, context_max: int) -> None:
@@ -60,20 +57,20 @@ class QueuedSequence:
 
     @property
     def room(self) -> int:
-        """The number of tokens that it may still generate within `tokens_max` and the context."""
-        left = self.request.sampling.tokens_max - self.generated
-        return max(0, min(left, self.context_max - self.length))
+        """How many tokens it may still generate within `tokens_max` and the context."""
+        turn_room = self.request.sampling.tokens_max - self.generated
+        return max(0, min(turn_room, self.context_max - self.length))
 
     def append(self, tokens: Tokens, noise: str) -> Tokens:
-        """Add the environment's tokens after a stop. Returns the tokens for which the context has
-        room; the others are dropped. The next turn draws by the name `noise`, unless it is empty.
+        """Add the environment's tokens after a stop. Returns those for which the context has room;
+        the others are dropped. The next turn draws by the name `noise`, unless it is empty.
         """
         if noise:
             self.request = replace(self.request, noise=noise)
-        kept = tokens[: max(0, self.context_max - self.length)]
-        self.length += len(kept)
+        appended = tokens[: max(0, self.context_max - self.length)]
+        self.length += len(appended)
         self.finish = None
-        return kept
+        return appended
 
 
 SequenceType = TypeVar("SequenceType", bound=QueuedSequence)
@@ -83,14 +80,9 @@ class QueuedEngine(ABC, Generic[SequenceType]):
     """Implements `Engine` for at most `slots` running sequences.
 
     A sequence is waiting, running (in a row of the batch), parked after a stop, or ready to
-    continue after the environment appended tokens. Parked and ready sequences use no slot. Their KV
-    is kept while there is room for it: `_evict_one` drops that of the sequence parked longest, and
-    its tokens are prefilled again when it continues. Ready sequences enter before waiting ones.
-
-    The calls of `Engine` move sequences between these states; an engine adds how sequences are
-    decoded (`_open`, `_enter`, `_step`, `_collect`, `_park`, `_evict`, `_release`, `_kv`) and its
-    weights. Requests and appended tokens are checked before anything changes; errors name the
-    trajectory or the parameter.
+    continue after the environment appended tokens. Parked and ready ones use no slot; their KV is
+    kept while there is room, else their tokens are prefilled again. Ready sequences enter before
+    waiting ones. Requests and appended tokens are checked before anything changes.
     """
 
     _weights: EngineWeights
@@ -100,10 +92,10 @@ class QueuedEngine(ABC, Generic[SequenceType]):
         self.slots, self.context_max, self.vocabulary = slots, context_max, vocabulary
         self._known: dict[str, SequenceType] = {}
         self._waiting: deque[SequenceType] = deque()
+        # Those that wait for their environment, the one parked longest first.
         self._parked: dict[str, SequenceType] = {}
-        """Sequences that wait for their environment, the one parked longest first."""
+        # Those of the parked ones whose KV may still be kept, in the same order.
         self._cached: dict[str, SequenceType] = {}
-        """Those of the parked sequences whose KV may still be kept, in the same order."""
         self._ready: deque[SequenceType] = deque()
         self._outbox: list[Emission] = []
         self._serving = True
@@ -119,27 +111,25 @@ class QueuedEngine(ABC, Generic[SequenceType]):
 
     @abstractmethod
     def _open(self, request: GenerationRequest) -> SequenceType:
-        """Returns a new sequence. Raises `EngineRefused` if this engine cannot serve the
-        request.
+        """Returns a new sequence. Raises `EngineRefused` for a request that this engine cannot
+        serve.
         """
 
     @abstractmethod
     def _enter(self, sequence: SequenceType) -> bool:
-        """Prefill the tokens that are not cached and run the sequence, the first of the ready or of
-        the waiting ones. Returns False, and changes nothing, if it does not fit now.
+        """Prefill the tokens that are not cached and run the first ready or waiting sequence.
+        Returns False, and changes nothing, if it does not fit now.
         """
 
     @abstractmethod
     def _step(self, end_s: float) -> bool:
-        """Decode once for all rows. Returns whether `poll` may continue: False once `end_s`, a time
-        of the engine's clock, has passed.
+        """Decode once for all rows. Returns False once `end_s`, a time of the engine's clock, has
+        passed.
         """
 
     @abstractmethod
     def _collect(self, sequence: SequenceType) -> tuple[Tokens, Floats, Drafts | None]:
-        """Returns the tokens that were generated and not collected yet; no tokens for a sequence
-        that does not run.
-        """
+        """Returns the tokens that were not collected yet; none for a sequence that does not run."""
 
     @abstractmethod
     def _park(self, sequence: SequenceType) -> None:
@@ -155,15 +145,12 @@ class QueuedEngine(ABC, Generic[SequenceType]):
 
     @abstractmethod
     def _kv(self) -> tuple[int, int]:
-        """Returns the tokens of the KV cache that running sequences use, and its capacity in
-        tokens. The KV of parked sequences is not counted, because it gives way to that of others.
-        """
+        """Returns the KV tokens of running sequences, and the capacity in tokens."""
 
     def _drafts(self) -> DraftStats:
         return DraftStats()
 
     def _load(self, update: WeightUpdate, mode: UpdateMode) -> None:
-        """Serve the weights of `update`, after all tokens were emitted."""
         self._weights.load(update)
 
     # ---- the contract --------------------------------------------------------------------------
@@ -222,6 +209,7 @@ class QueuedEngine(ABC, Generic[SequenceType]):
             raise EngineRefused(
                 f"keep_version: {len(self._known)} trajectories are still here; nothing was changed"
             )
+        # Emitted under the version that generated them (invariant 3).
         self._flush()
         self._serving = False
         self._load(update, mode)
@@ -262,11 +250,9 @@ class QueuedEngine(ABC, Generic[SequenceType]):
     # ---- states --------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Run ready sequences and then waiting ones, each in their order, while slots are free. A
-        sequence without room ends without another token.
-        """
         while (queue := self._ready or self._waiting) and len(self._rows) < self.slots:
             sequence = queue[0]
+            # It ends without another token.
             if not sequence.room:
                 self._end_turn(sequence, "length")
             elif not self._enter_or_evict(sequence):
@@ -274,33 +260,30 @@ class QueuedEngine(ABC, Generic[SequenceType]):
             queue.popleft()
 
     def _enter_or_evict(self, sequence: SequenceType) -> bool:
-        """Run the sequence; if it does not fit, drop the KV of parked sequences until it does, and
-        at last its own. Returns False if running sequences leave no room for it.
-        """
         while not self._enter(sequence):
             if not self._evict_one():
+                # At last its own KV: only running sequences leave it no room then.
                 self._evict(sequence)
                 return self._enter(sequence)
         return True
 
     def _evict_one(self) -> bool:
-        """Drop the KV of the sequence that was parked longest; returns False if none has any."""
         if not self._cached:
             return False
+        # The one that was parked longest.
         self._evict(self._cached.pop(next(iter(self._cached))))
         return True
 
     def _evict_all(self) -> None:
-        """Drop the KV of all parked and ready sequences; each gets it again when it continues."""
         while self._evict_one():
             pass
         for sequence in self._ready:
             self._evict(sequence)
 
     def _end_turn(self, sequence: SequenceType, finish: Literal["stop", "length"]) -> None:
-        """Emit the last tokens of a turn, and park the sequence if more may be appended."""
         sequence.finish = finish
         self._emit(sequence)
+        # More may be appended.
         if sequence.request.hold and finish == "stop":
             name = sequence.trajectory
             self._parked[name] = self._cached[name] = sequence
@@ -310,8 +293,8 @@ class QueuedEngine(ABC, Generic[SequenceType]):
             del self._known[sequence.trajectory]
 
     def _flush(self) -> None:
-        """Emit all generated tokens; those of parked sequences are emitted already."""
         for name, sequence in self._known.items():
+            # Tokens of parked sequences are emitted already.
             if name not in self._parked:
                 self._emit(sequence)
 
@@ -324,7 +307,7 @@ class QueuedEngine(ABC, Generic[SequenceType]):
             self._outbox.append(emission)
 
     def _sent(self) -> list[Emission]:
-        """Empty the outbox and return it; [] after a failed update until another one succeeds."""
+        # A failed update leaves a mixture of weights until another one succeeds.
         if not self._serving:
             return []
         emissions, self._outbox = self._outbox, []
@@ -333,8 +316,8 @@ class QueuedEngine(ABC, Generic[SequenceType]):
 
 def check_request(request: GenerationRequest, context_max: int, vocabulary: int) -> None:
     """Raise `EngineRefused` for a request that no engine of this context and vocabulary can serve,
-    for instance one that leaves no room for a generated token. A resumed trajectory may fill the
-    context exactly.
+    e.g. one that leaves no room for a generated token. A resumed trajectory may fill the context
+    exactly.
     """
     name, count = request.trajectory, len(request.tokens)
     if not count:
@@ -357,7 +340,6 @@ def _check_tokens(name: str, tokens: Tokens, vocabulary: int) -> None:
 
 
 def _check_sampling(sampling: Sampling, vocabulary: int) -> None:
-    """Raise `EngineRefused` at the first parameter that cannot be served; the error names it."""
     if sampling.temperature < 0 or not sampling.temperature < float("inf"):
         raise EngineRefused(f"sampling.temperature {sampling.temperature} is not 0 or above")
     if sampling.top_k < 0 or not 0 < sampling.top_p <= 1:

@@ -1,9 +1,6 @@
 """Computes how long a decode step lasts, from the time to read weights and KV cache and the time of
-the arithmetic (the roofline model: Williams, Waterman, Patterson, 2009).
-
-A `Roofline` holds the speeds of one model on one machine. The engine `paced` waits by it in real
-time, the simulator in virtual time, and `rollstream profile` fits it to a real engine. All
-functions are pure, and times are in seconds.
+the arithmetic (the roofline model: Williams, Waterman, Patterson, 2009). All functions are pure,
+and times are in seconds.
 """
 
 from dataclasses import dataclass
@@ -12,19 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 NEARLY_FREE = 1.25
-"""Rows are added to a batch nearly for free as long as the decode step of the whole batch lasts at
-most this many times as long as a step of a single row.
+"""Rows are nearly free while the step of the whole batch lasts at most this many times as long as
+that of a single row.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
     """Seconds of the parts of a decode step: `weights_s` to read all weights once, `kv_token_s` to
-    read one token of the KV cache, `row_s` for the arithmetic of one row (a sequence of the batch),
-    `overhead_s` for everything else. Prefill takes `prefill_token_s` per token, between steps.
+    read one token of the KV cache, `row_s` for the arithmetic of one row, `overhead_s` for
+    everything else. Prefill takes `prefill_token_s` per token, between steps.
 
-    An accelerator reads while it computes (`overlapping`), so the longer of reading and arithmetic
-    counts; on a CPU they add up.
+    An accelerator reads while it computes (`overlapping`), so the longer of the two counts; on a
+    CPU they add up.
     """
 
     weights_s: float
@@ -43,18 +40,17 @@ class Roofline:
         return longer + self.overhead_s
 
     def ends_s(self, rows: int, kv_tokens: float, steps: int) -> NDArray[np.float64]:
-        """Returns the times from now at which the next `steps` decode steps of the same rows end.
-        The cache holds `kv_tokens` tokens now, and each row adds one token per step.
+        """Returns the times from now at which the next `steps` decode steps of the same rows end,
+        with `kv_tokens` in the cache now.
         """
+        # Each row adds one token per step.
         cached = kv_tokens + rows * np.arange(steps, dtype=np.float64)
         reading, computing = self.weights_s + cached * self.kv_token_s, rows * self.row_s
         longer = np.maximum(reading, computing) if self.overlapping else reading + computing
         return np.cumsum(longer + self.overhead_s)
 
     def prefill_s(self, tokens: int) -> float:
-        """Returns the time to prefill this many tokens, by which the next decode step is
-        delayed.
-        """
+        """Returns the time to prefill these tokens, by which the next decode step is delayed."""
         return tokens * self.prefill_token_s
 
 
@@ -67,9 +63,9 @@ def roofline_of_hardware(
     overhead_s: float,
 ) -> Roofline:
     """Returns the roofline of a model on an accelerator. The model has `model_bytes` of weights,
-    `kv_token_bytes` of KV cache and `token_flops` floating-point operations per token; the
-    accelerator reads `bandwidth` bytes and computes `flops` operations per second. Prefill is
-    assumed to be limited by arithmetic alone.
+    `kv_token_bytes` of KV cache and `token_flops` operations per token; the accelerator reads
+    `bandwidth` bytes and computes `flops` operations per second. Prefill is assumed to be limited
+    by arithmetic alone.
     """
     return Roofline(
         weights_s=model_bytes / bandwidth,
@@ -82,9 +78,9 @@ def roofline_of_hardware(
 
 def batch_max(roofline: Roofline, slots: int) -> int:
     """Returns B_max: the largest batch, from 1 to `slots` rows, whose decode step lasts at most
-    `NEARLY_FREE` times as long as a step of one row. Reads of the KV cache are left out: a sequence
-    costs the same reads on whichever rollout it runs.
+    `NEARLY_FREE` times as long as a step of one row.
     """
+    # Without reads of the KV cache: a sequence costs the same reads on whichever rollout it runs.
     limit = NEARLY_FREE * roofline.step_s(1, 0)
     few, many = 1, slots
     while few < many:

@@ -1,10 +1,6 @@
-"""Holds the sequences of the paced engine, which generates without a model: `PacedSequence` draws
-the tokens and the length of one trajectory, and `PacedBatch` decides, as vLLM's scheduler does,
-which sequences run and which must wait.
-
-The batch never exceeds the KV capacity, a number of tokens whose attention keys and values (KV) can
-be cached. docs/explanation/paced-engine.md lists the parts of vLLM's scheduler that are not
-modelled.
+"""Holds the sequences of the paced engine: `PacedSequence` draws the tokens and the length of one
+trajectory, `PacedBatch` decides, as vLLM's scheduler does, which run and which wait.
+docs/explanation/paced-engine.md lists the parts of vLLM's scheduler that are not modelled.
 """
 
 from dataclasses import dataclass, field
@@ -22,14 +18,13 @@ from rollstream.streams.values import Floats, Tokens
 
 
 class PacedSequence(QueuedSequence):
-    """Counts the tokens of one trajectory instead of storing them: a token follows from (seed,
-    trajectory, position) and the vocabulary alone (invariant 10), so it is drawn when it is emitted
-    (`take`). Of `length` tokens `cached` have KV; `emitted` were emitted or came with the request.
+    """Counts the tokens of one trajectory: a token follows from (seed, trajectory, position) and
+    the vocabulary alone (invariant 10), so it is drawn when it is emitted. Of `length` tokens
+    `cached` have KV; `emitted` were emitted or came with the request.
 
-    A turn is the generation up to a stop token or a limit. It ends at length `end`: at the drawn
-    length `stop_at`, with a stop token as its last, or before that at `tokens_max` or where the
-    context is full, without a stop token. All other tokens are uniform over the tokens that are no
-    stop tokens. If the request names no stop tokens, `stop_at` is −1 (never).
+    A turn ends at length `end`: at the drawn length `stop_at` (−1: never), with a stop token as its
+    last, or before that at `tokens_max` or a full context. Other tokens are uniform over those that
+    are no stop tokens.
     """
 
     def __init__(
@@ -40,44 +35,38 @@ class PacedSequence(QueuedSequence):
         self.key = _key(request)
         self.prompt: Tokens = request.tokens[request.sources == PROMPT]
         self.emitted, self.cached = self.length, 0
-        given = np.flatnonzero(request.sources != GENERATED)
-        self._begin_turn(int(given[-1]) + 1 if len(given) else 0)
+        input_positions = np.flatnonzero(request.sources != GENERATED)
+        self._begin_turn(int(input_positions[-1]) + 1 if len(input_positions) else 0)
 
     @property
     def pending(self) -> int:
-        """The number of tokens that are generated and not emitted."""
         return self.length - self.emitted
 
     def gain(self, steps: int) -> None:
-        """Count one generated token per step; each step caches the token before the new one."""
         self.length += steps
         self.generated += steps
+        # Each step caches the token before the new one.
         self.cached += steps
         if self.length >= self.end:
             self.finish = "stop" if self.length == self.stop_at else "length"
 
     def append(self, tokens: Tokens, noise: str) -> Tokens:
-        kept = super().append(tokens, noise)
+        appended = super().append(tokens, noise)
         self.key = _key(self.request)
         self.emitted = self.length
         self._begin_turn(self.length)
-        return kept
+        return appended
 
     def take(self) -> tuple[Tokens, Floats]:
-        """Returns all tokens that were not emitted yet, with their log-probabilities, and count
-        them as emitted.
-        """
         tokens = self._tokens(self.emitted, self.length)
         self.emitted = self.length
         return tokens, np.full(len(tokens), -log(self.vocabulary), np.float32)
 
     def _begin_turn(self, begin: int) -> None:
-        """Set the length at which the turn ends that began at length `begin`, within the limits.
-        The draw depends on `begin`, so a resumed turn has the same end.
-        """
         request = self.request
         self.end, self.stop_at = self.length + self.room, -1
         if request.sampling.stop:
+            # The draw depends on `begin`, so a resumed turn has the same end.
             turn = self.lengths.draw(request.seed, self.prompt, request.noise_name, begin)
             self.stop_at = max(begin + turn, self.length + 1)
             self.end = min(self.end, self.stop_at)
@@ -105,22 +94,18 @@ enters last is preempted at once.
 
 @dataclass(slots=True)
 class PacedBatch:
-    """Keeps the running sequences within the KV `capacity`. The cache of a parked sequence, which
-    waits for its environment's reply, uses the capacity too, until the engine (`QueuedEngine`)
-    drops it. The engine has the slots and the queues: it calls `enter` for the first sequence of a
-    queue, and `make_room` before it decodes; before it preempts, it drops the caches of parked
-    sequences while the batch `is_short`.
+    """Keeps the running sequences within the KV `capacity`, in tokens. The cache of parked
+    sequences uses it too, until the engine (`QueuedEngine`) drops it while the batch `is_short`,
+    before it preempts.
 
     * First come, first served: the first sequence enters when a slot is free and its tokens fit; no
       other overtakes it. A new sequence must leave `SPARE_SHARE` of the capacity free for the
       growth of the running ones.
-    * When a step needs more capacity than is left, the sequence that entered last is preempted: its
-      cache is dropped, it waits at the head of the queue, and it is prefilled again when it enters.
-    * There is always progress, because one sequence alone fits (a context has at most `capacity`
-      tokens).
+    * When a step needs more capacity, the sequence that entered last is preempted: its cache is
+      dropped, it waits at the head of the queue, and it is prefilled again when it enters.
+    * There is always progress: one sequence alone fits (a context has at most `capacity` tokens).
 
-    A running sequence has KV for all of its tokens but the newest, which is the input of the next
-    step.
+    A running sequence has KV for all of its tokens but the newest, the input of the next step.
     """
 
     capacity: int
@@ -129,7 +114,6 @@ class PacedBatch:
     used: int = 0
     """Cached tokens of running, parked and ready sequences."""
     preempted: int = 0
-    """The number of times that a sequence lost its cache."""
 
     def enter(self, sequence: PacedSequence) -> int | None:
         """Run a sequence; returns the number of tokens to prefill, None if it does not fit now."""
@@ -144,12 +128,11 @@ class PacedBatch:
         return missing
 
     def is_short(self) -> bool:
-        """Whether the rows cannot all cache one more token."""
         return bool(self.rows) and self.used + len(self.rows) > self.capacity
 
     def make_room(self) -> list[PacedSequence]:
-        """Preempt sequences until each of `rows` that remains can cache one more token. Returns the
-        preempted ones, first the one that entered last.
+        """Preempt sequences until each row can cache one more token. Returns the preempted ones,
+        first the one that entered last.
         """
         lost: list[PacedSequence] = []
         while self.is_short():
@@ -166,7 +149,6 @@ class PacedBatch:
         return max(1, min(soonest, (self.capacity - self.used) // len(self.rows)))
 
     def gain(self, steps: int) -> None:
-        """Count one generated token per row and step."""
         for row in self.rows:
             row.gain(steps)
         self.used += steps * len(self.rows)
@@ -176,8 +158,6 @@ class PacedBatch:
         sequence.cached = 0
 
     def _fits(self, sequence: PacedSequence) -> bool:
-        """Returns whether a waiting sequence fits, with the token that every row, also the new one,
-        caches in the next step.
-        """
         spare = int(SPARE_SHARE * self.capacity) if self.rows else 0
+        # Every row, also the new one, caches a token in the next step.
         return self.used + sequence.length + len(self.rows) + spare <= self.capacity

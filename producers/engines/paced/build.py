@@ -30,9 +30,9 @@ def open_paced(
     slots: int,
     context_max: int,
 ) -> PacedEngine:
-    """Open the engine `paced`. Its steps take the time that a model on the described accelerator
-    would take, divided by `settings.time_scale`; its tokens are below `vocabulary`. `tensors` are
-    served as `version` and updated like a model's, but compute nothing.
+    """Open the engine `paced`. Its steps take the time of a model on the described accelerator,
+    divided by `settings.time_scale`; its tokens are below `vocabulary`. `tensors` are served as
+    `version` and updated like a model's, but compute nothing.
     """
     kv_tokens = settings.kv_tokens
     shape = PacedShape(
@@ -48,8 +48,7 @@ def open_paced(
 
 
 def roofline_from(settings: RooflineSettings) -> Roofline:
-    """Returns the roofline, which gives the time of a step by its batch and KV cache: that of the
-    profile file if the settings name one (`rollstream profile` measures it), else that of the
+    """Returns the roofline of the settings' profile file (`rollstream profile`), else of the
     accelerator and model that they describe.
     """
     if settings.profile is not None:
@@ -65,11 +64,11 @@ def roofline_from(settings: RooflineSettings) -> Roofline:
 
 
 def lengths_from(settings: LengthSettings) -> LengthSampler:
-    """Returns a sampler of answer lengths: from the recorded lengths of a trace if the settings
-    name one, else from their mixture of log-normal parts, else from one log-normal distribution.
+    """Returns a sampler of the settings' trace, else of their mixture, else of one log-normal
+    distribution.
     """
     if settings.trace is not None:
         return LengthSampler(read_trace(settings.trace), settings.correlation)
     parts = [(part.weight, LogNormal(part.median, part.p99)) for part in settings.parts]
-    whole = LogNormal(settings.median, settings.p99)
-    return LengthSampler(mixture_of(parts or [(1.0, whole)]), settings.correlation)
+    distribution = LogNormal(settings.median, settings.p99)
+    return LengthSampler(mixture_of(parts or [(1.0, distribution)]), settings.correlation)

@@ -1,10 +1,6 @@
-"""Implements the engine contract (`Engine`) without a model (`PacedEngine`), so that a run with
-many fast rollouts can be measured on a small machine. The length of an answer is drawn, its tokens
-are pseudo-random, and a decode step takes the time that a formula gives for its batch and the used
-KV cache (`Roofline`).
-
-Weights are served, patched and compared as in a real engine, though no step computes with them.
-docs/explanation/paced-engine.md describes the model of lengths, time and KV capacity.
+"""Implements `Engine` without a model (`PacedEngine`), so that a run with many fast rollouts can be
+measured on a small machine: lengths are drawn, tokens are pseudo-random, and a decode step takes
+the time of a `Roofline`. docs/explanation/paced-engine.md describes the model.
 """
 
 import time
@@ -33,22 +29,20 @@ from rollstream.streams.values import Floats, Tokens, Version
 
 
 class EngineClock(Protocol):
-    """The clock of the simulated accelerator, on which the engine measures. Its seconds may pass
-    faster than those of the caller's clock.
+    """The clock of the simulated accelerator. Its seconds may pass faster than those of the
+    caller's clock.
     """
 
     @property
     def scale(self) -> float:
-        """The number of accelerator seconds in one second of the caller's clock."""
+        """Accelerator seconds in one second of the caller's clock."""
         ...
 
     def now(self) -> float:
         """Returns the accelerator seconds since an arbitrary start."""
         ...
 
-    def wait_until(self, at_s: float) -> None:
-        """Sleep until `now` is at least `at_s`."""
-        ...
+    def wait_until(self, at_s: float) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +62,14 @@ class ScaledClock:
 
 
 CATCH_UP_S_MAX = 1.0
-"""Longest time, in the caller's seconds, for which `poll` makes up the steps that would have ended
-since the previous poll. A longer pause means that the process was stopped, and then a real engine
-would not have decoded either.
+"""Longest time, in the caller's seconds, for which `poll` makes up steps. A longer pause means that
+the process was stopped, and a real engine would not have decoded either.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class PacedShape:
-    """Describes the engine: its capacity (`slots`, tokens of one context, tokens in the KV cache),
-    its vocabulary, its speed (`roofline`) and the lengths of answers. New tokens of a running
-    trajectory are returned whenever there are `emit_every` of them.
-    """
+    """Describes the engine's capacity, vocabulary, speed (`roofline`) and lengths of answers."""
 
     slots: int
     context_max: int
@@ -91,13 +81,12 @@ class PacedShape:
 
 
 class PacedEngine(QueuedEngine[PacedSequence]):
-    """Implements `Engine`; `PacedBatch` holds the sequences. `tensors` are the weights of
-    `version`, under any names and of any shapes; they are copied.
+    """Implements `Engine`. `tensors` are the weights of `version`, under any names and of any
+    shapes; they are copied.
 
-    Until the next event (a turn ends, tokens are due, the cache is full) all step times are known
-    beforehand. So `poll` sleeps until that event and then counts all steps before it at once: the
-    engine needs little processor time, however many steps pass. Steps that would have ended while
-    the caller was busy are made up, because an accelerator would have continued meanwhile.
+    All step times until the next event (a turn ends, tokens are due, the cache is full) are known
+    beforehand. So `poll` sleeps until that event and counts all steps before it at once: the engine
+    needs little processor time, however many steps pass.
     """
 
     def __init__(
@@ -118,12 +107,11 @@ class PacedEngine(QueuedEngine[PacedSequence]):
         self._shape, self._pace = shape, pace
         self._weights = _served(tensors, version)
         self._batch = PacedBatch(shape.kv_capacity)
+        # When the newest step ended, on the engine's clock.
         self._at_s = pace.now()
-        """When the newest step ended, on the engine's clock."""
 
     @property
     def preempted(self) -> int:
-        """How often a sequence lost its KV cache because the capacity was full."""
         return self._batch.preempted
 
     @property
@@ -131,12 +119,13 @@ class PacedEngine(QueuedEngine[PacedSequence]):
         return self._batch.rows
 
     def poll(self, deadline_s: float) -> list[Emission]:
-        """Returns new emissions as `Engine.poll` does: make up the steps that have ended since the
-        last poll, and if there are no emissions then, wait for further steps until `deadline_s`
-        from now, at least for one, even if it ends after that.
+        """Returns new emissions as `Engine.poll` does; waits for one step at least, even if it ends
+        after the deadline.
         """
         end_s = self._pace.now() + deadline_s * self._pace.scale
         late = CATCH_UP_S_MAX * self._pace.scale
+        # Steps that would have ended while the caller was busy are made up: an accelerator would
+        # have continued.
         self._at_s = max(self._at_s, self._pace.now() - late)
         while self._serving and not (self._outbox and self._at_s >= self._pace.now()):
             self._admit()
@@ -145,9 +134,7 @@ class PacedEngine(QueuedEngine[PacedSequence]):
         return self._sent()
 
     def stats(self) -> EngineStats:
-        """Returns the statistics. `busy_s` is the time that prefill and decode took, in seconds of
-        the caller's clock.
-        """
+        """Returns the statistics; `busy_s` is in seconds of the caller's clock."""
         return replace(super().stats(), busy_s=self._busy_s / self._pace.scale)
 
     @torch.inference_mode()
@@ -188,17 +175,14 @@ class PacedEngine(QueuedEngine[PacedSequence]):
         self._busy_s += seconds
 
     def _step(self, end_s: float) -> bool:
-        """Make those of the steps up to the next event that have ended by now. If the outbox (the
-        emissions for the caller) is empty, first wait for the steps that end by `end_s`, at least
-        for one. Returns whether `poll` may continue: False if no step has ended, or if it is
-        `end_s` and the outbox is empty.
-        """
         batch, now, can_wait = self._batch, self._pace.now(), not self._outbox
+        # Only the steps up to the next event, whose times are known.
         steps, rows = batch.steps_max(self._shape.emit_every), len(batch.rows)
         ends = self._at_s + self._shape.roofline.ends_s(rows, batch.used, steps)
         if ends[0] > now and not can_wait:
             return False
         if ends[-1] > now and can_wait:
+            # Wait for one step at least.
             last = max(float(ends[0]), min(float(ends[-1]), end_s))
             self._pace.wait_until(last)
             now = max(last, self._pace.now())
@@ -234,13 +218,12 @@ class PacedEngine(QueuedEngine[PacedSequence]):
 
 
 def _served(tensors: Mapping[str, torch.Tensor], version: Version) -> ServedWeights:
-    """Returns copies of all tensors, in the form in which weights are served and compared."""
-    kept, tied = untie(tensors)
+    untied, tied = untie(tensors)
     places = {
-        name: (WeightView(tensor.detach().clone().contiguous()),) for name, tensor in kept.items()
+        name: (WeightView(tensor.detach().clone().contiguous()),) for name, tensor in untied.items()
     }
     others: dict[str, tuple[str, ...]] = {}
     for name, owner in tied.items():
         others[owner] = (*others.get(owner, ()), name)
-    shapes = {name: tuple(tensor.shape) for name, tensor in kept.items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in untied.items()}
     return ServedWeights(places, shapes, others, held=version)

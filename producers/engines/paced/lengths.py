@@ -1,10 +1,6 @@
-"""Draws the lengths of answers, in tokens, for the engine `paced`, which generates without a model:
-from a long-tailed distribution or from recorded lengths (`LengthSampler`).
-
-A length is a function of (seed, prompt, trajectory, first token of the turn) alone, so it is the
-same on every rollout and after every move (invariant 10). Lengths of answers to one prompt are
-correlated: a normal draw of the prompt and one of the trajectory are added, and their sum selects
-a quantile (a Gaussian copula). So a distribution keeps its shape at any correlation.
+"""Draws the lengths of answers, in tokens, for the engine `paced`. A length is a function of (seed,
+prompt, trajectory, first token of the turn) alone, so it is the same on every rollout and after
+every move (invariant 10).
 """
 
 from collections.abc import Sequence
@@ -24,15 +20,12 @@ from rollstream.streams.values import Tokens
 NORMAL = NormalDist()
 P99 = NORMAL.inv_cdf(0.99)
 LENGTH_POSITIONS_FROM = 1 << 40
-"""The random numbers (`uniforms`) of positions from this one on draw lengths; those of lower
-positions draw tokens.
+"""Random numbers (`uniforms`) of positions from this one on draw lengths; lower ones draw tokens.
 """
 HALVINGS = 60  # of an interval of log-lengths: its width is then below one token at any length
 
 
 class LengthDistribution(Protocol):
-    """Describes how long answers are, by quantiles; the three classes below implement it."""
-
     def quantile(self, share: float) -> float:
         """Returns the length that this share of all answers does not exceed, `share` in (0, 1)."""
         ...
@@ -40,23 +33,19 @@ class LengthDistribution(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LogNormal:
-    """The log-normal distribution of which half of the answers are shorter than `median` and one in
-    a hundred is longer than `p99`.
-    """
+    """The log-normal distribution with this median and 99th percentile."""
 
     median: float
     p99: float
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the logarithm."""
         return log(self.p99 / self.median) / P99
 
     def quantile(self, share: float) -> float:
         return self.median * exp(self.spread * NORMAL.inv_cdf(share))
 
     def share(self, length: float) -> float:
-        """Returns the share of answers that are at most this long."""
         if not self.spread:
             return float(length >= self.median)
         return NORMAL.cdf(log(length / self.median) / self.spread)
@@ -65,7 +54,7 @@ class LogNormal:
 @dataclass(frozen=True, slots=True)
 class LogNormalMixture:
     """Mixes log-normal distributions, e.g. of short answers and of long derivations: `parts` are
-    pairs of a weight and a distribution. A quantile is found by bisection.
+    pairs of a weight and a distribution.
     """
 
     parts: tuple[tuple[float, LogNormal], ...]
@@ -94,20 +83,19 @@ class LengthTrace:
 @dataclass(frozen=True, slots=True)
 class LengthSampler:
     """Draws lengths from `distribution`. `correlation` is that of two answers to one prompt, in the
-    same or another pass over the prompts: at 0 they are independent, at 1 equally long.
+    same or another pass: at 0 they are independent, at 1 equally long.
     """
 
     distribution: LengthDistribution
     correlation: float
 
     def draw(self, seed: int, prompt: Tokens, trajectory: str, begin: int) -> int:
-        """Returns the length, at least 1, of the turn whose first token has index `begin` in this
-        trajectory.
-        """
-        own = np.array([trajectory_key(seed, trajectory)], np.uint64)
-        asked = np.array([_prompt_key(seed, prompt)], np.uint64)
-        mine = _normal(own, LENGTH_POSITIONS_FROM + begin)
-        shared = _normal(asked, LENGTH_POSITIONS_FROM)
+        """Returns the length, at least 1, of the turn whose first token has index `begin`."""
+        trajectory_keys = np.array([trajectory_key(seed, trajectory)], np.uint64)
+        prompt_keys = np.array([_prompt_key(seed, prompt)], np.uint64)
+        mine = _normal(trajectory_keys, LENGTH_POSITIONS_FROM + begin)
+        shared = _normal(prompt_keys, LENGTH_POSITIONS_FROM)
+        # A Gaussian copula: the distribution keeps its shape at any correlation.
         drawn = sqrt(self.correlation) * shared + sqrt(1 - self.correlation) * mine
         # Far in the tails the share rounds to 0 or 1, where no quantile exists.
         share = min(max(NORMAL.cdf(drawn), 1e-12), 1 - 1e-12)
@@ -115,25 +103,24 @@ class LengthSampler:
 
 
 def read_trace(path: str) -> LengthTrace:
-    """Read a text file with one length per line, in any order. Empty lines and lines that begin
-    with `#` are skipped. Raises `ConfigurationError`, which names the line that is not a length.
+    """Read a text file with one length per line; empty lines and those that begin with `#` are
+    skipped. Raises `ConfigurationError`, which names the line that is not a length.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"paced.lengths.trace: {path} cannot be read: {error}") from None
-    found = [
+    lengths = [
         _length(path, number, line)
         for number, line in enumerate(lines, start=1)
         if line.strip() and not line.lstrip().startswith("#")
     ]
-    if not found:
+    if not lengths:
         raise ConfigurationError(f"paced.lengths.trace: {path} has no lengths, one a line")
-    return LengthTrace(tuple(sorted(found)))
+    return LengthTrace(tuple(sorted(lengths)))
 
 
 def mixture_of(parts: Sequence[tuple[float, LogNormal]]) -> LengthDistribution:
-    """Returns the mixture of these weighted parts; a single part is returned itself."""
     return parts[0][1] if len(parts) == 1 else LogNormalMixture(tuple(parts))
 
 

@@ -1,10 +1,7 @@
-"""Serves LoRA adapters of several versions at once over one base, the frozen weights of the model.
-
-A product is the multiplication of a batch's rows by one matrix of the base (fused from one to three
-matrices of the checkpoint). An adapter adds to it a low-rank product: the rows times two small
-matrices, its factors. `ServedAdapters` keeps the factors of each version; `AdapterRoutes` applies
-to each row of a batch those of the row's version. All rows share the product with the base.
-docs/explanation/lora.md has the cost of several versions.
+"""Serves LoRA adapters of several versions at once over one base, the frozen weights of the model:
+to the product of a batch's rows with a matrix of the base, an adapter adds a low-rank product, the
+rows times two small matrices, its factors. docs/explanation/lora.md has the cost of several
+versions.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -29,9 +26,9 @@ from rollstream.streams.values import Version
 QKV, OUTPUT, GATE_UP, DOWN = range(4)
 """Indices of a layer's products, those of its four fused matrices (`llama_weights.py`)."""
 PADDED_MAX = 2.0
-"""The low-rank products of all versions are computed in one batched call if that has at most this
-many times as many rows as are in use; the others are padding. Without padding the batched call
-takes the same CPU time as a call per version does (8 versions, 64 rows), in fewer calls.
+"""The low-rank products of all versions are one batched call if that has at most this many times as
+many rows as are in use; the others are padding. Without padding it takes the CPU time of a call per
+version (8 versions, 64 rows).
 """
 
 
@@ -39,11 +36,9 @@ takes the same CPU time as a call per version does (8 versions, 64 rows), in few
 class LowRankFactors:
     """Holds an adapter's factors for one product: `low` is (in, k), `high` (k, out), and the
     low-rank product of x is x @ low @ high. Stacked factors have the versions as their first
-    dimension.
-
-    One pair has the adapters of all matrices that are fused in the product; k is the sum of their
-    ranks. The norm before the matrix and the scale of attention are multiplied in, as in the fused
-    base, and so is the adapter's alpha / rank. A matrix without an adapter has zeros.
+    dimension. k is the sum of the ranks of all matrices that are fused in the product; one without
+    an adapter has zeros. Multiplied in are the norm before the matrix, the scale of attention, and
+    the adapter's alpha / rank.
     """
 
     low: Tensor
@@ -51,13 +46,13 @@ class LowRankFactors:
 
 
 LayerFactors = Sequence[Sequence[LowRankFactors | None]]
-"""The factors by layer and product, None for a product of which no matrix has an adapter."""
+"""By layer and product, None for a product of which no matrix has an adapter."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedAdapter:
-    """Holds the adapter of one version. `weights` maps the names of its checkpoint's tensors to
-    views of its factors, through which the factors are filled and compared.
+    """Holds the adapter of one version. `weights` maps its checkpoint's tensors to views of its
+    factors.
     """
 
     layers: LayerFactors
@@ -66,23 +61,17 @@ class LoadedAdapter:
 
 @dataclass(frozen=True, slots=True)
 class AdapterStack:
-    """Holds the factors of several adapters: for each product one stacked pair."""
-
     adapters: tuple[LoadedAdapter, ...]
     layers: LayerFactors
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterRoutes:
-    """Maps the n rows of a batch to adapters. The rows are gathered, so that those of one adapter
-    are neighbours: gathered row j is row `order[j]` of the batch, and row i of the batch is at
-    `places[i]` among the gathered ones. Each of `parts` is an adapter and the range [begin, end) of
-    its gathered rows. With `order` None a single adapter serves all rows, which are not gathered.
-
-    With a `stack` the low-rank products of all versions are one batched product over the stacked
-    factors. Each part is then padded to the number of rows of the largest part, and the results of
-    the padding are not used. Without a stack the products are computed version by version: if there
-    would be much padding (`PADDED_MAX`), or if the factors of the versions differ in shape.
+    """Maps the n rows of a batch to adapters. Gathered row j is row `order[j]` of the batch, and
+    row i of the batch is at `places[i]`. Each of `parts` is an adapter and the range [begin, end)
+    of its gathered rows. With `order` None a single adapter serves all rows. With a `stack` the
+    low-rank products of all versions are one batched product, each part padded to the rows of the
+    largest; without, they are computed version by version (`PADDED_MAX`, or different shapes).
     """
 
     parts: tuple[tuple[LoadedAdapter, int, int], ...]
@@ -109,7 +98,6 @@ class AdapterRoutes:
         out.add_(terms.index_select(0, self.places))
 
     def _by_version(self, rows: Tensor, outputs: int, layer: int, product: int) -> Tensor:
-        """Returns the low-rank products of the gathered rows, computed part by part."""
         terms = rows.new_empty(rows.shape[0], outputs)
         for adapter, begin, end in self.parts:
             factors, part = adapter.layers[layer][product], terms[begin:end]
@@ -122,13 +110,9 @@ class AdapterRoutes:
 
 @dataclass(slots=True)
 class ServedAdapters:
-    """Holds the adapters that one engine serves (`loaded`, by version). A row names its version; a
-    row that names none is served by the `newest` one.
-
-    `shape` and `norms` (by checkpoint name) are those of the base. `prepare` brings an update into
-    the served layout while the engine decodes; `load` then only adds it, between two steps. The
-    version that was loaded last, `latest`, may be an old one. It is kept even if no sequence names
-    it, because the requests for which it was loaded may not have arrived yet.
+    """Holds the adapters that one engine serves. Rows that name no version are served by the
+    `newest`. `shape` and `norms` (by checkpoint name) are those of the base. `latest` was loaded
+    last, and may be old.
     """
 
     shape: FusedShape
@@ -153,13 +137,15 @@ class ServedAdapters:
         ]
         if unknown := sorted(set(update.tensors) - set(views)):
             raise EngineRefused(f"weights: tensor {unknown[0]!r} is of no layer that is served")
-        own = {**self.norms, **update.tensors}
-        weights = ServedWeights(views, {name: tuple(tensor.shape) for name, tensor in own.items()})
-        weights.fill(own)
+        checkpoint = {**self.norms, **update.tensors}
+        weights = ServedWeights(
+            views, {name: tuple(tensor.shape) for name, tensor in checkpoint.items()}
+        )
+        weights.fill(checkpoint)
         return replace(update, prepared=LoadedAdapter(layers, weights))
 
     def load(self, update: WeightUpdate) -> None:
-        """Serve this version beside the others. If it is loaded already, it is replaced."""
+        """Serve this version beside the others, in place of an earlier load of it."""
         if not isinstance(update.prepared, LoadedAdapter):
             update = self.prepare(update)
         assert isinstance(update.prepared, LoadedAdapter), "prepare sets it"
@@ -167,41 +153,40 @@ class ServedAdapters:
         self.latest = update.version
         self.newest = max(update.version, self.newest or update.version)
 
-    def keep(self, named: Collection[Version | None]) -> None:
-        """Drop the adapters of all versions but those in `named`, the newest and the latest one."""
-        kept = {*named, self.newest, self.latest}
-        if not kept.issuperset(self.loaded):
-            self.loaded = {v: adapter for v, adapter in self.loaded.items() if v in kept}
+    def keep(self, versions: Collection[Version | None]) -> None:
+        """Drop the adapters of all versions but these, the newest and the latest one."""
+        # The requests for which the latest one was loaded may not have arrived yet.
+        served = {*versions, self.newest, self.latest}
+        if not served.issuperset(self.loaded):
+            self.loaded = {v: adapter for v, adapter in self.loaded.items() if v in served}
             self._stack = None
 
     def compare(self, names: Iterable[str], tensors: Mapping[str, Tensor]) -> WeightComparison:
-        """Compare the served tensors of these names with `tensors`, bit by bit, as
-        `ServedWeights.compare` does, for the version that was loaded last.
-        """
+        """Compare as `ServedWeights.compare` does, for the version that was loaded last."""
         assert self._last is not None, "no adapter was loaded"
         return self._last.weights.compare(names, {**self.norms, **tensors})
 
     def routes(
         self, versions: Sequence[Version | None], repeats: int | Sequence[int] = 1
     ) -> AdapterRoutes | None:
-        """Returns the routes of a batch whose sequences name these `versions`. Each sequence has
-        `repeats` rows (more than one if drafts are verified). None while no adapter is loaded.
+        """Returns the routes of a batch whose sequences name these `versions`, with `repeats` rows
+        each. None while no adapter is loaded.
         """
         if not self.loaded or not versions:
             return None
-        named = [version or self.newest for version in versions]
-        kinds = sorted({version for version in named if version is not None})
+        sequence_versions = [version or self.newest for version in versions]
+        kinds = sorted({version for version in sequence_versions if version is not None})
         if len(kinds) == 1:
-            return AdapterRoutes(((self.loaded[kinds[0]], 0, len(named)),))
+            return AdapterRoutes(((self.loaded[kinds[0]], 0, len(sequence_versions)),))
         index = {version: i for i, version in enumerate(kinds)}
-        row_kinds = np.repeat([index[v] for v in named if v is not None], repeats)
+        row_kinds = np.repeat([index[v] for v in sequence_versions if v is not None], repeats)
         counts = np.bincount(row_kinds, minlength=len(kinds))
-        most = int(counts.max())
+        rows_max = int(counts.max())
         stack = None
-        if most * len(kinds) <= PADDED_MAX * len(row_kinds):
+        if rows_max * len(kinds) <= PADDED_MAX * len(row_kinds):
             stack = self._stacked(tuple(self.loaded[version] for version in kinds))
         order = np.argsort(row_kinds, kind="stable")
-        sizes = counts if stack is None else np.full(len(kinds), most)
+        sizes = counts if stack is None else np.full(len(kinds), rows_max)
         ends = np.cumsum(sizes)
         # Row r of a part is gathered at its begin + r; as padding, row 0 of the batch is gathered.
         within = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -218,9 +203,7 @@ class ServedAdapters:
         return torch.from_numpy(values).to(self.device)  # pyright: ignore[reportUnknownMemberType]
 
     def _stacked(self, adapters: tuple[LoadedAdapter, ...]) -> AdapterStack | None:
-        """Returns the factors of these adapters stacked; None if their shapes differ. The last
-        stack is kept for later calls, because adapters change far less often than rows.
-        """
+        # Kept for later calls: adapters change far less often than rows.
         if self._stack is None or self._stack.adapters != adapters:
             layers = _stacked_layers([adapter.layers for adapter in adapters])
             if layers is None:
@@ -235,13 +218,11 @@ class ServedAdapters:
         scaling: float,
         views: dict[str, tuple[WeightView, ...]],
     ) -> list[LowRankFactors | None]:
-        """Returns the factors of one layer's products, in the order `QKV`, `OUTPUT`, `GATE_UP`,
-        `DOWN`, and add their views to `views`.
-        """
         prefix = f"model.layers.{index}."
         attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
         qkv = [f"{attention}{part}_proj" for part in "qkv"]
         gate_up = [f"{mlp}{part}_proj" for part in ("gate", "up")]
+        # In the order `QKV`, `OUTPUT`, `GATE_UP`, `DOWN`, each with the norm before it.
         products = (
             (qkv, f"{prefix}input_layernorm.weight"),
             ([f"{attention}o_proj"], None),
@@ -258,10 +239,6 @@ class ServedAdapters:
         scaling: float,
         views: dict[str, tuple[WeightView, ...]],
     ) -> LowRankFactors | None:
-        """Returns the factors, not filled yet, of the product of the matrices `names`, before which
-        the model applies the norm `norm`; None if none of them has an adapter. Add views to
-        `views`.
-        """
         adapted = [name for name in names if f"{PREFIX}{name}{LOW}" in tensors]
         if not adapted:
             return None
@@ -269,23 +246,21 @@ class ServedAdapters:
         outputs = sum(shapes[f"{name}.weight"][0] for name in names)
         inputs = shapes[f"{names[0]}.weight"][1]
         ranks = [tensors[f"{PREFIX}{name}{LOW}"].shape[0] for name in adapted]
+        # Not filled yet: the views added below fill them.
         low = torch.zeros(inputs, sum(ranks), dtype=self.dtype, device=self.device)
         high = torch.zeros(sum(ranks), outputs, dtype=self.dtype, device=self.device)
         begin = 0
         for name, rank in zip(adapted, ranks, strict=True):
-            own = slice(begin, begin + rank)
+            rank_slice = slice(begin, begin + rank)
             begin += rank
             self._check(name, tensors, (rank, inputs), (shapes[f"{name}.weight"][0], rank))
-            views[f"{PREFIX}{name}{LOW}"] = (WeightView(low[:, own].t(), norm=norm),)
-            view, scale = self._high_view(names.index(name), len(names), high[own])
+            views[f"{PREFIX}{name}{LOW}"] = (WeightView(low[:, rank_slice].t(), norm=norm),)
+            view, scale = self._high_view(names.index(name), len(names), high[rank_slice])
             views[f"{PREFIX}{name}{HIGH}"] = (WeightView(view, scale * scaling),)
         return LowRankFactors(low, high)
 
     def _high_view(self, part: int, parts: int, high: Tensor) -> tuple[Tensor, float]:
-        """Return, for matrix number `part` of a product of `parts` matrices, the view of `high`
-        that has the elements of the matrix's checkpoint tensor B (outputs × rank) in their order,
-        and the scale by which they are multiplied there.
-        """
+        # The view has the elements of the checkpoint's tensor B (outputs × rank) in their order.
         if parts == 3:  # queries, keys, values
             scale = attention_scale(self.shape) or 1.0
             return head_views(high, self.shape)[part], scale if part == 0 else 1.0
@@ -295,31 +270,28 @@ class ServedAdapters:
     def _check(
         self, name: str, tensors: Mapping[str, Tensor], low: tuple[int, ...], high: tuple[int, ...]
     ) -> None:
-        """Raise `EngineRefused` unless the matrix `name` has both factors, of these shapes."""
         for kind, shape in ((LOW, low), (HIGH, high)):
             tensor = tensors.get(f"{PREFIX}{name}{kind}")
             if tensor is None or tuple(tensor.shape) != shape:
-                found = "missing" if tensor is None else f"of shape {tuple(tensor.shape)}"
+                fault = "missing" if tensor is None else f"of shape {tuple(tensor.shape)}"
                 raise EngineRefused(
-                    f"weights: the adapter's tensor {PREFIX}{name}{kind} is {found}, the model "
+                    f"weights: the adapter's tensor {PREFIX}{name}{kind} is {fault}, the model "
                     f"needs {shape}"
                 )
 
 
 def _stacked_layers(adapters: Sequence[LayerFactors]) -> LayerFactors | None:
-    """Return, for each product, the factors of all adapters stacked; None if for any product their
-    shapes differ or only some adapters have factors.
-    """
     layers: list[list[LowRankFactors | None]] = []
     for parts in zip(*adapters, strict=True):
         products: list[LowRankFactors | None] = []
         for product in zip(*parts, strict=True):
-            own = [factors for factors in product if factors is not None]
-            if len({(factors.low.shape, factors.high.shape) for factors in own}) > 1:
+            # Shapes may differ, or only some adapters may have factors.
+            pairs = [factors for factors in product if factors is not None]
+            if len({(factors.low.shape, factors.high.shape) for factors in pairs}) > 1:
                 return None
-            if own and len(own) < len(product):
+            if pairs and len(pairs) < len(product):
                 return None
-            low, high = [factors.low for factors in own], [factors.high for factors in own]
-            products.append(LowRankFactors(torch.stack(low), torch.stack(high)) if own else None)
+            low, high = [factors.low for factors in pairs], [factors.high for factors in pairs]
+            products.append(LowRankFactors(torch.stack(low), torch.stack(high)) if pairs else None)
         layers.append(products)
     return layers

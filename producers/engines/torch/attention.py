@@ -1,10 +1,6 @@
 """Holds the keys and values of a batch (`KVCache`) and computes attention over them: `attend` in a
-decode step with one new token per row, `attend_ahead` in a pass that verifies several drafted ones.
-
-The cache is a grid with a row for each running sequence and columns for its tokens. Attention reads
-only the columns in use, segment by segment: a segment is a range of rows of similar length, for
-which one call reads the columns from a common first one on (`rows.py`). Masks hide, in each row,
-the columns that hold no token of its sequence.
+decode step, `attend_ahead` in a verification pass, one call for each segment, a range of rows of
+similar length (`rows.py`).
 """
 
 from collections.abc import Callable
@@ -22,8 +18,8 @@ SPARE_COLUMNS = 256
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """Describes the keys and values (KV) of one token: 2 · `layers` · `heads` · `width` numbers.
-    `heads` counts the KV heads; a query head has the same `width`.
+    """Describes the KV of one token: 2 · `layers` · `heads` · `width` numbers. `heads` counts the
+    KV heads; a query head has the same `width`.
     """
 
     layers: int
@@ -33,13 +29,11 @@ class KVShape:
 
 class KVCache:
     """Holds the keys and values of all rows in `data` (2 · layers, slots + 1, heads, columns,
-    width); layer l has its keys at 2l and its values at 2l + 1.
+    width); layer l has its keys at 2l and its values at 2l + 1. The last row is a spare for swaps.
 
     The cache is aligned at the right: the newest tokens of all rows are in one column, and `column`
-    is the column of every row's next token. A decode step writes this one column of all rows; the
-    caller then advances `column`. A row is described by the column of its first token, so decode
-    steps leave its mask unchanged; only rejected drafts leave columns to hide (`hide`). The last
-    row is a spare for swaps.
+    is that of every row's next token. A row is described by the column of its first token, so
+    decode steps leave its mask unchanged; only rejected drafts leave columns to hide (`hide`).
     """
 
     def __init__(
@@ -82,20 +76,17 @@ class KVCache:
         return start
 
     def read(self, row: int, start: int) -> torch.Tensor:
-        """Returns a copy of a row's KV from column `start`, that of its first token, on:
-        (2 · layers, heads, length, width).
-        """
+        """Returns a copy of a row's KV from `start` on: (2 · layers, heads, length, width)."""
         return self.data[:, row, :, start : self.column].clone()
 
     def move(self, source: int, target: int, start: int) -> None:
-        """Copy the sequence in row `source`, from column `start` on, to row `target`."""
         window = slice(start, self.column)
         self.data[:, target, :, window] = self.data[:, source, :, window]
         self.mask[target] = self.mask[source]
 
     def newest(self, layer: int, rows: int) -> torch.Tensor:
-        """Returns a view (rows, heads, 2, width) of column `column`, into which the caller writes
-        the key and value of each row's next token.
+        """Returns a view (rows, heads, 2, width) of column `column`, to be written with each row's
+        next key and value.
         """
         half, row, head, column, unit = self.data.stride()
         size = (rows, self.data.shape[2], 2, self.data.shape[4])
@@ -111,13 +102,13 @@ class KVCache:
         offset = 2 * layer * half + self.column * column
         return self.data.as_strided(size, (row, column, head, half, unit), offset)
 
-    def hide(self, rows: int, kept: torch.Tensor, columns: int) -> None:
-        """Mask the next `columns` columns of each row except its first `kept` (rows,), because they
-        hold rejected drafts: no later query attends to them.
+    def hide(self, rows: int, counts: torch.Tensor, columns: int) -> None:
+        """Mask the next `columns` columns of each row, which hold rejected drafts, except its first
+        `counts` (rows,): no later query attends to them.
         """
         ahead = torch.arange(columns, device=self.data.device)
         window = self.mask[:rows, self.column : self.column + columns]
-        window.masked_fill_(ahead >= kept[:, None], -torch.inf)
+        window.masked_fill_(ahead >= counts[:, None], -torch.inf)
 
     def seen(self, row: int, start: int) -> torch.Tensor:
         """Returns a copy of a row's KV from column `start` on, without its hidden columns."""
@@ -140,20 +131,20 @@ class KVCache:
         return self.data.as_strided(size, (head, column, unit), offset)
 
     def align(self, column: int, used: tuple[RowSegment, ...], starts: list[int]) -> int:
-        """Shift the columns in use (the segments `used`) so that the next column is `column`: to
-        the left when columns run out, to the right before a longer sequence enters. `starts` holds
-        each row's first column. No KV is recomputed, because keys contain their own positions.
-        No column may be hidden (`hide`): the masks are made from `starts`. Returns by how many
-        columns it shifted.
+        """Shift the columns in use (the segments `used`) so that the next column is `column`: left
+        when columns run out, right before a longer sequence enters. `starts` holds each row's first
+        column. No column may be hidden. Returns the shift.
         """
         shift = column - self.column
         for segment in used:
             rows, old = slice(segment.begin, segment.end), slice(segment.column, self.column)
             new = slice(old.start + shift, column)
             assert new.start >= 0, "the longest row does not fit before the new column"
+            # No KV is recomputed, because keys contain their own positions.
             for layer in self.data:
                 layer[rows, :, new] = layer[rows, :, old].clone()  # the two may overlap
         self.column = column
+        # From `starts`, so a hidden column would reappear.
         for row, start in enumerate(starts):
             self._mask_from(row, start + shift)
         return shift
@@ -170,10 +161,8 @@ def attend(
     masks: list[torch.Tensor],
 ) -> torch.Tensor:
     """Returns the attention output (rows, heads · width) of one layer in a decode step. `queries`
-    (rows, KV heads, queries per KV head, width) are multiplied by the attention scale already.
-
-    `used` are the segments of all rows and `masks` their `segment_masks`. The keys and values of
-    the new tokens must be in the cache already, at `cache.column`.
+    (rows, KV heads, queries per KV head, width) are scaled already, `masks` are the `segment_masks`
+    of `used`. The new tokens' KV must be at `cache.column` already.
     """
     attended = _by_segment(_kind(queries), queries, layer, cache, used, masks, 1)
     return attended.reshape(queries.shape[0], -1)
@@ -186,23 +175,21 @@ def attend_ahead(
     used: tuple[RowSegment, ...],
     masks: list[torch.Tensor],
 ) -> torch.Tensor:
-    """Returns the attention output (rows · ahead, heads · width) of one layer in a pass over
-    `ahead` new tokens per row. `queries` (rows, ahead, KV heads, queries per KV head, width) are
-    multiplied by the attention scale already.
-
-    `masks` are those of `masks_ahead`. The keys and values of the new tokens must be in the cache
-    already, from `cache.column` on.
+    """Returns the attention output (rows · ahead, heads · width) of one layer over `ahead` new
+    tokens per row. `queries` (rows, ahead, KV heads, queries per KV head, width) are scaled
+    already, `masks` are those of `masks_ahead`. The new tokens' KV must be in the cache already,
+    from `cache.column` on.
     """
     rows, ahead, per_row, group, width = queries.shape
     together = queries.transpose(1, 2).reshape(rows, per_row, ahead * group, width)
     attended = _by_segment(_kind(queries), together, layer, cache, used, masks, ahead)
-    apart = attended.view(rows, per_row, ahead, group * width).transpose(1, 2)
-    return apart.reshape(rows * ahead, per_row * group * width)
+    by_token = attended.view(rows, per_row, ahead, group * width).transpose(1, 2)
+    return by_token.reshape(rows * ahead, per_row * group * width)
 
 
 def segment_masks(cache: KVCache, used: tuple[RowSegment, ...]) -> list[torch.Tensor]:
-    """Returns a mask (rows of the segment, 1, 1, columns) per segment for `attend`; its last column
-    is that of the new tokens.
+    """Returns a mask (rows of the segment, 1, 1, columns) per segment for `attend`, up to the
+    column of the new tokens.
     """
     end = cache.column + 1
     return [
@@ -215,10 +202,10 @@ def masks_ahead(
     cache: KVCache, used: tuple[RowSegment, ...], ahead: int, group: int
 ) -> list[torch.Tensor]:
     """Returns a mask (rows of the segment, 1, ahead · group, columns) per segment for
-    `attend_ahead`: of the next `ahead` columns a token attends to its own and the earlier ones.
-    `group` is the number of queries per KV head.
+    `attend_ahead`; `group` is the number of queries per KV head.
     """
     end = cache.column + ahead
+    # Of the next columns a token attends to its own and the earlier ones.
     later = torch.full((ahead, ahead), -torch.inf, device=cache.mask.device, dtype=cache.mask.dtype)
     later = later.triu_(1).repeat_interleave(group, 0)
     masks: list[torch.Tensor] = []
@@ -233,16 +220,14 @@ def masks_ahead(
 SegmentAttention = Callable[
     [torch.Tensor, int, KVCache, RowSegment, torch.Tensor, int], torch.Tensor
 ]
-"""Attention over one segment, from (queries, layer, cache, segment, mask, ahead): queries (rows of
-the segment, KV heads, queries, width) give (rows of the segment · KV heads, queries, width).
+"""Attention over one segment: (queries, layer, cache, segment, mask, ahead), with queries (rows of
+the segment, KV heads, queries, width), gives (rows of the segment · KV heads, queries, width).
 """
 
 
 def _kind(queries: torch.Tensor) -> SegmentAttention:
-    """Returns the faster form of attention on the device of `queries`. On a CPU plain matrix
-    products take about half the time of `scaled_dot_product_attention` at one query per row
-    (measured at 64 rows × 64 columns: 80 µs against 175 µs); other devices use that function.
-    """
+    # On a CPU plain matrix products take about half the time of `scaled_dot_product_attention` at
+    # one query per row (measured at 64 rows × 64 columns: 80 µs against 175 µs).
     return _products if queries.device.type == "cpu" else _fused
 
 
@@ -255,9 +240,6 @@ def _by_segment(
     masks: list[torch.Tensor],
     ahead: int,
 ) -> torch.Tensor:
-    """Returns the attention of all rows, in their order; the next `ahead` columns of the cache are
-    read too.
-    """
     attended = [
         kind(queries[segment.begin : segment.end], layer, cache, segment, mask, ahead)
         for segment, mask in zip(used, masks, strict=True)

@@ -1,10 +1,7 @@
-"""The batch that the engine `torch` decodes: each running sequence has a row, `step` generates one
-token for every row, and sequences enter and leave between steps.
-
-`rows.py` orders the rows by length and buffers their newest tokens, `attention.py` holds their KV
-cache. State that depends on the set of rows is computed when the set changes (`_compose`), so that
-a step costs little besides the model. Each row draws from its trajectory's own random sequence: the
-other rows affect only the rounding of its numbers (invariant 10).
+"""The batch that the engine `torch` decodes: sequences enter and leave between two steps. State
+that depends on the set of rows is computed when the set changes (`_compose`). Each row draws from
+its trajectory's own random sequence: the other rows affect only the rounding of its numbers
+(invariant 10).
 """
 
 import numpy as np
@@ -33,15 +30,10 @@ from rollstream.streams.values import Drafts, Floats, Sampling, Tokens
 
 
 class DecodeBatch:
-    """Decodes at most `slots` sequences of up to `context_max` tokens.
-
-    Generated tokens stay on the device in a block with room for `block_steps` steps. When it is
-    full (`emission_due`), the caller copies the tokens of every sequence by `collect` and calls
-    `restart_block`; `collect` may also be called earlier.
-
-    The KV cache is aligned at the right: the newest tokens of all rows are in one column, and a row
-    begins in the column `_starts[row]`. Rows of similar length are neighbours, in one region per
-    length class (`RowLayout`), so that attention reads a region from the start of its longest row.
+    """Decodes at most `slots` sequences of up to `context_max` tokens. Generated tokens stay on the
+    device in a block of `block_steps` steps. When it is full (`emission_due`), the caller copies
+    the tokens of every sequence by `collect` and calls `restart_block`. A row begins in the column
+    `_starts[row]` of the KV cache.
     """
 
     def __init__(self, decoder: Decoder, slots: int, context_max: int, block_steps: int) -> None:
@@ -58,8 +50,8 @@ class DecodeBatch:
         self._plans = SamplingPlanCache(decoder.device)
         self._plan = plan_sampling([Sampling()], decoder.device)
         self._composed = False
+        # Tokens of the newest step, over all rows.
         self.gained = 0
-        """The number of tokens that the newest step generated, over all rows."""
         # Ranges of rows, each with the column from which attention reads it.
         self._used: tuple[RowSegment, ...] = ()
         # Which LoRA adapter serves which rows; None without adapters.
@@ -70,22 +62,21 @@ class DecodeBatch:
 
     @property
     def drafts(self) -> DraftStats:
-        """All counts are 0: this batch makes no drafts."""
+        # This batch makes no drafts.
         return DraftStats()
 
     @property
     def emission_due(self) -> bool:
-        """Whether the block is full: every sequence must be collected before the next step."""
+        """Whether every sequence must be collected before the next step."""
         return self.block.full
 
     @property
     def tokens_cached(self) -> int:
-        """The number of tokens in the KV cache, over all rows."""
         return len(self.rows) * self.cache.column - int(self._starts[: len(self.rows)].sum())
 
     def enter(self, sequence: TorchSequence, kv: torch.Tensor | None) -> None:
-        """Give a sequence a row, so that the next steps decode it. `kv` is the KV of all its tokens
-        but the newest, which is the input of the next step; None if it has only that one.
+        """Give a sequence a row. `kv` is the KV of all its tokens but the newest, the input of the
+        next step; None if it has only that one.
         """
         length = 0 if kv is None else kv.shape[2]
         if not self.rows:
@@ -109,9 +100,10 @@ class DecodeBatch:
         self._composed = False
 
     def leave(self, sequence: TorchSequence) -> None:
-        """Remove a sequence from the batch, and move other rows so that no row is unused between
-        used ones. Call `collect` before: tokens that are not collected are lost.
+        """Remove a sequence from the batch. Call `collect` before: tokens that are not collected
+        are lost.
         """
+        # No row may be unused between used ones.
         self._move(self.order.remove(sequence.row))
         self.rows.pop()
         sequence.row = -1
@@ -128,8 +120,8 @@ class DecodeBatch:
         assert start == self._starts[sequence.row], "the KV of a running row changed its length"
 
     def collect(self, sequence: TorchSequence) -> tuple[Tokens, Floats]:
-        """Returns the tokens that the sequence generated since its last `collect`, and their
-        log-probabilities. It must be in the batch.
+        """Returns the tokens that a sequence of the batch generated since its last `collect`, and
+        their log-probabilities.
         """
         pieces = sequence.pieces
         if sequence.first <= self.block.column:
@@ -142,14 +134,11 @@ class DecodeBatch:
         return tokens, logprobs
 
     def drafted(self, sequence: TorchSequence) -> Drafts | None:
-        """Returns the draft statistics of the sequence's newest collected tokens: None, as this
-        batch makes no drafts.
-        """
         return None
 
     def change_adapters(self) -> None:
-        """Make the next step compute again which LoRA adapter serves which row; to be called after
-        adapters were loaded or dropped.
+        """Map rows to adapters again in the next step; to be called after adapters were loaded or
+        dropped.
         """
         self._composed = False
 
@@ -186,11 +175,9 @@ class DecodeBatch:
         return self._ended((tokens[:, 0] == plan.stops).nonzero())
 
     def _ended(self, stopped: torch.Tensor) -> list[TorchSequence]:
-        """Set `finish` of the sequences that ended, and return them. `stopped` has the (stop token,
-        row) indices of rows whose newest token is a stop token; others end at their length limit.
-        """
         ended: list[TorchSequence] = []
         if len(stopped):
+            # (stop token, row) indices of the newest tokens.
             for row in set(stopped[:, 1].tolist()):  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType, reportUnknownVariableType]
                 self.rows[row].finish = "stop"
                 ended.append(self.rows[row])  # pyright: ignore[reportUnknownArgumentType]
@@ -205,9 +192,6 @@ class DecodeBatch:
         return ended
 
     def _compose(self) -> None:
-        """Compute the state that depends on the set of rows: segments, positions, sampling plan and
-        adapters.
-        """
         rows = len(self.rows)
         self._used = self._segments()
         positions = torch.from_numpy(self.cache.column - self._starts[:rows])  # pyright: ignore[reportUnknownMemberType]
@@ -219,40 +203,35 @@ class DecodeBatch:
         self._composed = True
 
     def _promote(self) -> None:
-        """Move rows that outgrew their length class to the region of the next longer one, and find
-        the column at which the next row may outgrow its class.
-        """
         self._composed = False
         self._next_promotion = 2**62
         begin = self.order.counts[0]
         for region in range(1, len(self.order.counts)):
             ceiling = int(self.order.ceilings[region])
             end = begin + self.order.counts[region]
+            # Rows that outgrew their length class join the region of the next longer one.
             grown = np.flatnonzero(self.cache.column - self._starts[begin:end] > ceiling) + begin
             for row in grown.tolist():
                 self._move(self.order.promote(row, region))
             begin += len(grown)
             if begin < end:
                 oldest = int(self._starts[begin:end].min())
+                # The column at which the next row may outgrow its class.
                 self._next_promotion = min(self._next_promotion, oldest + ceiling + 1)
             begin = end
 
     def _segments(self) -> tuple[RowSegment, ...]:
-        """Returns the ranges of rows, each with the first column that attention must read for
-        it.
-        """
         columns: list[int] = []
         begin = 0
         for count in self.order.counts:
-            own = self._starts[begin : begin + count]
-            columns.append(int(own.min()) if count else 0)
+            starts = self._starts[begin : begin + count]
+            # Attention reads the region from its longest row's first column.
+            columns.append(int(starts.min()) if count else 0)
             begin += count
         return row_segments(self.order.counts, columns, self.overhead)
 
     def _move(self, moves: list[RowMove]) -> None:
-        """Move rows (from, to) one after another, with cache, newest token and sequence. A sequence
-        in the spare row, which a swap uses, is in `spare` and not in `rows`.
-        """
+        # The sequence in the spare row, which a swap uses, is not in `rows`.
         spare: TorchSequence | None = None
         for source, target in moves:
             self.cache.move(source, target, int(self._starts[source]))
@@ -269,16 +248,15 @@ class DecodeBatch:
             sequence.row = target
 
     def _leave_piece(self, sequence: TorchSequence, source: int) -> None:
-        """Note where `collect` finds the moved sequence's older tokens: in the row that it left."""
         newest = self.block.column
         if sequence.first < newest:
+            # `collect` finds the older tokens in the row that the sequence left.
             sequence.pieces.append((sequence.row, sequence.first, newest - 1))
         # The newest token moved with the sequence: the next sequence in row `source` overwrites the
         # copy there.
         sequence.first = max(sequence.first, newest)
 
     def _align(self, column: int) -> None:
-        """Shift the cache so that the next tokens are written to `column`."""
         used = self._segments() if self.rows else ()
         rows = len(self.rows)
         shift = self.cache.align(column, used, self._starts[:rows].tolist())

@@ -1,10 +1,5 @@
-"""Defines what the torch engine needs of a model (`Decoder`): its served weights, and three forward
-passes. `prefill` computes the KV (attention keys and values) of tokens before the first decode
-step, `step` decodes one token of every running sequence, and `verify` checks several drafted tokens
-of each. A decoder returns logits or KV; the engine draws the tokens and decides what runs.
-
-`llama.py` implements it for the Llama and Qwen families, `hf_decoder.py` for other transformers
-models.
+"""Defines what the torch engine needs of a model (`Decoder`). A decoder returns logits or KV
+(attention keys and values); the engine draws the tokens and decides what runs.
 """
 
 from dataclasses import dataclass
@@ -24,9 +19,9 @@ class PrefillBatch:
     tokens before them. Shorter sequences are padded on the left, in both parts.
 
     `ids` and `positions` (in the sequence) are (m, new). `mask` (m, 1, new, cached + new) is added
-    to attention scores, 0 or -inf; every token attends at least to itself, so that the values of
-    padding stay finite. `past` is the cached KV (2 · layers, m, heads, cached, width), for each
-    layer its keys and then its values; None if `cached` is 0.
+    to attention scores, 0 or -inf; every token attends at least to itself, so that padding stays
+    finite. `past` is the cached KV (2 · layers, m, heads, cached, width), for each layer its keys
+    and then its values; None if `cached` is 0.
     """
 
     ids: torch.Tensor
@@ -43,7 +38,7 @@ class DraftedTokens:
     has its newest token, whose KV is not cached yet, and then its draft: `ahead` tokens at most.
 
     `ids` and `positions` (in the sequence) are (n,). `slots` (n,) is the place of each token in a
-    grid of `rows` × `ahead` places, numbered row by row; None if the tokens fill the grid.
+    grid of `rows` × `ahead`, numbered row by row; None if the tokens fill the grid.
     """
 
     ids: torch.Tensor
@@ -56,10 +51,9 @@ class DraftedTokens:
 
 
 class Decoder(Protocol):
-    """Runs one model on one device, over a KV cache with a row for each running sequence and a
-    column for each of its tokens (`KVCache`). The caller cuts the rows into segments, `used`: each
-    names a range of rows and the column from which attention reads them. Earlier columns hold no KV
-    of these rows.
+    """Runs one model on one device, over a KV cache with a row for each running sequence
+    (`KVCache`). The caller cuts the rows into segments, `used`, each with the column from which
+    attention reads it; earlier columns hold no KV of these rows.
     """
 
     vocabulary: int
@@ -67,13 +61,12 @@ class Decoder(Protocol):
     dtype: torch.dtype
     device: torch.device
     segment_overhead_tokens: int | None
-    """The number of cached tokens, over all rows, that attention reads in the time of one more
-    attention call. The caller cuts off a segment only if this saves reading as many. None: it cuts
-    off none.
+    """How many cached tokens, over all rows, attention reads in the time of one more attention
+    call: the caller cuts off a segment only if this saves as many. None: it cuts off none.
     """
 
     served: ServedWeights
-    """The weights in use; zeros or random values until a version is loaded."""
+    """Zeros or random values until a version is loaded."""
     adapters: ServedAdapters | None
     """The LoRA adapters over these weights; None if the decoder cannot serve any."""
 
@@ -86,23 +79,22 @@ class Decoder(Protocol):
         routes: AdapterRoutes | None = None,
     ) -> torch.Tensor:
         """Returns the logits (n, vocabulary) after the newest token of each of n rows; `ids` and
-        `positions` are (n,). The tokens' KV is written to column `cache.column`; the caller then
-        advances `cache.column`. `routes` maps the rows to adapters.
+        `positions` are (n,). Writes the tokens' KV to column `cache.column`; the caller then
+        advances it. `routes` maps the rows to adapters.
         """
         ...
 
     def verify(
         self, drafted: DraftedTokens, cache: KVCache, used: tuple[RowSegment, ...]
     ) -> torch.Tensor:
-        """Returns the logits (n, vocabulary) after each of the n tokens. Their KV is written to the
-        `ahead` columns from `cache.column` on; the caller then advances `cache.column` and hides
-        the columns of rejected tokens. A row with fewer than `ahead` tokens leaves finite values in
-        the rest of these columns.
+        """Returns the logits (n, vocabulary) after each of the n tokens. Writes their KV to the
+        `ahead` columns from `cache.column` on; the caller then advances it and hides the columns of
+        rejected tokens. A row with fewer than `ahead` tokens leaves finite values in the rest.
         """
         ...
 
     def prefill(self, batch: PrefillBatch) -> torch.Tensor:
         """Returns the KV of the new tokens (2 · layers, m, heads, new, width), ordered as `past`
-        is. No cache is changed.
+        is. Changes no cache.
         """
         ...

@@ -1,9 +1,6 @@
-"""Has the parts of a verification pass, which `speculative.py` puts together: `BatchSpeculation`
-makes a draft for each row of the batch, `pack_drafts` packs the drafts into one input of the model,
-and `count_accepted` compares them with the tokens that are drawn from the model's logits.
-
-At each position the token is drawn that a plain step would draw there, and a drafted token is
-accepted if it is that token. So the generated tokens are those without drafts, up to rounding.
+"""Has the parts of a verification pass. At each position the token is drawn that a plain step would
+draw there, and a drafted token is accepted if it is that token. So the generated tokens are those
+without drafts, up to rounding.
 """
 
 import math
@@ -28,8 +25,8 @@ LOOKBACK_TOKENS = 8  # tokens that it compares with a draft, at most
 
 @dataclass(slots=True)
 class RowDrafts(DraftedSequence):
-    """Keeps the draft state of a row, and its newest `pending` tokens, which the engine has not
-    collected yet; `TorchSequence.tokens` holds them already.
+    """Keeps a row's draft state and its newest `pending` tokens, not collected yet;
+    `TorchSequence.tokens` holds them already.
     """
 
     tokens: list[Tokens] = field(default_factory=list[Tokens])
@@ -37,14 +34,12 @@ class RowDrafts(DraftedSequence):
     pending: int = 0
 
     def keep(self, tokens: Tokens, logprobs: Floats) -> None:
-        """Add generated tokens, to be collected later."""
         if len(tokens):
             self.tokens.append(tokens)
             self.logprobs.append(logprobs)
             self.pending += len(tokens)
 
     def take(self) -> tuple[Tokens, Floats]:
-        """Returns the tokens that were not collected, with log-probabilities, and reset them."""
         tokens, logprobs = self.tokens, self.logprobs
         self.tokens, self.logprobs, self.pending = [], [], 0
         if not tokens:
@@ -54,17 +49,13 @@ class RowDrafts(DraftedSequence):
 
 @dataclass
 class BatchSpeculation(Speculation):
-    """Makes the draft of each row of a batch, records how many drafted tokens were accepted, and
-    adds new tokens to the history, from which other samples of the same group draft. Its data are
-    on the host.
-    """
+    """Makes the draft of each row of a batch, and counts the accepted tokens, on the host."""
 
     states: dict[TorchSequence, RowDrafts] = field(default_factory=dict[TorchSequence, RowDrafts])
-    """The state of each row, from its first draft until it leaves the batch. While the gate
-    (`gate.py`) has turned drafts off, new rows get no state and cost no time.
+    """From a row's first draft until it leaves the batch. While the gate has turned drafts off, new
+    rows get no state and cost no time.
     """
     entry_lengths: dict[TorchSequence, int] = field(default_factory=dict[TorchSequence, int])
-    """The length of each row's sequence when it entered."""
     lookback_from_s: float = -math.inf
     """The time from which plain steps are compared with history again."""
 
@@ -76,18 +67,17 @@ class BatchSpeculation(Speculation):
         self.states.pop(sequence, None)
 
     def state(self, sequence: TorchSequence) -> RowDrafts:
-        """Returns the state of a row; create it if there is none."""
         state = self.states.get(sequence)
         if state is None:
-            request, least = sequence.request, self.gate.rule.least
+            request, window = sequence.request, self.gate.rule.least
             prompt = prompt_key(request.tokens, request.sources)
-            state = RowDrafts(prompt, request.group, least, self.entry_lengths[sequence])
+            state = RowDrafts(prompt, request.group, window, self.entry_lengths[sequence])
             self.states[sequence] = state
         return state
 
     def make_drafts(self, rows: Many[TorchSequence]) -> list[list[int]]:
-        """Returns a draft for each row, perhaps empty. A draft has fewer tokens than the row may
-        still generate, because a pass gives one token more than it accepts.
+        """Returns a draft for each row, perhaps empty, with fewer tokens than the row may still
+        generate.
         """
         began = self.clock()
         states = [self.state(sequence) for sequence in rows]
@@ -97,28 +87,24 @@ class BatchSpeculation(Speculation):
         return [draft[:length] for draft, length in zip(drafts, lengths, strict=True)]
 
     def add_gained(
-        self, sequence: TorchSequence, draft: list[int], tokens: list[int], given: Floats
+        self, sequence: TorchSequence, draft: list[int], tokens: list[int], logprobs: Floats
     ) -> None:
-        """Record the tokens that a pass with this draft gave the row; `given` has their
-        log-probabilities.
-        """
         state, gained = self.states[sequence], np.array(tokens, np.uint32)
         sequence.gain(gained)
-        state.keep(gained, given)
+        state.keep(gained, logprobs)
         self.add_verified(state, draft, tokens)
         self.share(sequence)
 
     def add_drawn(self, sequence: TorchSequence, tokens: Tokens, logprobs: Floats) -> None:
-        """Record tokens that plain steps gave; the sequence holds them already, as its newest."""
+        """Record tokens of plain steps; the sequence holds them already, as its newest."""
         state = self.state(sequence)
         state.keep(tokens, logprobs)
         state.statistics.add_drawn(len(tokens))
         state.agreement = HistoryAgreement()
 
     def compare_with_history(self, sequence: TorchSequence, gained: Tokens) -> None:
-        """Compare `gained`, the newest tokens, with the draft that history had for them, so that
-        the gate can estimate the acceptance rate while only plain steps are made. Later calls
-        return at once for a while, so that comparisons take at most `LOOKBACK_SHARE` of the time.
+        """Compare `gained`, the newest tokens, with history's draft for them, to estimate the
+        acceptance rate from plain steps.
         """
         if self.gate.forced is not None or (began_s := self.clock()) < self.lookback_from_s:
             return
@@ -127,29 +113,27 @@ class BatchSpeculation(Speculation):
         prompt = prompt_key(sequence.request.tokens, sequence.request.sources)
         self.add_trial(self.look_up_trial(prompt, newest, len(came)), came)
         end_s = self.clock()
+        # So comparisons take at most `LOOKBACK_SHARE` of the time.
         self.lookback_from_s = end_s + (end_s - began_s) / LOOKBACK_SHARE
 
-    def share(self, sequence: TorchSequence, least: int = SHARE_TOKENS_MIN) -> None:
-        """Add the tokens since the last `share` to the history, if there are at least `least`."""
-        self.share_tokens(self.state(sequence), sequence.tokens[: sequence.length], least)
+    def share(self, sequence: TorchSequence, tokens_min: int = SHARE_TOKENS_MIN) -> None:
+        """Add the tokens since the last `share` to the history, if at least `tokens_min`."""
+        self.share_tokens(self.state(sequence), sequence.tokens[: sequence.length], tokens_min)
 
     def _draft(self, sequence: TorchSequence, state: RowDrafts) -> list[int]:
-        """Returns the row's draft, cut to its window (the draft length that its earlier acceptance
-        allows) and to its remaining length.
-        """
-        most = min(state.window, sequence.limit - sequence.length - 1)
+        # A pass gives one token more than it accepts.
+        tokens_max = min(state.window, sequence.limit - sequence.length - 1)
         newest = self._newest(sequence, sequence.length)
-        return self.propose(state, newest, most) if most > 0 else []
+        return self.propose(state, newest, tokens_max) if tokens_max > 0 else []
 
     def _newest(self, sequence: TorchSequence, end: int) -> list[int]:
-        """Returns the newest of the first `end` tokens, as many as a look-up uses."""
         return sequence.tokens[max(0, end - self.source.context) : end].tolist()
 
 
 @dataclass(frozen=True, slots=True)
 class PackedDrafts:
-    """Holds the input of a pass over n tokens, those of all rows together. `row_of` (n,) is the row
-    of each token, `drawn` (n, 1) the uniform number with which the token after it is drawn.
+    """Holds the input of a pass over n tokens. `row_of` (n,) is the row of each token, `drawn` (n,
+    1) the uniform number with which the token after it is drawn.
     """
 
     drafted: DraftedTokens
@@ -160,9 +144,7 @@ class PackedDrafts:
 def pack_drafts(
     rows: Many[TorchSequence], drafts: Many[Many[int]], device: torch.device
 ) -> PackedDrafts:
-    """Pack the newest token of each row, whose KV is not cached yet, and the row's draft after it.
-    Each position draws with the uniform number that a plain step would use there.
-    """
+    """Pack each row's newest token, whose KV is not cached yet, and its draft after it."""
     counts = np.array([1 + len(draft) for draft in drafts])
     ahead = int(counts.max())
     ids: list[int] = []
@@ -184,19 +166,19 @@ def pack_drafts(
         rows=len(rows),
         ahead=ahead,
     )
+    # The uniform number that a plain step would use at each position.
     drawn = torch.from_numpy(uniforms(keys, positions + 1)).to(device)  # pyright: ignore[reportUnknownMemberType]
     return PackedDrafts(drafted, torch.from_numpy(row_of).to(device), drawn.unsqueeze(1))  # pyright: ignore[reportUnknownMemberType]
 
 
 def count_accepted(drawn: Many[int], draft: Many[int], stop: Many[int]) -> tuple[int, bool]:
     """Returns how many of the `drawn` tokens the row gains, and whether the last of these is a stop
-    token. The row gains the accepted tokens and the one drawn after them, but none after a stop
-    token.
+    token: the accepted tokens and the one drawn after them, but none after a stop token.
 
     `drawn` has one token more than `draft`: at each position the token that plain sampling draws
-    there from the model's logits, by (seed, trajectory, position). Drafted tokens are accepted up
-    to the first that differs. This has the distribution and the acceptance rate of rejection
-    sampling (Leviathan, Kalman, Matias, ICML 2023) for drafts of probability 1.
+    there. Drafted tokens are accepted up to the first that differs, which has the distribution and
+    the acceptance rate of rejection sampling (Leviathan, Kalman, Matias, ICML 2023) for drafts of
+    probability 1.
     """
     for index, token in enumerate(drawn):
         if token in stop:

@@ -1,10 +1,6 @@
 """The engine `torch`: generates with PyTorch inside the rollout's process, without a thread of its
-own (`TorchEngine`, an `Engine`).
-
-`open_decoder` chooses by the model's configuration what computes the model: a fused decode path for
-the Llama and Qwen families, or transformers' forward pass, which is tested before it serves. A
-model that neither can serve is refused before any token is generated. `TorchEngine` moves sequences
-between the queue (`queue.py`) and the running batch (`batch.py`, or `speculative.py` with drafts).
+own. The fused decode path serves the Llama and Qwen families, transformers' forward pass others. A
+model that neither can serve is refused before any token is generated.
 """
 
 import time
@@ -49,7 +45,7 @@ _NO_ADAPTERS = (
 
 def refuse_model(model: "PreTrainedModel", context_max: int, is_adapted: bool) -> None:
     """Raise `EngineRefused` if the engine would not serve this model, which may be on the meta
-    device, or would serve no adapter of it where the run trains one (`is_adapted`).
+    device, or no adapter of it where the run trains one (`is_adapted`).
     """
     refuse_unsupported(model.config, context_max)
     shape = fused_shape(model.config)
@@ -89,9 +85,9 @@ def refuse_unsupported(config: PreTrainedConfig, context_max: int) -> None:
 
 
 def _window(config: PreTrainedConfig) -> int | None:
-    """Returns the smallest attention window of a layer in tokens, None for full attention."""
     if getattr(config, "use_sliding_window", True) is False:
         return None
+    # Layers may differ; the smallest window in tokens counts, None is full attention.
     local = "local" in (getattr(config, "attention_layers", None) or ())
     window = getattr(config, "window_size" if local else "sliding_window", None)
     return window if isinstance(window, int) else None
@@ -104,9 +100,8 @@ def open_decoder(
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[Decoder, EngineWeights]:
-    """Returns a decoder with these `tensors`, and its weights, which updates change. The decoder is
-    the fused decode path if that serves the configuration, else transformers' forward pass. Raises
-    `EngineRefused` with the reason if neither serves it.
+    """Returns a decoder with these `tensors`, and its weights, which updates change. Raises
+    `EngineRefused` with the reason if neither decode path serves the configuration.
     """
     refuse_unsupported(config, context_max)
     shape = fused_shape(config)
@@ -123,17 +118,11 @@ def open_decoder(
 
 
 class TorchEngine(QueuedEngine[TorchSequence]):
-    """Generates with one decoder-only model by continuous batching: sequences enter and leave the
-    batch between two decode steps.
-
-    `tensors` are the weights of `version` under their checkpoint names, of any floating dtype; the
-    layers compute in `dtype`. Drafts affect only the speed: up to rounding the tokens are the same.
-
-    A prompt is prefilled once for its group (`PrefixCache`). A sequence that waits for its
-    environment leaves the batch; its KV (`parked`) is kept while it and that of the batch are at
-    most `slots` × `context_max` tokens. In a run that trains an adapter, an
-    update adds the adapter of its version beside the earlier ones, over the base weights, until no
-    sequence names these any more (`ServedAdapters`).
+    """Generates with one decoder-only model by continuous batching. `tensors` are the weights of
+    `version` under their checkpoint names, of any floating dtype; the layers compute in `dtype`.
+    Drafts affect only the speed, up to rounding. A prompt is prefilled once for its group. The KV
+    of parked sequences is kept while it and that of the batch are at most `slots` × `context_max`
+    tokens. Each version's adapter is served beside the earlier ones until no sequence names these.
     """
 
     def __init__(
@@ -154,7 +143,7 @@ class TorchEngine(QueuedEngine[TorchSequence]):
         self._batch = _open_batch(self._decoder, options)
         self._prefixes = PrefixCache(self._decoder, slots * context_max // 4)
         self._parked_tokens = 0
-        """Tokens of the KV of all parked and ready sequences."""
+        """KV tokens of all parked and ready sequences."""
 
     @property
     def _rows(self) -> list[TorchSequence]:
@@ -176,10 +165,9 @@ class TorchEngine(QueuedEngine[TorchSequence]):
 
     @torch.inference_mode()
     def _admit(self) -> None:
-        """Admit sequences; those ready ones that get a slot now are prefilled together. One without
-        room takes no slot, so the next one behind it gets that.
-        """
         free = max(0, self.slots - len(self._rows))
+        # Those ready ones that get a slot now are prefilled together. One without room takes no
+        # slot, so the next one behind it gets that.
         due = list(islice((s for s in self._ready if s.room), free))
         if due:
             parts = [
@@ -201,7 +189,6 @@ class TorchEngine(QueuedEngine[TorchSequence]):
         return True
 
     def _keep(self, sequence: TorchSequence, kv: torch.Tensor | None) -> None:
-        """Keep this KV for a sequence outside of the batch, in place of what it has."""
         self._parked_tokens += _length(kv) - _length(sequence.parked)
         sequence.parked = kv
 
@@ -282,12 +269,10 @@ class TorchEngine(QueuedEngine[TorchSequence]):
         return self._decoder.adapters
 
     def _unload(self) -> None:
-        """Drop the adapters that no sequence names, except the newest, and the prompts' KV under
-        them.
-        """
         if self._decoder.adapters is not None:
-            named = {sequence.request.version for sequence in self._known.values()}
-            self._decoder.adapters.keep(named)
+            versions = {sequence.request.version for sequence in self._known.values()}
+            self._decoder.adapters.keep(versions)
+            # The prompts' KV under a dropped adapter is useless.
             self._prefixes.keep({None, *self._decoder.adapters.loaded})
 
     @torch.inference_mode()
@@ -304,9 +289,7 @@ class TorchEngine(QueuedEngine[TorchSequence]):
             self._busy_s += time.thread_time() - began
 
     def _recompute(self) -> None:
-        """Recompute the KV of all rows under the present weights. Sequences outside of the batch
-        lose theirs and get it again when they continue.
-        """
+        # Sequences outside of the batch get their KV again when they continue.
         self._evict_all()
         rows = self._batch.rows
         parts = [CacheExtension(s.prefix, version=s.request.version) for s in rows]
@@ -315,12 +298,10 @@ class TorchEngine(QueuedEngine[TorchSequence]):
 
 
 def _length(kv: torch.Tensor | None) -> int:
-    """Returns the number of tokens whose KV this is."""
     return 0 if kv is None else kv.shape[2]
 
 
 def _open_batch(decoder: Decoder, options: EngineOptions) -> DecodeBatch:
-    """Returns an empty batch; it verifies drafts if `options` has a source of drafts."""
     sizes = options.slots, options.context_max, options.emit_every
     if options.drafts is None:
         return DecodeBatch(decoder, *sizes)

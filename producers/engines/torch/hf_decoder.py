@@ -1,10 +1,7 @@
-"""Decodes with models other than Llama and Qwen (they have `llama.py`): `TransformersDecoder` calls
-the forward of transformers, but keeps keys and values in the engine's own cache (`KVCache`).
-
-transformers gets a cache object whose layers store new keys and values where the engine wants them
-(`_StepLayer`, `_PrefillLayer`), with the engine's mask and positions. A model for which this does
-not work is refused by name when the engine starts: first the shape of its cache is checked, then a
-decode step is compared with the model's plain forward (without a cache) on a few tokens.
+"""Decodes with models other than Llama and Qwen: `TransformersDecoder` calls the forward of
+transformers with a cache object whose layers store keys and values in the engine's own `KVCache`,
+and with the engine's mask and positions. A model for which this does not work is refused by name
+when the engine starts.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -41,13 +38,13 @@ LOOK_AHEAD_TRIES = 3
 LOOK_AHEAD_SHARE, LOOK_AHEAD_SHARE_ROUNDED = 1e-4, 2e-2
 """Most that another last token changes the logits before it by, as a share of the change of its own
 logits. In float32, 30 random mixtures of experts give up to 1e-7, and attention in both directions
-gives 2e-3 and more, of which types of 16 bits, that round to 4e-3, leave some unseen in a model
-with small random weights.
+gives 2e-3 and more; 16-bit types, which round to 4e-3, leave some of that unseen in a model with
+small random weights.
 """
 
 
 class _WindowLayer(CacheLayerMixin):
-    """Has the interface of a cache layer of transformers; subclasses store keys and values."""
+    """Has the interface of a cache layer of transformers."""
 
     is_sliding = False
 
@@ -65,11 +62,6 @@ class _WindowLayer(CacheLayerMixin):
 
 
 class _StepLayer(_WindowLayer):
-    """Stores the new tokens of all rows in layer `index` of the engine's cache, from the cache's
-    next column on (decode steps and verification passes). Attention reads the columns from `first`
-    to the new ones.
-    """
-
     def __init__(self, cache: KVCache, index: int) -> None:
         super().__init__()
         self.cache, self.index = cache, index
@@ -78,11 +70,13 @@ class _StepLayer(_WindowLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        # New tokens go into the cache's next columns, in decode steps and verification passes.
         rows, column = key_states.shape[0], self.cache.column
         keys, values = self.cache.keys[self.index], self.cache.values[self.index]
         end = column + key_states.shape[2]
         keys[:rows, :, column:end] = key_states
         values[:rows, :, column:end] = value_states
+        # Attention reads from the segment's first column to the new ones.
         window = slice(self.first, end)
         return keys[:rows, :, window], values[:rows, :, window]
 
@@ -91,11 +85,6 @@ class _StepLayer(_WindowLayer):
 
 
 class _PrefillLayer(_WindowLayer):
-    """Keeps the new tokens' keys and values for the caller, which reads them after the forward.
-    Attention reads `past`, the cached keys and values of earlier tokens (or None), then the new
-    ones.
-    """
-
     def __init__(self, past: torch.Tensor | None) -> None:
         super().__init__()
         self.past = past
@@ -103,6 +92,7 @@ class _PrefillLayer(_WindowLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        # The caller reads them after the forward.
         self.keys, self.values = key_states, value_states
         if self.past is None:
             return key_states, value_states
@@ -116,11 +106,9 @@ class _PrefillLayer(_WindowLayer):
 
 
 class TransformersDecoder:
-    """Implements `Decoder`, which documents its methods, through transformers' forward.
-
-    The model has random weights until `served` is filled; then `check_forward` must be called. The
-    constructor raises `EngineRefused` for a model with too few positions, or whose forward or cache
-    does not have the form that is needed here.
+    """Implements `Decoder` through transformers' forward. The model has random weights until
+    `served` is filled; then `check_forward` must be called. Raises `EngineRefused` for a model with
+    too few positions, or whose forward or cache does not have the needed form.
     """
 
     # None: rows are never split into segments, since each segment would need a whole forward.
@@ -179,7 +167,6 @@ class TransformersDecoder:
         return logits if drafted.slots is None else logits.index_select(0, drafted.slots)
 
     def _cache_view(self, cache: KVCache, segment: RowSegment) -> Cache:
-        """The engine's cache from this segment's first column on, as a transformers cache."""
         if not self._layers or self._layers[0].cache is not cache:
             self._layers = [_StepLayer(cache, index) for index in range(self.kv.layers)]
         for layer in self._layers:
@@ -198,7 +185,6 @@ class TransformersDecoder:
     def _forward(
         self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: Cache
     ) -> torch.Tensor:
-        """Logits (n, vocabulary) after the last token."""
         return self.model(
             input_ids=ids,
             attention_mask=mask,
@@ -224,15 +210,17 @@ class TransformersDecoder:
             starts = [cache.write(row, kv) for row, kv in enumerate(kvs)]
             ids = torch.tensor([int(tokens[-1]) for tokens in sequences], device=self.device)
             positions = torch.tensor([2, 5], device=self.device)
-            found = self.step(ids, positions, cache, (RowSegment(0, 2, min(starts)),))
-            wanted = torch.cat([self._plain(tokens) for tokens in sequences])
+            cached_logits = self.step(ids, positions, cache, (RowSegment(0, 2, min(starts)),))
+            plain_logits = torch.cat([self._plain(tokens) for tokens in sequences])
         except (AttributeError, IndexError, TypeError, ValueError, RuntimeError) as error:
             raise EngineRefused(
                 f"{self.name}: does not run over the engine's cache: {error}"
             ) from error
         self._refuse_looking_ahead(sequences[1])
         tolerance = 1e-3 if self.dtype == torch.float32 else 5e-2
-        off = float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-6))
+        off = float(
+            (cached_logits - plain_logits).abs().max() / plain_logits.abs().max().clamp_min(1e-6)
+        )
         if not off < tolerance:
             raise EngineRefused(
                 f"{self.name}: a decode step over the engine's cache differs from its plain "
@@ -240,22 +228,19 @@ class TransformersDecoder:
             )
 
     def _refuse_looking_ahead(self, tokens: Tokens) -> None:
-        """Raise `EngineRefused` if changing the last token changes the logits before it.
-
-        Not to the bit: which experts of a mixture the last token uses decides which rows are
-        multiplied together, and so how sums of other tokens are rounded. A token that is attended
-        to changes logits about as much as its own, so both changes are compared, and of several
-        tokens the least change counts: a rounding error may choose another expert, but seldom.
-        """
-        own, before = self._plain(tokens), self._plain(tokens, -2)
+        # Equal bits cannot be required: which experts of a mixture the last token uses decides
+        # which rows are multiplied together, and so how sums of other tokens are rounded.
+        last_logits, before = self._plain(tokens), self._plain(tokens, -2)
         shares: list[float] = []
         for step in range(1, LOOK_AHEAD_TRIES + 1):
             other = tokens.copy()
             other[-1] = (other[-1] + step) % self.vocabulary
-            change = float((self._plain(other) - own).abs().max())
+            # A token that is attended to changes logits about as much as its own.
+            change = float((self._plain(other) - last_logits).abs().max())
             leak = float((self._plain(other, -2) - before).abs().max())
             shares.append(leak / max(change, 1e-12) if leak else 0.0)
         limit = LOOK_AHEAD_SHARE if self.dtype == torch.float32 else LOOK_AHEAD_SHARE_ROUNDED
+        # The least change counts: a rounding error may choose another expert, but seldom.
         if min(shares) > limit:
             raise EngineRefused(
                 f"{self.name}: attends to later tokens, so it is no decoder: another last token "
@@ -263,20 +248,18 @@ class TransformersDecoder:
             )
 
     def _plain(self, tokens: Tokens, position: int = -1) -> torch.Tensor:
-        """Returns the logits (1, vocabulary) at this position of a forward without a cache."""
         ids = torch.from_numpy(tokens.astype(np.int64)).to(self.device).unsqueeze(0)
         return self.model(input_ids=ids, use_cache=False).logits[:, position]
 
 
 def refuse_form(model: PreTrainedModel, context_max: int) -> None:
-    """Raise `EngineRefused` as the constructor of `TransformersDecoder` does. The model may be on
-    the meta device; then one whose code looks at values is refused later, when it is served.
-    """
+    """Raise `EngineRefused` as the constructor of `TransformersDecoder` does."""
     _refuse_positions(model.config, context_max)
     _forward_arguments(model)
     try:
         _cached_shape(model, context_max)
     except EngineRefused as error:
+        # Code that looks at values fails on the meta device; it is checked again when it is served.
         if model.device.type != "meta" or error.__cause__ is None or is_misfit(error.__cause__):
             raise
 
@@ -291,7 +274,6 @@ def _refuse_positions(config: PreTrainedConfig, context_max: int) -> None:
 
 
 def _forward_arguments(model: PreTrainedModel) -> frozenset[str]:
-    """Returns the names of the forward's arguments; raises `EngineRefused` if one is lacking."""
     arguments = frozenset(inspect.signature(model.forward).parameters)
     if not {"past_key_values", "attention_mask", "position_ids"} <= arguments:
         raise EngineRefused(
@@ -303,10 +285,6 @@ def _forward_arguments(model: PreTrainedModel) -> frozenset[str]:
 
 @torch.inference_mode()
 def _cached_shape(model: PreTrainedModel, context_max: int) -> KVShape:
-    """Returns the shape of one token's keys and values, found by a forward over one token.
-    Raises `EngineRefused` unless every layer caches keys and values of all tokens, in one
-    shape.
-    """
     name = type(model.config).__name__
     cache = DynamicCache(config=model.config)
     try:
@@ -317,6 +295,7 @@ def _cached_shape(model: PreTrainedModel, context_max: int) -> KVShape:
         )
     except (AttributeError, IndexError, TypeError, ValueError, RuntimeError) as error:
         raise EngineRefused(f"{name}: cannot run with a key-value cache: {error}") from error
+    # Every layer must cache keys and values of all tokens, in one shape.
     kinds = {
         type(layer).__name__ for layer in cache.layers if not _keeps_all_tokens(layer, context_max)
     }
@@ -337,22 +316,19 @@ def _cached_shape(model: PreTrainedModel, context_max: int) -> KVShape:
 
 
 def _served_weights(model: PreTrainedModel) -> ServedWeights:
-    """Returns the model's tensors, tied ones once; a checkpoint may hold a tied tensor under any of
-    its names.
-    """
-    kept, tied = untie(model.state_dict())
+    untied, tied = untie(model.state_dict())
+    # A checkpoint may hold a tied tensor under any of its names.
     others: dict[str, tuple[str, ...]] = {}
     for name, owner in tied.items():
         others[owner] = (*others.get(owner, ()), name)
     return ServedWeights(
-        {name: (WeightView(tensor),) for name, tensor in kept.items()},
-        {name: tuple(tensor.shape) for name, tensor in kept.items()},
+        {name: (WeightView(tensor),) for name, tensor in untied.items()},
+        {name: tuple(tensor.shape) for name, tensor in untied.items()},
         others,
     )
 
 
 def _keeps_all_tokens(layer: object, context_max: int) -> bool:
-    """Whether this layer of a cache keeps plain keys and values of all `context_max` tokens."""
     if type(layer) is DynamicSlidingWindowLayer:
         return layer.sliding_window >= context_max
     return type(layer) is DynamicLayer

@@ -63,9 +63,8 @@ class TorchKind(EngineKind):
         refuse_model(model, context_max, is_adapted)
 
     def context_bound(self, fields: Mapping[str, object]) -> int | None:
-        """Returns the attention window of the model's layers, as `refuse_unsupported` finds it in
-        the configuration of transformers, whose import takes seconds.
-        """
+        """Returns the attention window of the model's layers, as `refuse_unsupported` finds it."""
+        # From the plain fields: the import of transformers takes seconds.
         inner = fields.get("text_config")
         text = cast(Mapping[str, object], inner) if isinstance(inner, Mapping) else fields
         # Of Qwen's classes alone a window without this field is unused.

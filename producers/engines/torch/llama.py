@@ -1,9 +1,6 @@
 """Computes decode steps, verification passes and prefill of the Llama and Qwen families, over fused
-weights (`llama_weights.py`).
-
-With few rows and a small model the overhead of an operator call is as large as its arithmetic, so a
-step makes few calls: residuals are added inside the matrix products, keys and values are written by
-one copy, and the weights of norms are multiplied into the matrices after them.
+weights (`llama_weights.py`). With few rows and a small model the overhead of an operator call is as
+large as its arithmetic, so a step makes few calls.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -144,13 +141,11 @@ class FusedDecoder:
         return out
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits in fp32 whatever dtype the layers compute in, as in the trainer."""
+        # In fp32 whatever dtype the layers compute in, as in the trainer.
         return F.linear(_unit(hidden.float(), self._floor), self.weights.head)
 
     def _norm(self, hidden: torch.Tensor) -> torch.Tensor:
-        """RMS norm without its weight and the root of the width: both are multiplied into the
-        matrix that follows.
-        """
+        # The weight of the norm and the root of the width are multiplied into the next matrix.
         return _unit(hidden, self._floor)
 
     def _heads(
@@ -160,9 +155,6 @@ class FusedDecoder:
         rotation: torch.Tensor,
         terms: "LayerTerms",
     ) -> torch.Tensor:
-        """Queries, key and value of each kv head, with queries and key rotated; the shape is
-        (n, kv_heads, queries_per_kv + 2, width).
-        """
         s = self.shape
         normed = self._norm(hidden)
         if layer.qkv_bias is None:
@@ -170,6 +162,7 @@ class FusedDecoder:
         else:
             projected = torch.addmm(layer.qkv_bias, normed, layer.qkv)
         terms.add(projected, normed, QKV)
+        # Queries, key and value of each kv head; queries and key are rotated below.
         heads = projected.view(-1, s.kv_heads, s.queries_per_kv + 2, s.width)
         rotated = heads[:, :, :-1]
         if layer.head_norm is not None:
@@ -188,7 +181,7 @@ class FusedDecoder:
         attended: torch.Tensor,
         terms: "LayerTerms",
     ) -> None:
-        """Add the layer's output projection and feed-forward to `hidden`, in place."""
+        # In place: residuals are added inside the matrix products.
         hidden.addmm_(attended, layer.output)
         terms.add(hidden, attended, OUTPUT)
         if layer.output_bias is not None:
@@ -216,9 +209,7 @@ class LayerTerms:
 
 
 def _unit(values: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:
-    """Rows divided by the root of (sum of squares + floor²), in three calls where `rms_norm` makes
-    nine on a CPU.
-    """
+    # Three calls where `rms_norm` makes nine on a CPU.
     exact = values.float()
     length = torch.linalg.vector_norm(exact, dim=-1, keepdim=True)
     return (exact / length.hypot_(floor)).to(values.dtype)

@@ -1,10 +1,6 @@
-"""Holds a model's weights for the fused decode path of the engine `torch` (`llama.py`), which is
-faster than transformers' forward pass because it needs fewer operations: matrices with a common
-input are one matrix (fused), and norms and scales are multiplied into the matrices after them.
-
-`fused_shape` decides whether the path can serve a model (Llama and Qwen families); other models use
-`hf_decoder.py`. `FusedWeights` allocates the memory in this layout, and its `views` state which
-parts of it each tensor of a checkpoint fills: `weights.py` loads, patches and compares by them.
+"""Holds a model's weights for the fused decode path (`llama.py`), which needs fewer operations than
+transformers' forward pass: matrices with a common input are one matrix, and norms and scales are
+multiplied into the matrices after them.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -26,11 +22,9 @@ ROPES = ("default", "linear", "llama3")
 @dataclass(frozen=True, slots=True)
 class FusedShape:
     """Describes one model by sizes and switches. Each of its `kv_heads` heads of keys and values
-    serves `queries_per_kv` query heads; a head has `width` dimensions.
-
-    In a checkpoint of a `tied` model one tensor is both embedding and output matrix (head).
-    `qkv_bias` and `output_bias`: the projections of attention have biases. `head_norms`: the
-    queries and the keys of each head are normalised (Qwen 3). `epsilon` is that of all norms.
+    serves `queries_per_kv` query heads; a head has `width` dimensions. In a `tied` checkpoint one
+    tensor is both embedding and output matrix (head). `head_norms`: the queries and the keys of
+    each head are normalised (Qwen 3). `epsilon` is that of all norms.
     """
 
     layers: int
@@ -52,9 +46,7 @@ class FusedShape:
 
 
 def fused_shape(config: PreTrainedConfig) -> FusedShape | str:
-    """Returns the shape of a model, or a text with the reason why the fused path cannot serve
-    it.
-    """
+    """Returns the shape of a model, or the reason why the fused path cannot serve it."""
     if config.model_type not in FAMILIES:
         return f"model type {config.model_type!r} is not one of {', '.join(FAMILIES)}"
     rope = config.rope_parameters
@@ -85,8 +77,8 @@ def fused_shape(config: PreTrainedConfig) -> FusedShape | str:
 
 
 def rotations(config: PreTrainedConfig, width: int, positions: int) -> torch.Tensor:
-    """Returns the factors of the rotary position embedding, complex64 of shape (positions,
-    width / 2): at each position, each pair of a head's dimensions is multiplied by one factor.
+    """Returns the factors of the rotary position embedding, complex64 of shape (positions, width /
+    2): one for each position and pair of a head's dimensions.
     """
     rope = config.rope_parameters
     if rope.get("rope_type", "default") == "default":
@@ -100,15 +92,14 @@ def rotations(config: PreTrainedConfig, width: int, positions: int) -> torch.Ten
 
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
-    """Holds the matrices of one decoder layer. The projections to queries, keys and values are one
-    matrix (`qkv`), those to gate and up another. Matrices are stored as (inputs, outputs): for a
-    batch of few sequences their products are a third faster than with the checkpoint's (outputs,
-    inputs).
-
-    `head_norm`, of shape (queries_per_kv + 1, width), holds the weights of the head norms: for the
-    query heads of one kv head, which are equal, and in its last row for the key.
+    """Holds the matrices of one decoder layer; the projections to queries, keys and values are one
+    (`qkv`), those to gate and up another. `head_norm`, of shape (queries_per_kv + 1, width), holds
+    the weights of the head norms: for the query heads of one kv head, which are equal, and in its
+    last row for the key.
     """
 
+    # Matrices are (inputs, outputs): for few sequences their products are a third faster than with
+    # the checkpoint's (outputs, inputs).
     qkv: torch.Tensor
     qkv_bias: torch.Tensor | None
     head_norm: torch.Tensor | None
@@ -119,12 +110,10 @@ class FusedLayer:
 
 
 class FusedWeights:
-    """Allocates the served memory of one model, filled with zeros, and describes it in `views`: by
-    the name of each checkpoint tensor, the parts of the memory that it fills.
-
-    Head norms keep their weights (`FusedLayer.head_norm`). Every other norm is computed without its
-    weight, which is multiplied into the matrix after the norm; so it has no view of its own. The
-    scale of attention is multiplied into the projection to queries.
+    """Allocates the served memory of one model, filled with zeros; `views` has, by checkpoint name,
+    the parts of it that each tensor fills. Every norm's weight but a head norm's is multiplied into
+    the matrix after it, so it has no view of its own; the scale of attention is multiplied into the
+    projection to queries.
     """
 
     def __init__(self, shape: FusedShape, dtype: torch.dtype, device: torch.device) -> None:
@@ -166,14 +155,13 @@ class FusedWeights:
 def _layer_views(
     layer: FusedLayer, shape: FusedShape, prefix: str
 ) -> dict[str, tuple[WeightView, ...]]:
-    """Returns the views of one layer, whose checkpoint names begin with `prefix`."""
     attention, mlp, middle = f"{prefix}self_attn.", f"{prefix}mlp.", shape.intermediate
     in_norm, post_norm = (
         f"{prefix}input_layernorm.weight",
         f"{prefix}post_attention_layernorm.weight",
     )
     gate, up = layer.gate_up.t().split(middle)
-    found: dict[str, tuple[WeightView, ...]] = {
+    views: dict[str, tuple[WeightView, ...]] = {
         f"{attention}o_proj.weight": (WeightView(layer.output.t()),),
         f"{mlp}gate_proj.weight": (WeightView(gate, norm=post_norm),),
         f"{mlp}up_proj.weight": (WeightView(up, norm=post_norm),),
@@ -185,24 +173,24 @@ def _layer_views(
             continue
         norm = in_norm if kind == "weight" else None
         query, key, value = head_views(served, shape)
-        found[f"{attention}q_proj.{kind}"] = (WeightView(query, scale, norm),)
-        found[f"{attention}k_proj.{kind}"] = (WeightView(key, None, norm),)
-        found[f"{attention}v_proj.{kind}"] = (WeightView(value, None, norm),)
+        views[f"{attention}q_proj.{kind}"] = (WeightView(query, scale, norm),)
+        views[f"{attention}k_proj.{kind}"] = (WeightView(key, None, norm),)
+        views[f"{attention}v_proj.{kind}"] = (WeightView(value, None, norm),)
     if layer.output_bias is not None:
-        found[f"{attention}o_proj.bias"] = (WeightView(layer.output_bias),)
+        views[f"{attention}o_proj.bias"] = (WeightView(layer.output_bias),)
     if layer.head_norm is not None:
         *queries, key = (_interleaved(row) for row in layer.head_norm)
-        found[f"{attention}q_norm.weight"] = tuple(WeightView(query) for query in queries)
+        views[f"{attention}q_norm.weight"] = tuple(WeightView(query) for query in queries)
         # An RMS norm scales a head to the length √width; the decode path scales it to length 1.
         # For queries the missing √width cancels against the scale of attention, 1 / √width; for
         # keys it is multiplied into the weight of the norm here.
-        found[f"{attention}k_norm.weight"] = (WeightView(key, shape.width**0.5),)
-    return found
+        views[f"{attention}k_norm.weight"] = (WeightView(key, shape.width**0.5),)
+    return views
 
 
 def attention_scale(shape: FusedShape) -> float | None:
     """Returns the scale of attention (1 / √width), which is multiplied into the projection to
-    queries. None with head norms: there the decode path leaves it out (`_layer_views`).
+    queries; None with head norms (`_layer_views`).
     """
     return None if shape.head_norms else shape.width**-0.5
 
@@ -210,10 +198,9 @@ def attention_scale(shape: FusedShape) -> float | None:
 def head_views(served: torch.Tensor, shape: FusedShape) -> tuple[torch.Tensor, ...]:
     """Returns views of the queries, keys and values in a served projection (matrix or bias), with
     the outputs as first dimensions and in the checkpoint's order.
-
-    The memory has another order: for each kv head its queries, its key, its value. So the products
-    of queries with the KV cache need no copy.
     """
+    # In memory, for each kv head its queries, its key, its value: products of queries with the KV
+    # cache need no copy.
     by_head = served.unflatten(-1, (shape.kv_heads, shape.queries_per_kv + 2, shape.width))
     by_head = by_head.movedim((-3, -2, -1), (0, 1, 2))
     query, key, value = by_head.tensor_split((shape.queries_per_kv, shape.queries_per_kv + 1), 1)
@@ -221,11 +208,9 @@ def head_views(served: torch.Tensor, shape: FusedShape) -> tuple[torch.Tensor, .
 
 
 def _interleaved(served: torch.Tensor, dimension: int = 0) -> torch.Tensor:
-    """Returns a view in which the dimensions of a head have the checkpoint's order. In the memory
-    dimension i + width / 2 follows dimension i, because the two are rotated as a pair. So the
-    rotation by position is one complex product. Queries and keys have the same order, so attention
-    scores do not change.
-    """
+    # In memory dimension i + width / 2 follows dimension i: the two are rotated as a pair, so the
+    # rotation is one complex product. Queries and keys have the same order, so attention scores do
+    # not change.
     return served.unflatten(dimension, (-1, 2)).transpose(dimension, dimension + 1)
 
 

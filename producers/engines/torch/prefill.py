@@ -1,9 +1,5 @@
-"""Computes the KV of sequences before their first decode step (prefill), and caches it for prompts.
-
-`extend_caches` computes the KV of new tokens after cached ones, many sequences per forward pass.
-`PrefixCache` uses it to prefill a prompt once for its group; the KV is then copied to the row of
-each sample. The cache is emptied when the weights change, so no prompt's KV is used under another
-version. The newest token of a sequence is not prefilled: it is the input of the first step.
+"""Computes the KV of sequences before their first decode step (prefill), many per forward pass, and
+once for a prompt's group. The newest token is not prefilled: it is the input of the first step.
 """
 
 from collections import OrderedDict
@@ -22,9 +18,9 @@ PASS_TOKENS = 4096  # of one forward pass, padding included, unless one sequence
 
 @dataclass(frozen=True, slots=True)
 class CacheExtension:
-    """Holds the new tokens of a sequence, and `past`, the KV of its cached tokens before them:
-    (2 · layers, heads, length, width), or None without any. Where versions are adapters, `version`
-    is the one to compute with; None: the newest.
+    """Holds the new tokens of a sequence, and `past`, the KV of its cached tokens before them: (2 ·
+    layers, heads, length, width). Where versions are adapters, `version` is the one to compute
+    with; None: the newest.
     """
 
     tokens: Tokens
@@ -40,27 +36,26 @@ def extend_caches(
     decoder: Decoder, extensions: Sequence[CacheExtension]
 ) -> list[torch.Tensor | None]:
     """Returns the KV of each sequence, of its past and new tokens together; None for a sequence
-    without tokens. Sequences with similar numbers of new tokens share a forward pass.
+    without tokens.
     """
-    found: list[torch.Tensor | None] = [extension.past for extension in extensions]
+    caches: list[torch.Tensor | None] = [extension.past for extension in extensions]
     waiting = [index for index, extension in enumerate(extensions) if len(extension.tokens)]
+    # Sequences with similar numbers of new tokens share a forward pass, with little padding.
     waiting.sort(key=lambda index: len(extensions[index].tokens))
     for part in _passes(extensions, waiting):
         new = decoder.prefill(_pack(decoder, [extensions[index] for index in part]))
         for place, index in enumerate(part):
-            own = new[:, place, :, new.shape[3] - len(extensions[index].tokens) :]
+            new_kv = new[:, place, :, new.shape[3] - len(extensions[index].tokens) :]
             past = extensions[index].past
-            found[index] = own.clone() if past is None else torch.cat((past, own), 2)
-    return found
+            caches[index] = new_kv.clone() if past is None else torch.cat((past, new_kv), 2)
+    return caches
 
 
 def _passes(extensions: Sequence[CacheExtension], ascending: list[int]) -> list[list[int]]:
-    """Split these indices of extensions, which ascend by the number of new tokens, into passes of
-    at most `PASS_TOKENS` tokens.
-    """
     passes: list[list[int]] = []
     for index in ascending:
         length = len(extensions[index].tokens)
+        # Ascending lengths: the newest one decides the padded size of the pass.
         if passes and (len(passes[-1]) + 1) * length <= PASS_TOKENS:
             passes[-1].append(index)
         else:
@@ -69,10 +64,6 @@ def _passes(extensions: Sequence[CacheExtension], ascending: list[int]) -> list[
 
 
 def _pack(decoder: Decoder, extensions: Sequence[CacheExtension]) -> PrefillBatch:
-    """Returns the input of one pass. New tokens are padded on the left, so every newest token is in
-    the last column. A token attends to the past, to itself, and to the new tokens before it;
-    padding attends to itself, so that its values stay finite.
-    """
     rows = len(extensions)
     new = max(len(extension.tokens) for extension in extensions)
     before = max(extension.past_length for extension in extensions)
@@ -82,10 +73,12 @@ def _pack(decoder: Decoder, extensions: Sequence[CacheExtension]) -> PrefillBatc
     causal = np.tri(new, dtype=bool)
     for row, extension in enumerate(extensions):
         length, past = len(extension.tokens), extension.past_length
+        # Padded on the left, so every newest token is in the last column.
         ids[row, new - length :] = extension.tokens
         positions[row, new - length :] = np.arange(past, past + length)
         seen[row, :, before - past : before] = True
         seen[row, :, before + new - length :] = causal[:, new - length :]
+    # Padding attends to itself, so that its values stay finite.
     seen[:, :, before:] |= np.eye(new, dtype=bool)
     mask = torch.zeros(seen.shape, dtype=decoder.dtype).masked_fill_(
         torch.from_numpy(~seen),  # pyright: ignore[reportUnknownMemberType]
@@ -104,7 +97,6 @@ def _pack(decoder: Decoder, extensions: Sequence[CacheExtension]) -> PrefillBatc
 def _packed_past(
     decoder: Decoder, extensions: Sequence[CacheExtension], before: int
 ) -> torch.Tensor:
-    """Returns the past of all extensions in one tensor, padded on the left to `before` tokens."""
     shape = decoder.kv
     packed = torch.zeros(
         2 * shape.layers,
@@ -122,8 +114,8 @@ def _packed_past(
 
 
 PrefixKey = tuple[Version | None, bytes]
-"""The version that a sequence asks for (None: the newest), and the bytes of its tokens without the
-newest one.
+"""The version that a sequence names (None: the newest), and the bytes of its tokens without the
+newest.
 """
 
 
@@ -136,14 +128,10 @@ AHEAD_PROMPTS = 32  # most prompts that a miss prefills
 
 
 class PrefixCache:
-    """Holds the KV of prompts, each without its newest token: of `tokens_max` tokens in all at
-    most, or of one longer prompt. The least recently used ones are evicted. Of a resumed trajectory
-    all tokens so far count as its prompt.
-
-    An entry is found by the tokens and, where versions are adapters, the version. The engine drops
-    the entries when the weights change (`clear`), or those of an adapter when it is dropped
-    (`keep`). The prompts of waiting sequences are prefilled ahead, many per pass, before slots are
-    free for them.
+    """Holds the KV of prompts, each without its newest token: of at most `tokens_max` tokens in
+    all, or of one longer prompt; the least recently used are evicted. All tokens of a resumed
+    trajectory count as its prompt. The engine drops entries when weights change (`clear`) or
+    adapters are dropped (`keep`), so no KV is used under another version.
     """
 
     def __init__(self, decoder: Decoder, tokens_max: int) -> None:
@@ -153,30 +141,26 @@ class PrefixCache:
 
     def get(self, waiting: Iterable[TorchSequence]) -> torch.Tensor | None:
         """Returns the KV of the first of these waiting sequences, without its newest token; None if
-        it has no other token. A miss also prefills sequences that wait behind it.
+        it has no other.
         """
         first = _key(next(iter(waiting)))
         if not first[1]:
             return None
         if first not in self._entries:
+            # Also for sequences behind it, many per pass, before slots are free for them.
             self._prefill(waiting)
         self._entries.move_to_end(first)
         return self._entries[first]
 
     def clear(self) -> None:
-        """Drop all entries; to be called when the weights change."""
         self._entries.clear()
         self._tokens = 0
 
     def keep(self, versions: Collection[Version | None]) -> None:
-        """Drop the entries of all other versions."""
         for key in [key for key in self._entries if key[0] not in versions]:
             self._tokens -= self._entries.pop(key).shape[2]
 
     def _prefill(self, waiting: Iterable[TorchSequence]) -> None:
-        """Add an entry for the first waiting sequence, and for as many behind it as the bounds
-        `AHEAD_TOKENS` and `AHEAD_PROMPTS` allow; then evict entries, but never that of the first.
-        """
         ahead: dict[PrefixKey, CacheExtension] = {}
         budget = min(AHEAD_TOKENS, self.tokens_max)
         for sequence in waiting:
@@ -193,6 +177,7 @@ class PrefixCache:
             self._tokens += kv.shape[2]
         first = next(iter(ahead))
         self._entries.move_to_end(first)
+        # Never the first one's, which the caller needs.
         while self._tokens > self.tokens_max and len(self._entries) > 1:
             _, dropped = self._entries.popitem(last=False)
             self._tokens -= dropped.shape[2]

@@ -1,8 +1,6 @@
 """Samples a token from each row of logits: temperature, then top-k, then top-p, then the inverse of
-the cumulative distribution.
-
-A token is a function of the row's logits, its sampling parameters and one uniform number (invariant
-10). docs/explanation/engine.md (Randomness) compares the method with Gumbel noise.
+the cumulative distribution. A token is a function of the row's logits, its sampling parameters and
+one uniform number (invariant 10). docs/explanation/engine.md (Randomness) compares Gumbel noise.
 """
 
 from collections import Counter
@@ -18,8 +16,8 @@ NO_TOKEN = -1  # pads stop tokens: equals no token
 
 @dataclass(frozen=True, slots=True)
 class SamplingPlan:
-    """Holds the sampling parameters of the rows of a batch. Tensors have the shape (rows, 1), or
-    (1, 1) if all rows have equal parameters; None means that no row uses the parameter.
+    """Holds the sampling parameters of the rows of a batch, (rows, 1), or (1, 1) if all rows are
+    equal; None: no row uses the parameter.
     """
 
     inverse_temperature: torch.Tensor | None
@@ -32,7 +30,7 @@ class SamplingPlan:
 
 
 def plan_sampling(rows: Sequence[Sampling], device: torch.device) -> SamplingPlan:
-    """Returns the plan for these rows; the plan of one `Sampling` fits any number of equal rows."""
+    """Returns the plan for these rows; that of one `Sampling` fits any number of equal rows."""
 
     def column(values: list[float], dtype: torch.dtype) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype, device=device).unsqueeze(1)
@@ -58,8 +56,8 @@ def plan_sampling(rows: Sequence[Sampling], device: torch.device) -> SamplingPla
 
 
 def plan_of_rows(plan: SamplingPlan, row_of: torch.Tensor) -> SamplingPlan:
-    """Returns a plan with one entry per token instead of one per row; `row_of` (n,) is the row of
-    each token. `stops` is not expanded.
+    """Returns a plan with one entry per token; `row_of` (n,) is the row of each token. `stops` is
+    not expanded.
     """
     if plan.stops.shape[1] == 1:  # all rows have equal parameters
         return plan
@@ -77,9 +75,7 @@ def plan_of_rows(plan: SamplingPlan, row_of: torch.Tensor) -> SamplingPlan:
 
 
 class SamplingPlanCache:
-    """Caches the sampling plan of a batch while all of its rows have equal parameters. Call `enter`
-    for each row that joins the batch and `leave` for each that ends.
-    """
+    """Caches the sampling plan of a batch while all of its rows have equal parameters."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -106,13 +102,13 @@ class SamplingPlanCache:
 
 
 def _kind(sampling: Sampling) -> Sampling:
-    """Returns the parameters on which a draw depends: all but `tokens_max`."""
+    # A draw does not depend on it.
     return replace(sampling, tokens_max=0)
 
 
 def processed_logprobs(logits: torch.Tensor, plan: SamplingPlan) -> torch.Tensor:
-    """Returns fp32 log-probabilities (rows, vocabulary) after temperature, then top-k, then top-p,
-    the order of the transformers library.
+    """Returns fp32 log-probabilities (rows, vocabulary) after temperature, top-k and top-p, in the
+    order of the transformers library.
     """
     scores = logits.float()
     if plan.inverse_temperature is not None:
@@ -135,12 +131,9 @@ def _filtered(scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) ->
 def inverse_cdf(logprobs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """Returns tokens (n, 1): the first at which the cumulated probabilities of each row (n,
     vocabulary) exceed the row's uniform number (n, 1) in [0, 1).
-
-    The tokens are in vocabulary order. Gumbel noise would need one random number per vocabulary
-    entry; this needs one per position, whatever the size of the vocabulary, and one call draws the
-    tokens of a draft's many positions. The sum is computed in float64, so a token changes only if
-    rounding of the logits moves a boundary across the uniform number.
     """
+    # In float64, so a token changes only if rounding of the logits moves a boundary across the
+    # uniform number.
     cumulated = logprobs.exp().cumsum(-1, dtype=torch.float64)
     # Scaled by the total, so that rounding cannot move a draw beyond the last possible token.
     return torch.searchsorted(cumulated, cumulated[:, -1:] * uniforms, right=True)
@@ -150,8 +143,8 @@ def draw_tokens(
     logits: torch.Tensor, plan: SamplingPlan, uniforms: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns tokens and their processed log-probabilities, both (n, 1), for logits (n, vocabulary)
-    and uniforms (n, 1); they depend on these arguments only. Greedy rows (`temperature` 0) get the
-    largest logit; its log-probability is that of temperature 1.
+    and uniforms (n, 1). Greedy rows (`temperature` 0) get the largest logit; its log-probability is
+    that of temperature 1.
     """
     logprobs = processed_logprobs(logits, plan)
     if plan.all_greedy:

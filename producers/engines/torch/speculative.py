@@ -1,10 +1,6 @@
-"""Decodes a batch with speculative decoding: `SpeculativeBatch` is a `DecodeBatch` that makes
-verification passes, each over the rows' drafts, while these are faster, and plain steps otherwise.
-
-A plain step draws one token per row. A pass draws several: `drafting` (`draft_verify.py`) proposes
-each row's next tokens from earlier answers, and one forward pass of the model verifies them. `gate`
-(`gate.py`) decides by measured times. The tokens are those of `DecodeBatch`, up to rounding.
-Weights change only between two passes or steps, as without drafts.
+"""Decodes a batch with speculative decoding: verification passes while `gate` measures them to be
+faster, plain steps otherwise. The tokens are those of `DecodeBatch`, up to rounding; weights change
+only between two passes or steps.
 """
 
 import time
@@ -30,22 +26,19 @@ from rollstream.streams.values import Drafts, Floats, Tokens
 MEASURE_STEPS = 4  # one plain step in this many is measured while drafts are off
 MEASURE_STEPS_HOPELESS = 16  # the same, while drafts are too seldom accepted to be tried
 SQUEEZE_FACTOR = 16
-"""Hidden columns (see `SpeculativeBatch`) are removed once attention has read more of them, over
-all passes, than this many times the cached tokens: reading them has then cost as much as removing
-them.
+"""Hidden columns are removed once attention has read more of them, over all passes, than this many
+times the cached tokens: reading them has then cost as much as removing them.
 """
 
 
 class SpeculativeBatch(DecodeBatch):
     """Decodes as `DecodeBatch` does, with drafts from `source` while `gate` is on. While
-    `is_verifying`, generated tokens are not in `DecodeBatch`'s block on the device but on the host,
-    in the row states of `drafting`.
+    `is_verifying`, generated tokens are on the host, in the row states of `drafting`.
 
-    In the KV cache the newest tokens of all rows are in one column, but rows gain different numbers
-    of tokens in a pass. So all rows advance by the largest number that a row gained, and the mask
-    of each row hides its columns beyond the tokens that it gained itself. `_squeeze` removes these
-    hidden columns before plain steps resume, when columns run out, and when reading them has cost
-    as much as removing them.
+    Rows gain different numbers of tokens in a pass. So all rows advance by the largest number, and
+    the mask of each row hides its columns beyond its own. `_squeeze` removes these hidden columns
+    before plain steps resume, when columns run out, and when reading them has cost as much as
+    removing them.
     """
 
     def __init__(
@@ -65,11 +58,11 @@ class SpeculativeBatch(DecodeBatch):
         self._clock: Callable[[], float] = time.thread_time if on_cpu else time.perf_counter
         self.drafting = BatchSpeculation(source, gate, decoder.vocabulary, self._clock)
         self._hidden_read = 0
-        """The number of hidden columns read since they were last removed."""
+        """Hidden columns read since they were last removed."""
         self._plain_left = 0
         """Unmeasured plain steps before the next measured one; the gate decides before that."""
         self._drawn = 0
-        """The number of tokens collected last from a row that `drafting` has no state of."""
+        """Tokens collected last from a row that `drafting` has no state of."""
 
     @property
     def drafts(self) -> DraftStats:
@@ -149,16 +142,12 @@ class SpeculativeBatch(DecodeBatch):
 
     @property
     def _steps_between(self) -> int:
-        """The number of steps from one measured step to the next. All passes are measured, and
-        the plain steps of a probe. Among other plain steps the gate decides after at most four of
-        these intervals.
-        """
+        # All passes are measured, and the plain steps of a probe.
         if self.is_verifying or self.gate.probing:
             return 1
         return MEASURE_STEPS_HOPELESS if self.gate.is_hopeless else MEASURE_STEPS
 
     def _decide(self) -> None:
-        """Ask the gate, if a decision is due, and change between passes and plain steps."""
         drafts = self.drafting.decide(len(self.rows), self.is_verifying, self._steps_between)
         if drafts and not self.is_verifying:
             self._begin_verifying()
@@ -166,18 +155,18 @@ class SpeculativeBatch(DecodeBatch):
             self._begin_plain()
 
     def _begin_verifying(self) -> None:
-        """Move all tokens from the block to the host; each pass adds its tokens there itself."""
+        # Each later pass adds its tokens on the host itself.
         for sequence in self.rows:
             self.drafting.add_drawn(sequence, *super().collect(sequence))
         super().restart_block()
         self.is_verifying = True
         for sequence in self.rows:
-            self.drafting.share(sequence, least=0)
+            self.drafting.share(sequence, tokens_min=0)
 
     def _begin_plain(self) -> None:
-        """Remove hidden columns, and begin a new block with the newest token of each row."""
         self._squeeze(0)
         self.is_verifying = False
+        # A new block, with the newest token of each row.
         self.block.column = 0
         for sequence in self.rows:
             sequence.first, sequence.pieces = 1, []
@@ -190,11 +179,9 @@ class SpeculativeBatch(DecodeBatch):
     # ---- verification --------------------------------------------------------------------------
 
     def _verify(self) -> list[TorchSequence]:
-        """Make one verification pass. Returns the sequences that ended.
-
-        1. Make room in the cache.  2. Look up a draft for each row.  3. Run one forward pass over
-        the newest token and the draft of each row, and draw the token after each of these.
-        4. Add to each row the drafted tokens that equal the drawn ones, and one drawn token more.
+        """1. Make room in the cache. 2. Look up a draft for each row. 3. Run one forward pass over
+        the newest token and the draft of each row, and draw the token after each of these. 4. Add
+        to each row the drafted tokens that equal the drawn ones, and one drawn token more.
         """
         began = self._clock()
         if self.cache.column + 1 + self.gate.rule.most > self.cache.columns:  # 1
@@ -205,56 +192,53 @@ class SpeculativeBatch(DecodeBatch):
             self._compose()
         drafts = self.drafting.make_drafts(self.rows)  # 2
         packed = pack_drafts(self.rows, drafts, self.decoder.device)
-        given = packed.drafted
+        drafted = packed.drafted
         if self.decoder.adapters is not None:
             counts = [1 + len(draft) for draft in drafts]
             versions = [sequence.request.version for sequence in self.rows]
-            given = replace(given, routes=self.decoder.adapters.routes(versions, counts))
-        if given.ahead == 1:  # 3
+            drafted = replace(drafted, routes=self.decoder.adapters.routes(versions, counts))
+        if drafted.ahead == 1:  # 3
             logits = self.decoder.step(
-                given.ids, given.positions, self.cache, self._used, given.routes
+                drafted.ids, drafted.positions, self.cache, self._used, drafted.routes
             )
         else:
-            logits = self.decoder.verify(given, self.cache, self._used)
+            logits = self.decoder.verify(drafted, self.cache, self._used)
         plan = plan_of_rows(self._plan, packed.row_of)
         tokens, logprobs = draw_tokens(logits, plan, packed.drawn)
         rows = len(self.rows)
         ended = self._take(drafts, tokens[:, 0].tolist(), logprobs[:, 0].cpu().numpy())  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]  # 4
-        self.gate.add_pass(rows, len(given.ids), self.gained, self._clock() - began)
+        self.gate.add_pass(rows, len(drafted.ids), self.gained, self._clock() - began)
         return ended
 
     def _take(
         self, drafts: list[list[int]], drawn: list[int], logprobs: Floats
     ) -> list[TorchSequence]:
-        """Add the accepted tokens, and the token drawn after them, to the rows. `drawn` and
-        `logprobs` have the rows one after the other, with one token more than each row's draft.
-        Returns the sequences that ended.
-        """
         ended: list[TorchSequence] = []
-        kept: list[int] = []
+        gained: list[int] = []
         begin = 0
         for sequence, draft in zip(self.rows, drafts, strict=True):
+            # One token more is drawn than drafted.
             end = begin + 1 + len(draft)
-            own = drawn[begin:end]
-            count, stopped = count_accepted(own, draft, sequence.request.sampling.stop)
-            self.drafting.add_gained(sequence, draft, own[:count], logprobs[begin : begin + count])
+            row_tokens = drawn[begin:end]
+            count, stopped = count_accepted(row_tokens, draft, sequence.request.sampling.stop)
+            self.drafting.add_gained(
+                sequence, draft, row_tokens[:count], logprobs[begin : begin + count]
+            )
             if stopped or not sequence.room:
                 sequence.finish = "stop" if stopped else "length"
                 ended.append(sequence)
-            kept.append(count)
+            gained.append(count)
             begin = end
-        self._advance(kept)
+        self._advance(gained)
         return ended
 
-    def _advance(self, kept: list[int]) -> None:
-        """End the pass: advance all rows, and hide each row's columns beyond its `kept` ones, the
-        number of tokens that it gained.
-        """
-        most, rows = max(kept), len(kept)
-        if min(kept) < most:
-            self.cache.hide(rows, torch.tensor(kept, device=self.decoder.device), most)
-        self.cache.column += most
-        self.gained = sum(kept)
+    def _advance(self, gained: list[int]) -> None:
+        gained_max, rows = max(gained), len(gained)
+        if min(gained) < gained_max:
+            # Columns beyond the tokens that the row gained.
+            self.cache.hide(rows, torch.tensor(gained, device=self.decoder.device), gained_max)
+        self.cache.column += gained_max
+        self.gained = sum(gained)
         counts = self.drafting.counts
         counts["passes"] += 1
         counts["rows"] += rows
@@ -274,10 +258,8 @@ class SpeculativeBatch(DecodeBatch):
             super()._align(column)
 
     def _squeeze(self, column: int) -> None:
-        """Remove the hidden columns of every row: write its KV again without them, so that the
-        cache's next column is the longest row's length, and at least `column`.
-        """
         copies = [self.cached(sequence) for sequence in self.rows]
+        # The longest row's length, and at least `column`.
         self.cache.column = max([column, *(kv.shape[2] for kv in copies)])
         for sequence, kv in zip(self.rows, copies, strict=True):
             self._starts[sequence.row] = self.cache.write(sequence.row, kv)

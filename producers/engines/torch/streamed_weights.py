@@ -1,10 +1,6 @@
 """Updates the weights of an engine whose own memory is the base of deltas (`StreamedWeights`), so
-that no second copy of the weights is kept.
-
-An update has two steps. `prepare`, beside decoding, reads the tensors that change back from the
-served memory, applies the deltas, verifies the results, and collects the new values in a file
-(`_Pass`). `load`, between two decode steps, copies them into the served memory.
-docs/explanation/weights.md (Streamed into the engine) has all steps.
+that no second copy of the weights is kept. docs/explanation/weights.md (Streamed into the engine)
+has all steps.
 """
 
 import mmap
@@ -46,16 +42,15 @@ from rollstream.storage.weights.tensors import DTYPES, tensor_bytes, tensor_hash
 ALIGNMENT = 64  # each array in a file begins at a multiple of so many bytes
 PATCH_SHARE = 6
 """A part of a tensor (`TensorPart`) is written whole if more than 1 in this many of its elements
-changed: all its elements then take less room than the changed ones with their positions.
+changed: all elements then take less room than the changed ones with their positions.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class PartWrite:
-    """Writes a range of one tensor, from position `begin` on; `values` are the checkpoint's
-    elements. They are written into the served memory of each view of `views`, multiplied by the
-    factors beside the view, one per column, and unchanged into `kept`, the engine's copy of the
-    tensor, if there is one.
+    """Writes a range of one tensor, from position `begin` on: the checkpoint's `values`, into the
+    served memory of each view, multiplied by the factors beside it, one per column, and unchanged
+    into `kept`, the engine's copy of the tensor, if there is one.
     """
 
     views: Sequence[tuple[WeightView, Tensor | None]]
@@ -74,7 +69,7 @@ class PartWrite:
 class StreamedWrites:
     """Holds a prepared update, whose new tensors match their hashes: the `writes`, with their
     values in files; the new tensors that have no served memory of their own (`norms`); and those
-    that cannot be read back bit for bit from the served memory after the update (`kept`).
+    that cannot be read back bit for bit after the update (`kept`).
     """
 
     writes: tuple[TensorWrite | PartWrite, ...]
@@ -86,8 +81,7 @@ class StreamedWrites:
 class StreamedWeights:
     """Updates the weights of one engine through the views of `served`. `kept` holds copies of the
     tensors that cannot be read back from the served memory (`exact_view`), by the engine's names.
-    One thread at a time uses an instance; `prepare` and `compare` change no weights, so they may
-    run beside decoding.
+    One thread at a time uses an instance; `prepare` and `compare` may run beside decoding.
     """
 
     served: ServedWeights
@@ -96,26 +90,24 @@ class StreamedWeights:
     """The served version's manifest; None during a load and after a failed one."""
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
-        """Returns the update with `prepared` set. Each tensor that differs from the served
-        version's is decoded and compared with its hash; so is a matrix if the norm before it
-        differs, because its served elements are multiplied by the norm's. Raises `WrongBase`, which
-        names the tensors that do not have their hashes after their deltas, and `EngineRefused`,
-        which names a tensor that the model cannot serve.
+        """Returns the update with `prepared` set; the served weights do not change. Raises
+        `WrongBase`, which names the tensors that do not have their hashes after their deltas, and
+        `EngineRefused`, which names a tensor that the model cannot serve.
         """
         return replace(update, prepared=_Pass(self, _streamed(update)).collect())
 
     def load(self, update: WeightUpdate) -> None:
-        """Serve the update. Raises `EngineRefused` if it was prepared for another served version.
-        After an error during the writes no version is held.
+        """Serve the update, between two decode steps. Raises `EngineRefused` if it was prepared for
+        another served version. After an error during the writes no version is held.
         """
         prepared, tensors = update.prepared, _streamed(update)
         if not isinstance(prepared, StreamedWrites):
             prepared = _Pass(self, tensors).collect()
-        held = self.served.held
-        if tensors.base is not None and (self.manifest is None or tensors.base != held):
+        served_version = self.served.held
+        if tensors.base is not None and (self.manifest is None or tensors.base != served_version):
             raise EngineRefused(
                 f"weights: version {update.version} was decoded for an engine that serves "
-                f"{tensors.base}, this one serves {held or 'no version'}"
+                f"{tensors.base}, this one serves {served_version or 'no version'}"
             )
         self.manifest = self.served.held = None
         for write in prepared.writes:
@@ -125,57 +117,50 @@ class StreamedWeights:
 
     def compare(self, names: Iterable[str], tensors: Mapping[str, Tensor]) -> WeightComparison:
         """Compare the served tensors of these names with their hashes in the manifest of `tensors`.
-        A tensor is the same if its elements, read back, have that hash, and if serving these
-        elements again gives the bits of the served memory.
+        A tensor is the same if its elements, read back, have that hash, and serving them again
+        gives the served bits.
         """
         assert isinstance(tensors, StreamedTensors), "a streamed engine is given streamed versions"
-        own = {name: self.stored(name, tensors) for name in self.served.shapes}
-        by_stored = {stored: name for name, (stored, _) in own.items()}
+        entries = {name: self.stored(name, tensors) for name in self.served.shapes}
+        by_stored = {stored: name for name, (stored, _) in entries.items()}
         owner = tensors.manifest.weights.owner
-        asked = {by_stored[owner(name)] for name in names if owner(name) in by_stored}
-        differing = [name for name in sorted(asked) if not self._is_served(name, own[name][1])]
-        return WeightComparison(len(asked), tuple(differing))
+        served_names = {by_stored[owner(name)] for name in names if owner(name) in by_stored}
+        differing = [
+            name for name in sorted(served_names) if not self._is_served(name, entries[name][1])
+        ]
+        return WeightComparison(len(served_names), tuple(differing))
 
     def stored(self, name: str, tensors: StreamedTensors) -> tuple[str, TensorEntry]:
-        """Returns the name under which the version of `tensors` stores the engine's tensor `name`,
-        and its entry in the manifest. Raises `EngineRefused` if the version lacks it.
+        """Returns the name under which the version stores the engine's tensor `name`, and its entry
+        in the manifest. Raises `EngineRefused` if the version lacks it.
         """
         weights = tensors.manifest.weights
-        held = weights.owner(self.served.held_as(name, tensors))
-        if held not in weights.tensors:
+        stored_name = weights.owner(self.served.held_as(name, tensors))
+        if stored_name not in weights.tensors:
             raise EngineRefused(f"weights: tensor {name!r} is missing")
-        return held, weights.tensors[held]
+        return stored_name, weights.tensors[stored_name]
 
     def reader(self, name: str, dtype: str) -> ReadElements:
-        """Returns a function that reads ranges of a served tensor, as the checkpoint's elements:
-        from the engine's copy if there is one, else back from the served memory.
+        """Returns a function that reads ranges of a served tensor, as the checkpoint's elements,
+        from the engine's copy or back from the served memory.
         """
-        kept, element = self.kept.get(name), element_of(dtype)
-        view = None if kept is not None else self.exact_view(name, dtype, self.kept)
+        copy, element = self.kept.get(name), element_of(dtype)
+        view = None if copy is not None else self.exact_view(name, dtype, self.kept)
 
         def read(begin: int, end: int) -> Bits:
             if view is not None:
                 part = read_elements(view, begin, end, DTYPES[dtype], view.factor(self.kept))
             else:
-                assert kept is not None, "what cannot be read back is kept"
-                part = kept.view(-1)[begin:end].clone()
+                assert copy is not None, "what cannot be read back is kept"
+                part = copy.view(-1)[begin:end].clone()
             return np.frombuffer(tensor_bytes(part), element.bits)
 
         return read
 
     def exact_view(self, name: str, dtype: str, norms: Mapping[str, Tensor]) -> WeightView | None:
-        """Returns a view from which the tensor can be read bit for bit; None if there is none, so
-        that the engine must keep a copy.
-
-        A served element is the checkpoint's element, times factors, in the type of the layers. It
-        can be turned back into the checkpoint's element in two cases:
-
-        * A 16-bit element is served in fp32 and no factor is 0 or not finite: the product keeps 24
-          bits, so the quotient rounds to the same 16.
-        * An element has no factor and is served in a type that holds it exactly.
-
-        So copies are kept of norms, and in layers of 16 bits of the matrices into which a norm or a
-        scale is multiplied.
+        """Returns a view from which the tensor can be read bit for bit (`is_exact`); None if the
+        engine must keep a copy: of norms, and in layers of 16 bits of the matrices into which a
+        norm or a scale is multiplied.
         """
         for view in self.served.views.get(name, ()):
             if is_exact(view, DTYPES[dtype], norms):
@@ -208,20 +193,15 @@ def open_weights(served: ServedWeights, tensors: Mapping[str, Tensor]) -> Engine
 
 
 class _WriteFile:
-    """Collects the writes of an update. Their arrays are stored in a file and mapped into memory by
-    `writes`, so they take no memory of the process.
-    """
-
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._writes: list[Callable[[mmap.mmap], TensorWrite | PartWrite]] = []
 
     def add(self, write: Callable[..., TensorWrite | PartWrite], *arrays: Tensor) -> None:
-        """Store the arrays in the file and add a write, which `writes` makes later by calling
-        `write` with the arrays as mapped from the file.
-        """
+        """Store the arrays; `writes` later calls `write` with them, mapped from the file."""
         places: list[tuple[torch.dtype, int, int]] = []
         for array in arrays:
+            # In a file, so the arrays take no memory of the process.
             begin = self._file.seek(-(-self._file.tell() // ALIGNMENT) * ALIGNMENT)
             self._file.write(tensor_bytes(array))
             places.append((array.dtype, len(array), begin))
@@ -234,25 +214,19 @@ class _WriteFile:
         self._writes.append(mapped)
 
     def add_mapped(self, write: PartWrite) -> None:
-        """Add a write whose values are in a file already."""
+        # Its values are in a file already.
         self._writes.append(lambda _: write)
 
     def writes(self) -> tuple[TensorWrite | PartWrite, ...]:
-        """Returns the writes in the order in which they were added. The caller may then close the
-        file: the mapping stays.
-        """
         self._file.write(bytes(1))  # an empty file cannot be mapped
         self._file.flush()
+        # The mapping stays when the caller closes the file.
         mapped = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_COPY)
         return tuple(write(mapped) for write in self._writes)
 
 
 class _Pass:
-    """Makes one pass over a version's tensors, a part of a tensor at a time: decodes those that
-    change from the tensors that the engine serves, verifies them, and collects the writes in a
-    file.
-    """
-
+    # One pass over a version's tensors, a part of a tensor at a time.
     def __init__(self, weights: StreamedWeights, tensors: StreamedTensors) -> None:
         self._weights, self._tensors = weights, tensors
         served = weights.served
@@ -267,11 +241,9 @@ class _Pass:
                 )
 
     def collect(self) -> StreamedWrites:
-        """Returns the writes of all tensors that change, after their verification. The served
-        weights do not change. Norms come first: they are factors of the other tensors.
-        """
         wrong: set[str] = set()
         norms: dict[str, Tensor] = {}
+        # Norms come first: they are factors of the other tensors. They are small, so they are kept.
         for name in self._own.keys() - self._weights.served.views.keys():
             try:
                 norms[name] = self._norm(name)
@@ -279,59 +251,57 @@ class _Pass:
                 wrong |= error.names
         if wrong:
             raise WrongBase(wrong, self._tensors.manifest.version)
-        kept: dict[str, Tensor] = {}
+        copies: dict[str, Tensor] = {}
         with tempfile.TemporaryFile(prefix="rollstream-writes-") as opened:
             file = _WriteFile(opened)
             for name in self._weights.served.views:
-                if (own := self._kept_from_now(name, norms)) is not None:
-                    kept[name] = own
+                if (copy := self._kept_from_now(name, norms)) is not None:
+                    copies[name] = copy
                 try:
-                    self._collect_tensor(file, name, norms, own)
+                    self._collect_tensor(file, name, norms, copy)
                 except WrongBase as error:
                     wrong |= error.names
             if wrong:
                 raise WrongBase(wrong, self._tensors.manifest.version)
-            return StreamedWrites(file.writes(), norms, kept)
+            return StreamedWrites(file.writes(), norms, copies)
 
     def _kept_from_now(self, name: str, norms: Mapping[str, Tensor]) -> Tensor | None:
-        """Returns memory for the engine's copy of a tensor if the new weights need one, else None:
-        the present copy, or new memory, which a write fills.
-        """
         _, entry = self._own[name]
         if self._weights.exact_view(name, entry.dtype, norms) is not None:
             return None
-        own = self._weights.kept.get(name)
-        return torch.empty(entry.shape, dtype=DTYPES[entry.dtype]) if own is None else own
+        copy = self._weights.kept.get(name)
+        # A write fills new memory.
+        return torch.empty(entry.shape, dtype=DTYPES[entry.dtype]) if copy is None else copy
 
     def _collect_tensor(
-        self, file: _WriteFile, name: str, norms: Mapping[str, Tensor], kept: Tensor | None
+        self, file: _WriteFile, name: str, norms: Mapping[str, Tensor], copy: Tensor | None
     ) -> None:
-        """Add the writes of a tensor, if it or a norm before it changes; `kept` is its copy."""
         columns, (stored, entry) = self._changed_columns(name, norms), self._own[name]
+        # A matrix changes with the norm before it: its served elements are multiplied by the
+        # norm's.
         if not (self._tensors.differs(stored) or len(columns)):
             return
         views = [(view, view.factor(norms)) for view in self._weights.served.views[name]]
-        is_new = kept is not None and name not in self._weights.kept
+        is_new = copy is not None and name not in self._weights.kept
         for part in self._parts(name):
             values, changed = _tensor(part.values, entry.dtype), part.changed
             if changed is not None and len(columns):
                 changed = np.union1d(changed, _in_columns(part, columns, entry.shape[-1]))
             if is_new or changed is None or len(changed) * PATCH_SHARE > len(values):
                 if part.is_mapped:
-                    file.add_mapped(PartWrite(views, kept, part.begin, values))
+                    file.add_mapped(PartWrite(views, copy, part.begin, values))
                 else:
-                    file.add(partial(PartWrite, views, kept, part.begin), values)
+                    file.add(partial(PartWrite, views, copy, part.begin), values)
             elif len(changed):
                 _add_patches(
                     file,
                     views,
-                    kept,
+                    copy,
                     changed + part.begin,
                     values[_device_indices(changed, values)],
                 )
 
     def _parts(self, name: str) -> Iterator[TensorPart]:
-        """Yield the parts of a tensor; raises `EngineRefused` for values that are not finite."""
         stored, entry = self._own[name]
         base = None if self._tensors.base is None else self._weights.reader(name, entry.dtype)
         for part in self._tensors.parts(stored, base):
@@ -341,9 +311,6 @@ class _Pass:
             yield part
 
     def _norm(self, name: str) -> Tensor:
-        """Returns the new values of a tensor without served memory, a norm: small, so it is
-        kept.
-        """
         _, entry = self._own[name]
         norm = torch.empty(prod(entry.shape), dtype=DTYPES[entry.dtype])
         for part in self._parts(name):
@@ -351,31 +318,30 @@ class _Pass:
         return norm.view(entry.shape)
 
     def _changed_columns(self, name: str, norms: Mapping[str, Tensor]) -> Indices:
-        """Returns the columns of a matrix whose factors change because the norm before it does."""
-        found = [
+        columns = [
             np.flatnonzero((bits_of_elements(norms[view.norm]) != bits_of_elements(before)).numpy())
             for view in self._weights.served.views[name]
             if view.norm is not None and (before := self._weights.kept.get(view.norm)) is not None
         ]
-        return np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)
+        return np.unique(np.concatenate(columns)) if columns else np.zeros(0, np.int64)
 
 
 def _add_patches(
     file: _WriteFile,
     views: Sequence[tuple[WeightView, Tensor | None]],
-    kept: Tensor | None,
+    copy: Tensor | None,
     indices: Indices,
     values: Tensor,
 ) -> None:
-    """Add the writes of single elements of a tensor: the checkpoint's `values` at `indices`."""
     for view, factor in views:
         if factor is not None:
             factor = factor[_device_indices(indices % len(factor), factor)]
         positions = torch.from_numpy(view.positions(indices))  # pyright: ignore[reportUnknownMemberType]
+        # `values` are the checkpoint's elements at `indices`.
         served = view.served(values, factor).cpu()
         file.add(partial(_patch, view.flat), served, positions)
-    if kept is not None:
-        file.add(partial(_patch, kept.view(-1)), values, torch.from_numpy(indices))  # pyright: ignore[reportUnknownMemberType]
+    if copy is not None:
+        file.add(partial(_patch, copy.view(-1)), values, torch.from_numpy(indices))  # pyright: ignore[reportUnknownMemberType]
 
 
 def _patch(target: Tensor, values: Tensor, positions: Tensor) -> TensorWrite:
@@ -388,7 +354,6 @@ def _streamed(update: WeightUpdate) -> StreamedTensors:
 
 
 def _tensor(values: Bits, dtype: str) -> Tensor:
-    """Returns bits as a tensor of this dtype, in the same memory."""
     return torch.from_numpy(values.view(np.uint8)).view(DTYPES[dtype])  # pyright: ignore[reportUnknownMemberType]
 
 
@@ -397,7 +362,6 @@ def _device_indices(indices: Indices, beside: Tensor) -> Tensor:
 
 
 def _in_columns(part: TensorPart, columns: Indices, width: int) -> Indices:
-    """Returns the positions within a part of the elements in these columns of a matrix."""
     end = part.begin + len(part.values)
     rows = np.arange(part.begin // width, -(-end // width), dtype=np.int64)
     positions = (rows[:, None] * width + columns).reshape(-1) - part.begin

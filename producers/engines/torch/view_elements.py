@@ -1,10 +1,7 @@
-"""Reads, writes and compares elements of a tensor in the memory from which the engine decodes, for
-a range of positions at a time.
-
-Positions and elements are those of the checkpoint: the tensor as a version stores it. A view
-(`WeightView`) is its served memory. A served element is the checkpoint's element times the view's
-scale and times the factor of its column (`WeightView.factor`), because the engine multiplies the
-weights of a norm into the matrix after it. The arguments `factor` hold one number per column.
+"""Reads, writes and compares elements of a tensor in the memory from which the engine decodes, a
+range of positions at a time. Positions and elements are those of the checkpoint, a view
+(`WeightView`) is the served memory: the element times the view's scale and the factor of its
+column. The arguments `factor` hold one number per column.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,20 +17,18 @@ BLOCK_ELEMENTS = 1 << 19  # 2 MiB in fp32
 def is_exact(view: WeightView, dtype: torch.dtype, norms: Mapping[str, Tensor]) -> bool:
     """Returns whether checkpoint elements of `dtype` can be read from the view bit for bit. `norms`
     has the tensor from which the view's factor is computed.
-
-    A 16-bit element times a factor keeps 24 bits in fp32, so the quotient rounds to the same
-    element, unless the factor is 0 or not finite.
     """
     short = dtype in (torch.bfloat16, torch.float16)
     if view.scale is None and view.norm is None:
         return view.view.dtype == dtype or (short and view.view.dtype == torch.float32)
     factor = view.factor(norms)
     usable = factor is None or bool((factor.isfinite() & (factor != 0)).all())
+    # A 16-bit element times a factor keeps 24 bits in fp32, so the quotient rounds to the same
+    # element, unless the factor is 0 or not finite.
     return short and view.view.dtype == torch.float32 and usable
 
 
 def is_finite(values: Tensor) -> bool:
-    """Returns whether all of these elements are finite numbers."""
     if not values.is_floating_point():
         return True
     begins = range(0, len(values), BLOCK_ELEMENTS)
@@ -41,7 +36,7 @@ def is_finite(values: Tensor) -> bool:
 
 
 def _blocks(view: Tensor, begin: int, end: int) -> Iterator[Tensor]:
-    """Yield views of elements `[begin, end)` in row-major order: whole rows, or parts of one."""
+    # In row-major order: whole rows, or parts of one.
     if view.ndim <= 1:
         yield view.reshape(-1)[begin:end]
         return
@@ -59,10 +54,7 @@ def _blocks(view: Tensor, begin: int, end: int) -> Iterator[Tensor]:
 def _placed(
     view: WeightView, begin: int, count: int, factor: Tensor | None
 ) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-    """Yield `count` elements from position `begin` in blocks: the range of a block, counted from
-    `begin`, the block, and the factors of its columns. Blocks are small, because the arithmetic
-    makes fp32 copies of them.
-    """
+    # In small blocks, because the arithmetic makes fp32 copies of them.
     at = 0
     while at < count:
         end = min(count, at + BLOCK_ELEMENTS)
@@ -80,20 +72,19 @@ def read_elements(
 ) -> Tensor:
     """Returns the checkpoint's elements `[begin, end)`, contiguous; bit for bit if `is_exact`."""
     elements = torch.empty(end - begin, dtype=dtype, device=view.view.device)
-    for own, block, columns in _placed(view, begin, end - begin, factor):
+    for span, block, columns in _placed(view, begin, end - begin, factor):
         exact = block
         if columns is not None:
             exact = exact / columns
         if view.scale is not None:
             exact = exact / view.scale
-        elements[own].view(block.shape).copy_(exact)
+        elements[span].view(block.shape).copy_(exact)
     return elements
 
 
 def write_elements(view: WeightView, begin: int, values: Tensor, factor: Tensor | None) -> None:
-    """Write these checkpoint elements from position `begin` on into the served memory."""
-    for own, block, columns in _placed(view, begin, len(values), factor):
-        block.copy_(view.served(values[own].view(block.shape), columns))
+    for span, block, columns in _placed(view, begin, len(values), factor):
+        block.copy_(view.served(values[span].view(block.shape), columns))
 
 
 def serves_elements(view: WeightView, begin: int, values: Tensor, factor: Tensor | None) -> bool:
@@ -101,7 +92,7 @@ def serves_elements(view: WeightView, begin: int, values: Tensor, factor: Tensor
     return all(
         torch.equal(
             bits_of_elements(block),
-            bits_of_elements(view.served(values[own].view(block.shape), columns)),
+            bits_of_elements(view.served(values[span].view(block.shape), columns)),
         )
-        for own, block, columns in _placed(view, begin, len(values), factor)
+        for span, block, columns in _placed(view, begin, len(values), factor)
     )

@@ -1,10 +1,6 @@
 """Holds the weights that an engine serves (`ServedWeights`), in the memory from which it decodes.
-
-That memory may differ from the checkpoint: matrices are transposed and joined, and the weights of
-a norm multiplied into the matrix after it. `WeightView` states where a checkpoint tensor is in it.
-An update writes the elements that changed, or all tensors, in two steps: `prepare` checks all and
-computes the new values beside decoding; `load` copies them between two decode steps. So a wrong
-update is refused before anything is written. `compare` checks the memory against the checkpoint.
+`prepare` checks an update and computes the new values beside decoding; `load` copies them between
+two decode steps. So a wrong update is refused before anything is written.
 """
 
 from collections.abc import Collection, Container, Iterable, Mapping
@@ -26,15 +22,13 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class WeightView:
-    """Describes the place of one checkpoint tensor in the served memory. `view` is a strided view
-    of that memory; in row-major order its elements are in the order of the checkpoint tensor's. Its
-    shape may differ. Copies, index arithmetic and comparisons follow from its shape and strides.
+    """Describes the place of one checkpoint tensor in the served memory. `view` is a strided view,
+    of any shape; in row-major order its elements are in the checkpoint tensor's order.
 
-    A served element is the checkpoint's element times `scale`, times the factor of its column. The
-    factor is the column's weight in the norm tensor named `norm`, times the root of the number of
-    columns: the decoder, which norms the matrix's input, leaves both out. Every element goes
-    through the same operations in fp32, whether its whole tensor is loaded or only the element is
-    patched, so both give the same bits.
+    A served element is the checkpoint's element times `scale`, times the factor of its column: the
+    column's weight in the norm tensor named `norm`, times the root of the number of columns. Every
+    element goes through the same operations in fp32, whether its whole tensor is loaded or it alone
+    is patched, so both give the same bits.
     """
 
     view: Tensor
@@ -42,8 +36,8 @@ class WeightView:
     norm: str | None = None
 
     def served(self, values: Tensor, factor: Tensor | None) -> Tensor:
-        """Returns the served elements for the checkpoint's elements `values`; `factor` holds the
-        factors of their columns.
+        """Returns the served elements for the checkpoint's elements `values`, with the factors of
+        their columns.
         """
         values = values.to(self.view.device)
         if self.scale is None and factor is None:
@@ -63,19 +57,18 @@ class WeightView:
         return norm.to(self.view.device).float() * norm.numel() ** 0.5
 
     def fill(self, tensor: Tensor, factor: Tensor | None) -> None:
-        """Write all elements of a checkpoint tensor into the served memory."""
         self.view.copy_(self.served(tensor, factor).view(self.view.shape))
 
     def positions(self, indices: Indices) -> Indices:
-        """Returns where in `flat` the elements with these indices in the flattened checkpoint
-        tensor are.
+        """Returns the positions in `flat` of the elements with these indices in the flattened
+        checkpoint tensor.
         """
-        rest, found = indices, np.full(len(indices), self.view.storage_offset(), np.int64)
+        rest, positions = indices, np.full(len(indices), self.view.storage_offset(), np.int64)
         dimensions = _merged(self.view)
         for size, stride in dimensions[:0:-1]:
             rest, at = np.divmod(rest, size)
-            found += at * stride
-        return found + rest * dimensions[0][1]
+            positions += at * stride
+        return positions + rest * dimensions[0][1]
 
     @property
     def flat(self) -> Tensor:
@@ -87,24 +80,24 @@ class WeightView:
         )
 
     def rowwise(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns `view` and a checkpoint tensor with the dimensions of both in the order in which
-        the served memory has them, so that a copy of the one to the other writes the memory in its
-        order. The returned tensor is contiguous.
+        """Returns `view` and a checkpoint tensor, contiguous, with their dimensions in the served
+        memory's order.
         """
+        # A copy of the one to the other then writes the memory in its order.
         order = sorted(range(self.view.ndim), key=lambda i: -self.view.stride(i))
         return self.view.permute(order), tensor.view(self.view.shape).permute(order).contiguous()
 
 
 def _merged(view: Tensor) -> list[tuple[int, int]]:
-    """Returns (size, stride) of the view's dimensions; contiguous neighbours are joined."""
-    found: list[tuple[int, int]] = [(1, 0)]
+    dimensions: list[tuple[int, int]] = [(1, 0)]
     for size, stride in zip(view.shape, view.stride(), strict=True):
-        outer, step = found[-1]
+        outer, step = dimensions[-1]
+        # Contiguous neighbours are joined.
         if outer == 1 or step == size * stride:
-            found[-1] = (outer * size, stride)
+            dimensions[-1] = (outer * size, stride)
         else:
-            found.append((size, stride))
-    return found
+            dimensions.append((size, stride))
+    return dimensions
 
 
 def check_tensors(
@@ -130,11 +123,12 @@ def check_tensors(
 
 def check_unexpected(expected: Collection[str], stored: Iterable[str]) -> None:
     """Raise `EngineRefused`, which names the tensor, if a version stores one beside the `expected`
-    ones (tied tensors are stored once): the engine would serve another model than the trainer
-    trains, with a head of its own where the configuration ties it to the embedding.
+    ones (tied tensors are stored once).
     """
     for name in stored:
         if name not in expected:
+            # The engine would serve another model than the trainer trains, with a head of its own
+            # where the configuration ties it to the embedding.
             raise EngineRefused(
                 f"weights: the version has a tensor {name!r} that this model does not have; its "
                 "config.json is of another model, or ties what the version has twice "
@@ -198,8 +192,8 @@ class TensorWrite:
 
 @dataclass(frozen=True, slots=True)
 class PreparedWrites:
-    """Holds a checked update: `writes` turn the served weights of version `base` into those of the
-    update. With `writes` None all tensors are to be loaded.
+    """Holds a checked update: `writes` turn the weights of `base` into its own; None: load all
+    tensors.
     """
 
     base: Version | None
@@ -208,20 +202,16 @@ class PreparedWrites:
 
 @dataclass(slots=True)
 class _NormChange:
-    """Lists the elements of a norm that changed (None: all); each is a column of the matrix after
-    it, whose served elements change too.
-    """
-
+    # None: all. Each is a column of the matrix after the norm, whose served elements change too.
     columns: Indices | None
 
 
 @dataclass(slots=True)
 class ServedWeights:
     """Holds the weights that one engine serves. `views` maps a checkpoint name to the places that
-    the tensor fills in the served memory; a norm that is multiplied into the matrix after it has no
-    entry. `shapes` has every expected tensor. `tied` has the other names under which a checkpoint
-    may hold a tensor. `held` is the version that is completely served; None during a load and after
-    a failed one.
+    the tensor fills; a norm that is multiplied into the matrix after it has no entry. `shapes` has
+    every expected tensor, `tied` the other names under which a checkpoint may hold one. `held` is
+    the version that is completely served; None during a load and after a failed one.
     """
 
     views: Mapping[str, tuple[WeightView, ...]]
@@ -250,13 +240,13 @@ class ServedWeights:
         if update.patches is None or self._is_mostly_whole(update):
             check_tensors(self.shapes, by_name)
             return PreparedWrites(None, None)
-        patches, whole = self._changes_by_name(update)
-        check_tensors(self.shapes, by_name, finite=whole)
+        patches, whole_names = self._changes_by_name(update)
+        check_tensors(self.shapes, by_name, finite=whole_names)
         for name, patch in patches.items():
             check_patch(name, patch, self.shapes[name])
         norms = {
-            name: _NormChange(None if name in whole else np.asarray(patches[name].indices))
-            for name in (*patches, *whole)
+            name: _NormChange(None if name in whole_names else np.asarray(patches[name].indices))
+            for name in (*patches, *whole_names)
             if name not in self.views
         }
         writes: list[TensorWrite] = []
@@ -264,7 +254,7 @@ class ServedWeights:
             patch = patches.get(name)
             for view in views:
                 norm_change = norms.get(view.norm or "")
-                if name in whole or (norm_change and _is_wide(norm_change, by_name[name])):
+                if name in whole_names or (norm_change and _is_wide(norm_change, by_name[name])):
                     target, values = view.rowwise(view.served(by_name[name], view.factor(by_name)))
                     writes.append(TensorWrite(target, values))
                     continue
@@ -275,24 +265,23 @@ class ServedWeights:
         return PreparedWrites(update.base, tuple(writes))
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
-        """Returns the update with `prepared` set, for `load`. All slow work of a patch is done here
-        (checks, index arithmetic, products with norms, casts). Served memory is not written, so the
-        call may run beside decoding. The patches are used only if the update's base is held, else
-        `load` loads all tensors. Raises `EngineRefused` as `plan` does.
+        """Returns the update with `prepared` set, for `load`. Served memory is not written, so the
+        call may run beside decoding. Raises `EngineRefused` as `plan` does.
         """
         if update.base is None or update.base != self.held:
+            # Patches of another base are useless: `load` loads all tensors.
             update = replace(update, base=None, patches=None)
         return replace(update, prepared=self.plan(update))
 
     def load(self, update: WeightUpdate) -> None:
         """Serve an update: its prepared writes if their base is still held, else all tensors. After
-        an error during the writes the served weights are a mixture, and `held` is None.
+        an error during the writes the weights are a mixture, and `held` is None.
         """
         if not isinstance(update.prepared, PreparedWrites):
             update = self.prepare(update)
-        prepared, held, self.held = update.prepared, self.held, None
+        prepared, served_version, self.held = update.prepared, self.held, None
         assert isinstance(prepared, PreparedWrites), "prepare sets it"
-        if prepared.writes is not None and prepared.base == held:
+        if prepared.writes is not None and prepared.base == served_version:
             for write in prepared.writes:
                 write.write()
         else:
@@ -300,77 +289,69 @@ class ServedWeights:
         self.held = update.version
 
     def compare(self, names: Iterable[str], tensors: Mapping[str, Tensor]) -> WeightComparison:
-        """Compare the served bits of the tensors `names` with the bits that loading `tensors` would
-        give; names of tensors that are not served are ignored.
+        """Compare the served bits of the tensors `names` with those that loading `tensors` would
+        give; names that are not served are ignored.
         """
         by_name = self._by_expected_name(tensors)
         expected_names = {other: name for name, others in self.tied.items() for other in others}
-        asked = {expected_names.get(name, name) for name in names} & set(self.shapes)
-        differing = [name for name in sorted(asked) if not self._is_served(name, by_name)]
-        return WeightComparison(len(asked), tuple(differing))
+        served_names = {expected_names.get(name, name) for name in names} & set(self.shapes)
+        differing = [name for name in sorted(served_names) if not self._is_served(name, by_name)]
+        return WeightComparison(len(served_names), tuple(differing))
 
     def _is_served(self, name: str, by_name: Mapping[str, Tensor]) -> bool:
         if name in self.views:
             return all(
                 _is_same(view, by_name[name], view.factor(by_name)) for view in self.views[name]
             )
+        # A norm has no memory of its own: it is compared in the smallest matrix that it multiplies.
         after_norm = [
             (by_name[other].numel(), other, view)
             for other, views in self.views.items()
             for view in views
             if view.norm == name
         ]
-        _, other, view = min(after_norm, key=lambda found: found[:2])
+        _, other, view = min(after_norm, key=lambda candidate: candidate[:2])
         rows = view.view[:NORM_ROWS]
         few = WeightView(rows, view.scale, view.norm)
         return _is_same(few, by_name[other].view(view.view.shape)[:NORM_ROWS], view.factor(by_name))
 
     def _by_expected_name(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Returns the expected tensors by their names in `shapes`; tied names are translated."""
-        found = ((name, self.held_as(name, tensors)) for name in self.shapes)
-        return {name: tensors[held] for name, held in found if held in tensors}
+        pairs = ((name, self.held_as(name, tensors)) for name in self.shapes)
+        return {name: tensors[stored_name] for name, stored_name in pairs if stored_name in tensors}
 
     def _check_names(self, tensors: Mapping[str, Tensor]) -> None:
         stored, owners = untie(tensors)
-        held = (self.held_as(name, tensors) for name in self.shapes)
-        check_unexpected({owners.get(name, name) for name in held}, stored)
+        stored_names = (self.held_as(name, tensors) for name in self.shapes)
+        check_unexpected({owners.get(name, name) for name in stored_names}, stored)
 
     def held_as(self, name: str, tensors: Container[str]) -> str:
-        """Returns the name under which these tensors hold the expected tensor `name`."""
         names = (name, *self.tied.get(name, ()))
-        return next((one for one in names if one in tensors), name)
+        return next((alias for alias in names if alias in tensors), name)
 
     def _changes_by_name(self, update: WeightUpdate) -> tuple[dict[str, TensorPatch], set[str]]:
-        """Returns the update's patches, and the names of the tensors that it replaces whole, under
-        the names of `shapes`. A delta holds tied tensors once, under any of their names.
-        """
+        # A delta holds tied tensors once, under any of their names.
         owners = untie(update.tensors)[1]
         by_owner = {owners.get(p.name, p.name): p for p in update.patches or ()}
         restated = {owners.get(name, name) for name in update.whole}
         patches: dict[str, TensorPatch] = {}
-        whole: set[str] = set()
+        whole_names: set[str] = set()
         for name in self.shapes:
-            held = self.held_as(name, update.tensors)
-            owner = owners.get(held, held)
+            stored_name = self.held_as(name, update.tensors)
+            owner = owners.get(stored_name, stored_name)
             if owner in restated:
-                whole.add(name)
+                whole_names.add(name)
             elif owner in by_owner:
                 patches[name] = by_owner[owner]
-        return patches, whole
+        return patches, whole_names
 
     def _is_mostly_whole(self, update: WeightUpdate) -> bool:
-        """Returns whether tensors that the update replaces whole have so many elements that loading
-        all tensors is faster.
-        """
         sizes = {name: tensor.numel() for name, tensor in untie(update.tensors)[0].items()}
         restated = sum(sizes.get(name, 0) for name in update.whole)
+        # Loading all tensors is faster then.
         return restated > FILL_SHARE_MAX * sum(sizes.values())
 
 
 def _is_wide(norm_change: _NormChange, tensor: Tensor) -> bool:
-    """Returns whether so many elements of a norm changed that the matrix after it, the checkpoint's
-    `tensor`, is written whole.
-    """
     columns = norm_change.columns
     return columns is None or len(columns) * FILL_COLUMNS >= tensor.shape[-1]
 
@@ -389,7 +370,6 @@ def _elements(
 def _columns(
     view: WeightView, norm_change: _NormChange, tensor: Tensor, by_name: Mapping[str, Tensor]
 ) -> TensorWrite:
-    """Returns a write of the columns that a changed norm changes in the matrix after it."""
     assert norm_change.columns is not None, "all columns are filled, not patched"
     width = tensor.shape[-1]
     starts = np.arange(tensor.numel() // width, dtype=np.int64)[:, None] * width
@@ -399,11 +379,11 @@ def _columns(
 
 
 def _is_same(view: WeightView, tensor: Tensor, factor: Tensor | None) -> bool:
-    wanted = tensor.view(view.view.shape)
-    rows = max(1, COMPARE_ELEMENTS * len(wanted) // max(1, wanted.numel()))
-    for begin in range(0, len(wanted), rows):
+    expected = tensor.view(view.view.shape)
+    rows = max(1, COMPARE_ELEMENTS * len(expected) // max(1, expected.numel()))
+    for begin in range(0, len(expected), rows):
         part = slice(begin, begin + rows)
-        served = view.served(wanted[part], factor)
+        served = view.served(expected[part], factor)
         if not torch.equal(bits_of_elements(view.view[part]), bits_of_elements(served)):
             return False
     return True

@@ -1,10 +1,7 @@
-"""Serves LoRA adapters of several versions in one vLLM engine, over base weights that never change
-(`VllmAdapters`). `open_core_and_weights` opens such an engine, or one that serves whole weights.
-
-Under `keep_version` each version is an adapter of its own in vLLM, and requests name their version.
-Under the in-flight modes all requests follow one adapter, whose factors (the matrices A and B) are
-replaced between two decode steps. No request takes keys and values of another version from vLLM's
-prefix cache (docs/explanation/lora.md).
+"""Serves LoRA adapters of several versions in one vLLM engine (`VllmAdapters`). Under
+`keep_version` each version is an adapter of its own, which requests name; under the in-flight modes
+all requests follow one adapter, whose factors are replaced between two decode steps. No request
+takes keys and values of another version from vLLM's prefix cache (docs/explanation/lora.md).
 """
 
 import json
@@ -37,12 +34,12 @@ from rollstream.storage.weights.shards import pack_tensors
 from rollstream.streams.values import Version
 
 FOLLOWED = ("newest", 1)
-"""Name and id of the adapter that requests without a version follow. The ids of versions are
-larger, because the terms of trainers start at 1.
+"""Name and id of the adapter that requests without a version follow. Ids of versions are larger,
+because the terms of trainers start at 1.
 """
 TOGETHER = 8
-"""Most adapters in one decode step: vLLM allocates memory for the factors of that many. Requests of
-further versions wait inside vLLM.
+"""Most adapters in one decode step: vLLM allocates memory for the factors of that many, and lets
+requests of further versions wait.
 """
 
 
@@ -55,9 +52,8 @@ def adapter_name(version: Version) -> tuple[str, int]:
 
 
 def adapter_sizes(needed: ExpectedTensors, vocabulary: int, rank: int, slots: int) -> AdapterSizes:
-    """Returns the room that vLLM must have for adapters of this rank: on all matrices of the model
-    but the embeddings and the head, and for as many versions as an engine with these slots can have
-    in use.
+    """Returns the room that vLLM needs for adapters of this rank, on all matrices but the
+    embeddings and the head.
     """
     matrices = {
         name.split(".")[-2]
@@ -65,14 +61,14 @@ def adapter_sizes(needed: ExpectedTensors, vocabulary: int, rank: int, slots: in
         if len(shape) == 2 and shape[0] != vocabulary
     }
     # One per running or waiting trajectory; the newest version, the last loaded one, and two spare.
-    kept = 2 * slots + 4
-    return AdapterSizes(rank, tuple(sorted(matrices)), min(TOGETHER, kept), kept)
+    loaded_max = 2 * slots + 4
+    return AdapterSizes(rank, tuple(sorted(matrices)), min(TOGETHER, loaded_max), loaded_max)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedAdapter:
-    """Holds a checked adapter as the two files of PEFT, the library for adapters: the `tensors`
-    (safetensors) and their `config` (JSON). vLLM multiplies the factor B by `scaling`.
+    """Holds a checked adapter as PEFT's two files: the `tensors` (safetensors) and their `config`
+    (JSON). vLLM multiplies the factor B by `scaling`.
     """
 
     tensors: bytes
@@ -82,28 +78,24 @@ class PreparedAdapter:
 
 @dataclass(slots=True)
 class VllmAdapters:
-    """Serves the adapters of one engine; implements `EngineWeights`. An update is checked by
-    `prepare`. Then `load` replaces the adapter that requests without a version follow, or
-    `load_beside` adds the adapter under its own version. `keep` unloads those that are not used.
-    """
+    """Serves the adapters of one engine; implements `EngineWeights`."""
 
     core: LocalCore
     needed: ExpectedTensors
     """The tensors of the base, which give the shapes of the factors."""
+    # The largest rank of an adapter.
     rank: int
-    """The largest rank of an adapter."""
     loaded: dict[Version, ServedAdapter] = field(default_factory=dict[Version, ServedAdapter])
     followed: Version | None = None
     """The version of requests that name none; None while every request must name one."""
     _loads: int = 0
+    # Version and scaling of the adapter that was loaded last.
     _latest: Version | None = None
-    """The version that was loaded last."""
     _scaling: float = 1.0
-    """The scaling of the adapter that was loaded last."""
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
-        """Check the adapter of an update, and return the update with its files (`PreparedAdapter`).
-        Raises `EngineRefused`, which names the wrong tensor.
+        """Returns the checked update with its files (`PreparedAdapter`). Raises `EngineRefused`,
+        which names the wrong tensor.
         """
         assert update.scaling is not None, "whole weights are no adapter"
         rank = self._check(update.tensors)
@@ -119,12 +111,12 @@ class VllmAdapters:
         return replace(update, prepared=PreparedAdapter(data, json.dumps(config), alpha / rank))
 
     def load(self, update: WeightUpdate) -> None:
-        """Serve this version to the requests that name none, in place of the version that they
-        followed. A version that is served already is loaded again under the name that it has. The
-        engine must not make a step during the call.
+        """Serve this version to the requests that name none. The engine must not make a step during
+        the call.
         """
         before = self.loaded.get(update.version)
         if before is not None:
+            # Served already: loaded again under the same name.
             self._load(update, before.name, before.id)
         else:
             self._load(update, *FOLLOWED)
@@ -134,51 +126,48 @@ class VllmAdapters:
         self.core.stamp(str(update.version))
 
     def load_beside(self, update: WeightUpdate) -> None:
-        """Serve this version beside the others, to the requests that name it."""
         before = self.loaded.get(update.version)
         name = adapter_name(update.version) if before is None else (before.name, before.id)
+        # For the requests that name it.
         self._load(update, *name)
 
     def of(self, version: Version | None) -> ServedAdapter | None:
         """Returns the adapter of a request for `version`; None while the base alone is served."""
-        named = version or self.followed
-        return None if named is None else self.loaded[named]
+        served_version = version or self.followed
+        return None if served_version is None else self.loaded[served_version]
 
-    def keep(self, named: Collection[Version | None]) -> None:
-        """Unload the adapters that are not used. Kept are `named`, the versions of the engine's
-        sequences, the followed version, the newest one and the one that was loaded last.
+    def keep(self, versions: Collection[Version | None]) -> None:
+        """Unload the adapters that are not used; kept are `versions`, the followed one, the newest
+        and the one that was loaded last.
         """
-        kept = {*named, self.followed, self._latest, max(self.loaded, default=None)}
-        for version in self.loaded.keys() - kept:
+        used = {*versions, self.followed, self._latest, max(self.loaded, default=None)}
+        for version in self.loaded.keys() - used:
             self.core.unload_adapter(self.loaded.pop(version).id)
 
     def compare(
         self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]
     ) -> WeightComparison:
-        """Compare as `Engine.read_back` does, for the version that was loaded last. Each worker
-        compares its own part of a factor, B multiplied by the scaling, as vLLM holds it; a factor
+        """Compare as `Engine.read_back` does, for the version that was loaded last; a factor
         differs if it differs at any worker.
         """
         assert self._latest is not None, "no adapter was loaded"
-        asked = [(name, tensors[name]) for name in sorted(set(names) & tensors.keys())]
+        factors = [(name, tensors[name]) for name in sorted(set(names) & tensors.keys())]
         adapter = self.loaded[self._latest].id, self._scaling
-        found = self.core.call_with_tensors("differing_factors", *adapter, tensors=asked)
-        return WeightComparison(len(asked), tuple(sorted(set[str]().union(*found))))
+        # Each worker compares its own part, B multiplied by the scaling, as vLLM holds it.
+        differing = self.core.call_with_tensors("differing_factors", *adapter, tensors=factors)
+        return WeightComparison(len(factors), tuple(sorted(set[str]().union(*differing))))
 
     def _load(self, update: WeightUpdate, name: str, number: int) -> None:
-        """Load the adapter under this name and id. Raises `EngineRefused` if vLLM does not load it.
-
-        vLLM reads an adapter from a folder with PEFT's files, which exists only during the load:
-        vLLM keeps as many adapters as an engine can have in use (`AdapterSizes.kept`), so it reads
-        none a second time. Every load has a path of its own. vLLM keys the blocks of its prefix
-        cache by the name and the path of a request's adapter, so a request finds no keys and values
-        of another version or of an earlier load there.
-        """
         if not isinstance(update.prepared, PreparedAdapter):
             update = self.prepare(update)
         prepared = update.prepared
         assert isinstance(prepared, PreparedAdapter), "prepare sets it"
+        # Every load has a path of its own: vLLM keys the blocks of its prefix cache by the
+        # adapter's name and path, so a request finds no keys and values of another version or of an
+        # earlier load.
         self._loads += 1
+        # vLLM keeps as many adapters as an engine can have in use (`AdapterSizes.kept`), so it
+        # reads none a second time.
         with TemporaryDirectory(prefix="rollstream-adapter-") as folder:
             (Path(folder) / ADAPTER_TENSORS).write_bytes(prepared.tensors)
             (Path(folder) / ADAPTER_CONFIG).write_text(prepared.config, encoding="utf-8")
@@ -193,10 +182,7 @@ class VllmAdapters:
         self._latest, self._scaling = update.version, prepared.scaling
 
     def _check(self, tensors: Mapping[str, torch.Tensor]) -> int:
-        """Check names, shapes and values of an adapter's factors, and return the largest rank among
-        them. Raises `EngineRefused`.
-        """
-        wanted: dict[str, tuple[int, ...]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         ranks = [1]
         for name in tensors:
             layer = layer_of(name)
@@ -206,9 +192,9 @@ class VllmAdapters:
             low = tensors.get(f"{PREFIX}{layer}{LOW}")
             rank = 1 if low is None else low.shape[0]
             ranks.append(rank)
-            wanted[f"{PREFIX}{layer}{LOW}"] = (rank, weight[1])
-            wanted[f"{PREFIX}{layer}{HIGH}"] = (weight[0], rank)
-        check_tensors(wanted, tensors)
+            shapes[f"{PREFIX}{layer}{LOW}"] = (rank, weight[1])
+            shapes[f"{PREFIX}{layer}{HIGH}"] = (weight[0], rank)
+        check_tensors(shapes, tensors)
         if max(ranks) > self.rank:
             raise EngineRefused(
                 f"weights: the adapter's rank {max(ranks)} is above the {self.rank} that the "
@@ -223,10 +209,9 @@ def open_core_and_weights(
     settings: VllmSettings,
     drafts: int = 0,
 ) -> tuple[EngineCore, EngineWeights, VllmAdapters | None]:
-    """Open the core of an engine (vLLM, on this machine or at a URL), and return it with its
-    weights, and with its adapters if the run trains adapters (`options.adapter_rank`). The core has
-    dummy weights until the first load. At most `drafts` tokens of a sequence are drafted per step.
-    Raises `ConfigurationError` or `EngineRefused`, which names the missing part.
+    """Open the core of an engine (vLLM, on this machine or at a URL), with its weights and, if the
+    run trains adapters, its adapters. The core has dummy weights until the first load. Raises
+    `ConfigurationError` or `EngineRefused`, which names the missing part.
     """
     rank = options.adapter_rank
     if settings.url is not None:

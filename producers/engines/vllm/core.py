@@ -1,6 +1,5 @@
-"""Implements `EngineCore` (`protocol.py`) with a vLLM engine on this machine (`LocalCore`), in this
-process or in one of its own. `open_core` opens one, or returns a released one. Only this file uses
-vLLM's request and output classes. docs/how-to/vllm.md compares the ways to run vLLM.
+"""Implements `EngineCore` (`protocol.py`) with a vLLM engine on this machine (`LocalCore`). Only
+this file uses vLLM's request and output classes. docs/how-to/vllm.md compares the ways to run vLLM.
 """
 
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
@@ -44,17 +43,16 @@ CHECK_S = 1.0  # between two checks that the core's process lives
 
 
 def call_core(client: Any, method: str, *arguments: Any) -> Any:
-    """Call a method of vLLM's core, which runs in another process, through vLLM's client; return
-    its result. Raises vLLM's `EngineDeadError` if the core's process has ended.
-
-    vLLM 0.32's own `call_utility` waits for ever if the core's process dies during a call. A
-    rollout that hangs there neither generates nor is restarted, so this checks once a second.
+    """Returns the result of a method of vLLM's core, which runs in another process. Raises vLLM's
+    `EngineDeadError` if that has ended.
     """
     from rollstream.producers.engines.vllm.release import EngineCoreRequestType
 
     answer, name = Future[Any](), time.monotonic_ns()
     client.utility_results[name] = answer
     client._send_input(EngineCoreRequestType.UTILITY, (0, name, method, arguments))
+    # vLLM 0.32's own `call_utility` waits for ever if the core's process dies during a call. A
+    # rollout that hangs there neither generates nor is restarted.
     while True:
         try:
             return answer.result(CHECK_S)
@@ -81,8 +79,8 @@ _CORES: list["LocalCore"] = []
 
 
 class LocalCore:
-    """Runs one model in vLLM, with dummy weights until weights are loaded. vLLM's core (scheduler
-    and workers) is a process of its own with `shape.process`, and computes between two calls of
+    """Runs one model in vLLM, with dummy weights until weights are loaded. With `shape.process`
+    vLLM's core (scheduler and workers) is a process of its own, and computes between two calls of
     `step` too; otherwise it is in this process and computes in `step` only.
     """
 
@@ -91,10 +89,10 @@ class LocalCore:
 
         self.load = CoreLoad()
         self.has_process = shape.process
+        # `read_back` is called from another thread.
         self._lock = threading.RLock()
-        """Admits one thread at a time: `read_back` is called from another one."""
+        # KV blocks are shared only within one load.
         self.loads = 0
-        """The number of weight loads; KV blocks are shared only within one load."""
         self.opened_for = (config.to_json_string(), shape)
         self.is_free = False
         self._keys: set[str] = set()
@@ -149,8 +147,8 @@ class LocalCore:
         return outputs
 
     def pause(self) -> PauseResult:
-        """Make no step until `resume`, and return the outputs of earlier steps. All tokens returned
-        up to here are of the version that was served before the pause.
+        """Make no step until `resume`, and return the outputs of earlier steps: all of the version
+        that was served before.
         """
         if not self.has_process:
             return PauseResult([])
@@ -184,11 +182,10 @@ class LocalCore:
         self.load, self.is_free = CoreLoad(), True
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Returns the result of a worker's method; with several workers, that of the first."""
+        """Returns the result of a worker's method, of the first of several workers."""
         return self.call_all(method, *arguments)[0]
 
     def call_all(self, method: str, *arguments: Any) -> list[Any]:
-        """Returns the results of a method of all workers (`worker.py`)."""
         with self._locked():
             return list(self._engine.collective_rpc(method, args=arguments))
 
@@ -197,14 +194,13 @@ class LocalCore:
         method: str,
         *arguments: Any,
         tensors: NamedTensors,
-        held: MappedTensors | None = None,
+        mapped: MappedTensors | None = None,
     ) -> list[Any]:
-        """Returns the results of a method of all workers; its last argument is `tensors`. Workers
-        in another process read them from shared memory, or from the file that has them (`held`).
-        """
+        """Returns the results of a method of all workers, whose last argument is `tensors`."""
         if not self.has_process:
             return self.call_all(method, *arguments, tensors)
-        with contextlib.closing(StagedFile(tensors, held)) as file:
+        # Workers in another process read shared memory, or the file that has the tensors.
+        with contextlib.closing(StagedFile(tensors, mapped)) as file:
             return self.call_all("call_staged", method, arguments, file.path, file.entries)
 
     def draft_from(self, source: Any, window: str, forced: bool | None, counters_path: str) -> None:
@@ -214,13 +210,11 @@ class LocalCore:
         self.call("draft_from", source, window, forced, counters_path)
 
     def stamp(self, version: str) -> None:
-        """Stamp the tokens of later steps with this version, whose weights were just loaded."""
         self.loads += 1
         with self._locked():
             self._engine.set_weight_version(version)
 
     def load_adapter(self, adapter: ServedAdapter) -> None:
-        """Load the adapter from its folder, between two steps, in place of the one with its id."""
         with self._locked():
             self._engine.add_lora(_lora_request(adapter, load_inplace=True))
 
@@ -230,19 +224,17 @@ class LocalCore:
             self._engine.remove_lora(number)
 
     def reset_cache(self) -> None:
-        """Drop all KV; requests restart with their tokens so far."""
         with self._locked():
             self._engine.reset_prefix_cache(reset_running_requests=True)
 
     def test_step(self) -> None:
-        """Make one step: a model that vLLM's kernels cannot compute fails only in a step."""
+        # A model that vLLM's kernels cannot compute fails only in a step.
         self.add(CoreRequest("try", [0], Sampling(temperature=0), 1, 0, "try"))
         while not any(output.finish for output in self.step(1.0)):
             pass
 
     @contextlib.contextmanager
     def _locked(self) -> Generator[None]:
-        """Hold the lock; vLLM's `EngineDeadError` (its process has ended) is an `EngineRefused`."""
         from rollstream.producers.engines.vllm.release import EngineDeadError
 
         try:
@@ -297,21 +289,20 @@ def open_core(config: PreTrainedConfig, shape: VllmShape) -> LocalCore:
 
 
 def write_config(config: PreTrainedConfig, folder: Path) -> None:
-    """Write the model's `config.json`, from which vLLM builds it."""
     content = config.to_dict() | {"architectures": [architecture_of(config)]}
     (folder / "config.json").write_text(json.dumps(content, default=str), encoding="utf-8")
 
 
 def check_arguments(args: Mapping[str, Any]) -> None:
-    """Raise `ConfigurationError` for an argument that the installed vLLM does not have, with the
-    nearest name.
+    """Raise `ConfigurationError`, with the nearest name, for an argument that the installed vLLM
+    does not have.
     """
     from rollstream.producers.engines.vllm.release import EngineArgs
 
     arguments: Any = EngineArgs
-    known = [argument.name for argument in fields(arguments)]
-    for name in args.keys() - set(known):
-        near = get_close_matches(name, known, n=1)
+    argument_names = [argument.name for argument in fields(arguments)]
+    for name in args.keys() - set(argument_names):
+        near = get_close_matches(name, argument_names, n=1)
         nearest = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigurationError(
             f"rollouts.vllm.args: vLLM {installed_release()} has no argument {name!r}{nearest}"
@@ -319,7 +310,6 @@ def check_arguments(args: Mapping[str, Any]) -> None:
 
 
 def _engine_arguments(folder: str, shape: VllmShape) -> Any:
-    """Returns vLLM's `EngineArgs` for the model in `folder`, with dummy weights."""
     from rollstream.producers.engines.vllm.release import EngineArgs
 
     return EngineArgs(**own_arguments(folder, shape) | _typed_arguments(shape.args))
@@ -332,11 +322,9 @@ def _lora_request(adapter: ServedAdapter, load_inplace: bool = False) -> Any:
 
 
 def _adapter_arguments(sizes: AdapterSizes | None) -> dict[str, Any]:
-    """Returns the arguments for LoRA adapters, with the smallest sufficient rank of
-    `LORA_RANKS`.
-    """
     return {
         "enable_lora": sizes is not None,
+        # The smallest sufficient rank.
         "max_lora_rank": 16 if sizes is None else min(r for r in LORA_RANKS if r >= sizes.rank),
         "max_loras": 1 if sizes is None else sizes.together,
         "max_cpu_loras": None if sizes is None else sizes.kept,
@@ -345,11 +333,11 @@ def _adapter_arguments(sizes: AdapterSizes | None) -> dict[str, Any]:
 
 
 def _typed_arguments(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the user's arguments; a table that vLLM does not convert itself becomes its class."""
     from rollstream.producers.engines.vllm.release import KVTransferConfig
 
     typed = dict(args)
     if isinstance(typed.get("kv_transfer_config"), dict):
+        # vLLM does not convert this table itself.
         typed["kv_transfer_config"] = KVTransferConfig(**typed["kv_transfer_config"])
     return typed
 

@@ -1,10 +1,9 @@
-"""Generates through vLLM (`VllmEngine`, an `Engine` of `engines/base.py`). vLLM runs in this
-process, in one of its own, or on a server by URL; the engine starts no thread.
+"""Generates through vLLM (`VllmEngine`), in this process, in one of its own, or on a server by URL;
+the engine starts no thread.
 
-A running sequence is one request to vLLM; the life of one request is a stay (`VllmSequence`). vLLM
-stamps each token with the version that generated it. At the end of a stay these stamps must equal
-the versions under which the tokens were emitted, that is passed on to the rollout (invariant 3).
-docs/how-to/vllm.md describes requests and updates.
+vLLM stamps each token with the version that generated it. At the end of a stay (the life of one
+request to vLLM) these stamps must equal the versions under which the tokens were emitted (invariant
+3). docs/how-to/vllm.md describes requests and updates.
 """
 
 import time
@@ -49,10 +48,8 @@ from rollstream.streams.values import Drafts, Floats, Tokens, Version
 
 
 class VllmSequence(QueuedSequence):
-    """Holds a sequence and its present stay. A stay is the life of one request to vLLM: it ends
-    when vLLM finishes or drops the request. A trajectory that is resumed, or that continues after
-    an environment's reply, has several stays. `key` is the stay's request id, "" before the first
-    stay.
+    """Holds a sequence and its present stay, the life of one request to vLLM. A trajectory that is
+    resumed or continued has several. `key` is the stay's request id, "" before the first.
     """
 
     def __init__(self, request: GenerationRequest, context_max: int) -> None:
@@ -60,27 +57,23 @@ class VllmSequence(QueuedSequence):
         self.tokens: list[int] = request.tokens.tolist()
         self.key = ""
         self.stay_tokens = 0
-        """Tokens generated in the present stay."""
         self.stay_drafts: StayDrafts | None = None
-        """Draft statistics of the present stay; None without drafts."""
         self.emitted_versions: list[tuple[str, int]] = []
-        """Versions that generated the stay's tokens, each with the index of its first token."""
+        """Versions of the stay's tokens, each with the index of its first token."""
+        # Generated tokens that were not emitted yet, with their log-probabilities.
         self.pending: list[int] = []
-        """Generated tokens that were not emitted yet."""
         self.logprobs: list[float] = []
-        """Log-probabilities of the pending tokens."""
 
     @property
     def prompt(self) -> int:
-        """The key of the prompt in a draft history."""
         return prompt_key(self.request.tokens, self.request.sources)
 
     @property
     def seed(self) -> int:
-        """The seed of the next stay. It depends on all tokens so far: vLLM's random sequence
-        restarts with every stay and must not repeat the numbers of an earlier one.
-        """
+        """The seed of the next stay."""
         key = trajectory_key(self.request.seed, self.request.noise_name)
+        # vLLM's random sequence restarts with every stay and must not repeat the numbers of an
+        # earlier one.
         so_far = np.array(self.tokens, np.uint32).tobytes()
         return xxhash.xxh3_64_intdigest(so_far, seed=key) >> 1  # fits int64
 
@@ -96,7 +89,6 @@ class VllmSequence(QueuedSequence):
         self.stay_tokens += len(tokens)
 
     def enter(self, key: str) -> None:
-        """Start a new stay in vLLM."""
         self.key, self.stay_tokens, self.emitted_versions = key, 0, []
 
     def stamps(self, version: Version) -> tuple[tuple[str, int], ...]:
@@ -107,13 +99,13 @@ class VllmSequence(QueuedSequence):
         return tuple(self.emitted_versions)
 
     def append(self, tokens: Tokens, noise: str) -> Tokens:
-        kept = super().append(tokens, noise)
-        self.tokens += kept.tolist()
-        return kept
+        appended = super().append(tokens, noise)
+        self.tokens += appended.tolist()
+        return appended
 
     def take(self, version: Version) -> tuple[Tokens, Floats, Drafts | None]:
-        """Remove and return the tokens that were not emitted yet, with their log-probabilities and
-        draft statistics; they are emitted under `version`.
+        """Returns the tokens that were not emitted yet, with their log-probabilities and draft
+        statistics, and counts them as emitted under `version`.
         """
         self.stamps(version)
         drafts = self.stay_drafts.take() if self.stay_drafts is not None and self.pending else None
@@ -123,8 +115,8 @@ class VllmSequence(QueuedSequence):
 
 
 class WorkerDrafts:
-    """Makes vLLM's workers, the processes that compute, draft tokens (`proposer.py`), for an engine
-    with at most `slots` sequences, and reads the draft statistics that the workers write.
+    """Makes vLLM's workers draft tokens (`proposer.py`), for an engine with at most `slots`
+    sequences, and reads the draft statistics that they write.
     """
 
     def __init__(self, core: LocalCore, source: DraftSource, gate: DraftGate, slots: int) -> None:
@@ -158,12 +150,12 @@ def open_drafts(
 
 
 def worker_source(core: LocalCore, source: DraftSource) -> DraftSource | str:
-    """Returns the source from which the workers draft. vLLM's core in this process drafts from
-    `source` itself. A core in a process of its own can read only the part of it that is the node's
-    history, a file that it maps by the returned path. Raises `EngineRefused` if there is none.
+    """Returns the source from which the workers draft. Raises `EngineRefused` if they can read
+    none.
     """
     if not core.has_process:
         return source
+    # A core in another process reads only the node's history, a file.
     node = source.node if isinstance(source, CombinedSource) else source
     path = getattr(node, "path", None)
     if path is None:
@@ -175,12 +167,10 @@ def worker_source(core: LocalCore, source: DraftSource) -> DraftSource | str:
 
 
 class VllmEngine(QueuedEngine[VllmSequence]):
-    """Generates with one model by vLLM's continuous batching. vLLM never has more requests than
-    there are slots, so it admits each at once unless its KV cache is full.
-
-    `tensors` are the weights of `version` under their checkpoint names, of any floating dtype. With
-    `settings.process` vLLM computes in a process of its own, also between calls; without, only
-    inside `poll`. In the first case drafts come from the node's history only (`worker_source`).
+    """Generates by vLLM's continuous batching. `tensors` are the weights of `version` under their
+    checkpoint names, of any floating dtype. With `settings.process` vLLM computes in a process of
+    its own, also between calls, and drafts come from the node's history only; without, only inside
+    `poll`.
     """
 
     def __init__(
@@ -204,8 +194,8 @@ class VllmEngine(QueuedEngine[VllmSequence]):
         self._drafting = open_drafts(self._core, options.drafts, gate, self.slots)
         self._inside: dict[str, VllmSequence] = {}  # sequences with a request in vLLM, by its key
         self._stays = 0
+        # Requests that vLLM dropped when it was paused last.
         self._dropped: frozenset[str] = frozenset()
-        """Requests that vLLM dropped when it was paused last."""
         self._weights.load(self._weights.prepare(WeightUpdate(version, tensors)))
         self._core.resume()
 
@@ -222,10 +212,8 @@ class VllmEngine(QueuedEngine[VllmSequence]):
         return self._adapters is not None and bool(self._adapters.loaded)
 
     def stats(self) -> EngineStats:
-        """Returns the statistics of `Engine.stats`; sequences that wait inside vLLM count as
-        waiting.
-        """
         stats, load = super().stats(), self._core.load
+        # They wait inside vLLM.
         inside = min(load.waiting, len(self._inside))
         return replace(stats, running=stats.running - inside, waiting=stats.waiting + inside)
 
@@ -262,7 +250,6 @@ class VllmEngine(QueuedEngine[VllmSequence]):
         return self._adapters
 
     def _unload(self) -> None:
-        """Unload the adapters that no sequence names."""
         if self._adapters is not None:
             self._adapters.keep({sequence.request.version for sequence in self._known.values()})
 
@@ -272,12 +259,13 @@ class VllmEngine(QueuedEngine[VllmSequence]):
         return emission
 
     def _load(self, update: WeightUpdate, mode: UpdateMode) -> None:
-        """1. Load the new weights.  2. End the stay of each sequence that vLLM has not started, or
-        has dropped, and queue it again: its next stay finds no keys and values of other weights in
-        the prefix cache.  3. Resume decoding, with or without the KV cache, as the mode requires.
+        """1. Load the new weights. 2. End the stay of each sequence that vLLM has not started, or
+        has dropped, and queue it again. 3. Resume decoding, with or without the KV cache, as the
+        mode requires.
         """
         super()._load(update, mode)  # 1
         idle = [s for s in self._rows if not s.stay_tokens or s.key in self._dropped]  # 2
+        # The next stay finds no keys and values of other weights in the prefix cache.
         for sequence in reversed(idle):
             self._release(sequence)
             self._waiting.appendleft(sequence)
@@ -286,7 +274,7 @@ class VllmEngine(QueuedEngine[VllmSequence]):
         self._core.resume()
 
     def _flush(self) -> None:
-        """Pause vLLM until `_load`, and emit all tokens that it has generated."""
+        # vLLM stays paused until `_load`.
         paused = self._core.pause()
         self._dropped = paused.dropped
         self._take(paused.outputs)
@@ -311,6 +299,8 @@ class VllmEngine(QueuedEngine[VllmSequence]):
         self._inside[sequence.key] = sequence
         adapter = self._adapters.of(sequence.request.version) if self._adapters else None
         salt = f"{self.version}/{self._core.loads}"
+        # vLLM never has more requests than there are slots, so it admits each at once unless its KV
+        # cache is full.
         self._core.add(
             CoreRequest(
                 key=sequence.key,
@@ -340,8 +330,8 @@ class VllmEngine(QueuedEngine[VllmSequence]):
         return sequence.take(sequence.request.version or self.version)
 
     def _park(self, sequence: VllmSequence) -> None:
-        """Do nothing for a sequence between two turns: its stay has ended, and vLLM keeps its keys
-        and values in the prefix cache while there is room.
+        """Do nothing: the stay has ended, and vLLM keeps its keys and values in the prefix cache
+        while there is room.
         """
 
     def _evict(self, sequence: VllmSequence) -> None:
@@ -371,10 +361,8 @@ class VllmEngine(QueuedEngine[VllmSequence]):
         self._end_turn(sequence, "stop" if output.finish == "stop" else "length")
 
     def _check_stamps(self, sequence: VllmSequence, output: StepOutput) -> None:
-        """Raise `EngineRefused` unless vLLM's stamps of this stay equal the emitted versions.
-        Stamps do not cover adapters, so a trajectory that names its version is not checked: its
-        request names that version's adapter, which generates it from the first to the last token.
-        """
+        # Stamps do not cover adapters. The request names its version's adapter, which generates it
+        # from the first to the last token.
         if sequence.request.version is not None:
             return
         emitted = sequence.stamps(self.version)

@@ -1,10 +1,6 @@
-"""Checks which vLLM is installed and sets its environment variables (`require_vllm`), and computes
-the arguments of an engine from a run's settings and the device (`shape_for`, a `VllmShape`).
-
-vLLM's interfaces for reinforcement learning change between releases, so one release is supported at
-a time, and any other is refused before it can fail inside vLLM. vLLM reads its environment
-variables when it is imported: `require_vllm` must be called before the first import. This module
-itself imports no vLLM.
+"""Checks which vLLM is installed (`require_vllm`), and computes the arguments of an engine from a
+run's settings and the device (`shape_for`). vLLM's interfaces for reinforcement learning change
+between releases, so one release is supported at a time. This module imports no vLLM.
 """
 
 import math
@@ -27,9 +23,9 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class AdapterSizes:
-    """States for how many LoRA adapters an engine has memory: at most `together` different ones in
-    one step, and `kept` loaded ones in all. Each has at most this `rank`, on the layers whose names
-    end with one of `targets`.
+    """States for how many LoRA adapters an engine has memory: `together` different ones in one
+    step, `kept` loaded ones in all, each of at most this `rank`, on the layers whose names end with
+    one of `targets`.
     """
 
     rank: int
@@ -45,10 +41,9 @@ class VllmShape:
     The engine decodes `slots` sequences of at most `context_max` tokens together, on
     `tensor_parallel` GPUs, of whose memory it takes `memory_share`. With `process` vLLM's core is a
     process of its own; with `eager` the model is not compiled. The KV cache has `blocks` blocks of
-    `block` tokens in `kv_bytes` of memory. A step computes at most `step_tokens` tokens, and with
-    `chunked` it may compute a part of a prompt. At most `drafts` tokens of a sequence are drafted
-    in a step (0: no drafts). Layers compute in `dtype`; with `head_float32` the logits are computed
-    in float32. `adapters` is None in a run without adapters.
+    `block` tokens in `kv_bytes`. A step computes at most `step_tokens` tokens, with `chunked` also
+    a part of a prompt, and drafts at most `drafts` tokens of a sequence. Layers compute in `dtype`,
+    with `head_float32` logits in float32.
     """
 
     slots: int
@@ -79,13 +74,13 @@ def shape_for(
     drafts: int = 0,
 ) -> VllmShape:
     """Returns the arguments of an engine; the caller adds `adapters`. On the CPU the KV cache has
-    room for all slots at full context, as in the engine `torch`, unless `kv_gib` allows less; it
-    always has room for one such sequence. On a GPU vLLM chooses the sizes of the cache and of a
-    step, within `memory_share` or `kv_gib`.
+    room for all slots at full context, as in the engine `torch`, unless `kv_gib` allows less, and
+    always for one such sequence. On a GPU vLLM chooses the sizes, within `memory_share` or
+    `kv_gib`.
     """
     auto = "float32" if device == "cpu" else "bfloat16"
     kind = auto if settings.dtype == "auto" else settings.dtype
-    given = None if settings.kv_gib is None else int(settings.kv_gib * GIB)
+    kv_bytes = None if settings.kv_gib is None else int(settings.kv_gib * GIB)
     head = settings.head_float32 and kind != "float32"
     if device != "cpu":
         return VllmShape(
@@ -95,16 +90,16 @@ def shape_for(
             settings.process,
             settings.tensor_parallel,
             settings.memory_share,
-            kv_bytes=given,
+            kv_bytes=kv_bytes,
             drafts=drafts,
             head_float32=head,
             args=settings.args,
         )
     block_bytes = _token_bytes(config, kind) * CPU_BLOCK_TOKENS
     blocks = slots * math.ceil(context_max / CPU_BLOCK_TOKENS) + 1  # vLLM reserves one block
-    if given is not None:
-        least = math.ceil(context_max / CPU_BLOCK_TOKENS) + 1  # one sequence
-        blocks = max(least, min(blocks, given // block_bytes))
+    if kv_bytes is not None:
+        blocks_min = math.ceil(context_max / CPU_BLOCK_TOKENS) + 1  # one sequence
+        blocks = max(blocks_min, min(blocks, kv_bytes // block_bytes))
     return VllmShape(
         slots,
         context_max,
@@ -126,12 +121,12 @@ def shape_for(
 
 
 def _token_bytes(config: PreTrainedConfig, kind: str) -> int:
-    """Returns the bytes of the keys and values of one token, over all layers."""
     text: Any = config.get_text_config()  # pyright: ignore[reportUnknownMemberType]
     heads = text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     item = torch.empty(0, dtype=getattr(torch, kind)).element_size()
+    # Keys and values, over all layers.
     return 2 * text.num_hidden_layers * kv_heads * width * item
 
 
@@ -153,16 +148,16 @@ _WITHOUT_A_GPU = {
 
 
 def require_vllm() -> None:
-    """Set vLLM's environment variables, except those that the user has set. Raises
-    `ConfigurationError`, which names the package to install, if vLLM is missing or of another
-    release than `RELEASE`.
+    """Set vLLM's environment variables, except those that the user has set. Must be called before
+    the first import of vLLM, which reads them. Raises `ConfigurationError`, which names the package
+    to install, if vLLM is missing or of another release than `RELEASE`.
     """
-    found = installed_release()
-    if found is None:
+    release = installed_release()
+    if release is None:
         raise ConfigurationError(f"rollouts.engine: 'vllm' is not installed; get {INSTALL}")
-    if not found.startswith(f"{RELEASE}."):
+    if not release.startswith(f"{RELEASE}."):
         raise ConfigurationError(
-            f"rollouts.engine: vLLM {found} is installed, this engine is written for {RELEASE}; "
+            f"rollouts.engine: vLLM {release} is installed, this engine is written for {RELEASE}; "
             f"get {INSTALL}"
         )
     for name, value in (_ALWAYS if has_gpu() else _ALWAYS | _WITHOUT_A_GPU).items():

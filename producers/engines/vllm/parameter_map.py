@@ -1,9 +1,7 @@
 """Determines which tensors a checkpoint of a model must hold (`expected_tensors`), and where vLLM
-serves them (`served_part`) and the factors of adapters (`served_factors`), so that served weights
-can be read back and compared.
-
-vLLM packs several tensors of a checkpoint into one parameter, and splits parameters among its
-workers. A tensor's part at a worker is therefore a range of rows of that worker's parameter.
+serves them (`served_part`) and the factors of adapters (`served_factors`). vLLM packs several
+tensors into one parameter, and splits parameters among its workers, so a tensor's part at a worker
+is a range of rows of a parameter.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -38,19 +36,20 @@ class ExpectedTensors:
     def own(self, tensors: Tensors) -> dict[str, torch.Tensor]:
         """Returns the expected tensors among `tensors`, under their names in `shapes`."""
         names = ((name, self._held_as(name, tensors)) for name in self.shapes)
-        return {name: tensors[held] for name, held in names if held in tensors}
+        return {name: tensors[stored_name] for name, stored_name in names if stored_name in tensors}
 
     def check_own(self, tensors: Tensors) -> None:
         """Raise `EngineRefused` if a tensor of the model is in `tensors` twice, under names that
-        the configuration ties, with other memory: only one of them would be served.
+        the configuration ties, with other memory.
         """
         owners = untie(tensors)[1]
         for name, others in self.tied.items():
-            held = [each for each in (name, *others) if each in tensors]
-            if len({owners.get(each, each) for each in held}) > 1:
+            aliases = [each for each in (name, *others) if each in tensors]
+            if len({owners.get(each, each) for each in aliases}) > 1:
+                # Only one of them would be served.
                 raise EngineRefused(
-                    f"weights: the version has {held[0]!r} and another {held[1]!r}, which its "
-                    "config.json ties (tie_word_embeddings)"
+                    f"weights: the version has {aliases[0]!r} and another {aliases[1]!r}, which "
+                    "its config.json ties (tie_word_embeddings)"
                 )
 
     def named(self, name: str) -> str:
@@ -59,16 +58,16 @@ class ExpectedTensors:
 
     def _held_as(self, name: str, tensors: Tensors) -> str:
         names = (name, *self.tied.get(name, ()))
-        return next((held for held in names if held in tensors), name)
+        return next((alias for alias in names if alias in tensors), name)
 
 
 def expected_tensors(config: PreTrainedConfig) -> ExpectedTensors:
-    """Returns the tensors that a checkpoint must hold. They follow from the configuration alone:
-    transformers builds the model on the meta device, without memory, and names its tensors. Raises
+    """Returns the tensors that a checkpoint must hold, by the configuration alone. Raises
     `EngineRefused` if transformers has no causal language model for `config`.
     """
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise EngineRefused(f"{type(config).__name__}: transformers has no causal language model")
+    # transformers names the tensors without memory for them.
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     first: dict[int, str] = {}
@@ -117,24 +116,22 @@ class ServedPart:
 
     @torch.inference_mode()
     def copies(self) -> list[torch.Tensor]:
-        """Returns all copies of the part that are served and can be read.
-
-        On the CPU vLLM computes with packed copies of matrices and drops most of the plain ones. A
-        packed copy is read by multiplying the unit matrix with it: each sum of products has one
-        term that is not zero, so the result has the same bits.
-        """
+        """Returns all copies of the part that are served and can be read."""
         layer, tensor = self.layer, getattr(self.layer, self.kind)
         copies = [tensor.detach()] if tensor.numel() else []
         if self.kind == "weight" and hasattr(layer, "cpu_linear"):
+            # On the CPU vLLM computes with packed copies of matrices and drops most of the plain
+            # ones. A packed copy is read by multiplying the unit matrix with it: each sum has one
+            # term that is not zero, so the result has the same bits.
             width = getattr(layer, "input_size_per_partition", None) or layer.embedding_dim
             unit = torch.eye(width, dtype=tensor.dtype, device=tensor.device)
             copies.append(layer.cpu_linear(unit, tensor, None).t())
-        return [whole[self.rows] for whole in copies]
+        return [copy[self.rows] for copy in copies]
 
 
 def served_part(model: torch.nn.Module, name: str) -> ServedPart:
-    """Returns the parameter of vLLM that holds this worker's part of a checkpoint's tensor, and the
-    rows in it. Raises `EngineRefused` if vLLM's model has no known parameter for it.
+    """Returns the parameter of vLLM, and the rows in it, with this worker's part of a checkpoint's
+    tensor. Raises `EngineRefused` if vLLM's model has no known one.
     """
     path, _, kind = name.rpartition(".")
     mapping: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
@@ -155,10 +152,9 @@ def served_part(model: torch.nn.Module, name: str) -> ServedPart:
 
 
 def _packed_place(mapping: Mapping[str, Sequence[str]], path: str) -> tuple[str, int, int]:
-    """Returns the path of vLLM's layer that contains the layer at `path`, the index of the latter
-    in it, and the number of layers that it packs. Index and number are 0 if vLLM does not pack it.
-    """
     parent, _, leaf = path.rpartition(".")
+    # The path of vLLM's layer, the index in it, and the number of layers that it packs (0: not
+    # packed).
     for packed, parts in mapping.items():
         if leaf in parts:
             return f"{parent}.{packed}", parts.index(leaf), len(parts)
@@ -166,30 +162,31 @@ def _packed_place(mapping: Mapping[str, Sequence[str]], path: str) -> tuple[str,
 
 
 def served_factors(
-    manager: Any, adapter: int, name: str, whole: torch.Tensor
+    manager: Any, adapter: int, name: str, tensor: torch.Tensor
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Returns all copies of a factor of the adapter with this id, each with the part of the `whole`
-    factor that it must equal. vLLM's adapter manager keeps one copy; while the adapter is active, a
-    second is in the stacked tensor that decode steps read, with padding. Raises `EngineRefused` if
-    there is no copy.
+    """Returns all copies of a factor of the adapter with this id, each with the part of `tensor`,
+    the whole factor, that it must equal. Raises `EngineRefused` if there is no copy.
     """
     attribute = "lora_a" if name.endswith(LOW) else "lora_b"
     place, part, count = _packed_place(manager.packed_modules_mapping, layer_of(name))
-    kept = manager.list_adapters().get(adapter)
-    if kept is None or place not in kept.loras or place not in manager.modules:
+    loaded = manager.list_adapters().get(adapter)
+    if loaded is None or place not in loaded.loras or place not in manager.modules:
         raise EngineRefused(f"weights: vLLM holds no factor {name!r} of the adapter {adapter}")
-    factor = getattr(kept.loras[place], attribute)
-    copies: list[tuple[torch.Tensor, torch.Tensor]] = [(factor[part] if count else factor, whole)]
+    factor = getattr(loaded.loras[place], attribute)
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = [(factor[part] if count else factor, tensor)]
+    # While the adapter is active, a second copy is in the stacked tensor that decode steps read,
+    # with padding.
     if adapter in manager.lora_index_to_id:
         layer = manager.modules[place]
         stacked = getattr(layer, f"{attribute}_stacked")[part]
-        mine = _rank_part(getattr(layer, f"slice_{attribute}"), layer.tp_size, part, count, whole)
+        mine = _rank_part(getattr(layer, f"slice_{attribute}"), layer.tp_size, part, count, tensor)
         copies.append((stacked[manager.lora_index_to_id.index(adapter), 0], mine))
     return copies
 
 
-def _rank_part(cut: Any, workers: int, part: int, count: int, whole: torch.Tensor) -> torch.Tensor:
-    """Returns the part of a factor that vLLM's layer stacks at this worker."""
+def _rank_part(cut: Any, workers: int, part: int, count: int, tensor: torch.Tensor) -> torch.Tensor:
     if workers == 1:
-        return whole
-    return cut([whole if i == part else None for i in range(count)])[part] if count else cut(whole)
+        return tensor
+    return (
+        cut([tensor if i == part else None for i in range(count)])[part] if count else cut(tensor)
+    )

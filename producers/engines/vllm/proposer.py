@@ -1,10 +1,7 @@
 """Connects vLLM's speculative decoding to the history of earlier answers: a draft proposer of
-vLLM's kind `custom_class`, which runs inside vLLM's worker.
-
-After every step vLLM calls `propose` for the next drafts, and verifies them with its own sampler: a
-wrong draft costs time, and the distribution of tokens stays the model's. vLLM does not pass the
-requests along, so this reads them from vLLM's batch (model runner V1, the one that takes custom
-proposers). `proposer_speculation.py` chooses the drafts.
+vLLM's kind `custom_class`, which runs inside vLLM's worker. vLLM calls `propose` after every step,
+and verifies the drafts with its own sampler: a wrong draft costs time, and the distribution of
+tokens stays the model's.
 """
 
 from collections.abc import Sequence
@@ -28,32 +25,31 @@ _ARGUMENTS = "rollstream_prompt", "rollstream_group", "rollstream_place", "rolls
 
 def request_arguments(prompt: int, group: int, place: int, stay: int) -> dict[str, int]:
     """Returns the extra arguments of a request to vLLM. `prompt` and `group` select the earlier
-    answers to draft from; `stay` is the number of this request to vLLM (a trajectory may make
-    several) and `place` where its draft counters are (`DraftCounters`).
+    answers to draft from; `stay` is the number of this request to vLLM and `place` where its draft
+    counters are (`DraftCounters`).
     """
     return dict(zip(_ARGUMENTS, (prompt, group, place, stay), strict=True))
 
 
 def draft_config(drafts: int, slots: int, on_cpu: bool) -> dict[str, Any] | None:
     """Returns vLLM's `speculative_config` for drafts of at most `drafts` tokens and batches of up
-    to `slots` rows; None if `drafts` is 0: no speculative decoding.
-
-    vLLM pads a request that enters with a single token to compute: it adds drafts of −1, so that
-    CUDA graphs fit. On the CPU this would cost time for nothing. vLLM does not pad if the number of
-    drafted tokens is given per batch size, so on the CPU it is given that way.
+    to `slots` rows; None if `drafts` is 0.
     """
     if not drafts:
         return None
     config: dict[str, Any] = {"method": "custom_class", "model": PROPOSER_CLASS}
     config["num_speculative_tokens"] = drafts
     if on_cpu:
+        # vLLM pads a request that enters with a single token by drafts of −1, so that CUDA graphs
+        # fit. On the CPU this would cost time for nothing; vLLM does not pad if the number is given
+        # per batch size.
         config["num_speculative_tokens_per_batch_size"] = [(1, slots, drafts)]
     return config
 
 
 class HistoryProposer:
     """Implements the methods that vLLM calls on a proposer, and `draft_from`, by which this
-    project's worker (`worker.py`) turns drafts on and off. It proposes none before that call.
+    project's worker turns drafts on and off. It proposes none before that call.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -69,15 +65,13 @@ class HistoryProposer:
         runner: Any,
         speculation: tuple[DraftSource, DraftGate, Any, DraftCounters | None] | None,
     ) -> None:
-        """Start to draft with `speculation`: a source of drafts, the gate that decides when they
-        save time, the clock that measures steps for it, and the counters to write. With None, stop
-        drafting.
-
-        As soon as a draft of full length would not fit into one sequence's context, vLLM gives the
-        whole batch drafts of zeros. Here no draft passes the end of its sequence's context, so the
-        limit from which vLLM does that is raised.
+        """Start to draft with `speculation`: a source of drafts, the gate, the clock that measures
+        steps for it, and the counters to write. With None, stop drafting.
         """
         self._runner = runner
+        # As soon as a draft of full length would not fit into one sequence's context, vLLM gives
+        # the whole batch drafts of zeros. No draft of this proposer passes the end of its context,
+        # so the limit is raised.
         runner.effective_drafter_max_model_len = runner.max_model_len + runner.num_spec_tokens
         self._speculation = None
         if speculation is not None:
@@ -108,21 +102,22 @@ class HistoryProposer:
         )
 
     def _seen(self, row: int, sampled: Sequence[int], tokens: NDArray[np.int32]) -> SteppedRequest:
-        """Returns the request in this row as it is after the step. Tokens after a stop token are
-        left out, because vLLM drops them; so are drafts of −1, with which vLLM pads.
-        """
+        # vLLM does not pass requests along, so they are read from its batch (model runner V1, the
+        # one that takes custom proposers).
         batch = self._runner.input_batch
         request = self._runner.requests[batch.req_ids[row]]
-        asked, verified = request.sampling_params, batch.spec_token_ids[row]
-        ends = [at for at, token in enumerate(sampled, 1) if token in asked.stop_token_ids]
+        params, verified = request.sampling_params, batch.spec_token_ids[row]
+        ends = [at for at, token in enumerate(sampled, 1) if token in params.stop_token_ids]
+        # vLLM drops tokens after a stop token.
         gained = sampled[: ends[0]] if ends else sampled
         tokens = tokens[: len(tokens) - len(sampled) + len(gained)]
-        end = min(request.num_prompt_tokens + asked.max_tokens, self._runner.max_model_len)
-        prompt, group, place, stay = (asked.extra_args[name] for name in _ARGUMENTS)
+        end = min(request.num_prompt_tokens + params.max_tokens, self._runner.max_model_len)
+        prompt, group, place, stay = (params.extra_args[name] for name in _ARGUMENTS)
         return SteppedRequest(
             batch.req_ids[row],
             prompt,
             group,
+            # vLLM pads with drafts of −1.
             verified if verified and verified[0] >= 0 else (),
             gained,
             tokens,

@@ -1,9 +1,6 @@
-"""Decides after each step of vLLM which rows of the batch draft how many tokens, and counts what
-becomes of the drafts. A draft is looked up in the history, the earlier answers to the same prompt.
-
-`ProposerSpeculation` runs in vLLM's worker, perhaps in another process than the rollout. It writes
-its counts to shared memory (`DraftCounters`), from which the rollout takes them for each sequence
-(`StayDrafts`). docs/explanation/drafts.md (On vLLM) lists the cases.
+"""Decides after each step of vLLM which rows of the batch draft how many tokens.
+`ProposerSpeculation` runs in vLLM's worker, perhaps in another process than the rollout, and writes
+its counts to shared memory. docs/explanation/drafts.md (On vLLM) lists the cases.
 """
 
 import mmap
@@ -26,14 +23,13 @@ _ALL, _EACH = len(fields(DraftStats)), 6  # numbers of the totals, and of one pl
 
 
 class DraftCounters:
-    """Reads and writes counters in a mapped file of 64-bit floats. Only vLLM's worker writes them.
-    The rollout reads them there, because a call to the worker would wait for the end of a step.
+    """Counters in a mapped file of 64-bit floats, which only vLLM's worker writes. The rollout
+    reads them there, because a call to the worker would wait for the end of a step.
 
-    The file has the totals (`DraftStats`), then a number of places, each with the counts of one
-    stay. A stay is one request to vLLM; a trajectory that is resumed has several (`engine.py`). A
-    place holds the stay's number and five counts. These only grow while the stay lasts, so a reader
-    that takes differences counts each event exactly once; the next stay in the place begins at 0.
-    The counts of a step are written before the rollout gets the step's tokens.
+    The file has the totals (`DraftStats`), then places, each with the counts of one stay (one
+    request to vLLM): the stay's number and five counts. These only grow while the stay lasts, so a
+    reader that takes differences counts each event exactly once. The counts of a step are written
+    before the rollout gets the step's tokens.
     """
 
     def __init__(self, path: str) -> None:
@@ -41,19 +37,15 @@ class DraftCounters:
             self._words = memoryview(mmap.mmap(file.fileno(), 0)).cast("d")
 
     def write(self, stats: DraftStats) -> None:
-        """Replace the totals."""
         for at, number in enumerate(astuple(stats)):
             self._words[at] = number
 
     def stats(self) -> DraftStats:
-        """Returns the totals."""
         *counts, lookup_s = self._words[:_ALL].tolist()
         return DraftStats(*map(int, counts), lookup_s=lookup_s)
 
     def add(self, place: int, stay: int, drafts: Drafts) -> None:
-        """Add counts to those of this stay. If the place has another stay's counts, they are
-        dropped first.
-        """
+        """Add counts to those of this stay; another stay's counts in the place are dropped."""
         words, at = self._words, _ALL + place * _EACH
         if words[at] != stay:
             for other in range(at + 1, at + _EACH):
@@ -87,24 +79,21 @@ def open_draft_counters(places: int) -> Generator[tuple[DraftCounters, str]]:
 
 @dataclass(slots=True)
 class StayDrafts:
-    """Collects the draft statistics of one stay, in the rollout: which tokens are accepted drafts,
-    known from the number of tokens per step (`gained`), and the worker's counts of drafted tokens
-    and look-ups.
+    """Collects the draft statistics of one stay, in the rollout, from the number of tokens per step
+    and the worker's counts.
     """
 
     counters: DraftCounters
     place: int
     stay: int
     accepted: int = 0
-    """Accepted tokens of the stay so far."""
     statistics: DraftsBuilder = field(default_factory=DraftsBuilder)
     reported: list[float] = field(default_factory=lambda: [0.0] * (_EACH - 1))
 
     def gained(self, count: int, ended: bool) -> None:
-        """Add the `count` tokens of one step; `ended`: they are the stay's last. They are accepted
-        drafted tokens and then one that the model sampled itself. Only if an accepted token ended
-        the stay are all of them accepted, which the worker's count shows.
-        """
+        """Add the `count` tokens of one step; `ended`: they are the stay's last."""
+        # The last token is the model's own, unless an accepted token ended the stay, which the
+        # worker's count shows.
         accepted = count - 1
         if ended:
             accepted = min(max(accepted, int(self._counted()[0]) - self.accepted), count)
@@ -112,22 +101,21 @@ class StayDrafts:
         self.statistics.add_pass(0, accepted, count)
 
     def take(self) -> Drafts:
-        """Returns the statistics since the last call. If the worker is a step ahead, its counts
-        already include drafts for tokens that have not arrived here yet.
-        """
+        # A worker a step ahead counts drafts for tokens that have not arrived yet.
         now = self._counted()
-        _, guessed, asked, found, seconds = (a - b for a, b in zip(now, self.reported, strict=True))
+        _, guessed, lookups, hits, seconds = (
+            a - b for a, b in zip(now, self.reported, strict=True)
+        )
         self.reported = now
         self.statistics.guessed, self.statistics.asked, self.statistics.found = (
             int(guessed),
-            int(asked),
-            int(found),
+            int(lookups),
+            int(hits),
         )
         self.statistics.lookup_s = seconds
         return self.statistics.take()
 
     def _counted(self) -> list[float]:
-        """Returns the worker's counts of this stay (`DraftCounters.of`)."""
         return self.counters.of(self.place, self.stay)
 
 
@@ -140,8 +128,8 @@ IDLE_STEPS = 8  # while drafting is off, `step` is called at every eighth step o
 class SteppedRequest:
     """Describes a request in vLLM after a step that verified `draft` and generated `gained` (empty
     while the prompt is being prefilled). `key` is the request's id; `prompt` and `group` are its
-    keys in the history. The request has `tokens` in all and may generate `room` more. The counts of
-    its `stay` are written to `place`.
+    keys in the history. It has `tokens` in all and may generate `room` more. The counts of its
+    `stay` are written to `place`.
     """
 
     key: str
@@ -157,35 +145,25 @@ class SteppedRequest:
 
 @dataclass(slots=True)
 class _ProposerRow(DraftedSequence):
-    """Holds the draft state of one row of the batch. `tried` is its newest trial draft, which was
-    looked up when the row had `tried_at` tokens (`_trial`).
-    """
-
+    # The newest trial draft, looked up when the row had `tried_at` tokens (`_trial`).
     tried: Draft = NO_DRAFT
     tried_at: int = -TRIAL_EVERY_TOKENS
 
 
 @dataclass
 class ProposerSpeculation(Speculation):
-    """Makes the drafts of one engine, and writes all counts to `counters` after each step. The gate
-    (`DraftGate`) measures the steps and turns drafting off while it costs time.
-
-    vLLM packs the tokens of a step without padding, a different number from each row, so drafts
-    need not have equal lengths.
-    """
+    """Makes the drafts of one engine, and writes all counts to `counters` after each step."""
 
     counters: DraftCounters | None = None
     _rows: dict[str, _ProposerRow] = field(default_factory=dict[str, _ProposerRow], init=False)
     """Draft states of the batch at the last call of `step`, by request."""
     _began: float | None = field(default=None, init=False)
-    """When that call began."""
     _steps: int = field(default=1, init=False)
     """Steps of vLLM since that call, if the next one is not skipped."""
 
     def can_skip(self, keys: Sequence[str]) -> bool:
-        """Returns whether the caller may leave out `step` for these requests, to save time:
-        drafting is off, the batch is that of the last call of `step`, and few steps were left out
-        since.
+        """Returns whether the caller may leave out `step`: drafting is off, the batch is that of
+        the last call, and few steps were left out since.
         """
         is_awake = self.gate.on or self.gate.probing
         if is_awake or self._steps >= IDLE_STEPS or list(keys) != list(self._rows):
@@ -196,8 +174,8 @@ class ProposerSpeculation(Speculation):
     def step(self, batch: Sequence[SteppedRequest]) -> list[list[int]]:
         """Returns the drafts for the next step, some or all of them empty.
 
-        1. Record which drafted tokens were accepted.  2. Record the time of the step.  3. Decide
-        whether to draft.  4. Make the next drafts, or trial drafts.  5. Write the counts.
+        1. Record which drafted tokens were accepted. 2. Record the time of the step. 3. Decide
+        whether to draft. 4. Make the next drafts, or trial drafts. 5. Write the counts.
         """
         drafts: dict[str, list[int]] = {}
         began = self.clock()
@@ -230,14 +208,11 @@ class ProposerSpeculation(Speculation):
     def _measure(
         self, rows: Sequence[tuple[SteppedRequest, _ProposerRow]], began: float, steps: int
     ) -> None:
-        """Count the last step if it verified drafts, and record in the gate the mean time of the
-        `steps` steps since the last call of `step`. `steps` is 0 if prompts were prefilled or the
-        batch changed: then no time is recorded. `began` is when the present call began.
-        """
         guessed = sum(len(seen.draft) for seen, _ in rows)
         gained = sum(len(seen.gained) for seen, _ in rows)
         if guessed:
             self.counts.update(passes=1, rows=len(rows), gained=gained)
+        # Prompts were prefilled, or the batch changed: the time means nothing.
         if not rows or not steps or self._began is None:
             return
         seconds = (began - self._began) / steps
@@ -249,27 +224,23 @@ class ProposerSpeculation(Speculation):
     def _make_drafts(
         self, rows: Sequence[tuple[SteppedRequest, _ProposerRow]]
     ) -> dict[str, list[int]]:
-        """Returns a draft for each request, of the length that saves most time. A draft leaves room
-        for one more token, which the model samples after the accepted ones.
-        """
         longest: list[list[int]] = []
         for seen, row in rows:
-            most = min(row.window, seen.room - 1)
-            longest.append(self.propose(row, self._newest(seen), most) if most > 0 else [])
+            # The model samples one more token after the accepted ones.
+            tokens_max = min(row.window, seen.room - 1)
+            longest.append(
+                self.propose(row, self._newest(seen), tokens_max) if tokens_max > 0 else []
+            )
+        # vLLM packs a step's tokens without padding, so lengths need not be equal.
         lengths = self.choose_lengths([row for _, row in rows], [len(draft) for draft in longest])
         cut = zip(rows, longest, lengths, strict=True)
         return {seen.key: draft[:length] for (seen, _), draft, length in cut}
 
     def _trial(self, row: _ProposerRow, seen: SteppedRequest) -> None:
-        """Compare the row's last trial draft with the tokens generated since, and look up the next
-        one. Nothing verifies a trial draft: while drafting is off, trials show how many drafted
-        tokens would be accepted.
-
-        The draft is looked up before the tokens exist: otherwise a history that already contains
-        these tokens would appear to have predicted them.
-        """
         if len(seen.tokens) - row.tried_at >= TRIAL_EVERY_TOKENS:
             self.add_trial(row.tried, seen.tokens[row.tried_at :].tolist())
+            # Looked up before the tokens exist: a history that already contains them would appear
+            # to have predicted them.
             row.tried = self.look_up_trial(row.prompt, self._newest(seen), TRIAL_TOKENS)
             row.tried_at = len(seen.tokens)
 
@@ -281,5 +252,4 @@ class ProposerSpeculation(Speculation):
             self.counters.write(self.stats())
 
     def _newest(self, seen: SteppedRequest) -> list[int]:
-        """Returns the newest tokens of the request, as many as a look-up uses."""
         return seen.tokens[-self.source.context :].tolist()

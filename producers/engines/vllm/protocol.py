@@ -1,9 +1,6 @@
-"""Defines the protocol between `VllmEngine` and vLLM, which runs in this process, in one of its
-own, or on a server by URL: plain values, and the calls that each of the three kinds implements
-(`EngineCore`). Weights are loaded by other calls, which differ from kind to kind (`EngineWeights`).
-
-The weights of a running request change only between `pause` and `resume`. A token that was computed
-before a pause is never returned after `pause` has returned.
+"""Defines the protocol between `VllmEngine` and vLLM: plain values, and the calls that each way to
+run vLLM implements (`EngineCore`). The weights of a running request change only between `pause` and
+`resume`. A token that was computed before a pause is never returned after `pause` has returned.
 """
 
 from collections.abc import Iterable
@@ -33,9 +30,8 @@ class ServedAdapter:
 class CoreRequest:
     """Asks vLLM for at most `room` tokens after `tokens`; outputs name the request by its `key`.
     Requests of equal `salt` and `adapter` share blocks of the prefix cache. `prompt` and `group`
-    identify the sequence in the draft history. A stay is the life of one request in vLLM; the
-    engine numbers its stays (`stay`). vLLM's worker process counts the drafts of this stay at
-    `place` in the shared draft counters.
+    identify the sequence in the draft history. vLLM's worker counts the drafts of this `stay` (the
+    number of the request) at `place` in the shared draft counters.
     """
 
     key: str
@@ -68,7 +64,7 @@ class StepOutput:
 @dataclass(frozen=True, slots=True)
 class PauseResult:
     """Holds the outputs of the steps before the pause, and the keys of the requests that the engine
-    dropped: the caller adds these again with their tokens so far.
+    dropped; the caller adds these again.
     """
 
     outputs: list[StepOutput]
@@ -110,9 +106,7 @@ class EngineCore(Protocol):
         """Drop these requests; no later output contains them."""
         ...
 
-    def reset_cache(self) -> None:
-        """Drop all KV; requests restart with their tokens so far."""
-        ...
+    def reset_cache(self) -> None: ...
 
     def release(self) -> None:
         """Release the engine; it must not be used afterwards."""

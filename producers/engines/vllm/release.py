@@ -1,9 +1,7 @@
 """Imports all names of vLLM that the engine uses (tests and benchmarks import others): the list to
-check when the supported release changes.
-
-Importing this module imports vLLM, so modules of the rollout import it inside functions, after they
-called `require_vllm` (`environment.py`), which checks the installed release. `worker.py` and
-`transfer.py` import it at their top, because only vLLM's workers load these two.
+check when the supported release changes. It imports vLLM, so modules of the rollout import it
+inside functions, after `require_vllm` (`environment.py`); only vLLM's workers load `worker.py` and
+`transfer.py`.
 """
 
 from vllm import EngineArgs, SamplingParams

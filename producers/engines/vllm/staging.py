@@ -1,11 +1,6 @@
 """Passes the tensors of a weight update to vLLM's workers when these are other processes of this
-machine: the tensors are staged in a file in shared memory, and a message has the position of each
-one.
-
-An update is cut into chunks (`weights.py`), each of whole tensors or of patches (the changed
-elements of tensors). `StagedChunks` stages them, at most two at any time; the workers read them
-with `staged_tensors` and `read_staged_patches`. Tensors that are in a file already
-(`MappedTensors`) are not copied: the messages describe that file.
+machine: the tensors are staged in a file in shared memory, and a message has their positions.
+Tensors that are in a file already (`MappedTensors`) are not copied.
 """
 
 import mmap
@@ -44,20 +39,19 @@ class StagedTensor(TypedDict):
 
 
 class StagedFile:
-    """Holds named tensors in a file that other processes open by `path`. Without `held` the file is
-    in shared memory: it gets a copy of the tensors, and exists until `close`. Otherwise it is the
-    file of `held`, which has the tensors already. `entries` describe the tensors by plain values
-    (names, types, shapes, offsets); a message contains nothing else.
+    """Holds named tensors in a file that other processes open by `path`: a copy in shared memory,
+    until `close`, or the file of `mapped`, which has them already. `entries` describe the tensors
+    by plain values.
     """
 
     def __init__(
-        self, tensors: Iterable[tuple[str, torch.Tensor]], held: MappedTensors | None = None
+        self, tensors: Iterable[tuple[str, torch.Tensor]], mapped: MappedTensors | None = None
     ) -> None:
-        self._held = held
-        self._file = None if held is not None else open_shared("rollstream-weights")
+        self._held = mapped
+        self._file = None if mapped is not None else open_shared("rollstream-weights")
         self.entries: list[StagedTensor] = []
         for name, tensor in tensors:
-            begin = self._write(tensor) if held is None else held.begin(tensor)
+            begin = self._write(tensor) if mapped is None else mapped.begin(tensor)
             shape, kind, size = list(tensor.shape), DTYPE_NAMES[tensor.dtype], tensor.nbytes
             entry = StagedTensor(name=name, dtype=kind, shape=shape, begin=begin, bytes=size)
             self.entries.append(entry)
@@ -85,8 +79,8 @@ class StagedFile:
 
 
 def staged_tensors(path: str, entries: Sequence[StagedTensor]) -> list[tuple[str, torch.Tensor]]:
-    """Returns the tensors that `entries` describe in the file at `path`, for a worker. They share
-    the file's memory and must not be written.
+    """Returns the tensors that `entries` describe in the file at `path`. They share its memory and
+    must not be written.
     """
     if not entries:
         return []
@@ -118,27 +112,25 @@ ChunkMessage = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class StagedMessage:
-    """Holds a chunk: a message to the workers, and the file of its tensors. The sender of the
-    message closes the file after the workers have loaded the tensors.
+    """Holds a chunk: a message to the workers, and the file of its tensors, closed after the
+    workers have loaded them.
     """
 
     file: StagedFile
     patched: tuple[tuple[list[int], str], ...] | None = None
-    """Shapes and types of the tensors that the patches in the file change, in their order; None if
-    the file has whole tensors.
+    """Shapes and types of the tensors that the patches in the file change; None for whole tensors.
     """
 
     @property
     def message(self) -> ChunkMessage:
-        """The message itself: plain values that name the file and describe its tensors."""
         described = {"path": self.file.path, "entries": self.file.entries}
         return described if self.patched is None else described | {"patched": self.patched}
 
 
 class StagedChunks:
-    """Holds the chunks of one update, at most `STAGED_MAX` (2) of them in shared memory. `staged`
-    stages a chunk whenever it is asked for the next one. The constructor stages the first two;
-    chunk n + 2 is staged once chunk n is loaded, in a thread beside the loading of chunk n + 1.
+    """Holds the chunks of one update, at most `STAGED_MAX` of them in shared memory. The
+    constructor stages the first two; chunk n + 2 is staged once chunk n is loaded, in a thread
+    beside the loading of chunk n + 1.
     """
 
     def __init__(self, staged: Iterator[StagedMessage]) -> None:
@@ -149,8 +141,8 @@ class StagedChunks:
 
     def messages(self) -> Iterator[ChunkMessage]:
         """Yield the message of each chunk, once. The caller must have loaded a chunk when it
-        requests the next message, because the chunk's memory is then released. Raises an error that
-        occurs while a chunk is staged.
+        requests the next message: the chunk's memory is then released. Raises an error that occurs
+        while a chunk is staged.
         """
         self.is_used = True
         # Each item, when called, waits until its chunk is staged and returns it; None is the end.
@@ -165,34 +157,28 @@ class StagedChunks:
                 pending.append(thread.submit(next, self._staged, None).result)
 
 
-def stage_tensors(tensors: NamedTensors, held: MappedTensors | None = None) -> StagedMessage:
-    """Stage a chunk of whole tensors; those of `held` are not copied."""
-    return StagedMessage(StagedFile(tensors, held))
+def stage_tensors(tensors: NamedTensors, mapped: MappedTensors | None = None) -> StagedMessage:
+    return StagedMessage(StagedFile(tensors, mapped))
 
 
 def stage_patches(patches: Sequence[TensorPatch]) -> StagedMessage:
-    """Stage a chunk of patches."""
     return StagedMessage(StagedFile(patch_parts(patches)), describe_patches(patches))
 
 
 def patch_parts(patches: Sequence[TensorPatch]) -> list[tuple[str, torch.Tensor]]:
-    """Returns the patches as named tensors: for each patch its positions, then its values, both
-    under the name of the tensor that it changes.
+    """Returns the patches as named tensors: for each its positions, then its values, both under the
+    tensor's name.
     """
     return [(p.name, part) for p in patches for part in (p.indices, p.values)]
 
 
 def describe_patches(patches: Sequence[TensorPatch]) -> tuple[tuple[list[int], str], ...]:
-    """Returns the shape and the type of the tensor that each patch changes."""
     return tuple((list(p.shape), DTYPE_NAMES[p.dtype]) for p in patches)
 
 
 def read_staged_patches(
     path: str, entries: Sequence[StagedTensor], patched: Sequence[tuple[list[int], str]]
 ) -> list[TensorPatch]:
-    """Returns the patches in a staged file, for a worker; the arguments are the message's
-    fields.
-    """
     return patches_from_parts(staged_tensors(path, entries), patched)
 
 

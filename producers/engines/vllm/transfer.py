@@ -1,9 +1,6 @@
-"""Loads a version's tensors into vLLM's model, as one of vLLM's weight-transfer engines.
-
-The rollout has the verified tensors of a version and sends in chunks either all of them, or patches
-(the elements that changed since the served version). Whole tensors go through vLLM's layerwise
-reload, which keeps the served memory until a layer is complete; patches are written in place, by
-their indices in the checkpoint's tensors. A failure between chunks leaves a mixture of both
+"""Loads a version's tensors into vLLM's model, as one of vLLM's weight-transfer engines. Whole
+tensors go through vLLM's layerwise reload, which keeps the served memory until a layer is complete;
+patches are written in place, by their indices. A failure between chunks leaves a mixture of both
 versions, so the engine generates no tokens until a later update has loaded all weights.
 """
 
@@ -35,8 +32,7 @@ class NoInitInfo(release.WeightTransferInitInfo):
 class WeightChunk(release.WeightTransferUpdateInfo):
     """Holds some tensors of a version, or some patches, never both in one update. From another
     process they come as the `entries` of the staged file at `path`, from another machine as the
-    checked `upload`. `patched` has the shapes and types of the patched tensors, None for whole
-    tensors.
+    checked `upload`. `patched` has the shapes and types of the patched tensors.
     """
 
     tensors: list[tuple[str, torch.Tensor]] = field(default_factory=list)  # pyright: ignore[reportUnknownVariableType]
@@ -124,34 +120,31 @@ class VersionTransfer(release.WeightTransferEngine[NoInitInfo, WeightChunk]):
         pass
 
     def give_up(self) -> None:
-        """End an incomplete update, and drop the received tensors of incomplete layers, so that
-        vLLM does not load them later.
-        """
         if not self._reloading:
             return
         for layer in self.model.modules():
+            # vLLM would load the tensors of incomplete layers later.
             received = release.get_layerwise_info(layer)
             received.loaded_weights, received.load_numel = [], 0
         self._close()
 
     def _close(self) -> None:
-        """End the reload. Layers without a received tensor keep their weights. A tied layer may
-        have packed a copy of the other layer's memory, so tied layers are packed again.
-        """
         self._reloading = False
+        # Layers without a received tensor keep their weights.
         release.finalize_layerwise_reload(self.model, self.model_config)
+        # A tied layer may have packed a copy of the other layer's memory.
         for layer in self._tied:
             layer.quant_method.process_weights_after_loading(layer)
 
 
 def _tied_layers(model: torch.nn.Module) -> list[Any]:
-    """Returns the layers that share their weight with an earlier layer."""
     seen: set[int] = set()
     tied: list[Any] = []
     for layer in model.modules():
         weight = dict(layer.named_parameters(recurse=False)).get("weight")
         if weight is None or not weight.numel():
             continue
+        # An earlier layer has the same weight.
         if id(weight) in seen and hasattr(layer, "quant_method"):
             tied.append(layer)
         seen.add(id(weight))
@@ -159,7 +152,6 @@ def _tied_layers(model: torch.nn.Module) -> list[Any]:
 
 
 def is_elsewhere(model: Any, name: str) -> bool:
-    """Returns whether the layer of this tensor is in another pipeline stage."""
     layers = model.named_modules()
     absent = {path for path, layer in layers if isinstance(layer, release.PPMissingLayer)}
     return not absent.isdisjoint(accumulate(name.split("."), "{}.{}".format))
@@ -167,9 +159,8 @@ def is_elsewhere(model: Any, name: str) -> bool:
 
 @torch.no_grad()
 def loaded_part(model: Any, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the part of a whole tensor that this worker would serve after loading it, with which
-    `worker.py` compares the served part. vLLM's own loader cuts it into a scratch parameter on the
-    CPU, which replaces the served parameter during the call: no step may run beside it.
+    """Returns the part of a whole tensor that this worker would serve after loading it. No step may
+    run beside the call.
     """
     part = served_part(model, name)
     parameters, served = part.layer._parameters, part.layer._parameters[part.kind]
@@ -185,6 +176,7 @@ def loaded_part(model: Any, name: str, tensor: torch.Tensor) -> torch.Tensor:
         loader = loader.__wrapped__
     if loader is not None:
         scratch.weight_loader = loader
+    # vLLM's own loader cuts the tensor into this scratch parameter, in place of the served one.
     parameters[part.kind] = release.restore_layer_refs(scratch, part.layer)
     try:
         loaded: set[str] = model.load_weights([(name, tensor)])

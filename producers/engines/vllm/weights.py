@@ -1,10 +1,6 @@
-"""Loads weight versions into one vLLM engine, and compares the served weights with the tensors from
-which they were loaded (`VllmWeights`).
-
-`prepare` runs beside decoding: it checks an update and decides whether to load it as patches (only
-the changed elements) or as whole tensors. `load` runs between two decode steps and passes it in
-chunks to vLLM's workers, one per GPU. No weight is written before the check has passed. From the
-start of a load until one succeeds, no version counts as served (`held` is None).
+"""Loads weight versions into one vLLM engine, and compares the served weights with their tensors
+(`VllmWeights`). `prepare` runs beside decoding; `load`, between two decode steps, passes an update
+in chunks to vLLM's workers. No weight is written before the check has passed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -41,8 +37,8 @@ WHOLE_SHARE_MAX = 0.25
 @dataclass(frozen=True, slots=True)
 class PreparedUpdate:
     """Holds a checked update. `patches` turn the weights of `base` into the new version; if it is
-    None, all tensors are loaded. If the workers are in another process, `chunks` has the patches or
-    tensors in files in shared memory (`staging.py`).
+    None, all tensors are loaded. If the workers are in another process, `chunks` has them in shared
+    memory (`staging.py`).
     """
 
     base: Version | None
@@ -51,49 +47,51 @@ class PreparedUpdate:
 
 
 def check_update(
-    update: WeightUpdate, needed: ExpectedTensors, held: Version | None, in_place: bool
+    update: WeightUpdate, needed: ExpectedTensors, served_version: Version | None, in_place: bool
 ) -> PreparedUpdate:
     """Check an update and choose between patches and whole tensors. Patches are used only if their
-    base is `held`, the served version; if vLLM stores its matrices as a checkpoint does
-    (`in_place`; on the CPU it repacks them); and if not too much of the update is whole tensors
-    (`WHOLE_SHARE_MAX`). Raises `EngineRefused`, which names the wrong tensor.
+    base is `served_version`, if vLLM stores its matrices as a checkpoint does (`in_place`), and if
+    not too much of the update is whole tensors (`WHOLE_SHARE_MAX`). Raises `EngineRefused`, which
+    names the wrong tensor.
     """
     needed.check_own(update.tensors)
-    own = needed.own(update.tensors)
-    usable = in_place and update.base is not None and update.base == held
-    if not usable or update.patches is None or _is_mostly_whole(update, own):
-        check_tensors(needed.shapes, own)
+    needed_tensors = needed.own(update.tensors)
+    usable = in_place and update.base is not None and update.base == served_version
+    if not usable or update.patches is None or _is_mostly_whole(update, needed_tensors):
+        check_tensors(needed.shapes, needed_tensors)
         return PreparedUpdate(None, None)
-    patches, whole = _named(update, needed)
-    check_tensors(needed.shapes, own, finite=whole)
+    patches, whole_names = _named(update, needed)
+    check_tensors(needed.shapes, needed_tensors, finite=whole_names)
     for patch in patches:
         check_patch(patch.name, patch, needed.shapes[patch.name])
-    return PreparedUpdate(update.base, (*patches, *(_as_patch(name, own[name]) for name in whole)))
+    return PreparedUpdate(
+        update.base,
+        (*patches, *(_as_patch(name, needed_tensors[name]) for name in whole_names)),
+    )
 
 
 def whole_chunks(
     needed: ExpectedTensors, tensors: Mapping[str, torch.Tensor], bytes_max: int = CHUNK_BYTES
 ) -> Iterator[list[tuple[str, torch.Tensor]]]:
-    """Yield chunks of all tensors of a version, in the order of its layers."""
-    own = needed.own(tensors)
-    return _cut(own.items(), [tensor.nbytes for tensor in own.values()], bytes_max)
+    needed_tensors = needed.own(tensors)
+    return _cut(
+        needed_tensors.items(), [tensor.nbytes for tensor in needed_tensors.values()], bytes_max
+    )
 
 
 def patch_chunks(
     patches: Sequence[TensorPatch], bytes_max: int = CHUNK_BYTES
 ) -> Iterator[list[TensorPatch]]:
-    """Yield chunks of patches. A patch counts with the size of its whole tensor, because vLLM
-    expands it to that.
-    """
+    # vLLM expands a patch to its whole tensor.
     sizes = [torch.Size(p.shape).numel() * p.values.element_size() for p in patches]
     return _cut(patches, sizes, bytes_max)
 
 
 def _cut(items: Iterable[Item], sizes: Sequence[int], bytes_max: int) -> Iterator[list[Item]]:
-    """Yield the items in chunks of at most `bytes_max` bytes; a larger item is a chunk alone."""
     chunk: list[Item] = []
     total = 0
     for item, size in zip(items, sizes, strict=True):
+        # A larger item is a chunk alone.
         if chunk and total + size > bytes_max:
             yield chunk
             chunk, total = [], 0
@@ -104,43 +102,39 @@ def _cut(items: Iterable[Item], sizes: Sequence[int], bytes_max: int) -> Iterato
 
 
 def _named(update: WeightUpdate, needed: ExpectedTensors) -> tuple[list[TensorPatch], set[str]]:
-    """Returns the patches of an update, and the names of its whole tensors, both under the names by
-    which vLLM loads them: a delta holds tied tensors once, under any of their names. Tensors that
-    the model does not have are left out.
-    """
     owners = untie(update.tensors)[1]
     patches: list[TensorPatch] = []
-    whole: set[str] = set()
+    whole_names: set[str] = set()
     for name in needed.shapes:
+        # vLLM loads by the names of `shapes`; a delta holds tied tensors once, under any of their
+        # names.
         names = {name, *needed.tied.get(name, ())}
         names |= {owners[other] for other in names if other in owners}
         if names & set(update.whole):
-            whole.add(name)
+            whole_names.add(name)
             continue
         for patch in update.patches or ():
             if patch.name in names and len(patch.values):
                 values = (patch.shape, patch.dtype, patch.indices, patch.values)
                 patches.append(TensorPatch(name, *values))
-    return patches, whole
+    return patches, whole_names
 
 
 def _as_patch(name: str, tensor: torch.Tensor) -> TensorPatch:
-    """Returns a whole tensor as a patch of all its elements: vLLM does not take whole tensors and
-    patches in one update.
-    """
+    # vLLM does not take whole tensors and patches in one update.
     flat = tensor.reshape(-1)
     return TensorPatch(name, tuple(tensor.shape), tensor.dtype, torch.arange(len(flat)), flat)
 
 
-def _is_mostly_whole(update: WeightUpdate, own: Mapping[str, torch.Tensor]) -> bool:
-    """Returns whether the update's whole tensors are more than `WHOLE_SHARE_MAX` of the weights."""
+def _is_mostly_whole(update: WeightUpdate, tensors: Mapping[str, torch.Tensor]) -> bool:
     elements = sum(update.tensors[name].numel() for name in update.whole if name in update.tensors)
-    return elements > WHOLE_SHARE_MAX * sum(tensor.numel() for tensor in own.values())
+    return elements > WHOLE_SHARE_MAX * sum(tensor.numel() for tensor in tensors.values())
 
 
 class VllmWeights:
     """Updates and compares the weights of one vLLM engine; implements `EngineWeights`. With
-    `in_place` vLLM stores its matrices as a checkpoint does, so that they can be patched.
+    `in_place` vLLM stores its matrices as a checkpoint does, so that they can be patched (on the
+    CPU it repacks them).
     """
 
     def __init__(self, core: LocalCore, needed: ExpectedTensors, in_place: bool) -> None:
@@ -151,20 +145,17 @@ class VllmWeights:
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
         """Returns the update with `prepared` set. Raises `EngineRefused`, which names the wrong
         tensor.
-
-        All work that can run beside decoding is done here: the checks, and if vLLM's core is in
-        another process, the copy of the first chunks to shared memory. The other chunks are copied
-        while earlier ones are loaded. Tensors in a file (`MappedTensors`) are not copied: workers
-        map the file, load their own parts of it, and compare what they serve with it.
         """
         prepared = check_update(update, self._needed, self.held, self._in_place)
         if self._core.has_process:
+            # The first chunks are copied to shared memory now, beside decoding, the others while
+            # earlier ones are loaded.
             prepared = replace(prepared, chunks=StagedChunks(self._staged(update, prepared)))
         return replace(update, prepared=prepared)
 
     def load(self, update: WeightUpdate) -> None:
-        """Serve these weights. Prepares the update again if its preparation cannot be applied any
-        more. Raises `EngineRefused`: if preparing fails, `held` is still served; if loading fails,
+        """Serve these weights; an update whose preparation cannot be applied any more is prepared
+        again. Raises `EngineRefused`: if preparing fails, `held` is still served; if loading fails,
         no version is served as a whole.
         """
         prepared = update.prepared
@@ -189,26 +180,23 @@ class VllmWeights:
     def compare(
         self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]
     ) -> WeightComparison:
-        """Compare as `Engine.read_back` does. Each worker compares its own part; a tensor differs
-        if it differs at any worker, and is counted only if every part of it was read.
+        """Compare as `Engine.read_back` does. A tensor differs if it differs at any worker, and is
+        counted only if every part of it was read.
         """
-        own, needed = self._needed.own(tensors), self._needed
-        asked = sorted({needed.named(name) for name in names} & set(needed.shapes))
-        held = _mapped(tensors)
-        states = {name: self._state(name, own[name], held) for name in asked}
+        needed_tensors, needed = self._needed.own(tensors), self._needed
+        served_names = sorted({needed.named(name) for name in names} & set(needed.shapes))
+        mapped = _mapped(tensors)
+        states = {name: self._state(name, needed_tensors[name], mapped) for name in served_names}
         differing = tuple(name for name, state in states.items() if state == "differs")
         read = sum(state == "same" for state in states.values()) + len(differing)
         return WeightComparison(read, differing)
 
     def _is_applicable(self, prepared: PreparedUpdate) -> bool:
-        """Returns whether the prepared update can be applied to the weights that are served now:
-        its staged files are unused, and patches are of the served version.
-        """
+        # Staged files are loaded once.
         is_used = prepared.chunks is not None and prepared.chunks.is_used
         return not is_used and (prepared.patches is None or prepared.base == self.held)
 
     def _messages(self, update: WeightUpdate, prepared: PreparedUpdate) -> Iterator[ChunkMessage]:
-        """Yield the messages that pass the update to the workers, one per chunk."""
         if prepared.chunks is not None:
             yield from prepared.chunks.messages()
         elif prepared.patches is not None:
@@ -217,18 +205,17 @@ class VllmWeights:
             yield from ({"tensors": some} for some in whole_chunks(self._needed, update.tensors))
 
     def _staged(self, update: WeightUpdate, prepared: PreparedUpdate) -> Iterator[StagedMessage]:
-        """Yield the update's chunks; each is put into a file in shared memory when requested."""
         if prepared.patches is not None:
             yield from map(stage_patches, patch_chunks(prepared.patches))
         else:
-            held = _mapped(update.tensors)
+            # Workers map a version's own file, and load their parts of it.
+            mapped = _mapped(update.tensors)
             chunks = whole_chunks(self._needed, update.tensors)
-            yield from (stage_tensors(chunk, held) for chunk in chunks)
+            yield from (stage_tensors(chunk, mapped) for chunk in chunks)
 
-    def _state(self, name: str, tensor: torch.Tensor, held: MappedTensors | None) -> PartState:
-        """Returns the combined result of all workers for one tensor, under all its names."""
+    def _state(self, name: str, tensor: torch.Tensor, mapped: MappedTensors | None) -> PartState:
         names, tensors = [name, *self._needed.tied.get(name, ())], [(name, tensor)]
-        states = self._core.call_with_tensors("compare_part", names, tensors=tensors, held=held)
+        states = self._core.call_with_tensors("compare_part", names, tensors=tensors, mapped=mapped)
         return combined(states)
 
 

@@ -1,10 +1,9 @@
-"""Extends vLLM's worker, the part of vLLM that computes the model, perhaps in a process of its own:
-`WorkerExtension` compares the served weights with given ones and ends failed updates, and
-`DraftingWorker` turns drafts on. The rollout's engine calls their methods through vLLM.
+"""Extends vLLM's worker, which computes the model, perhaps in a process of its own:
+`WorkerExtension` compares served weights and ends failed updates, `DraftingWorker` turns drafts on.
 
-vLLM imports this module in each of its workers (`worker_extension_cls`). The import registers the
-transfer engine that loads weights (`VersionTransfer`), replaces a faulty function of the sampler
-(`patch_sampler`), and makes a worker process end with its rollout (`end_with_parent`).
+vLLM imports this module in each worker (`worker_extension_cls`). The import registers
+`VersionTransfer`, replaces a faulty function of the sampler (`patch_sampler`), and makes a worker
+process end with its rollout (`end_with_parent`).
 """
 
 import ctypes
@@ -41,8 +40,8 @@ from rollstream.storage.lora import HIGH
 
 
 class DraftingWorker:
-    """Adds to vLLM's worker the method that turns drafts on and off. vLLM combines this class with
-    its own, so the method uses attributes of vLLM's worker.
+    """Adds to vLLM's worker the method that turns drafts on and off; vLLM combines this class with
+    its own.
     """
 
     model_runner: Any
@@ -53,10 +52,9 @@ class DraftingWorker:
     ) -> None:
         """Draft from `source`: a history of earlier answers, or the path of a node's shared one, to
         which a private one of the running sequences is added (`CombinedSource`). None stops
-        drafting. `window` names the rule for the length of drafts (`WINDOW_RULES`).
-        `forced` True or False: always or never draft; None: a gate decides by measured times.
-        Counts of drafts are written to the file `counters_path`, by the first worker only: of
-        several workers vLLM uses the drafts of the first.
+        drafting. `window` names the rule for the length of drafts (`WINDOW_RULES`). `forced` True
+        or False: always or never draft; None: a gate decides by measured times. Counts of drafts
+        are written to the file `counters_path`.
         """
         runner = self.model_runner
         if source is None:
@@ -65,22 +63,22 @@ class DraftingWorker:
         # On a CPU other processes lengthen wall-clock time, but not the time of this thread.
         clock = time.thread_time if runner.device.type == "cpu" else time.perf_counter
         if isinstance(source, str):
-            most = running_tokens(runner.max_num_reqs, runner.max_model_len, DRAFTS_TOKENS)
-            source = CombinedSource(SharedHistory(source), AnswerHistory(most))
+            tokens_max = running_tokens(runner.max_num_reqs, runner.max_model_len, DRAFTS_TOKENS)
+            source = CombinedSource(SharedHistory(source), AnswerHistory(tokens_max))
         gate = DraftGate(WINDOW_RULES[window], forced)
         if runner.device.type == "cpu":
             skip_empty_verification(runner)
+        # Of several workers vLLM uses the drafts of the first.
         counters = DraftCounters(counters_path) if self.rank == 0 else None
         runner.drafter.draft_from(runner, (source, gate, clock, counters))
 
 
 def skip_empty_verification(runner: Any) -> None:
-    """Make every later step that has no drafts a plain decode step. vLLM's model runner, once it
-    can verify drafts, verifies in every step, even if there are none, which takes a tenth of a
-    small model's step or more. Idempotent.
-    """
+    """Make every later step that has no drafts a plain decode step. Idempotent."""
     if "_prepare_inputs" in vars(runner):
         return
+    # vLLM's model runner, once it can verify drafts, verifies in every step, which takes a tenth of
+    # a small model's step or more.
     prepare = runner._prepare_inputs
 
     def prepared(scheduled: Any, *arguments: Any) -> Any:
@@ -96,13 +94,10 @@ def skip_empty_verification(runner: Any) -> None:
 
 
 def patch_sampler() -> None:
-    """Replace the faulty function `expand_batch_to_tokens` of vLLM by `expand_to_tokens`; does
-    nothing if triton is installed.
-
-    vLLM 0.32 without triton reads temperatures, top-k and top-p of drafted positions from memory
-    that was never written (upstream issue 55005): the kernel for the CPU, which that function
-    calls, writes into a copy that is never read.
-    """
+    """Replace the faulty function `expand_batch_to_tokens` of vLLM by `expand_to_tokens`."""
+    # vLLM 0.32 without triton reads temperatures, top-k and top-p of drafted positions from memory
+    # that was never written (upstream issue 55005): its kernel for the CPU writes into a copy that
+    # is never read.
     if not HAS_TRITON:
         rejection_sampler.expand_batch_to_tokens = expand_to_tokens
 
@@ -114,8 +109,8 @@ def expand_to_tokens(
     replace_from: int = 0,
     replace_to: int = 0,
 ) -> torch.Tensor:
-    """Repeat the value of each request (`x`) for each of its drafted tokens; `cu_num_tokens` are
-    the running totals of these tokens. A value equal to `replace_from` becomes `replace_to`.
+    """Repeat the value of each request (`x`) for each of its drafted tokens, of which
+    `cu_num_tokens` are the running totals. A value equal to `replace_from` becomes `replace_to`.
     """
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
     values = torch.where(x == replace_from, replace_to, x)
@@ -127,13 +122,13 @@ _POLL_S = 0.5  # between two checks for the parent, where the kernel sends no su
 
 
 def end_with_parent() -> None:
-    """End this process when its parent, the rollout, ends, even by `kill -9`: otherwise a worker
-    would continue to compute and keep its memory. Does nothing if Python's multiprocessing did not
-    start this process.
+    """End this process when its parent, the rollout, ends, even by `kill -9`. Does nothing if
+    Python's multiprocessing did not start it.
     """
     parent = multiprocessing.parent_process()
     if parent is None or parent.pid is None:
         return
+    # Otherwise a worker would continue to compute and keep its memory.
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     else:
@@ -159,9 +154,8 @@ if "rollstream" not in WeightTransferEngineFactory._registry:
 
 
 class WorkerExtension(DraftingWorker):
-    """Adds to vLLM's worker the methods by which the engine compares the served weights with the
-    tensors that it loaded, bit for bit, and ends failed updates. They use attributes of vLLM's
-    worker. A worker may serve a part of each tensor (tensor or pipeline parallelism).
+    """Adds to vLLM's worker the methods by which the engine compares the served weights, bit for
+    bit, and ends failed updates. A worker may serve a part of each tensor.
     """
 
     weight_transfer_engine: Any
@@ -175,28 +169,28 @@ class WorkerExtension(DraftingWorker):
     def call_staged(
         self, method: str, arguments: tuple[Any, ...], path: str, entries: list[StagedTensor]
     ) -> Any:
-        """Call a method of this class with `arguments` and, as its last argument, the tensors that
-        `entries` describe in the staged file at `path`; returns its result. So tensors reach a
-        worker in another process without being sent in the call.
+        """Returns the result of a method of this class; its last argument is the tensors of the
+        staged file at `path`.
         """
+        # Tensors reach another process without being sent in the call.
         return getattr(self, method)(*arguments, staged_tensors(path, entries))
 
     def compare_part(self, names: list[str], tensors: NamedTensors) -> PartState:
-        """Compare this worker's part of one tensor, under each of its `names`, with the part that
-        this worker would serve after loading the whole tensor. `tensors` has that tensor alone.
+        """Compare this worker's part of one tensor, under each of its `names`, with that of loading
+        the whole tensor, the only one of `tensors`.
         """
         ((_, tensor),) = tensors
         model = self.model_runner.get_model()
         parts = [served_part(model, name) for name in names if not is_elsewhere(model, name)]
         if not parts:
             return "elsewhere"
-        wanted = loaded_part(model, names[0], tensor)
-        return combined([_compared(part.copies(), wanted) for part in parts])
+        expected = loaded_part(model, names[0], tensor)
+        return combined([_compared(part.copies(), expected) for part in parts])
 
     def differing_factors(self, adapter: int, scaling: float, factors: NamedTensors) -> list[str]:
-        """Returns the names of those factors of an adapter whose served bits differ from the ones
-        that this worker would serve after loading `factors`. vLLM multiplies the second factor by
-        `scaling`, and pads factors to its largest adapter rank; the padding must be zero.
+        """Returns the names of those factors of an adapter whose served bits differ from those that
+        loading `factors` would give. vLLM multiplies the second factor by `scaling`, and pads
+        factors to its largest adapter rank; the padding must be zero.
         """
         manager = self.model_runner.lora_manager._adapter_manager
         differing: list[str] = []
@@ -208,24 +202,24 @@ class WorkerExtension(DraftingWorker):
         return differing
 
 
-def _compared(copies: list[torch.Tensor], wanted: torch.Tensor) -> PartState:
+def _compared(copies: list[torch.Tensor], expected: torch.Tensor) -> PartState:
     if not copies:
         return "unread"
-    return "same" if all(_is_same(copy, wanted) for copy in copies) else "differs"
+    return "same" if all(_is_same(copy, expected) for copy in copies) else "differs"
 
 
 def _is_factor(served: torch.Tensor, factor: torch.Tensor, scaling: float) -> bool:
     rows, columns = factor.shape
-    wanted = torch.zeros(served.shape, dtype=served.dtype)
+    expected = torch.zeros(served.shape, dtype=served.dtype)
     # vLLM multiplies in the served type, on the CPU.
     scaled = factor.cpu().to(served.dtype)
-    wanted[:rows, :columns] = scaled if scaling == 1 else scaled * scaling
-    return torch.equal(_bits(served.cpu()), _bits(wanted))
+    expected[:rows, :columns] = scaled if scaling == 1 else scaled * scaling
+    return torch.equal(_bits(served.cpu()), _bits(expected))
 
 
 def _is_same(served: torch.Tensor, tensor: torch.Tensor) -> bool:
-    wanted = tensor.to(device=served.device, dtype=served.dtype)
-    return torch.equal(_bits(served), _bits(wanted))
+    expected = tensor.to(device=served.device, dtype=served.dtype)
+    return torch.equal(_bits(served), _bits(expected))
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

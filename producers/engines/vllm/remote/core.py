@@ -1,10 +1,7 @@
-"""Implements `protocol.EngineCore` with a vLLM server on another machine.
-
-The server computes continuously and streams its tokens. At a pause, before new weights are loaded,
-its workers report how many tokens each request has, and the client reads that many. So `pause`
-returns the last tokens of the old weights, also those in transit. Requests that the workers do not
-have (not started, or just ended) are dropped; the caller adds them again with their tokens so far.
-Each start of a rollout claims the server, which then refuses the calls of its previous owner.
+"""Implements `EngineCore` with a vLLM server on another machine, which computes continuously and
+streams its tokens. `pause` returns the last tokens of the old weights, also those in transit: the
+workers report how many tokens each request has. Each start of a rollout claims the server, which
+then refuses the calls of its previous owner.
 """
 
 import threading
@@ -31,9 +28,7 @@ HEALTH_CHECK_S = 30.0  # time without tokens after which the server must answer 
 
 
 class RemoteCore:
-    """Generates on one server, claimed by `owner`; `kv_capacity` tokens fit into its cache, `load`
-    is its last known load.
-    """
+    """Generates on one server, claimed by `owner`; `kv_capacity` tokens fit into its cache."""
 
     def __init__(
         self, routes: ServerRoutes, headers: Mapping[str, str], owner: str, kv_capacity: int
@@ -69,18 +64,19 @@ class RemoteCore:
     def pause(self) -> PauseResult:
         """Make the server pause, and return all tokens that it had generated before.
 
-        1. Stop the server's steps.  2. Get the number of tokens of each request from the workers.
-        3. Drop requests that they do not have, and read the others up to that number.
+        1. Stop the server's steps. 2. Get the number of tokens of each request from the workers. 3.
+        Drop requests that they do not have (not started, or just ended), and read the others up to
+        that number.
         """
         self.routes.call("check_owner", self.owner)
         self.routes.post("/pause", query={"mode": "keep", "clear_cache": "false"})  # 1
-        known = self._progress()  # 2
+        progress = self._progress()  # 2
         names = self._streams.names()
-        wanted = {key: known[name] for key, name in names.items() if name in known}
-        unknown = names.keys() - wanted.keys()
+        counts = {key: progress[name] for key, name in names.items() if name in progress}
+        unknown = names.keys() - counts.keys()
         outputs = self._streams.take(0.0)  # 3
         self._streams.close(unknown)
-        self._streams.settle({key: n for key, n in wanted.items() if key in self._streams.names()})
+        self._streams.settle({key: n for key, n in counts.items() if key in self._streams.names()})
         return PauseResult(outputs + self._streams.take(0.0), frozenset(unknown))
 
     def resume(self) -> None:
@@ -102,14 +98,11 @@ class RemoteCore:
         self._streams.close_all()
 
     def _progress(self) -> dict[str, int]:
-        """Returns the number of generated tokens of each request that the workers have, by the
-        client's name of the request.
-        """
         inside = self.routes.call("progress")[0]
+        # By the client's names of the requests.
         return {request_name(name): int(count) for name, count in inside.items()}
 
     def _poll_metrics(self) -> None:
-        """Poll the server's statistics while requests run."""
         while not self._closed.wait(METRICS_POLL_S):
             if not len(self._streams):
                 continue

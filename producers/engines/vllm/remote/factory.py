@@ -1,5 +1,5 @@
 """Opens a vLLM server as an engine: checks every property that the server must have before it is
-used, and names in each error the command that starts the server correctly.
+used; each error names the command that starts the server correctly.
 """
 
 import logging
@@ -37,10 +37,9 @@ SERVER_COMMAND = (
 def open_remote(
     config: PreTrainedConfig, slots: int, context_max: int, settings: VllmSettings
 ) -> tuple[RemoteCore, RemoteWeights]:
-    """Pause the server at `settings.url`, drop its requests and claim it; return the objects that
-    generate on it and that load its weights. A rollout that had claimed the server before is
-    refused at its next update. Raises `ConfigurationError` for a server that was not started as in
-    `SERVER_COMMAND`, `EngineRefused` for one that does not answer.
+    """Pause the server at `settings.url`, drop its requests and claim it. A rollout that had
+    claimed it before is refused at its next update. Raises `ConfigurationError` for a server that
+    was not started as in `SERVER_COMMAND`, `EngineRefused` for one that does not answer.
     """
     assert settings.url is not None, "without a URL vLLM is opened on this machine"
     headers = _headers(settings.api_key_env)
@@ -48,14 +47,14 @@ def open_remote(
     _wait(routes)
     _check_release(routes)
     _check_routes(routes, settings.api_key_env)
-    found = _describe(routes)
-    for lack in _find_lacks(found, config, slots, context_max):
+    server = _describe(routes)
+    for lack in _find_lacks(server, config, slots, context_max):
         raise _refusal(routes, lack)
     owner = secrets.token_hex(8)
     routes.post("/pause", query={"mode": "abort"})
     routes.call("claim", owner)
-    core = RemoteCore(routes, headers, owner, int(found["kv_tokens"]))
-    in_place, is_parallel = found["device"] != "cpu", found["tensor_parallel"] > 1
+    core = RemoteCore(routes, headers, owner, int(server["kv_tokens"]))
+    in_place, is_parallel = server["device"] != "cpu", server["tensor_parallel"] > 1
     return core, RemoteWeights(core, expected_tensors(config), in_place, is_parallel)
 
 
@@ -72,7 +71,6 @@ def _headers(api_key_env: str | None) -> Mapping[str, str]:
 
 
 def _wait(routes: ServerRoutes) -> None:
-    """Wait for an answer. Raises `EngineRefused` after `START_TIMEOUT_S`."""
     began = logged = time.monotonic()
     while not routes.is_alive():
         now = time.monotonic()
@@ -99,14 +97,14 @@ def _check_release(routes: ServerRoutes) -> None:
 
 
 def _check_routes(routes: ServerRoutes, api_key_env: str | None) -> None:
-    """Check the routes for pausing and loading weights, and the one for tokens."""
     if routes.get("/is_paused").is_error:
         raise _refusal(routes, "has no routes to pause it and to load weights")
+    # The route for tokens.
     status = routes.probe(GENERATE_ROUTE)
     if status == 401:
-        given = "not given" if api_key_env is None else f"that of {api_key_env}, is another"
+        key_source = "not given" if api_key_env is None else f"that of {api_key_env}, is another"
         raise ConfigurationError(
-            f"rollouts.vllm.api_key_env: vLLM server {routes.host} wants a key; it was {given}"
+            f"rollouts.vllm.api_key_env: vLLM server {routes.host} wants a key; it was {key_source}"
         )
     if status in (403, 404):
         raise _refusal(routes, f"has no {GENERATE_ROUTE}")
@@ -122,28 +120,31 @@ def _describe(routes: ServerRoutes) -> Mapping[str, Any]:
 
 
 def _find_lacks(
-    found: Mapping[str, Any], config: PreTrainedConfig, slots: int, context_max: int
+    server: Mapping[str, Any], config: PreTrainedConfig, slots: int, context_max: int
 ) -> list[str]:
-    """Returns the properties of the server that do not fit, as parts of an error message."""
-    wanted = architecture_of(config)
+    architecture = architecture_of(config)
     checks = [
-        (found["transfer"] == "rollstream", "loads weights in another way"),
-        (found["logprobs"] == "processed_logprobs", f"gives {found['logprobs']}"),
-        (found["stream_interval"] == 1, "holds tokens back (--stream-interval)"),
-        (found["engines"] == 1, "has several engines (one server for each rollout)"),
-        (not found["drafts"], "drafts (--speculative-config), which this engine does not support"),
-        (wanted in found["architectures"], f"serves {found['architectures']}, not {wanted}"),
-        (found["vocabulary"] == config.vocab_size, f"has {found['vocabulary']} tokens to draw"),
+        (server["transfer"] == "rollstream", "loads weights in another way"),
+        (server["logprobs"] == "processed_logprobs", f"gives {server['logprobs']}"),
+        (server["stream_interval"] == 1, "holds tokens back (--stream-interval)"),
+        (server["engines"] == 1, "has several engines (one server for each rollout)"),
+        (not server["drafts"], "drafts (--speculative-config), which this engine does not support"),
         (
-            found["slots"] >= slots,
-            f"takes {found['slots']} sequences (--max-num-seqs), rollouts.slots is {slots}",
+            architecture in server["architectures"],
+            f"serves {server['architectures']}, not {architecture}",
+        ),
+        (server["vocabulary"] == config.vocab_size, f"has {server['vocabulary']} tokens to draw"),
+        (
+            server["slots"] >= slots,
+            f"takes {server['slots']} sequences (--max-num-seqs), rollouts.slots is {slots}",
         ),
         (
-            found["context_max"] >= context_max,
-            f"takes {found['context_max']} tokens (--max-model-len), rollouts.context_max is "
+            server["context_max"] >= context_max,
+            f"takes {server['context_max']} tokens (--max-model-len), rollouts.context_max is "
             f"{context_max}",
         ),
     ]
+    # Each is a part of an error message.
     return [lack for is_so, lack in checks if not is_so]
 
 

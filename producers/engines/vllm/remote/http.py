@@ -1,8 +1,4 @@
-"""The HTTP interface to a vLLM server, for a rollout whose engine `vllm` has a URL. `ServerRoutes`
-makes all calls except the token streams, which `streams.py` reads. The functions encode and decode
-the bodies: a request for tokens (`generate_body`), an event of its stream (`parse_output`), and
-the server's load (`parse_load`).
-
+"""The HTTP interface to a vLLM server (`ServerRoutes`) except the token streams (`streams.py`).
 Field names are those of vLLM's `/inference/v1/generate`; unknown fields are ignored. A failed call
 raises `EngineRefused`, which names the server but never contains its API key.
 """
@@ -22,15 +18,11 @@ REQUEST_PREFIX = "generate-tokens-"
 
 
 class LogProb(msgspec.Struct, frozen=True):
-    """A generated token and the log-probability with which it was sampled."""
-
     token_id: int
     logprob: float
 
 
 class LogProbs(msgspec.Struct, frozen=True):
-    """The log-probabilities in one event, one for each of its tokens."""
-
     content: list[LogProb] | None = None
 
 
@@ -42,7 +34,7 @@ class VersionSpan(msgspec.Struct, frozen=True):
 
 
 class StreamChoice(msgspec.Struct, frozen=True):
-    """The content of one event. Only the last event of a request has `finish_reason` and
+    """The content of one event; only the last of a request has `finish_reason` and
     `weight_versions`.
     """
 
@@ -63,8 +55,8 @@ _EVENTS = msgspec.json.Decoder(StreamEvent)
 
 
 def generate_body(request: CoreRequest, name: str) -> bytes:
-    """Returns the body of a request for tokens with their log-probabilities, which the server sends
-    as a stream of events. `name` is this client's name of the request.
+    """Returns the body of a request for a stream of tokens with their log-probabilities; `name` is
+    this client's name of the request.
     """
     s = request.sampling
     sampling = {
@@ -90,8 +82,8 @@ def generate_body(request: CoreRequest, name: str) -> bytes:
 
 
 def parse_output(key: str, data: bytes) -> StepOutput | None:
-    """Decode one event of the stream of the request `key`; returns None if it holds no output.
-    Raises `DecodeError` if the event reports an error of the server or cannot be decoded.
+    """Decode one event of the stream of the request `key`; None if it holds no output. Raises
+    `DecodeError` if it reports an error of the server or cannot be decoded.
     """
     try:
         event = _EVENTS.decode(data)
@@ -112,17 +104,14 @@ def parse_output(key: str, data: bytes) -> StepOutput | None:
 
 
 def request_name(inside: str) -> str:
-    """Returns the name that this client gave to a request; `inside` is vLLM's name of it. That is
-    `REQUEST_PREFIX`, the client's name, which contains no dash, and, unless vLLM is configured
-    otherwise, a dash and eight more characters.
-    """
+    """Returns the name that this client gave to the request that vLLM names `inside`."""
+    # `REQUEST_PREFIX`, the client's name, which contains no dash, and, unless vLLM is configured
+    # otherwise, a dash and eight more characters.
     return inside.removeprefix(REQUEST_PREFIX).partition("-")[0]
 
 
 def parse_load(lines: Iterable[str]) -> CoreLoad:
-    """Returns the load that the `lines` of the server's `/metrics` state (Prometheus' text format).
-    Lines with the same name and other labels are added up.
-    """
+    """Returns the load by the `lines` of the server's `/metrics` (Prometheus' text format)."""
     sums = {"running": 0.0, "waiting": 0.0, "kv": 0.0}
     names = {
         "vllm:num_requests_running": "running",
@@ -132,6 +121,7 @@ def parse_load(lines: Iterable[str]) -> CoreLoad:
     for line in lines:
         name = names.get(line.partition("{")[0].partition(" ")[0])
         if name is not None:
+            # Lines with other labels are added up.
             sums[name] += float(line.rpartition(" ")[2])
     return CoreLoad(int(sums["running"]), int(sums["waiting"]), sums["kv"])
 
@@ -140,8 +130,8 @@ ANSWER_TIMEOUT_S = 60.0
 LOAD_TIMEOUT_S = 600.0  # to load a chunk of a large model into all workers of a server
 CONNECT_TIMEOUT_S = 10.0
 NO_REUSE = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
-"""A connection for each request. The server closes a connection after an error and after some idle
-seconds, which may be while the next request is being sent.
+"""A connection for each request: the server closes one after an error and after some idle seconds,
+which may be while the next request is being sent.
 """
 
 
@@ -167,8 +157,8 @@ class ServerRoutes:
         return self._send("GET", path)
 
     def probe(self, path: str) -> int:
-        """Returns the status of the response to a POST request with an empty JSON object, which
-        shows whether the route exists and whether the API key is accepted.
+        """Returns the status of a POST request with an empty JSON object: whether the route exists
+        and the API key is accepted.
         """
         return self._send("POST", path, json={}).status_code
 
@@ -179,7 +169,7 @@ class ServerRoutes:
         query: Mapping[str, str] | None = None,
         within_s: float = ANSWER_TIMEOUT_S,
     ) -> Any:
-        """Send a POST request and return the JSON of the response, None if it is empty. Raises
+        """Returns the JSON of the response to a POST request, None if it is empty. Raises
         `EngineRefused` also for an error status.
         """
         response = self._send("POST", path, json=body, params=query, timeout=within_s)
@@ -191,8 +181,8 @@ class ServerRoutes:
         return response.json() if response.content else None
 
     def call(self, method: str, *arguments: Any, within_s: float = ANSWER_TIMEOUT_S) -> list[Any]:
-        """Call this method in each of the server's worker processes and return their results
-        (`worker.py` has the methods). Raises `EngineRefused` also if a worker returns a refusal.
+        """Call this method (`worker.py`) in each of the server's workers and return their results.
+        Raises `EngineRefused` also if a worker returns a refusal.
         """
         body = {"method": method, "args": list(arguments)}
         answered = self.post("/collective_rpc", body, within_s=within_s)

@@ -1,10 +1,6 @@
-"""Reads the token streams of a vLLM server in one thread. Each request has one HTTP response, whose
-events hold its tokens, and which ends with the request.
-
-The thread queues the output of every event and then counts its tokens, so once `settle` has seen a
-count, `take` returns these tokens. `take` keeps the order of each stream. Closing a stream aborts
-its request and drops its outputs that `take` has not returned. If any stream breaks, `take` returns
-the outputs that were queued before, then raises.
+"""Reads the token streams of a vLLM server in one thread; each request has one HTTP response. The
+thread queues the output of every event and then counts its tokens, so once `settle` has seen a
+count, `take` returns these tokens.
 """
 
 import asyncio
@@ -43,15 +39,13 @@ class TokenStream:
 
 @dataclass(frozen=True, slots=True)
 class BrokenStream:
-    """Reports why a stream ended before its request."""
-
     why: str
 
 
 @dataclass(slots=True)
 class TokenStreams:
-    """Reads the streams of the server at `url`, each under the key of its request. `headers` are
-    sent with every request; `host` names the server in errors.
+    """Reads the streams of the server at `url`, each under the key of its request, in order.
+    `headers` are sent with every request; `host` names the server in errors.
     """
 
     url: str
@@ -74,12 +68,10 @@ class TokenStreams:
         return len(self._open)
 
     def begin(self, key: str, name: str, body: bytes) -> None:
-        """Send a request for tokens with this body, and start to read its stream."""
         stream = self._open[key] = TokenStream(key, name)
         stream.task = asyncio.run_coroutine_threadsafe(self._read(stream, body), self._loop)
 
     def names(self) -> dict[str, str]:
-        """Returns the names of the open streams' requests, by key."""
         return {key: stream.name for key, stream in self._open.items()}
 
     def take(self, wait_s: float) -> list[StepOutput]:
@@ -107,19 +99,19 @@ class TokenStreams:
 
     def close(self, keys: Iterable[str]) -> None:
         """Close these streams, which aborts their requests; `take` returns no more output of
-        theirs. Keys without an open stream are ignored.
+        theirs.
         """
         for key in keys:
             stream = self._open.pop(key, None)
             if stream is not None and stream.task is not None:
                 stream.task.cancel()
 
-    def settle(self, wanted: Mapping[str, int]) -> None:
-        """Wait until the thread has queued, of each open stream in `wanted`, that number of tokens,
-        or the stream has ended. Raises `EngineRefused` after `SETTLE_TIMEOUT_S`.
+    def settle(self, counts: Mapping[str, int]) -> None:
+        """Wait until the thread has queued so many tokens of each open stream in `counts`, or the
+        stream has ended. Raises `EngineRefused` after `SETTLE_TIMEOUT_S`.
         """
         end = time.monotonic() + SETTLE_TIMEOUT_S
-        for key, count in wanted.items():
+        for key, count in counts.items():
             stream = self._open[key]
             while stream.seen < count and not stream.ended:
                 if time.monotonic() > end:
@@ -130,7 +122,6 @@ class TokenStreams:
                 time.sleep(_POLL_S)
 
     def close_all(self) -> None:
-        """Close all streams and end the thread."""
         self.close(list(self._open))
         asyncio.run_coroutine_threadsafe(self._end(), self._loop)
 
@@ -142,7 +133,6 @@ class TokenStreams:
         self._loop.stop()
 
     async def _read(self, stream: TokenStream, body: bytes) -> None:
-        """Queue all outputs of a stream until it ends or breaks."""
         finished, broken = False, ""
         try:
             async for data in self._events(body):
@@ -150,6 +140,7 @@ class TokenStreams:
                 if output is not None:
                     finished = output.finish is not None
                     self._news.put((stream, output))
+                    # After the output is queued: see `settle`.
                     stream.seen += len(output.tokens)
             broken = "" if finished else f"the stream of {stream.key!r} ended before its request"
         except httpx2.HTTPError as error:
@@ -162,7 +153,6 @@ class TokenStreams:
             stream.ended = True
 
     async def _events(self, body: bytes) -> AsyncIterator[bytes]:
-        """Yield the data of each event of the response."""
         headers = {"Content-Type": "application/json"}
         async with self._connected().stream(
             "POST", GENERATE_ROUTE, content=body, headers=headers
@@ -181,7 +171,7 @@ class TokenStreams:
                         yield data
 
     def _connected(self) -> httpx2.AsyncClient:
-        """Returns the HTTP client, which belongs to the thread's event loop."""
+        # It belongs to the thread's event loop.
         if self._client is None:
             self._client = httpx2.AsyncClient(
                 base_url=self.url,

@@ -1,10 +1,6 @@
-"""Receives the tensors of a weight update that a rollout sends to a worker of a vLLM server, before
-they are loaded (`ChunkUploads`, in the worker's process, beside decoding).
-
-An update is a set of chunks; a chunk is some tensors as one run of bytes, sent in pieces. The
-rollout claims the server, puts all pieces of a chunk in order, and has its tensors checked against
-their hashes. Only then does the worker take the chunk's tensors, when it loads the update (`pop`).
-The first piece of another set drops the previous set, so at most one update is kept.
+"""Receives the tensors of a weight update that a rollout sends to a worker of a vLLM server, beside
+decoding. An update is a set of chunks; a chunk is some tensors as one run of bytes, sent in pieces.
+Only a chunk whose tensors match their hashes can be loaded.
 """
 
 import base64
@@ -20,8 +16,8 @@ from rollstream.storage.weights.tensors import tensor_hash, tensor_of
 
 @dataclass(slots=True)
 class ChunkUpload:
-    """Receives one chunk of an update. `data` has its full size from the start, and the first
-    `received` bytes are here; `tensors` is None until the chunk is checked.
+    """Receives one chunk of an update. The first `received` bytes of `data` are filled; `tensors`
+    is None until the chunk is checked.
     """
 
     data: bytearray
@@ -39,25 +35,25 @@ class ChunkUpload:
         self.received += len(piece)
 
     def check(self, entries: Sequence[StagedTensor], hashes: Sequence[str]) -> None:
-        """Make the tensors that `entries` describe available, after each is checked against its
-        hash. Raises `CorruptObject` if bytes are missing or a tensor differs, and names the tensor.
+        """Make the tensors that `entries` describe available. Raises `CorruptObject`, which names
+        the tensor, if bytes are missing or a tensor differs from its hash.
         """
         if self.received != len(self.data):
             raise CorruptObject(f"{self.received} of {len(self.data)} bytes arrived")
         view = memoryview(self.data)
         tensors: list[tuple[str, torch.Tensor]] = []
-        for entry, wanted in zip(entries, hashes, strict=True):
+        for entry, expected_hash in zip(entries, hashes, strict=True):
             begin, shape = entry["begin"], tuple(entry["shape"])
             part = view[begin : begin + entry["bytes"]]
-            if tensor_hash(entry["dtype"], shape, part) != wanted:
+            if tensor_hash(entry["dtype"], shape, part) != expected_hash:
                 raise CorruptObject(f"tensor {entry['name']!r} differs from its hash")
             tensors.append((entry["name"], tensor_of(part, entry["dtype"], shape)))
         self.tensors = tensors
 
 
 class ChunkUploads:
-    """Holds the uploads of one worker. They come from the rollout that claimed the server last
-    (`owner`); calls of any other rollout are refused. Chunks are named `SET/NUMBER`.
+    """Holds the uploads of one worker, from the rollout that claimed the server last (`owner`);
+    calls of any other are refused. Chunks are named `SET/NUMBER`.
     """
 
     def __init__(self) -> None:
@@ -66,7 +62,6 @@ class ChunkUploads:
         self._chunks: dict[str, ChunkUpload] = {}
 
     def claim(self, owner: str) -> None:
-        """Make this rollout the owner, and drop all uploads."""
         self.owner, self._set = owner, ""
         self._chunks.clear()
 
@@ -79,11 +74,10 @@ class ChunkUploads:
             )
 
     def put(self, owner: str, name: str, size: int, begin: int, piece: str) -> None:
-        """Add a piece, in base64, to the chunk `name`, which has `size` bytes in all. A chunk of
-        another set drops the previous set.
-        """
+        """Add a piece, in base64, to the chunk `name`, which has `size` bytes in all."""
         self.check_owner(owner)
         group = name.partition("/")[0]
+        # At most one update is kept.
         if group != self._set:
             self._chunks.clear()
             self._set = group
@@ -94,8 +88,8 @@ class ChunkUploads:
     def check(
         self, owner: str, name: str, entries: Sequence[StagedTensor], hashes: Sequence[str]
     ) -> None:
-        """Check a chunk whose pieces are all here, so that `pop` may return it. A chunk that fails
-        the check is dropped, and `CorruptObject` names the tensor.
+        """Check a chunk whose pieces are all received, so that `pop` may return it. A chunk that
+        fails is dropped, and `CorruptObject` names the tensor.
         """
         self.check_owner(owner)
         chunk = self._chunks.get(name)
@@ -109,7 +103,7 @@ class ChunkUploads:
 
     def pop(self, name: str) -> list[tuple[str, torch.Tensor]]:
         """Remove a checked chunk and return its tensors by name. Raises `EngineRefused` if it is
-        not here or was not checked.
+        missing or was not checked.
         """
         chunk = self._chunks.pop(name, None)
         if chunk is None or chunk.tensors is None:
@@ -118,6 +112,4 @@ class ChunkUploads:
 
 
 UPLOADS = ChunkUploads()
-"""The uploads of this worker's process: `worker.py` adds chunks when the rollout calls it, and
-`transfer.py` removes them when vLLM loads them.
-"""
+"""The uploads of this worker's process: `worker.py` adds chunks, `transfer.py` removes them."""

@@ -1,9 +1,6 @@
 """Loads weight versions into a vLLM server over HTTP (`RemoteWeights`, in the rollout's process).
-
-`prepare` sends the tensors of a version, or patches (the elements that changed), in chunks while
-the server decodes; each of its workers keeps them in memory and checks their hashes (`uploads.py`).
-`load` makes the workers load what they received. From the start of a load until one succeeds, no
-version is held. `compare` compares hashes of the served tensors with hashes of the rollout's own.
+`prepare` sends tensors or patches in chunks while the server decodes; its workers check their
+hashes (`uploads.py`). `load` makes the workers load what they received.
 """
 
 import base64
@@ -43,9 +40,9 @@ Patched = tuple[tuple[list[int], str], ...]
 
 @dataclass(frozen=True, slots=True)
 class SentUpdate:
-    """Describes a checked update that is in the memory of the server's workers. `names` has the
-    name of each chunk, and for a chunk of patches what they change. Patches (`is_patch`) turn the
-    weights of version `base` into the new ones.
+    """Describes a checked update that the server's workers have in memory. `names` has the name of
+    each chunk, and for a chunk of patches what they change. Patches (`is_patch`) turn the weights
+    of version `base` into the new ones.
     """
 
     base: Version | None
@@ -71,7 +68,7 @@ class RemoteWeights:
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
         """Send the update to the workers, as patches where possible, and return it in the form that
         `load` takes. The served weights do not change. Raises `EngineRefused`, which names the
-        tensor that is wrong.
+        wrong tensor.
         """
         prepared = check_update(update, self._needed, self.held, self._in_place)
         self._updates_sent += 1
@@ -83,9 +80,9 @@ class RemoteWeights:
         return replace(update, prepared=sent)
 
     def load(self, update: WeightUpdate) -> None:
-        """Serve these weights. An update that was not prepared, or whose patches start from another
-        version than the held one, is sent first; if that raises `EngineRefused`, `held` stays as it
-        was. If the load itself raises it, no version is held.
+        """Serve these weights. If sending them first (not prepared, or patches of another version
+        than the held one) raises `EngineRefused`, `held` stays; if the load itself does, no version
+        is held.
         """
         sent = update.prepared
         if not isinstance(sent, SentUpdate) or (sent.is_patch and sent.base != self.held):
@@ -114,44 +111,43 @@ class RemoteWeights:
     def compare(
         self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]
     ) -> WeightComparison:
-        """Compare the served tensors of these names with `tensors`, as `Engine.read_back` does, by
-        hashes that the workers compute. Compares nothing (count 0) where tensors are split between
-        GPUs.
+        """Compare as `Engine.read_back` does, by hashes that the workers compute. Compares nothing
+        (count 0) where tensors are split between GPUs.
         """
         if self._is_parallel:
             return WeightComparison(0, ())
-        own, needed = self._needed.own(tensors), self._needed
-        asked = sorted({needed.named(name) for name in names} & set(needed.shapes))
-        places = {name: (name, *needed.tied.get(name, ())) for name in asked}
-        served = self._served([place for name in asked for place in places[name]])
+        needed_tensors, needed = self._needed.own(tensors), self._needed
+        served_names = sorted({needed.named(name) for name in names} & set(needed.shapes))
+        places = {name: (name, *needed.tied.get(name, ())) for name in served_names}
+        served = self._served([place for name in served_names for place in places[name]])
         differing = [
-            name for name in asked if any(_differs(served[p], own[name]) for p in places[name])
+            name
+            for name in served_names
+            if any(_differs(served[p], needed_tensors[name]) for p in places[name])
         ]
-        return WeightComparison(len(asked), tuple(differing))
+        return WeightComparison(len(served_names), tuple(differing))
 
     def _served(self, places: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
-        """Returns dtype and hash of every copy that is served under each of these names."""
-        found: dict[str, list[tuple[str, str]]] = {}
+        hashes: dict[str, list[tuple[str, str]]] = {}
         for begin in range(0, len(places), NAMES_AT_ONCE):
             some = places[begin : begin + NAMES_AT_ONCE]
-            found |= self._routes.call("served_hashes", some, within_s=LOAD_TIMEOUT_S)[0]
-        return found
+            # Dtype and hash of every copy that is served under each name.
+            hashes |= self._routes.call("served_hashes", some, within_s=LOAD_TIMEOUT_S)[0]
+        return hashes
 
     def _chunks(
         self, update: WeightUpdate, prepared: PreparedUpdate
     ) -> Iterator[tuple[Parts, Patched | None]]:
-        """Yield the tensors of each chunk, and for a chunk of patches what they change."""
         if prepared.patches is None:
-            whole = whole_chunks(self._needed, update.tensors)
-            yield from ((parts, None) for parts in whole)
+            chunks = whole_chunks(self._needed, update.tensors)
+            yield from ((parts, None) for parts in chunks)
             return
         for patches in patch_chunks(prepared.patches):
             yield patch_parts(patches), describe_patches(patches)
 
     def send_chunk(self, name: str, parts: Parts) -> str:
-        """Send a chunk to all workers under this name, piece by piece, as one run of bytes in the
-        layout of a staged file (`staging.py`); then the workers check the hashes of its tensors.
-        Returns the name.
+        """Send a chunk to all workers under this name, piece by piece, in the layout of a staged
+        file (`staging.py`); then the workers check its hashes. Returns the name.
         """
         entries, hashes, size = _laid_out(parts)
         owner, received = self._core.owner, 0
@@ -166,15 +162,12 @@ class RemoteWeights:
         return name
 
     def _give_up(self) -> None:
-        """End a load that failed before, so that the workers accept a new one, which overwrites the
-        partly loaded weights.
-        """
+        # The workers then accept a new load, which overwrites the partly loaded weights.
         self._routes.call("give_up_update")
         self._is_loading = False
 
 
 def _laid_out(parts: Parts) -> tuple[list[StagedTensor], list[str], int]:
-    """Returns the place and the hash of each tensor of a chunk, and the chunk's size in bytes."""
     entries: list[StagedTensor] = []
     hashes: list[str] = []
     end = 0
@@ -195,11 +188,9 @@ def _pieces(data: memoryview) -> Iterator[memoryview]:
 
 
 def _differs(copies: Iterable[Sequence[str]], tensor: torch.Tensor) -> bool:
-    """Returns whether any served copy (dtype and hash) differs in bits from this tensor, converted
-    to the dtype of the copy.
-    """
-    for kind, wanted in copies:
+    for kind, served_hash in copies:
+        # A copy may be served in another dtype.
         mine = tensor.to(DTYPES[kind])
-        if tensor_hash(kind, tuple(mine.shape), tensor_bytes(mine)) != wanted:
+        if tensor_hash(kind, tuple(mine.shape), tensor_bytes(mine)) != served_hash:
             return True
     return False

@@ -1,9 +1,7 @@
 """Extends the workers of a vLLM server (`ServerWorker`), so that a rollout elsewhere can use the
 server as its engine: `vllm serve --worker-extension-cls
-rollstream.producers.engines.vllm.remote.worker.ServerWorker`. A worker is the process that computes
-the model, or a part of it; vLLM adds the methods here to its own worker class.
-
-The rollout calls each method by name over the server's route `/collective_rpc`, which runs it in
+rollstream.producers.engines.vllm.remote.worker.ServerWorker`. vLLM adds the methods to its own
+worker class; the rollout calls them by name over the route `/collective_rpc`, which runs them in
 every worker. A method that can refuse a call returns `{"refused": reason}` then, `{}` otherwise.
 """
 
@@ -21,19 +19,17 @@ RpcAnswer = dict[str, Any]
 
 
 class ServerWorker(WorkerExtension):
-    """Adds to vLLM's worker the calls of a remote rollout. `describe`, `progress` and
-    `served_hashes` only read. A server has one owner, the rollout that claimed it last. The owner
-    uploads a version in chunks: `put_piece` for the bytes, then `check_chunk` for the hashes; then
-    vLLM's own calls load the checked chunks (`transfer.py`). The methods use attributes of vLLM's
-    worker.
+    """Adds to vLLM's worker the calls of a remote rollout, the server's owner, which uploads a
+    version in chunks: `put_piece` for the bytes, `check_chunk` for the hashes; then vLLM's own
+    calls load them (`transfer.py`).
     """
 
     vllm_config: Any
 
     def describe(self) -> RpcAnswer:
         """Returns the properties that a rollout checks before it uses the server. `slots` is the
-        most sequences that run at once, `kv_tokens` the capacity of the KV cache. A rollout refuses
-        several `engines` (data or pipeline parallelism).
+        most sequences that run at once, `kv_tokens` the capacity of the KV cache, `engines` counts
+        data and pipeline parallelism.
         """
         c, blocks = self.vllm_config, self.model_runner.kv_cache_config.num_blocks
         transfer = c.weight_transfer_config
@@ -54,28 +50,27 @@ class ServerWorker(WorkerExtension):
         }
 
     def claim(self, owner: str) -> RpcAnswer:
-        """Make this rollout the owner, and end an update that the previous owner left unfinished.
-        From now on `check_owner` and the uploads refuse the previous owner.
+        """Make this rollout the owner, and end an update that the previous owner left unfinished;
+        its calls are refused from now on.
         """
         UPLOADS.claim(owner)
         self.give_up_update()
         return {}
 
     def check_owner(self, owner: str) -> RpcAnswer:
-        """Refuse a rollout that was not the last to claim the server."""
         return _rpc_answer(lambda: UPLOADS.check_owner(owner))
 
     def put_piece(self, owner: str, name: str, size: int, begin: int, piece: str) -> RpcAnswer:
-        """Receive a piece (base64) of the upload of chunk `name`, whose bytes are `size` in all; it
-        belongs at byte `begin`, directly behind the piece before it.
+        """Receive a piece (base64) of chunk `name`, whose bytes are `size` in all; it belongs at
+        byte `begin`.
         """
         return _rpc_answer(lambda: UPLOADS.put(owner, name, size, begin, piece))
 
     def check_chunk(
         self, owner: str, name: str, entries: list[StagedTensor], hashes: list[str]
     ) -> RpcAnswer:
-        """Check the upload of a chunk. `entries` describe where its tensors are, `hashes` are their
-        hashes; a refusal names the tensor that differs. Only a checked chunk can be loaded.
+        """Check the upload of a chunk: `entries` describe its tensors. A refusal names the tensor
+        that differs.
         """
         return _rpc_answer(lambda: UPLOADS.check(owner, name, entries, hashes))
 
@@ -87,16 +82,20 @@ class ServerWorker(WorkerExtension):
         if hasattr(runner, "requests"):
             return {name: len(state.output_token_ids) for name, state in runner.requests.items()}
         states = runner.req_states  # vLLM's second model runner
-        total, asked = states.total_len.gpu.cpu(), states.prompt_len.np
-        return {name: int(total[i]) - int(asked[i]) for name, i in states.req_id_to_index.items()}
+        total, prompt_lengths = states.total_len.gpu.cpu(), states.prompt_len.np
+        return {
+            name: int(total[i]) - int(prompt_lengths[i])
+            for name, i in states.req_id_to_index.items()
+        }
 
     def served_hashes(self, names: list[str]) -> dict[str, list[tuple[str, str]]]:
         """Returns by tensor name the dtype and the hash of every copy of this worker's part that is
-        served (on a CPU vLLM can have two copies of a matrix).
+        served.
         """
         model = self.model_runner.get_model()
         hashes: dict[str, list[tuple[str, str]]] = {}
         for name in names:
+            # On a CPU vLLM can have two copies of a matrix.
             copies = [copy.contiguous() for copy in served_part(model, name).copies()]
             kinds = [DTYPE_NAMES[copy.dtype] for copy in copies]
             hashes[name] = [
@@ -107,7 +106,6 @@ class ServerWorker(WorkerExtension):
 
 
 def _rpc_answer(do: Callable[[], None]) -> RpcAnswer:
-    """Returns `{}` after `do` succeeded, or its error as a refusal."""
     try:
         do()
     except RollstreamError as error:
