@@ -253,11 +253,11 @@ def named_version(policy: str, version: int) -> int | None:
     """Returns the number of the version that `policy` (`vN` or `every K`) means while `version` is
     trained from; None if it is another name. So a step's policies follow from its number alone.
     """
-    if found := re.fullmatch(r"v(\d+)", policy):
-        number = int(found[1])
+    if match := re.fullmatch(r"v(\d+)", policy):
+        number = int(match[1])
         return number if number <= version else 0
-    if found := re.fullmatch(r"every ([1-9]\d*)", policy):
-        return version - version % int(found[1])
+    if match := re.fullmatch(r"every ([1-9]\d*)", policy):
+        return version - version % int(match[1])
     return None
 
 
@@ -283,9 +283,9 @@ def versions_needed(
         if policy == BEHAVIOUR:
             needed.update(range(max(0, min(versions) - (max_lag or 0)), max(versions) + 1))
         else:
-            named = {version: named_version(policy, version) for version in versions}
+            policy_versions = {version: named_version(policy, version) for version in versions}
             needed.update(
-                number for version, number in named.items() if number and number != version
+                number for version, number in policy_versions.items() if number and number != version
             )
     if (reference := scored_reference(settings)) and versions:
         emitted = range(max(0, min(versions) - (max_lag or 0)), max(versions) + 1)

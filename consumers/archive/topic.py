@@ -64,9 +64,9 @@ class PendingRecords:
 
     def drop_below(self, before: int) -> None:
         """Drop the records below this offset."""
-        kept = self.messages[max(0, before - self.messages[0].offset) :]
+        remaining = self.messages[max(0, before - self.messages[0].offset) :]
         self.messages, self.bytes, self._cut = [], 0, None
-        for message in kept:
+        for message in remaining:
             self.add(message)
 
 
@@ -81,10 +81,10 @@ def due_partition(
     if a record of a later day follows it, or if its first record has waited for `roll_s`. Once all
     partitions together hold `roll_bytes`, the file of the fullest one is due.
     """
-    for partition, held in pending.items():
-        if held.spans_days or now_s - held.since_s >= roll_s:
+    for partition, records in pending.items():
+        if records.spans_days or now_s - records.since_s >= roll_s:
             return partition
-    if sum(held.bytes for held in pending.values()) >= roll_bytes:
+    if sum(records.bytes for records in pending.values()) >= roll_bytes:
         return max(pending, key=lambda partition: pending[partition].bytes)
     return None
 
@@ -154,14 +154,14 @@ class TopicArchive:
         Without `exact` this may also mean that records of the log have not arrived yet
         (`Bus.read`); a later call reads them.
         """
-        found = self._read(exact)
+        has_read = self._read(exact)
         now_s = self._monotonic()
         s = self._settings
         while (
             partition := due_partition(self._pending, s.roll_bytes, s.roll_s, now_s)
         ) is not None:
             self._write(partition)
-        return found
+        return has_read
 
     def finish(self) -> None:
         """Archive everything up to the present end, however small the files."""
@@ -174,7 +174,7 @@ class TopicArchive:
 
     def pending(self) -> int:
         """Returns the number of records that were read and are in no file yet; thread-safe."""
-        return sum(len(held.messages) for held in list(self._pending.values()))
+        return sum(len(records.messages) for records in list(self._pending.values()))
 
     def behind(self) -> int:
         """Returns the number of records of the log that are in no file yet; thread-safe."""

@@ -152,39 +152,39 @@ def gather_sources(
 
 
 def _put_trajectories(
-    writer: ResumedTopicWriter, one: LabelledSource, rules: GatherRules, counts: Counter[str]
+    writer: ResumedTopicWriter, labelled: LabelledSource, rules: GatherRules, counts: Counter[str]
 ) -> dict[str, int]:
     """Write one source's trajectories; returns the new group of each by its name in the source, -1
     for one that was left out. Of several trajectories with one name only the first is considered.
     The trainer's own rule (`refusal`, invariant 12) decides which cannot be trained. Dead ones
     (`finish` = `dead`) are written: they are members of their groups.
     """
-    found: dict[str, int] = {}
+    group_of: dict[str, int] = {}
     groups: dict[str, int] = {}
-    for trajectory in one.source.trajectories():
+    for trajectory in labelled.source.trajectories():
         record = trajectory.record
-        if record.trajectory in found:
+        if record.trajectory in group_of:
             counts["duplicate"] += 1
             continue
-        found[record.trajectory] = -1
-        if not one.keep(trajectory):
+        group_of[record.trajectory] = -1
+        if not labelled.keep(trajectory):
             counts["filtered_out"] += 1
             continue
         group = groups.get(trajectory.group, counts["groups"])
         filled = record if trajectory.has_logprobs else rules.fill(trajectory)
-        renamed = _renamed(filled, one.label, group)
+        renamed = _renamed(filled, labelled.label, group)
         if renamed.finish != "dead" and (wrong := refusal(renamed, rules.bounds)) is not None:
             counts[f"refused_{wrong.kind}"] += 1
             continue
         if trajectory.group not in groups:
             groups[trajectory.group] = group
             counts["groups"] += 1
-        found[record.trajectory] = group
+        group_of[record.trajectory] = group
         counts["trajectories"] += 1
         if not trajectory.has_logprobs:
             counts["logprobs_recomputed" if trajectory.behaviour else "logprobs_computed"] += 1
         _put(writer, group, renamed)
-    return found
+    return group_of
 
 
 def check_tokens(label: str, record: Trajectory, vocabulary: int) -> None:
@@ -199,10 +199,10 @@ def check_tokens(label: str, record: Trajectory, vocabulary: int) -> None:
 
 
 def _put_annotations(
-    writer: ResumedTopicWriter, source: RecordedSource, label: str, named: dict[str, int]
+    writer: ResumedTopicWriter, source: RecordedSource, label: str, groups: dict[str, int]
 ) -> None:
     for note in source.annotations():
-        group = named.get(note.trajectory, -1)
+        group = groups.get(note.trajectory, -1)
         if group >= 0:
             _put(writer, group, replace(note, trajectory=f"{label}/{note.trajectory}", group=group))
 
@@ -301,7 +301,7 @@ class JsonLines:
         """
         tokens, sources = self._tokens(line)
         generated = sources.count(GENERATED)
-        known = line.logprobs is not None
+        has_logprobs = line.logprobs is not None
         record = Trajectory(
             trajectory=line.trajectory or f"line-{number}",
             group=0,
@@ -312,7 +312,7 @@ class JsonLines:
             rollout_term=0,
             tokens=np.array(tokens, np.uint32),
             sources=np.array(sources, np.uint8),
-            logprobs=np.array(line.logprobs if known else [0.0] * generated, np.float32),
+            logprobs=np.array(line.logprobs if has_logprobs else [0.0] * generated, np.float32),
             spans=(Span(0, generated, START_VERSION),),
             finish=line.finish,
             reward=line.reward,
@@ -326,7 +326,7 @@ class JsonLines:
             raise ValueError("a log-probability is above 0")
         prompt = next(i for i, source in enumerate(sources) if source != PROMPT)
         group = f"={line.group}" if line.group is not None else repr(tokens[:prompt])
-        return SourceTrajectory(group, record, 0, None, known, _behaviour_of(line))
+        return SourceTrajectory(group, record, 0, None, has_logprobs, _behaviour_of(line))
 
     def _tokens(self, line: OfflineLine) -> tuple[list[int], list[int]]:
         """Returns the line's tokens and the source of each."""
@@ -339,15 +339,15 @@ class JsonLines:
         prompt, completion = self._encoded(line.prompt), self._encoded(line.completion)
         return prompt + completion, [PROMPT] * len(prompt) + [GENERATED] * len(completion)
 
-    def _encoded(self, given: str | list[int]) -> list[int]:
-        if not isinstance(given, str):
-            return given
+    def _encoded(self, text_or_tokens: str | list[int]) -> list[int]:
+        if not isinstance(text_or_tokens, str):
+            return text_or_tokens
         if self.encode is None:
             raise ValueError(
                 "text needs the model's tokenizer, and its folder has no tokenizer.json; give "
                 "tokens instead"
             )
-        return list(self.encode(given))
+        return list(self.encode(text_or_tokens))
 
 
 def _behaviour_of(line: OfflineLine) -> tuple[str, int] | None:

@@ -98,12 +98,12 @@ class RecordedSteps:
         counts.
         """
         for step in steps:
-            here = sum(not self.superseded.is_superseded(take) for take in self.takes.get(step, ()))
-            wanted = self.done[step][-1].takes if step in self.done else None
-            if here != wanted:
-                held = "no StepDone" if wanted is None else f"{here} of {wanted} takes"
+            stored_count = sum(not self.superseded.is_superseded(take) for take in self.takes.get(step, ()))
+            recorded_count = self.done[step][-1].takes if step in self.done else None
+            if stored_count != recorded_count:
+                contents = "no StepDone" if recorded_count is None else f"{stored_count} of {recorded_count} takes"
                 raise PositionLost(
-                    f"step {step} cannot be trained again: log and archive hold {held} of it; a "
+                    f"step {step} cannot be trained again: log and archive hold {contents} of it; a "
                     "run that truncates its log needs `archive.enabled = true` to be replayed "
                     "from there"
                 )
@@ -111,23 +111,23 @@ class RecordedSteps:
 
 def read_recorded(log: Bus) -> RecordedSteps:
     """Read the ledger up to its present end."""
-    found = RecordedSteps()
+    recorded = RecordedSteps()
     reader = TopicReader(log, "ledger", from_begin(log, "ledger"))
     for received in reader.read_to(log.end("ledger")):
         match received.record:
             case Take() as take:
-                found.takes.setdefault(take.step, []).append(take)
+                recorded.takes.setdefault(take.step, []).append(take)
             case StepDone() as done:
-                found.done.setdefault(done.step, []).append(done)
+                recorded.done.setdefault(done.step, []).append(done)
             case Superseded() as superseded:
-                found.superseded.apply(superseded)
+                recorded.superseded.apply(superseded)
             case GroupClosed() as closed:
-                found.closed.setdefault(closed.step, []).append(closed)
+                recorded.closed.setdefault(closed.step, []).append(closed)
             case Configured() as configured:
-                found.configured.append(configured)
+                recorded.configured.append(configured)
             case _:
                 pass
-    return found
+    return recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +160,10 @@ def replay_batches(
     samples: dict[str, Sample] = {}
     for take in takes:
         for group in take.groups:
-            found = _samples_of(log, take, group, course, planned, step_metrics)
-            samples |= {sample.trajectory: sample for sample in found}
-        named = [member.trajectory for member in take.members]
-        batch = [samples.pop(name) for name in named if name in samples]
+            group_samples = _samples_of(log, take, group, course, planned, step_metrics)
+            samples |= {sample.trajectory: sample for sample in group_samples}
+        names = [member.trajectory for member in take.members]
+        batch = [samples.pop(name) for name in names if name in samples]
         if batch:
             yield batch
     for more in pack_micro_batches(list(samples.values()), course.settings.micro_batch_tokens):
@@ -183,16 +183,16 @@ def _samples_of(
     believed = BelievedVersions(0, planned.terms).up_to(take.believed)
     annotations = fetch_annotations(log, take.annotations)
     records = [arrived.record for arrived in fetch_group(log, group.members)]
-    kept = [record for record in records if course.keep(record, version)]
-    step_metrics.counts["filtered_out"] += len(records) - len(kept)
-    if not kept:
+    selected_records = [record for record in records if course.keep(record, version)]
+    step_metrics.counts["filtered_out"] += len(records) - len(selected_records)
+    if not selected_records:
         step_metrics.add_closed("filtered", {})
         return ()
-    prepared = prepare_group(group.group, kept, annotations, course.rule, version, believed)
+    prepared = prepare_group(group.group, selected_records, annotations, course.rule, version, believed)
     if prepared.ending:
-        step_metrics.add_closed(prepared.ending, prepared.counts, kept)
+        step_metrics.add_closed(prepared.ending, prepared.counts, selected_records)
         return ()
-    step_metrics.add_trained(kept, prepared.samples, prepared.counts)
+    step_metrics.add_trained(selected_records, prepared.samples, prepared.counts)
     step_metrics.add_consumed(prepared.samples, version)
     return prepared.samples
 
@@ -276,8 +276,8 @@ class OfflinePlan:
         """Returns the next step; None, using no group, if too few groups are left."""
         ready: list[PreparedGroup] = []
         closed: list[GroupClosed] = []
-        group, wanted = self.group, self.course.settings.groups_per_step
-        while len(ready) < wanted:
+        group, groups_per_step = self.group, self.course.settings.groups_per_step
+        while len(ready) < groups_per_step:
             if group not in self.index.members:
                 return None
             prepared = self._prepared(group, step - 1)
@@ -291,8 +291,8 @@ class OfflinePlan:
 
     def _prepared(self, group: int, version: int) -> PreparedGroup:
         records = [received.record for received in fetch_group(self.log, self.index.members[group])]
-        noted = fetch_annotations(self.log, self._notes(group))
-        return prepare_group(group, records, noted, self.course.rule, version)
+        annotations = fetch_annotations(self.log, self._notes(group))
+        return prepare_group(group, records, annotations, self.course.rule, version)
 
     def _notes(self, group: int) -> tuple[AnnotationUsed, ...]:
         return tuple(self.index.notes.get(group, {}).values())
@@ -308,13 +308,13 @@ class OfflinePlan:
         return takes
 
     def _of_update(self, step: int, update: int, ready: Sequence[PreparedGroup]) -> Iterator[Take]:
-        named = {prepared.group: prepared for prepared in ready}
-        at = {m.trajectory: m for group in named for m in self.index.members[group]}
+        new_groups = {prepared.group: prepared for prepared in ready}
+        at = {m.trajectory: m for group in new_groups for m in self.index.members[group]}
         samples = [sample for prepared in ready for sample in prepared.samples]
         for number, batch in enumerate(
             pack_micro_batches(samples, self.course.settings.micro_batch_tokens)
         ):
-            firsts = [named.pop(s.group).group for s in batch if s.group in named]
+            firsts = [new_groups.pop(s.group).group for s in batch if s.group in new_groups]
             yield Take(
                 step=step,
                 update=update,

@@ -54,7 +54,7 @@ class VersionScorer:
         """Returns log-probabilities [G] and entropies [G] of the generated tokens of each record,
         which `refusal` has accepted. Tokens of a version that is not stored are NaN.
         """
-        found = [(_unknown(record), _unknown(record)) for record in records]
+        scores = [(_unknown(record), _unknown(record)) for record in records]
         for version in sorted({span.version for record in records for span in record.spans}):
             if not self._load(version):
                 continue
@@ -64,10 +64,10 @@ class VersionScorer:
                 for record, mask in zip(records, masks, strict=True)
                 if mask.any()
             )
-            for record, mask, values in zip(records, masks, found, strict=True):
+            for record, mask, values in zip(records, masks, scores, strict=True):
                 if mask.any():
                     values[0][mask], values[1][mask] = scored[record.trajectory]
-        return found
+        return scores
 
     def _load(self, version: Version) -> bool:
         """Make the model's parameters those of the version; returns False if it is not stored."""
@@ -89,7 +89,7 @@ class VersionScorer:
 
     def _scored(self, samples: Iterable[Sample]) -> dict[str, tuple[Floats, Floats]]:
         """Returns the scores of the tokens in each sample's mask, by trajectory."""
-        found: dict[str, tuple[Floats, Floats]] = {}
+        by_trajectory: dict[str, tuple[Floats, Floats]] = {}
         for batch in pack_micro_batches([*samples], self._settings.micro_batch_tokens):
             with torch.no_grad():
                 scores = self._policy(to_device(token_rows(batch), self._device))
@@ -99,9 +99,9 @@ class VersionScorer:
             start = 0
             for sample in batch:
                 end = start + int(np.count_nonzero(sample.mask))
-                found[sample.trajectory] = (logprobs[start:end], entropy[start:end])
+                by_trajectory[sample.trajectory] = (logprobs[start:end], entropy[start:end])
                 start = end
-        return found
+        return by_trajectory
 
 
 def _unknown(record: Trajectory) -> Floats:

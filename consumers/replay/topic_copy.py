@@ -67,10 +67,10 @@ class TopicHash:
         """Returns one hash of the topic: xxh3-128, in hex, over number and digest of each partition
         that has records, in the order of the numbers.
         """
-        whole = xxhash.xxh3_128()
+        topic_hasher = xxhash.xxh3_128()
         for partition, hasher in sorted(self._by.items()):
-            whole.update(f"{partition} ".encode() + hasher.digest())
-        return whole.hexdigest()
+            topic_hasher.update(f"{partition} ".encode() + hasher.digest())
+        return topic_hasher.hexdigest()
 
 
 @dataclass(slots=True)
@@ -185,7 +185,7 @@ class CopyRequest:
     keep: Callable[[Message], bool] | None = None
 
 
-def prepare_target(source: Bus, target: Bus, wanted: CopyRequest) -> None:
+def prepare_target(source: Bus, target: Bus, request: CopyRequest) -> None:
     """Create the topics in the target, and `dead`, to which readers of the copy move unreadable
     records. Check that records already in the topics are from a replay. Raises `ConfigurationError`
     for a topic that cannot be copied or must not be written to.
@@ -193,25 +193,25 @@ def prepare_target(source: Bus, target: Bus, wanted: CopyRequest) -> None:
     A filter on a topic of a single writer is refused: a part of such a topic would look like a log
     that lost records. Compacted topics hold present values, no history, and are refused.
     """
-    for topic in wanted.topics:
+    for topic in request.topics:
         settings = source.settings(topic)
         if settings.cleanup == "compact":
             raise ConfigurationError(
                 f"{topic} is compacted: it holds present values, no history, and is not copied"
             )
-        if settings.writer and wanted.keep is not None:
+        if settings.writer and request.keep is not None:
             raise ConfigurationError(
                 f"{topic} is numbered by its single writer ({settings.writer}): a part of it would "
                 "be a log that lost records; copy it without --where, or choose other topics"
             )
     beside = [topic for topic in catalogue() if topic.name == DEAD]
     try:
-        target.create([*(source.settings(topic) for topic in wanted.topics), *beside])
+        target.create([*(source.settings(topic) for topic in request.topics), *beside])
     except BusError as error:
         raise ConfigurationError(
-            f"{wanted.where} has these topics with other settings ({error}); give another bus"
+            f"{request.where} has these topics with other settings ({error}); give another bus"
         ) from error
-    refuse_foreign_records(target, wanted.topics, wanted.where)
+    refuse_foreign_records(target, request.topics, request.where)
 
 
 def count_records(source: Bus, topics: Sequence[str]) -> int:
@@ -224,7 +224,7 @@ def count_records(source: Bus, topics: Sequence[str]) -> int:
 
 
 def copy_topic(
-    source: Bus, target: Bus, topic: str, wanted: CopyRequest, on_read: Callable[[int], None]
+    source: Bus, target: Bus, topic: str, request: CopyRequest, on_read: Callable[[int], None]
 ) -> CopiedTopic:
     """Copy a topic, which `prepare_target` created, up to its present end and verify the copy.
     `on_read` is called with the number of records of each batch that is read. Raises `BusError` if
@@ -239,21 +239,21 @@ def copy_topic(
     mark_begun(target, topic)  # 1
     _set_fences(target, topic, starts)  # 2
     contents, left_out = TopicHash(), 0
-    writer = ResumedTopicWriter(target, topic, wanted.where)
+    writer = ResumedTopicWriter(target, topic, request.where)
     for partition, start in starts.items():
         for messages in partition_batches(source, topic, partition, start.offset, ends[partition]):
             for message in messages:
-                if wanted.keep is not None and not wanted.keep(message):
+                if request.keep is not None and not request.keep(message):
                     left_out += 1
                     continue
                 contents.add(partition, message.key, message.value)
                 writer.write(AppendEntry(message.key, message.value, partition))  # 3
             on_read(len(messages))
     writer.close()
-    found = hash_topic(target, topic)
-    if found.digest() != contents.digest():  # 4
+    target_hash = hash_topic(target, topic)
+    if target_hash.digest() != contents.digest():  # 4
         raise BusError(
-            f"{wanted.where}: {topic} differs from what was written; does another program write "
+            f"{request.where}: {topic} differs from what was written; does another program write "
             "there?"
         )
     forgotten = sum(start.offset for start in starts.values())

@@ -124,18 +124,18 @@ class ReplayTrainer:
         step_metrics.add_recorded(planned.closed, step)
         self.output.record_plan(planned)
         metrics: dict[str, float] = {}
-        kept: list[list[list[Sample]]] = []
+        batches_by_update: list[list[list[Sample]]] = []
         for update in range(course.settings.updates_per_step):
             mine = [take for take in takes if take.update == update]
-            kept.append([])
+            batches_by_update.append([])
             for batch in replay_batches(self.source, mine, course, planned, step_metrics):
                 learner.submit(batch)
                 if course.settings.epochs > 1:
-                    kept[-1].append(batch)
+                    batches_by_update[-1].append(batch)
             self.output.publisher.await_lent()  # the update overwrites memory lent to a checkpoint
             metrics = learner.finish_update()
         for epoch in range(1, course.settings.epochs):
-            for update, batches in enumerate(kept):
+            for update, batches in enumerate(batches_by_update):
                 self.output.record_repetition(step, update, epoch, len(batches))
                 for batch in batches:
                     learner.submit(batch)
@@ -171,9 +171,9 @@ class ReplayTrainer:
             checkpoint = (learner.state(out.publisher.state_buffers), state.encode())
         tensors = learner.snapshot(out.dtype, out.publisher.weight_buffers)
         is_lent = checkpoint is not None and learner.lends_state
-        known = out.recorded.done.get(done.step)
+        recorded_done = out.recorded.done.get(done.step)
         lags, outcomes = dict(step_metrics.lags), dict(step_metrics.outcomes)
-        snapshot = StepSnapshot(done, tensors, checkpoint, known, lags, outcomes, is_lent)
+        snapshot = StepSnapshot(done, tensors, checkpoint, recorded_done, lags, outcomes, is_lent)
         out.publisher.submit(snapshot)
 
 

@@ -196,7 +196,7 @@ def _fence_store(
     publish no version any more. Returns the writer of versions.
     """
     announcements = FencedWriter(bus, "weights", "trainer", provenance.term)
-    held = (
+    by_rollouts = (
         PinnedVersions(bus, store, monotonic)
         if plan.rule.keep_version
         else HeldVersions(bus, monotonic)
@@ -209,7 +209,7 @@ def _fence_store(
         provenance.term,
         plan.weights,
         initial.model_files,
-        lambda: held() | by_readers(),
+        lambda: by_rollouts() | by_readers(),
         to_continue=NeededVersions(store, plan.trainer, plan.rule.max_lag),
     )
     versions.open()
@@ -227,12 +227,12 @@ def load_first(
     same checkpoint.
     """
 
-    def restore(wanted: CheckpointId) -> Checkpoint:
+    def restore(checkpoint_id: CheckpointId) -> Checkpoint:
         with nullcontext() if ranks is None else ranks.together():
-            found = open_checkpoint(store, wanted)
-        TrainerState.decode(found.state)  # a checkpoint without it is skipped
-        learner.load_state(found.tensors)
-        return found
+            checkpoint = open_checkpoint(store, checkpoint_id)
+        TrainerState.decode(checkpoint.state)  # a checkpoint without it is skipped
+        learner.load_state(checkpoint.tensors)
+        return checkpoint
 
     restored = restore_first(checkpoints, restore)
     for skipped, reason in restored.skipped:
@@ -316,8 +316,8 @@ def publishing_terms(
     """
     highest = versions.highest
     assert highest is not None, "version 0 is published before anything is trained"
-    own = Version(highest.number + 1, versions.term)
-    return believed_terms([*recorded.believed.values(), highest, own], before)
+    next_version = Version(highest.number + 1, versions.term)
+    return believed_terms([*recorded.believed.values(), highest, next_version], before)
 
 
 def _supersede_hopeless(ledger: Ledger, recorded: LedgerTail) -> None:
@@ -382,13 +382,13 @@ def _is_change_accepted(
     return before != provenance.configuration_hash and provenance.accept(before)
 
 
-def check_run(provenance: Provenance, found: Configured) -> None:
+def check_run(provenance: Provenance, configured: Configured) -> None:
     """Raise `ConfigurationError` if the ledger is another run's, as under a URL with a wrong
     prefix. The trainer would otherwise train that run's takes from this run's checkpoint.
     """
-    if "" not in (found.run_id, provenance.run_id) and found.run_id != provenance.run_id:
+    if "" not in (configured.run_id, provenance.run_id) and configured.run_id != provenance.run_id:
         raise ConfigurationError(
-            f"the ledger is of the run with id {found.run_id}, the store of the run with id "
+            f"the ledger is of the run with id {configured.run_id}, the store of the run with id "
             f"{provenance.run_id}; give the bus and the store of one run"
         )
 

@@ -108,7 +108,7 @@ class LedgerTail:
         """Whether takes or closed groups of steps after `step` are recorded; these steps are still
         to be repeated.
         """
-        return any(one > step for one, _ in self.takes) or any(c.step > step for c in self.closed)
+        return any(take_step > step for take_step, _ in self.takes) or any(c.step > step for c in self.closed)
 
     def steps(self) -> int:
         """Returns the highest step that has a take or a `StepDone`; 0 if none."""
@@ -156,12 +156,12 @@ reads about 10 GB/s, so this is a tenth of a second.
 """
 
 
-def hashes_state(state_bytes: int, known: StepDone | None) -> bool:
+def hashes_state(state_bytes: int, recorded: StepDone | None) -> bool:
     """Whether the trainer itself hashes its state (masters and optimiser) at this step. It does if
     the state is small, or if the step is a repetition and its recorded `StepDone` (`known`) has no
     `weights_hash` to compare with. The publisher hashes a larger state, at checkpoints alone.
     """
-    return state_bytes <= STATE_HASH_BYTES_MAX or (known is not None and not known.weights_hash)
+    return state_bytes <= STATE_HASH_BYTES_MAX or (recorded is not None and not recorded.weights_hash)
 
 
 OUTCOMES = ("trained", "filtered", "expired", "dead")

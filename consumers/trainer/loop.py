@@ -141,11 +141,11 @@ class StepLoop(ABC, Generic[FeederT]):
         The publisher compares the hashes of a repeated step with those in the ledger.
         """
         learner = self.take_feeder.learner
-        known = self.recorded.done.get(step)
+        recorded_done = self.recorded.done.get(step)
         done = StepDone(
             step=step,
             version=Version(step, self.term),
-            state_hash=learner.state_hash() if hashes_state(learner.state_bytes, known) else "",
+            state_hash=learner.state_hash() if hashes_state(learner.state_bytes, recorded_done) else "",
             takes=takes,
             metrics=metrics,
             counts=dict(step_metrics.counts),
@@ -159,7 +159,7 @@ class StepLoop(ABC, Generic[FeederT]):
             done,
             learner.snapshot(self.dtype, self.publisher.weight_buffers),
             checkpoint,
-            known,
+            recorded_done,
             dict(step_metrics.lags),
             dict(step_metrics.outcomes),
             is_lent=checkpoint is not None and learner.lends_state,

@@ -81,8 +81,8 @@ class StepMetrics:
         for record in records:
             if record.trajectory in trained:
                 oldest = min(span.version.number for span in record.spans)
-                known = min(max(record.trainer_version.number, 0), NUMBER_MAX)
-                self.lag_finish.append(known - oldest)
+                trainer_version = min(max(record.trainer_version.number, 0), NUMBER_MAX)
+                self.lag_finish.append(trainer_version - oldest)
 
     def add_consumed(self, samples: Sequence[Sample], version: int) -> None:
         """Add the lag at consumption of samples that are trained from `version`."""

@@ -39,8 +39,8 @@ class PublishedVersions:
         """
         stores = self.stores()
         for store in stores if term is None else stores[-1:]:
-            found = [v for v in listed_versions(store) if v.number == number]
-            for version in sorted(found, reverse=True):
+            versions = [v for v in listed_versions(store) if v.number == number]
+            for version in sorted(versions, reverse=True):
                 if term is None or version.term == term:
                     weights = ResidentWeights()
                     try:

@@ -71,17 +71,17 @@ def copied_state_hash(tensors: Tensors) -> str:
     return combined_hash(*tensor_hashes(tensors))
 
 
-def _is_recorded(known: StepDone | None, done: StepDone) -> bool:
+def _is_recorded(recorded: StepDone | None, done: StepDone) -> bool:
     """Whether the ledger has this step with the same state (`known`). If it has the step with
     another state, a warning is logged, and the step is recorded again.
     """
-    if known is None or known.has_same_state(done):
-        return known is not None
+    if recorded is None or recorded.has_same_state(done):
+        return recorded is not None
     log.warning(
         "step %d differs from the ledger's (%s, recorded %s): the run continues as a fork",
         done.step,
         done.state_hash or done.weights_hash,
-        known.state_hash or known.weights_hash,
+        recorded.state_hash or recorded.weights_hash,
     )
     return False
 
@@ -280,8 +280,8 @@ class StepPublisher:
             self.totals.repeated += 1
         if snapshot.checkpoint is not None:
             tensors, state = snapshot.checkpoint
-            term, whole = self._versions.term, state if self._versions.leads else None
-            write_checkpoint(self._store, done.step, term, tensors, whole, hashes=hashes)  # 5
+            term, json_state = self._versions.term, state if self._versions.leads else None
+            write_checkpoint(self._store, done.step, term, tensors, json_state, hashes=hashes)  # 5
             self._checkpoint_s = self._timer()
             self.state_buffers.release(tensors)
             if snapshot.is_lent:

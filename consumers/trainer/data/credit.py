@@ -84,18 +84,18 @@ def part_rewards(record: Trajectory, values: Sequence[float]) -> PartRewards | s
     values that fits neither the trajectory, nor its turns, nor its tokens, the reason.
     """
     tokens = len(record.logprobs)
-    given = np.asarray(values, np.float64)
-    if len(given) == 1:
-        return whole_reward(tokens, float(given[0]))
+    numbers = np.asarray(values, np.float64)
+    if len(numbers) == 1:
+        return whole_reward(tokens, float(numbers[0]))
     turns = turn_ends(record)
-    if len(given) == len(turns):
+    if len(numbers) == len(turns):
         ends, at = np.unique(turns, return_inverse=True)
         rewards = np.zeros(len(ends))
-        np.add.at(rewards, at, given)
+        np.add.at(rewards, at, numbers)
         return PartRewards(tokens, ends, rewards)
-    if len(given) == tokens:
-        return PartRewards(tokens, np.arange(tokens), given)
-    return f"{len(given)} values for {len(turns)} turns and {tokens} generated tokens"
+    if len(numbers) == tokens:
+        return PartRewards(tokens, np.arange(tokens), numbers)
+    return f"{len(numbers)} values for {len(turns)} turns and {tokens} generated tokens"
 
 
 def turn_ends(record: Trajectory) -> NDArray[np.intp]:
@@ -117,11 +117,11 @@ def token_advantages(parts: Sequence[PartRewards], each: Rewards) -> list[Reward
     is the sum of those of the parts that end at or after it. `each` has the advantages of all
     parts, trajectory after trajectory. With one part per trajectory all its tokens have its own.
     """
-    found: list[Rewards] = []
+    advantages: list[Rewards] = []
     first = 0
-    for one in parts:
-        at_ends = np.zeros(one.tokens)
-        at_ends[one.ends] = each[first : first + len(one.ends)]
-        found.append(np.cumsum(at_ends[::-1])[::-1])
-        first += len(one.ends)
-    return found
+    for part in parts:
+        at_ends = np.zeros(part.tokens)
+        at_ends[part.ends] = each[first : first + len(part.ends)]
+        advantages.append(np.cumsum(at_ends[::-1])[::-1])
+        first += len(part.ends)
+    return advantages

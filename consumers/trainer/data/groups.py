@@ -253,9 +253,9 @@ def fetch_group(bus: Bus, members: Iterable[Member]) -> list[ReceivedCompletion]
     address holds other bytes than the ledger recorded.
     """
     arrived: list[ReceivedCompletion] = []
-    named = list(members)
-    found = read_all_at(bus, "trajectories", [member.at for member in named])
-    for member, received in zip(named, found, strict=True):
+    take_members = list(members)
+    log_records = read_all_at(bus, "trajectories", [member.at for member in take_members])
+    for member, received in zip(take_members, log_records, strict=True):
         record = received.record
         if not isinstance(record, Trajectory) or received.hash != member.hash:
             raise ValueError(
@@ -272,9 +272,9 @@ def fetch_annotations(
     `ValueError` if an address holds other bytes than the ledger recorded.
     """
     annotations: dict[tuple[str, str], Annotation] = {}
-    named = list(used)
-    found = read_all_at(bus, "annotations", [note.at for note in named])
-    for note, received in zip(named, found, strict=True):
+    notes = list(used)
+    log_records = read_all_at(bus, "annotations", [note.at for note in notes])
+    for note, received in zip(notes, log_records, strict=True):
         record = received.record
         if not isinstance(record, Annotation) or received.hash != note.hash:
             raise ValueError(f"annotations {note.at} is not the record that the ledger names")

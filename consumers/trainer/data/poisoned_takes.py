@@ -53,14 +53,16 @@ class TakeAttempts:
 
     def apply(self, record: records.Record) -> None:
         match record:
-            case records.TakeRetried(step=step, update=update, micro_batch=one):
-                self._computing = None if one is None else (step, update, (one,))
+            case records.TakeRetried(step=step, update=update, micro_batch=micro_batch):
+                self._computing = (
+                    None if micro_batch is None else (step, update, (micro_batch,))
+                )
             case records.TakeFailed():
                 tried = (record.step, record.update, record.micro_batches)
                 self.failed[tried] += 1
                 self.errors[tried] = record.error
                 if record.out_of_memory:
-                    self.out_of_memory.update((*tried[:2], one) for one in record.micro_batches)
+                    self.out_of_memory.update((*tried[:2], number) for number in record.micro_batches)
                 self._computing = None
             case records.Configured():
                 self.start()
@@ -83,15 +85,15 @@ class TakeAttempts:
         """Returns the takes to give up, and why: those with `FAILED_MAX` recorded exceptions, or
         with `SILENT_MAX` silent deaths and no step done in between.
         """
-        found = {
+        reasons = {
             tried: f"the learner failed {count} times on it: {self.errors[tried]}"
             for tried, count in self.failed.items()
             if count >= FAILED_MAX
         }
         for tried, count in self.silent.items():
             if count >= SILENT_MAX:
-                found.setdefault(tried, f"the trainer ended {count} times within it")
-        return found
+                reasons.setdefault(tried, f"the trainer ended {count} times within it")
+        return reasons
 
 
 @dataclass(slots=True)
@@ -119,18 +121,18 @@ class SupersededTakes:
         """
         if not self.is_superseded(take):
             return take
-        left = tuple(group for group in take.groups if group.group not in self.poisoned)
-        return replace(take, members=(), groups=left)
+        living_groups = tuple(group for group in take.groups if group.group not in self.poisoned)
+        return replace(take, members=(), groups=living_groups)
 
     def closings(self, closed: Iterable[int]) -> list[records.GroupClosed]:
         """Returns the ledger records that close the poisoned groups that are not in
         `closed` yet.
         """
-        known = set(closed)
+        closed_groups = set(closed)
         return [
             records.GroupClosed(group, "dead", f"{POISONED}: {why}", step)
             for group, (step, why) in self.poisoned.items()
-            if group not in known
+            if group not in closed_groups
         ]
 
 
@@ -147,7 +149,7 @@ def plan_superseded(
     Takes of a finished step are never superseded: the step was computed once and its version is
     believed, so the cause of the failures is this machine.
     """
-    found: list[records.Superseded] = []
+    new_records: list[records.Superseded] = []
     finished = set(done)
     for (step, update, failing), why in sorted(hopeless.items()):
         living = [
@@ -170,8 +172,8 @@ def plan_superseded(
         )
         record = records.Superseded(step, update, voids, tuple(sorted(poisoned)), why)
         superseded.apply(record)
-        found.append(record)
-    return found
+        new_records.append(record)
+    return new_records
 
 
 def error_text(error: BaseException) -> str:

@@ -83,13 +83,13 @@ def find_advantage(path: str) -> Callable[[NDArray[np.float64]], NDArray[np.floa
     function = cast(Callable[[NDArray[np.float64]], ArrayLike], find_callable(path, SETTING))
 
     def compute(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
-        found = np.asarray(function(rewards.copy()), np.float64)
-        if found.shape != rewards.shape or not np.isfinite(found).all():
+        group_advantages = np.asarray(function(rewards.copy()), np.float64)
+        if group_advantages.shape != rewards.shape or not np.isfinite(group_advantages).all():
             raise ConfigurationError(
-                f"{SETTING}: {path!r} returned {found!r} for the rewards {rewards}; it must return "
+                f"{SETTING}: {path!r} returned {group_advantages!r} for the rewards {rewards}; it must return "
                 "one finite number for each"
             )
-        return found
+        return group_advantages
 
     return compute
 
@@ -259,7 +259,7 @@ def training_rule(
 def prepare_group(
     group: int,
     records: Sequence[Trajectory],
-    noted: AnnotationsByKey,
+    annotations: AnnotationsByKey,
     rule: TrainingRule,
     version: int,
     believed: admissible.BelievedVersions | None = None,
@@ -274,27 +274,27 @@ def prepare_group(
     `filter_equal_rewards` is set and their rewards are equal, or if overlong answers are masked and
     all are; as expired if all their tokens are above `max_lag` or of replaced versions.
     """
-    found = annotated_rewards(records, noted, rule.names, rule.terms, rule.by_part)
-    whole, reasons, refused = _trainable_samples(records, found, rule.bounds, believed)
-    unscored = len(found.lacking.keys() - refused.keys())
-    left_out = {"dead_members": len(records) - len(whole) - unscored, "unscored": unscored}
+    annotated = annotated_rewards(records, annotations, rule.names, rule.terms, rule.by_part)
+    trainable, reasons, refused = _trainable_samples(records, annotated, rule.bounds, believed)
+    unscored = len(annotated.lacking.keys() - refused.keys())
+    left_out = {"dead_members": len(records) - len(trainable) - unscored, "unscored": unscored}
     left_out |= admissible.refused_counts(refused.values())
-    if len(whole) < rule.survivors_min:
-        detail = f"{len(whole)} of {len(records)} lived: {'; '.join(sorted(set(reasons)))}"
+    if len(trainable) < rule.survivors_min:
+        detail = f"{len(trainable)} of {len(records)} lived: {'; '.join(sorted(set(reasons)))}"
         return PreparedGroup(group, (), "dead", detail, left_out)
     rewarded = [
-        found.parts.get(one.trajectory) or whole_reward(len(one.logprobs), one.reward)
-        for one in whole
+        annotated.parts.get(member.trajectory) or whole_reward(len(member.logprobs), member.reward)
+        for member in trainable
     ]
-    values = np.concatenate([one.rewards for one in rewarded])
+    values = np.concatenate([parts.rewards for parts in rewarded])
     if rule.filter_equal_rewards and np.ptp(values) == 0:
         return PreparedGroup(group, (), "filtered", f"all rewards are {values[0]:g}", left_out)
     overlong = _overlong_names(records) if rule.masks_overlong else frozenset[str]()
-    if all(sample.trajectory in overlong for sample in whole):
+    if all(sample.trajectory in overlong for sample in trainable):
         return PreparedGroup(group, (), "filtered", "all answers are overlong", left_out)
     samples: list[Sample] = []
     counts = {**left_out, "masked_tokens": 0, "dropped": 0}
-    for unmasked in _with_advantages(whole, rewarded, rule, records):
+    for unmasked in _with_advantages(trainable, rewarded, rule, records):
         if unmasked.trajectory in overlong:
             counts["overlong"] = counts.get("overlong", 0) + 1
             continue
@@ -304,8 +304,8 @@ def prepare_group(
             continue
         counts["masked_tokens"] += int(np.count_nonzero(unmasked.mask & ~sample.mask))
         if not unmasked.mask.all():
-            left = int(np.count_nonzero(~unmasked.mask))
-            counts["abandoned_tokens"] = counts.get("abandoned_tokens", 0) + left
+            abandoned = int(np.count_nonzero(~unmasked.mask))
+            counts["abandoned_tokens"] = counts.get("abandoned_tokens", 0) + abandoned
         samples.append(sample)
     if not samples:
         return PreparedGroup(
@@ -317,7 +317,7 @@ def prepare_group(
 
 
 def _with_advantages(
-    whole: Sequence[Sample],
+    trainable: Sequence[Sample],
     rewarded: Sequence[PartRewards],
     rule: TrainingRule,
     records: Sequence[Trajectory],
@@ -327,22 +327,22 @@ def _with_advantages(
     overlong answer loses its penalty at its end.
     """
     shaped = list(rewarded)
-    for at, sample in enumerate(whole):
+    for at, sample in enumerate(trainable):
         loss = _overlong_loss(int(np.count_nonzero(sample.mask)), rule)
         if loss:  # a part of 0 would change the mean of the parts
             shaped[at] = shaped[at].plus(whole_reward(shaped[at].tokens, -loss))
     if rule.advantage == GAE:
-        ends = {one.trajectory: turn_ends(one) for one in records if one.finish != "dead"}
+        ends = {r.trajectory: turn_ends(r) for r in records if r.finish != "dead"}
         return [
-            replace(one, parts=parts, turn_ends=ends[one.trajectory])
-            for one, parts in zip(whole, shaped, strict=True)
+            replace(sample, parts=parts, turn_ends=ends[sample.trajectory])
+            for sample, parts in zip(trainable, shaped, strict=True)
         ]
-    each = advantages(np.concatenate([one.rewards for one in shaped]), rule.advantage)
+    each = advantages(np.concatenate([parts.rewards for parts in shaped]), rule.advantage)
     if not rule.by_part:
-        return [replace(one, advantage=float(a)) for one, a in zip(whole, each, strict=True)]
+        return [replace(s, advantage=float(a)) for s, a in zip(trainable, each, strict=True)]
     return [
-        replace(one, advantage=float(found[0]), advantages=found)
-        for one, found in zip(whole, token_advantages(shaped, each), strict=True)
+        replace(sample, advantage=float(by_token[0]), advantages=by_token)
+        for sample, by_token in zip(trainable, token_advantages(shaped, each), strict=True)
     ]
 
 
@@ -363,7 +363,7 @@ def _overlong_loss(generated: int, rule: TrainingRule) -> float:
 
 def _trainable_samples(
     records: Sequence[Trajectory],
-    found: AnnotatedRewards,
+    annotated: AnnotatedRewards,
     bounds: admissible.TrainingBounds,
     believed: admissible.BelievedVersions | None,
 ) -> tuple[list[Sample], list[str], dict[str, admissible.Refusal]]:
@@ -378,15 +378,15 @@ def _trainable_samples(
             reasons.append(record.reason)
             continue
         wrong = admissible.refusal(record, bounds, believed)
-        if wrong is None and record.trajectory in found.lacking:
-            reasons.append(found.lacking[record.trajectory])
+        if wrong is None and record.trajectory in annotated.lacking:
+            reasons.append(annotated.lacking[record.trajectory])
             continue
-        reward = found.rewards.get(record.trajectory, 0.0)
+        reward = annotated.rewards.get(record.trajectory, 0.0)
         if wrong is None and not admissible.is_bounded_number(reward):
             wrong = admissible.Refusal("reward", f"a reward of {reward:g} in all")
         if wrong is None:
             sample = admitted_sample(record, 0.0, reward)
-            living.append(replace(sample, reference=found.reference.get(record.trajectory)))
+            living.append(replace(sample, reference=annotated.reference.get(record.trajectory)))
         else:
             refused[record.trajectory] = wrong
             reasons.append(f"{record.trajectory} {wrong}")

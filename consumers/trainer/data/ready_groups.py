@@ -34,8 +34,8 @@ class ReadyGroup:
         prepared again: a take states the positions read so far (`Take.read`) and must name every
         record of its groups below them.
         """
-        noted = sum(key[0] in group.arrived for key in group.annotations)
-        return (len(self.arrived), len(self.annotations)) == (len(group.arrived), noted)
+        annotation_count = sum(key[0] in group.arrived for key in group.annotations)
+        return (len(self.arrived), len(self.annotations)) == (len(group.arrived), annotation_count)
 
     @property
     def tokens(self) -> int:
@@ -64,20 +64,20 @@ class UntrainedGroups:
         if is_any_ready:
             self.counts.clear()
             return
-        for one in closed:
-            self.counts[one.reason] += 1
-            count, (least, steps) = self.counts[one.reason], UNTRAINED_MAX[one.reason]
-            if count < max(least, steps * groups_per_step):
+        for record in closed:
+            self.counts[record.reason] += 1
+            count, (groups_max, steps) = self.counts[record.reason], UNTRAINED_MAX[record.reason]
+            if count < max(groups_max, steps * groups_per_step):
                 continue
-            ended = f"{count} groups in a row ended {one.reason} and none could be trained"
-            if one.reason == "filtered":
+            ended = f"{count} groups in a row ended {record.reason} and none could be trained"
+            if record.reason == "filtered":
                 raise ConfigurationError(
-                    f"{ended}, the last one: {one.detail}. The rewards teach nothing: look at some "
+                    f"{ended}, the last one: {record.detail}. The rewards teach nothing: look at some "
                     "answers (`rollstream inspect`), mend the verifier or choose other prompts; "
                     "trainer.filter_equal_rewards = false trains such groups too"
                 )
             raise EveryGroupDied(
-                f"{ended}, the last one: {one.detail}. Mend the cause and start the same command "
+                f"{ended}, the last one: {record.detail}. Mend the cause and start the same command "
                 "again"
             )
 

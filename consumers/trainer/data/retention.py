@@ -69,12 +69,12 @@ class _VersionHold:
     ended_s: float | None = None
     partials: Mapping[int, int] | None = None
 
-    def is_known(self, kept: Mapping[int, Position]) -> bool:
+    def is_known(self, positions: Mapping[int, Position]) -> bool:
         """Returns whether dispatch's saved state includes all these partials; `kept` are the
         positions up to which dispatch had read the topic when it saved.
         """
         return self.partials is not None and all(
-            partition in kept and kept[partition].offset >= end
+            partition in positions and positions[partition].offset >= end
             for partition, end in self.partials.items()
             if end
         )
@@ -102,15 +102,15 @@ class PinnedVersions(HeldVersions):
         """Returns the versions of live rollouts, those of the trajectories in dispatch's saved
         state, and those of trajectories that the saved state may lack.
         """
-        held = super().__call__()
+        served = super().__call__()
         self._end_holds(self._monotonic())
-        kept = read_persisted_state(self._store)
-        where = kept.where().get("partials", {}) if kept else {}
+        saved = read_persisted_state(self._store)
+        where = saved.where().get("partials", {}) if saved else {}
         self._holds = {
-            key: hold for key, hold in self._holds.items() if not (kept and hold.is_known(where))
+            key: hold for key, hold in self._holds.items() if not (saved and hold.is_known(where))
         }
-        named = (chain.version for _, chain in kept.chains) if kept else ()
-        return {*held, *(v for _, v in self._holds), *(v for v in named if v is not None)}
+        chain_versions = (chain.version for _, chain in saved.chains) if saved else ()
+        return {*served, *(v for _, v in self._holds), *(v for v in chain_versions if v is not None)}
 
     def _observe(self, status: RolloutStatus, now_s: float) -> None:
         super()._observe(status, now_s)
@@ -161,7 +161,7 @@ class LogTruncation:
     archived: Collection[str]
     blobs: BlobCollector
 
-    def run(self, kept: Iterable[CheckpointId]) -> None:
+    def run(self, checkpoints: Iterable[CheckpointId]) -> None:
         """Truncate the records that none of these kept checkpoints needs, then delete blobs (large
         records in the store) that no kept record names. Nothing is truncated while a kept
         checkpoint is `ahead`: takes that are still to be repeated may name records before its
@@ -173,7 +173,7 @@ class LogTruncation:
         for topic in TOPICS:
             fence.renew_truncated(self.bus, topic)
         states = [
-            TrainerState.decode(checkpoint_state(self.store, checkpoint)) for checkpoint in kept
+            TrainerState.decode(checkpoint_state(self.store, checkpoint)) for checkpoint in checkpoints
         ]
         if not states or any(state.ahead for state in states):
             return

@@ -64,20 +64,20 @@ def names_needed(settings: "TrainerSettings") -> tuple[str, ...]:
 
 
 def is_annotated(
-    record: Trajectory, names: Iterable[str], noted: Iterable[tuple[str, str]]
+    record: Trajectory, names: Iterable[str], keys: Iterable[tuple[str, str]]
 ) -> bool:
     """Whether each of these annotations has arrived (a value, or the reason why there is none); a
     dead trajectory needs none.
     """
     return record.finish == "dead" or all(
-        (record.trajectory, name) in noted or (name == REWARD and record.reward is not None)
+        (record.trajectory, name) in keys or (name == REWARD and record.reward is not None)
         for name in names
     )
 
 
 def annotated_rewards(
     records: Iterable[Trajectory],
-    noted: AnnotationsByKey,
+    annotations: AnnotationsByKey,
     names: Iterable[str],
     terms: Mapping[str, float],
     by_part: bool = False,
@@ -88,38 +88,38 @@ def annotated_rewards(
     With `by_part` all values of a term count (`credit.py`); otherwise the first one alone. With
     `REFERENCE_LOGPROBS` among `names` its values must be those of the trajectory's tokens.
     """
-    found, needed = AnnotatedRewards(), tuple(names)
+    annotated, needed = AnnotatedRewards(), tuple(names)
     for record in records:
         if record.finish == "dead":
             continue
-        values = {name: _value(record, name, noted) for name in needed}
+        values = {name: _value(record, name, annotations) for name in needed}
         reasons = [value for value in values.values() if isinstance(value, str)]
         if REFERENCE_LOGPROBS in values and not reasons:
-            given = noted[record.trajectory, REFERENCE_LOGPROBS].values
-            wrong = reference_problem(record, given)
+            logprobs = annotations[record.trajectory, REFERENCE_LOGPROBS].values
+            wrong = reference_problem(record, logprobs)
             reasons = [f"{REFERENCE_LOGPROBS}: {wrong}"] if wrong else []
-            found.reference[record.trajectory] = given
+            annotated.reference[record.trajectory] = logprobs
         if by_part and not reasons:
-            parts = _parts(record, noted, terms)
+            parts = _parts(record, annotations, terms)
             if isinstance(parts, PartRewards):
-                found.parts[record.trajectory] = parts
-                found.rewards[record.trajectory] = parts.total
+                annotated.parts[record.trajectory] = parts
+                annotated.rewards[record.trajectory] = parts.total
                 continue
             reasons = [parts]
         if reasons:
-            found.lacking[record.trajectory] = "; ".join(reasons)
+            annotated.lacking[record.trajectory] = "; ".join(reasons)
             continue
         numbers = {name: value for name, value in values.items() if not isinstance(value, str)}
         reward = sum(weight * numbers[name] for name, weight in sorted(terms.items()))
-        found.rewards[record.trajectory] = float(reward)
-    return found
+        annotated.rewards[record.trajectory] = float(reward)
+    return annotated
 
 
-def _value(record: Trajectory, name: str, noted: AnnotationsByKey) -> float | str:
+def _value(record: Trajectory, name: str, annotations: AnnotationsByKey) -> float | str:
     """Returns the value of this name, from the annotation or else (for `REWARD`) from the record;
     without a value, the reason.
     """
-    note = noted.get((record.trajectory, name))
+    note = annotations.get((record.trajectory, name))
     if note is not None and not note.reason:
         return float(note.values[0])
     if name == REWARD and record.reward is not None:
@@ -128,14 +128,14 @@ def _value(record: Trajectory, name: str, noted: AnnotationsByKey) -> float | st
 
 
 def _parts(
-    record: Trajectory, noted: AnnotationsByKey, terms: Mapping[str, float]
+    record: Trajectory, annotations: AnnotationsByKey, terms: Mapping[str, float]
 ) -> PartRewards | str:
     """Returns the sum of the terms' rewards by part, or why one of them has none. Each term has a
     value: of its annotation, or of the record.
     """
     total = no_parts(len(record.logprobs))
     for name, weight in sorted(terms.items()):
-        note = noted.get((record.trajectory, name))
+        note = annotations.get((record.trajectory, name))
         values = [record.reward or 0.0] if note is None or note.reason else note.values.tolist()
         parts = part_rewards(record, values)
         if isinstance(parts, str):
@@ -207,7 +207,7 @@ def sample_of(record: Trajectory, advantage: float, reward: float | None = None)
 
 def admitted_sample(record: Trajectory, advantage: float, reward: float | None = None) -> Sample:
     """Converts a record that `refusal` has already accepted, as `sample_of` does."""
-    worth = record.reward if reward is None else reward
+    sample_reward = record.reward if reward is None else reward
     trained = np.ones(len(record.logprobs), np.bool_)
     if record.abandoned:
         trained = ~abandoned_tokens(record.turns, record.abandoned)
@@ -218,7 +218,7 @@ def admitted_sample(record: Trajectory, advantage: float, reward: float | None =
         record.sources,
         record.logprobs,
         record.spans,
-        float("nan") if worth is None else worth,
+        float("nan") if sample_reward is None else sample_reward,
         advantage,
         record.temperature,
         trained,

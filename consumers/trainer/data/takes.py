@@ -109,16 +109,16 @@ class TakeRepeater(ABC):
         """Train all takes of a finished update once more, as its `epoch` (1: the first repetition),
         and record that before, unless the ledger held it when the term began (`recorded`).
         """
-        kept = [(key, samples) for key, samples in self._kept if key[:2] == (step, update)]
-        numbers = tuple(number for key, _ in kept for number in key[2])
+        takes = [(key, samples) for key, samples in self._kept if key[:2] == (step, update)]
+        numbers = tuple(number for key, _ in takes for number in key[2])
         if recorded.repeated.get((step, update, epoch)) != numbers:
             self.record_repetition(TakesRepeated(step, update, epoch, numbers))
-        for key, samples in kept:
+        for key, samples in takes:
             self._submitted.append(key)
             self.learner.submit(samples)
 
     @abstractmethod
-    def record_repetition(self, again: TakesRepeated) -> None:
+    def record_repetition(self, repetition: TakesRepeated) -> None:
         """Record that an update's takes are trained once more."""
 
     @abstractmethod
@@ -130,12 +130,12 @@ class TakeRepeater(ABC):
         tried = [self._submitted[number] for number in failed.micro_batches]
         cause = failed.__cause__ or failed
         error, is_short = error_text(cause), is_out_of_memory(cause)
-        found: list[TakeFailed] = []
+        records: list[TakeFailed] = []
         for step, update in sorted({key[:2] for key in tried}):
             numbers = tuple(n for key in tried if key[:2] == (step, update) for n in key[2])
             log.error("step %d: take %s cannot be computed: %s", step, numbers, error)
-            found.append(TakeFailed(step, update, numbers, error, is_short))
-        return found
+            records.append(TakeFailed(step, update, numbers, error, is_short))
+        return records
 
     def repeat(
         self, take: Take, progress: selection.UpdateProgress, step_metrics: StepMetrics
@@ -150,13 +150,13 @@ class TakeRepeater(ABC):
         """Prepare the groups that a recorded take began, from the completions, annotations and
         believed versions that the take names, so that the samples are the same.
         """
-        noted = fetch_annotations(self.bus, take.annotations)
+        annotations = fetch_annotations(self.bus, take.annotations)
         believed = BelievedVersions(0, self.terms).up_to(take.believed)
         rule = self.earlier_rules.get(number_of(take), self.rule)
         for group in take.groups:
             arrived = fetch_group(self.bus, group.members)
             records = [a.record for a in arrived]
-            prepared = prepare_group(group.group, records, noted, rule, progress.version, believed)
+            prepared = prepare_group(group.group, records, annotations, rule, progress.version, believed)
             ready = ReadyGroup(tuple(arrived), take.annotations, prepared)
             if prepared.ending:  # the run continues under a configuration that was changed
                 log.warning("group %d trains no sample now: %s", group.group, prepared.detail)
@@ -168,10 +168,10 @@ class TakeRepeater(ABC):
         """Train the samples that a recorded take names. Samples that the present rule no longer
         trains are dropped; a take without samples only counts.
         """
-        named = [member.trajectory for member in take.members]
-        present = [trajectory for trajectory in named if trajectory in progress.pending]
-        if len(present) < len(named):
-            lost = len(named) - len(present)
+        trajectories = [member.trajectory for member in take.members]
+        present = [trajectory for trajectory in trajectories if trajectory in progress.pending]
+        if len(present) < len(trajectories):
+            lost = len(trajectories) - len(present)
             log.warning("step %d: %d recorded samples dropped", take.step, lost)
         if present:
             self._train(present, progress, take.micro_batch)
@@ -257,8 +257,8 @@ class TakeFeeder(TakeRepeater):
         if takes and is_unfinished:
             self.ledger.append([TakeRetried(progress.step, progress.update, None)])
 
-    def record_repetition(self, again: TakesRepeated) -> None:
-        self.ledger.append([again])
+    def record_repetition(self, repetition: TakesRepeated) -> None:
+        self.ledger.append([repetition])
 
     def record_failure(self, failed: ComputeFailed) -> None:
         """Append a `TakeFailed` for the takes on which the learner failed, before this trainer
@@ -317,13 +317,13 @@ class TakeFeeder(TakeRepeater):
             if not group.is_complete() and not group.is_overdue(now_s):
                 waiting += group.is_finished()
                 continue
-            found = self._prepare_once(number, group, (progress.version, believed))
-            if not found.prepared.ending:
-                ready[number] = found
+            prepared = self._prepare_once(number, group, (progress.version, believed))
+            if not prepared.prepared.ending:
+                ready[number] = prepared
                 continue
-            closed.append(closed_record(number, group, found.prepared, progress.step))
-            records = [a.record for a in found.arrived]
-            step_metrics.add_closed(closed[-1].reason, found.prepared.counts, records)
+            closed.append(closed_record(number, group, prepared.prepared, progress.step))
+            records = [a.record for a in prepared.arrived]
+            step_metrics.add_closed(closed[-1].reason, prepared.prepared.counts, records)
             self.intake.end(number)
         self.ledger.append(closed)
         self._untrained.check(closed, bool(ready), self.settings.groups_per_step)
@@ -338,24 +338,24 @@ class TakeFeeder(TakeRepeater):
         """
         if under != self._prepared_for:
             self._prepared, self._prepared_for = {}, under
-        found = self._prepared.get(number)
-        if found is None or not found.is_all_of(group):
-            found = self._prepared[number] = self._prepare_open(group, *under)
-        return found
+        prepared = self._prepared.get(number)
+        if prepared is None or not prepared.is_all_of(group):
+            prepared = self._prepared[number] = self._prepare_open(group, *under)
+        return prepared
 
     def _prepare_open(
         self, group: TrainerGroup, version: int, highest: Version | None
     ) -> ReadyGroup:
         arrived = tuple(group.arrived.values())
-        noted = {key: note for key, note in group.annotations.items() if key[0] in group.arrived}
+        received = {key: note for key, note in group.annotations.items() if key[0] in group.arrived}
         records = [a.record for a in arrived]
-        notes = {key: note.record for key, note in noted.items()}
+        notes = {key: note.record for key, note in received.items()}
         believed = BelievedVersions(0, self.terms).up_to(highest)
         prepared = prepare_group(group.admitted.group, records, notes, self.rule, version, believed)
         if group.released:
             counts = {**prepared.counts, "released": group.released}
             prepared = replace(prepared, counts=counts)
-        used = tuple(note.used for note in noted.values())
+        used = tuple(note.used for note in received.values())
         return ReadyGroup(arrived, used, prepared, group.admitted.settings)
 
     def _write(
@@ -371,10 +371,10 @@ class TakeFeeder(TakeRepeater):
         batches = selection.pack_micro_batches(pending, self.settings.micro_batch_tokens)
         takes: list[Take] = []
         read = self.intake.read_to()
-        named = {r.prepared.group: r for r in chosen}
+        new_groups = {r.prepared.group: r for r in chosen}
         for index, batch in enumerate(batches):
             members = tuple(self._members[sample.trajectory] for sample in batch)
-            firsts = [named.pop(sample.group) for sample in batch if sample.group in named]
+            firsts = [new_groups.pop(sample.group) for sample in batch if sample.group in new_groups]
             takes.append(
                 Take(
                     step=progress.step,
@@ -390,5 +390,5 @@ class TakeFeeder(TakeRepeater):
             )
         self.ledger.append(takes)
         for take in takes:
-            named = [member.trajectory for member in take.members]
-            self._train(named, progress, take.micro_batch)
+            trajectories = [member.trajectory for member in take.members]
+            self._train(trajectories, progress, take.micro_batch)

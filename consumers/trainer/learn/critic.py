@@ -115,10 +115,10 @@ class Critic:
 
     def take_gradients(self) -> list[Tensor]:
         """Returns the gradients that a backward pass left at `parameters`, and removes them."""
-        found = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
         for parameter in self.parameters:
             parameter.grad = None
-        return found
+        return gradients
 
     def join(
         self,
@@ -154,8 +154,8 @@ class Critic:
     def state(self) -> dict[str, Tensor]:
         """Returns the critic's part of a checkpoint, not a copy."""
         counters = torch.tensor([self._optimiser.updates, self._optimiser.applied])
-        named = {**self._named_masters(), **self._optimiser.moments}
-        return {**{PREFIX + name: tensor for name, tensor in named.items()}, COUNTERS: counters}
+        tensors = {**self._named_masters(), **self._optimiser.moments}
+        return {**{PREFIX + name: tensor for name, tensor in tensors.items()}, COUNTERS: counters}
 
     def load_state(self, tensors: Mapping[str, Tensor], updates: int) -> None:
         """Restore `state()` from a checkpoint; `updates` are those of the policy. A checkpoint
@@ -170,8 +170,8 @@ class Critic:
         self._optimiser.load(int(counters[0]), int(counters[1]))
 
     def _named_masters(self) -> dict[str, Tensor]:
-        named = self._masters.named(self._masters.flat)
-        return {f"masters.{name}": view for name, view in named.items()}
+        views = self._masters.named(self._masters.flat)
+        return {f"masters.{name}": view for name, view in views.items()}
 
     def _values(self, rows: TokenRows, states: Tensor | None) -> Tensor:
         """Returns the values [G]. The gradient of a shared body is weighted by `loss_weight`, that
@@ -180,8 +180,8 @@ class Critic:
         if self._states is not None:
             return self._module.of_states(self._states(rows))
         assert states is not None, "a critic on the policy's body needs its states"
-        held = states.detach()
-        return self._module.of_states(held + self._own.loss_weight * (states - held))
+        detached = states.detach()
+        return self._module.of_states(detached + self._own.loss_weight * (states - detached))
 
     def _remembered(self, samples: Sequence[Sample], now: Floats64) -> Floats64:
         """Returns the values [G] at the first pass of the samples in this step, which may be `now`;
@@ -189,9 +189,9 @@ class Critic:
         """
         if self._settings.epochs == 1:
             return now
-        counts = [int(np.count_nonzero(one.mask)) for one in samples]
+        counts = [int(np.count_nonzero(sample.mask)) for sample in samples]
         parts = zip(samples, np.split(now, np.cumsum(counts)[:-1]), strict=True)
-        return np.concatenate([self._old.setdefault(one.trajectory, p) for one, p in parts])
+        return np.concatenate([self._old.setdefault(sample.trajectory, p) for sample, p in parts])
 
 
 def _state_scorer(

@@ -52,12 +52,12 @@ def check_trainable(model: PreTrainedModel, tolerance: float = TOLERANCE) -> Non
     """
     body, tokens = body_of(model), _tokens(model)
     with _trial(model):
-        whole = _hidden(body, tokens)
+        states = _hidden(body, tokens)
         start = _hidden(body, tokens[:, :FIRST])
         # The class's own forward: hooks of `fully_shard` run once, around the whole trial.
         logits = type(model).forward(model, input_ids=tokens, use_cache=False).logits[0]
-        ours = Float32Head(model)(whole[0])
-    if _differ(whole[:, :FIRST], start, tolerance):
+        ours = Float32Head(model)(states[0])
+    if _differ(states[:, :FIRST], start, tolerance):
         raise _refusal(model, "a token's state depends on the tokens after it: it is not causal")
     if _differ(logits, ours, tolerance):
         raise _refusal(model, "its logits are not its head's product with the body's last states")
@@ -185,8 +185,8 @@ def attend_joined(
         mask = None
         if sliding_window is not None and sliding_window < q.shape[2]:
             at = torch.arange(q.shape[2], device=q.device)
-            behind = at[:, None] - at
-            mask = (behind >= 0) & (behind < sliding_window)
+            distance = at[:, None] - at
+            mask = (distance >= 0) & (distance < sliding_window)
         is_grouped = q.shape[1] != k.shape[1]
         parts.append(
             F.scaled_dot_product_attention(
@@ -209,8 +209,8 @@ def _hidden(
     body: Callable[..., Any], tokens: Tensor, positions: Tensor | None = None, **others: Tensor
 ) -> Tensor:
     """Returns the last states of the body for these tokens."""
-    given = others if positions is None else {"position_ids": positions, **others}
-    return body(input_ids=tokens, use_cache=False, **given)[0]
+    arguments = others if positions is None else {"position_ids": positions, **others}
+    return body(input_ids=tokens, use_cache=False, **arguments)[0]
 
 
 @contextmanager
@@ -225,8 +225,8 @@ def _trial(model: PreTrainedModel) -> Generator[None]:
         model.train(was_training)
 
 
-def _differ(found: Tensor, expected: Tensor, tolerance: float) -> bool:
-    return float((found - expected).norm()) > tolerance * float(expected.norm())
+def _differ(actual: Tensor, expected: Tensor, tolerance: float) -> bool:
+    return float((actual - expected).norm()) > tolerance * float(expected.norm())
 
 
 def _refusal(model: PreTrainedModel, why: str) -> ConfigurationError:
@@ -354,7 +354,7 @@ def compile_layers(model: nn.Module) -> None:
 
 def _layers(model: nn.Module, setting: str) -> Sequence[nn.Module]:
     """Returns the decoder layers; raises `ConfigurationError`, which names `setting`, if none."""
-    layers = [one for one in model.modules() if isinstance(one, GradientCheckpointingLayer)]
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         raise ConfigurationError(
             f"{setting}: {type(model).__name__} has no layers that transformers marks as such; set "
@@ -363,11 +363,11 @@ def _layers(model: nn.Module, setting: str) -> Sequence[nn.Module]:
     return layers
 
 
-def _recomputed(own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Calls a layer's `own` forward, recomputed in the backward pass if there will be one."""
     if not torch.is_grad_enabled():
-        return own(*args, **kwargs)
-    return checkpoint(own, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
 
 def device_of(name: str) -> torch.device:

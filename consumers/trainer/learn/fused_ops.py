@@ -111,7 +111,7 @@ class _Attend(torch.autograd.Function):
         ctx: Any, query_key: Tensor, value: Tensor, heads: int, blocks: Sequence[SequenceBlock]
     ) -> Tensor:
         out = torch.empty_like(query_key[:, :heads])
-        kept: list[tuple[Tensor, ...]] = []
+        block_tensors: list[tuple[Tensor, ...]] = []
         for block in blocks:
             parts = query_key[:, :heads], query_key[:, heads:], value
             leaves = tuple(block.view(part).detach().requires_grad_() for part in parts)
@@ -121,8 +121,8 @@ class _Attend(torch.autograd.Function):
                     query, keys, values, is_causal=True, enable_gqa=heads != value.shape[1]
                 )
             block.view(out).copy_(attended.detach())
-            kept.append((attended, *leaves))
-        ctx.kept, ctx.blocks, ctx.heads = kept, blocks, heads
+            block_tensors.append((attended, *leaves))
+        ctx.kept, ctx.blocks, ctx.heads = block_tensors, blocks, heads
         ctx.shapes = query_key, value
         return out
 
@@ -180,9 +180,9 @@ class _Recompute(torch.autograd.Function):
             x = saved.detach().requires_grad_(ctx.needs_input_grad[1])
             out = ctx.part(x)
         inputs = [x, *ctx.parameters]
-        wanted = [tensor for tensor in inputs if tensor.requires_grad]
-        found = iter(torch.autograd.grad(out, wanted, grad))
-        return None, *(next(found) if tensor.requires_grad else None for tensor in inputs)
+        differentiable = [tensor for tensor in inputs if tensor.requires_grad]
+        gradients = iter(torch.autograd.grad(out, differentiable, grad))
+        return None, *(next(gradients) if tensor.requires_grad else None for tensor in inputs)
 
 
 def recompute(part: Callable[[Tensor], Tensor], x: Tensor, parameters: Sequence[Tensor]) -> Tensor:

@@ -50,7 +50,7 @@ def actions_of(samples: Sequence[Sample], by_turn: bool) -> Actions:
     of_token, first, owner = list[Indices](), list[Indices](), list[Indices]()
     rewards = list[Floats64]()
     tokens = actions = 0
-    for number, sample in enumerate(one for one in samples if one.mask.any()):
+    for number, sample in enumerate(s for s in samples if s.mask.any()):
         begins, token_rewards = _sample_actions(sample, by_turn)
         within = np.cumsum(begins) - 1
         count = int(within[-1]) + 1
@@ -101,8 +101,8 @@ def gae(
     for k in range(longest - 1, -1, -1):
         delta = reward[:, k] + gamma * value[:, k + 1] - value[:, k]
         advantage[:, k] = delta + gamma * lambda_ * advantage[:, k + 1]
-    found = advantage[sequence, column]
-    return found, found + values
+    by_action = advantage[sequence, column]
+    return by_action, by_action + values
 
 
 def _begins(counts: Indices) -> Indices:
@@ -138,7 +138,7 @@ class ValueStatistics:
     clipped: float = 0.0
 
     def __add__(self, other: "ValueStatistics") -> "ValueStatistics":
-        names = [one.name for one in fields(ValueStatistics)]
+        names = [f.name for f in fields(ValueStatistics)]
         return ValueStatistics(*(getattr(self, name) + getattr(other, name) for name in names))
 
     def metrics(self) -> dict[str, float]:
@@ -200,23 +200,23 @@ def judge(
     from the rewards of the tokens. The value of an action is that of its first token; all its
     tokens have its advantage and its loss, so an error counts as often as it is used.
     """
-    own = settings.critic
-    actions = actions_of(samples, own.action == "turn")
+    critic = settings.critic
+    actions = actions_of(samples, critic.action == "turn")
     first = torch.from_numpy(actions.first)  # pyright: ignore[reportUnknownMemberType]
     chosen = values.index_select(0, first.to(values.device))
     before = old[actions.first]
     rewards = actions.less(penalties)
-    advantages, returns = gae(before, rewards, actions.sequence, own.gamma, own.gae_lambda)
+    advantages, returns = gae(before, rewards, actions.sequence, critic.gamma, critic.gae_lambda)
 
     def tensor(numbers: Floats64) -> Tensor:
-        found = torch.from_numpy(numbers.astype(np.float32))  # pyright: ignore[reportUnknownMemberType]
-        return found.to(values.device)
+        on_host = torch.from_numpy(numbers.astype(np.float32))  # pyright: ignore[reportUnknownMemberType]
+        return on_host.to(values.device)
 
-    losses = value_losses(chosen, tensor(before), tensor(returns), own.clip)
+    losses = value_losses(chosen, tensor(before), tensor(returns), critic.clip)
     of_token = torch.from_numpy(actions.of_token)  # pyright: ignore[reportUnknownMemberType]
     by_token = losses.index_select(0, of_token.to(values.device))
     return Judgement(
         tensor(advantages[actions.of_token]),
         aggregated(by_token, inputs, settings)[0].sum(),
-        _statistics(losses, chosen, before, returns, own.clip),
+        _statistics(losses, chosen, before, returns, critic.clip),
     )

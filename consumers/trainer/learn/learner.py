@@ -179,8 +179,8 @@ class TorchLearner:
             if self._critic is not None:
                 self._critic.begin_step()
         self.micro_batches += 1
-        behind = self._others.behind(samples)
-        self._workers.submit(_MicroBatchJob(samples, self.version, self.micro_batches - 1, behind))
+        past_weights = self._others.behind(samples)
+        self._workers.submit(_MicroBatchJob(samples, self.version, self.micro_batches - 1, past_weights))
 
     def settle(self) -> None:
         """Wait until all submitted micro-batches are computed."""
@@ -269,7 +269,7 @@ class TorchLearner:
     def _state(self) -> dict[str, Tensor]:
         counters = torch.tensor([self.updates, self._optimiser.applied])
         masters = {f"masters.{name}": view for name, view in self._masters.named(self.flat).items()}
-        moments = {f"optimiser.{name}": one for name, one in self._optimiser.moments.items()}
+        moments = {f"optimiser.{name}": moment for name, moment in self._optimiser.moments.items()}
         base = {} if self._base_hash is None else {BASE_HASH: self._base_hash}
         critic = {} if self._critic is None else self._critic.state()
         return {**masters, **moments, **base, **critic, "optimiser.counters": counters}
@@ -317,17 +317,17 @@ class TorchLearner:
         # Scored before the policy, whose activations then are not in memory yet.
         others = self._others.logprobs(samples, rows, job.behind)
         if self._critic is not None:
-            found, logprobs = self._with_critic(self._critic, job, rows, inputs, others)
+            batch_result, logprobs = self._with_critic(self._critic, job, rows, inputs, others)
         else:
             scores = self._policy(rows)
             loss, sums = surrogate_loss(scores, inputs, self._settings, others)
-            found = _BatchResult(_gradients(loss, self._masters.parameters), sums)
+            batch_result = _BatchResult(_gradients(loss, self._masters.parameters), sums)
             logprobs = scores.logprobs
         # Only the first update of a step trains from weights that have a version number.
         if self.updates % self._settings.updates_in_step == 0:
             gaps = logprob_gaps(logprobs, samples, version)
-            return replace(found, sums=replace(found.sums, gaps=gaps))
-        return found
+            return replace(batch_result, sums=replace(batch_result.sums, gaps=gaps))
+        return batch_result
 
     def _with_critic(
         self,
@@ -341,10 +341,10 @@ class TorchLearner:
         penalties = reward_penalties(inputs, others, self._settings)
         warms = critic.is_warming(job.version)
         judged: Judgement | None = None
-        own: Sequence[Tensor] = ()
+        critic_gradients: Sequence[Tensor] = ()
         if critic.is_own:  # its activations are gone before the policy's are in memory
             judged = critic.judge(job.samples, rows, inputs, penalties)
-            own = _gradients(judged.loss, critic.parameters)
+            critic_gradients = _gradients(judged.loss, critic.parameters)
         with torch.set_grad_enabled(not warms):
             scores = self._policy(rows)
         if judged is None:
@@ -354,7 +354,7 @@ class TorchLearner:
         trained = () if warms else self._masters.parameters
         if critic.is_own:
             policy = _gradients(loss, trained) if trained else ()
-            gradients = [*policy, *own]
+            gradients = [*policy, *critic_gradients]
         else:
             both = loss + judged.loss if trained else judged.loss
             gradients = _gradients(both, [*trained, *critic.parameters])

@@ -103,9 +103,9 @@ class PackedDecoder:
 
     def _normed(self, rows: TokenRows) -> Tensor:
         """Returns the last hidden states [G, d] without the gain of the last norm."""
-        named = self._named
+        tensors = self._named
         rotations = self._rotations(rows.positions)
-        x = F.embedding(rows.tokens, named["model.embed_tokens.weight"])
+        x = F.embedding(rows.tokens, tensors["model.embed_tokens.weight"])
         for number in range(self._layers):
             layer = partial(self._layer, number, rotations, rows)
             if self._recomputes and torch.is_grad_enabled():
@@ -123,36 +123,36 @@ class PackedDecoder:
         return self._mlp(x, at)
 
     def _attended(self, x: Tensor, layer: str, rotations: Tensor, rows: TokenRows) -> Tensor:
-        named, at = self._named, layer + "self_attn."
+        tensors, at = self._named, layer + "self_attn."
         normed = normalise(x, self._eps)
-        gain = named[layer + "input_layernorm.weight"]
+        gain = tensors[layer + "input_layernorm.weight"]
         weight = torch.cat(
             [
-                self._interleaved(named[at + "q_proj.weight"]),
-                self._interleaved(named[at + "k_proj.weight"]),
+                self._interleaved(tensors[at + "q_proj.weight"]),
+                self._interleaved(tensors[at + "k_proj.weight"]),
             ]
         )
         query_key = F.linear(normed, weight * gain, self._query_key_bias(at))
         names = at + "q_proj", at + "k_proj"
         query_key = self._with_adapter(query_key, normed, names, gain, self._interleaved)
         query_key = query_key.unflatten(-1, (-1, self._head_size))
-        if at + "q_norm.weight" in named:
+        if at + "q_norm.weight" in tensors:
             query_key = normalise(query_key, self._eps) * self._head_gains(at)
         query_key = rotate(query_key, rotations)
-        value_weight = named[at + "v_proj.weight"] * gain
-        value = F.linear(normed, value_weight, named.get(at + "v_proj.bias"))
+        value_weight = tensors[at + "v_proj.weight"] * gain
+        value = F.linear(normed, value_weight, tensors.get(at + "v_proj.bias"))
         value = self._with_adapter(value, normed, (at + "v_proj",), gain)
         value = value.unflatten(-1, (-1, self._head_size))
         return attend(query_key, value, self._heads, rows.blocks).flatten(1)
 
     def _mlp(self, x: Tensor, layer: str) -> Tensor:
-        named, at = self._named, layer + "mlp."
+        tensors, at = self._named, layer + "mlp."
         normed = normalise(x, self._eps)
-        gain = named[layer + "post_attention_layernorm.weight"]
-        weight = torch.cat([named[at + "gate_proj.weight"], named[at + "up_proj.weight"]])
+        gain = tensors[layer + "post_attention_layernorm.weight"]
+        weight = torch.cat([tensors[at + "gate_proj.weight"], tensors[at + "up_proj.weight"]])
         bias = None
-        if at + "gate_proj.bias" in named:
-            bias = torch.cat([named[at + "gate_proj.bias"], named[at + "up_proj.bias"]])
+        if at + "gate_proj.bias" in tensors:
+            bias = torch.cat([tensors[at + "gate_proj.bias"], tensors[at + "up_proj.bias"]])
         gate_up = F.linear(normed, weight * gain, bias)
         gate_up = self._with_adapter(gate_up, normed, (at + "gate_proj", at + "up_proj"), gain)
         return self._added(x, swiglu(gate_up), at + "down_proj")
@@ -170,22 +170,22 @@ class PackedDecoder:
         x: Tensor,
         names: Sequence[str],
         gain: Tensor | None = None,
-        turned: Callable[[Tensor], Tensor] = lambda rows: rows,
+        reordered: Callable[[Tensor], Tensor] = lambda rows: rows,
     ) -> Tensor:
         """Returns `out` [N, all outputs] plus s · B·A·(x · gain) of the adapters of these layers
         (s = alpha / rank), whose outputs stand side by side; `turned` reorders the rows of B like
         those of the layer's matrix.
         """
-        named = self._named
+        tensors = self._named
         lows: list[Tensor] = []
         highs: list[Tensor] = []
         for name in names:
-            low, high = named.get(name + LOW), named.get(name + HIGH)
+            low, high = tensors.get(name + LOW), tensors.get(name + HIGH)
             if low is not None and high is not None:
                 lows.append(low)
-                highs.append(turned(high))
+                highs.append(reordered(high))
             else:  # a layer without an adapter
-                highs.append(x.new_zeros(named[name + ".weight"].shape[0], 0))
+                highs.append(x.new_zeros(tensors[name + ".weight"].shape[0], 0))
         if not lows:
             return out
         low = torch.cat(lows)

@@ -69,7 +69,7 @@ class LossStatistics:
             pair: tuple[float, float] = getattr(self, name), getattr(other, name)
             return max(pair) if name.endswith("_max") else sum(pair)
 
-        names = (one.name for one in fields(LossStatistics) if one.name != "gaps")
+        names = (f.name for f in fields(LossStatistics) if f.name != "gaps")
         return LossStatistics(
             **{name: combined(name) for name in names}, gaps=self.gaps + other.gaps
         )
@@ -153,9 +153,9 @@ def surrogate_loss(
     else:
         tokens = SurrogateInputs(scores.logprobs, log_ratio, rewarded)
         losses, clipped = find_surrogate(settings.loss)(tokens, settings)
-    kept = kept_tokens(token_log_ratio.detach(), inputs, counts, settings)
-    if kept is not None:
-        losses = torch.where(kept, losses, 0.0)
+    unmasked = kept_tokens(token_log_ratio.detach(), inputs, counts, settings)
+    if unmasked is not None:
+        losses = torch.where(unmasked, losses, 0.0)
     if settings.ratio_penalty:
         losses = losses + settings.ratio_penalty * token_log_ratio.square()
     if settings.entropy_bonus:
@@ -163,7 +163,7 @@ def surrogate_loss(
     if estimates is not None and not in_reward:
         losses = losses + settings.reference_kl * estimates
     losses, total_weight = aggregated(losses, inputs, settings)
-    outliers = 0.0 if kept is None else float((~kept).sum())
+    outliers = 0.0 if unmasked is None else float((~unmasked).sum())
     sums = _sums(losses, total_weight, scores, inputs, log_ratio, clipped)
     distance = 0.0 if estimates is None else float(estimates.detach().double().sum())
     return losses.sum(), replace(sums, outliers=outliers, reference_kl=distance)
@@ -212,8 +212,8 @@ def _decoupled(
     )
     tokens = SurrogateInputs(logprobs, moved, inputs)
     losses, clipped = find_surrogate(settings.loss)(tokens, settings)
-    behind = bounded_log_ratio(proximal, inputs.behaviour)
-    ratio = importance_log_ratio(behind, inputs, counts, settings.ratio).exp()
+    proximal_log_ratio = bounded_log_ratio(proximal, inputs.behaviour)
+    ratio = importance_log_ratio(proximal_log_ratio, inputs, counts, settings.ratio).exp()
     weight = ratio.clamp(settings.ratio_min, settings.ratio_max)
     return losses * weight, clipped | (weight != ratio)
 

@@ -16,7 +16,7 @@ from rollstream.consumers.settings import TrainerSettings
 from rollstream.errors import ConfigurationError
 
 
-def eight_bit_adamw(named: Mapping[str, nn.Parameter], settings: TrainerSettings) -> Any:
+def eight_bit_adamw(parameters: Mapping[str, nn.Parameter], settings: TrainerSettings) -> Any:
     """Returns bitsandbytes' `AdamW8bit` over these parameters, its state made already, so that it
     can be restored before the first update. Raises `ConfigurationError` without bitsandbytes.
     """
@@ -28,31 +28,31 @@ def eight_bit_adamw(named: Mapping[str, nn.Parameter], settings: TrainerSettings
             "pip install 'rollstream[lowbit]'"
         ) from error
     adam: Any = library.optim.AdamW8bit(
-        list(named.values()),
+        list(parameters.values()),
         lr=settings.lr,
         betas=settings.betas,
         eps=1e-8,
         weight_decay=settings.weight_decay,
     )
-    for index, parameter in enumerate(named.values()):
+    for index, parameter in enumerate(parameters.values()):
         adam.init_state(adam.param_groups[0], parameter, 0, index)
     return adam
 
 
-def named_moments(adam: Any, named: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+def named_moments(adam: Any, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
     """Returns the moments themselves, not copies: those of a small parameter under the names that
     AdamW's have, of another one the codes (uint8) and the scales of their blocks (float32).
     """
-    found: dict[str, Tensor] = {}
-    for name, parameter in named.items():
+    moments: dict[str, Tensor] = {}
+    for name, parameter in parameters.items():
         state: Mapping[str, Any] = adam.state[parameter]
         for kind, number in (("mean", 1), ("square", 2)):
             if "qmap1" in state:
-                found[f"{kind}_codes.{name}"] = state[f"state{number}"]
-                found[f"{kind}_scales.{name}"] = state[f"absmax{number}"]
+                moments[f"{kind}_codes.{name}"] = state[f"state{number}"]
+                moments[f"{kind}_scales.{name}"] = state[f"absmax{number}"]
             else:
-                found[f"{kind}.{name}"] = state[f"state{number}"]
-    return found
+                moments[f"{kind}.{name}"] = state[f"state{number}"]
+    return moments
 
 
 def set_steps(adam: Any, parameters: Sequence[nn.Parameter], applied: int) -> None:

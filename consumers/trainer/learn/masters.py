@@ -66,12 +66,12 @@ class Masters:
         device: torch.device = CPU,
         offload: bool = False,
     ) -> None:
-        own = dict(model.named_parameters())
-        named = {name: parameter for name, parameter in own.items() if parameter.requires_grad}
-        self.parameters: Sequence[Tensor] = list(named.values())
+        parameters = dict(model.named_parameters())
+        trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
+        self.parameters: Sequence[Tensor] = list(trained.values())
         self.slices: list[ParameterSlice] = []
         end = 0
-        for name, parameter in named.items():
+        for name, parameter in trained.items():
             self.slices.append(ParameterSlice(name, end, tuple(parameter.shape)))
             end += -(-parameter.numel() // ALIGNMENT) * ALIGNMENT
         self.flat = torch.zeros(end, device=CPU if offload else device)
@@ -80,9 +80,9 @@ class Masters:
             rounded = torch.zeros(end, dtype=compute, device=device)
         self._exact: list[tuple[ParameterSlice, Tensor]] = []
         exact = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
-        for name in own.keys() - named.keys():
+        for name in parameters.keys() - trained.keys():
             if exact.isdisjoint(name.split(".")):
-                own[name].data = own[name].data.to(compute)
+                parameters[name].data = parameters[name].data.to(compute)
         for place, parameter in zip(self.slices, self.parameters, strict=True):
             view = place.view(self.flat)
             view.copy_(parameter.detach())
@@ -131,12 +131,12 @@ class Masters:
             place.view(flat).add_(gradient.to(flat.device))
 
 
-def restore(named: Mapping[str, Tensor], tensors: Mapping[str, Tensor], prefix: str) -> None:
+def restore(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], prefix: str) -> None:
     """Copy the tensors of a checkpoint, whose names are `prefix` + name, into the `named` ones.
     Raises `ConfigurationError` if one is missing or has another shape, because the checkpoint is
     then of another model.
     """
-    for name, tensor in named.items():
+    for name, tensor in targets.items():
         tensor.copy_(checkpoint_tensor(tensors, prefix + name, tuple(tensor.shape)))
 
 
@@ -144,21 +144,21 @@ def checkpoint_tensor(tensors: Mapping[str, Tensor], name: str, shape: tuple[int
     """Returns the tensor `name` of a checkpoint. Raises `ConfigurationError` if it is missing or
     does not have this shape.
     """
-    found = tensors.get(name)
-    check_checkpoint_shape(name, None if found is None else tuple(found.shape), shape)
-    assert found is not None
-    return found
+    tensor = tensors.get(name)
+    check_checkpoint_shape(name, None if tensor is None else tuple(tensor.shape), shape)
+    assert tensor is not None
+    return tensor
 
 
 def check_checkpoint_shape(
-    name: str, found: tuple[int, ...] | None, shape: tuple[int, ...]
+    name: str, stored: tuple[int, ...] | None, shape: tuple[int, ...]
 ) -> None:
     """Raise `ConfigurationError` unless `found`, the shape of the tensor `name` in a checkpoint
     (None: it is missing), is the `shape` of the model's tensor.
     """
-    if found == shape:
+    if stored == shape:
         return
-    what = "missing" if found is None else f"of shape {found}"
+    what = "missing" if stored is None else f"of shape {stored}"
     raise ConfigurationError(
         f"checkpoint: {name!r} is {what}, the model has {shape}: "
         "these tensors belong to another model configuration"
@@ -176,13 +176,13 @@ def hash_tensor(digest: str) -> Tensor:
     return torch.tensor(list(bytes.fromhex(digest)), dtype=torch.uint8)
 
 
-def check_base_hash(found: Tensor | None, mine: Tensor | None) -> None:
+def check_base_hash(stored: Tensor | None, mine: Tensor | None) -> None:
     """Raise `ConfigurationError` unless the adapters of a checkpoint belong to the base of this
     run's model: `found` is the hash in the checkpoint, `mine` that of the run's base. None means
     without adapters, and then both must be None.
     """
-    if (found is None) == (mine is None) and (
-        found is None or mine is None or torch.equal(found, mine)
+    if (stored is None) == (mine is None) and (
+        stored is None or mine is None or torch.equal(stored, mine)
     ):
         return
     raise ConfigurationError(
@@ -275,10 +275,10 @@ class Optimiser:
         self._parts: list[tuple[nn.Parameter, ParameterSlice | None]] = []
         self.moments: dict[str, Tensor] = {}
         if settings.optimiser == "adamw_8bit":
-            named = {place.name: nn.Parameter(place.view(flat)) for place in slices}
-            self._parts = [(named[place.name], place) for place in slices]
-            self._adam = low_bit.eight_bit_adamw(named, settings)
-            self.moments = low_bit.named_moments(self._adam, named)
+            parameters = {place.name: nn.Parameter(place.view(flat)) for place in slices}
+            self._parts = [(parameters[place.name], place) for place in slices]
+            self._adam = low_bit.eight_bit_adamw(parameters, settings)
+            self.moments = low_bit.named_moments(self._adam, parameters)
         else:
             self._open_float(flat, slices, matrices)
 
@@ -308,19 +308,19 @@ class Optimiser:
                     "exp_avg": _part(mean, place),
                     "exp_avg_sq": _part(square, place),
                 }
-        named = [(nn.Parameter(p.view(flat)), p) for p in slices if p.name in matrices]
-        if named:
+        muon_parts = [(nn.Parameter(p.view(flat)), p) for p in slices if p.name in matrices]
+        if muon_parts:
             self._muon = torch.optim.Muon(
-                [parameter for parameter, _ in named],
+                [parameter for parameter, _ in muon_parts],
                 lr=settings.lr,
                 weight_decay=settings.weight_decay,
                 momentum=MUON_MOMENTUM,
                 nesterov=True,
                 adjust_lr_fn="match_rms_adamw",
             )
-            for parameter, place in named:
+            for parameter, place in muon_parts:
                 self._muon.state[parameter] = {"momentum_buffer": place.view(mean)}
-        self._parts += named
+        self._parts += muon_parts
 
     def load(self, updates: int, applied: int) -> None:
         """Set the counters from a checkpoint; the caller fills `moments`. Adam's bias correction

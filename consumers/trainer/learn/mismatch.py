@@ -72,15 +72,15 @@ class LogprobGaps:
         if not self.by_task:
             return {}
         exact = [gap for _, gap in self.by_task if gap.lag == 0]
-        found = _gap_metrics(sum(exact[1:], exact[0]), "") if exact else {"mismatch_tokens": 0.0}
+        metrics = _gap_metrics(sum(exact[1:], exact[0]), "") if exact else {"mismatch_tokens": 0.0}
         for task, gap in self.by_task[:TASKS_MAX]:
             if gap.lag == 0:
-                found |= _gap_metrics(gap, f"/{task}")
+                metrics |= _gap_metrics(gap, f"/{task}")
             else:
-                found[f"mismatch_tokens/{task}"] = 0.0
-                found[f"mismatch_near_lag/{task}"] = float(gap.lag)
-                found[f"mismatch_near_mean/{task}"] = gap.absolute / gap.tokens
-        return found
+                metrics[f"mismatch_tokens/{task}"] = 0.0
+                metrics[f"mismatch_near_lag/{task}"] = float(gap.lag)
+                metrics[f"mismatch_near_mean/{task}"] = gap.absolute / gap.tokens
+        return metrics
 
 
 def logprob_gaps(logprobs: Tensor, samples: Sequence[Sample], version: int) -> LogprobGaps:
@@ -94,16 +94,16 @@ def logprob_gaps(logprobs: Tensor, samples: Sequence[Sample], version: int) -> L
     """
     recorded = np.concatenate([sample.logprobs[sample.mask] for sample in samples])
     delta = logprobs.detach().cpu().numpy().astype(np.float64) - recorded
-    found: list[tuple[str, LogprobGap]] = []
+    gaps: list[tuple[str, LogprobGap]] = []
     begin = 0
     for sample in samples:
         first = sample.spans[0]
         lag = version - first.version.number
         compared = int(np.count_nonzero(sample.mask[: first.end]))
         if compared and lag >= 0:
-            found.append((sample.task, _gap(lag, delta[begin : begin + compared])))
+            gaps.append((sample.task, _gap(lag, delta[begin : begin + compared])))
         begin += int(np.count_nonzero(sample.mask))
-    return _merged(found)
+    return _merged(gaps)
 
 
 def _gap(lag: int, delta: NDArray[np.float64]) -> LogprobGap:
@@ -122,10 +122,10 @@ def _gap(lag: int, delta: NDArray[np.float64]) -> LogprobGap:
 
 def _merged(parts: Iterable[tuple[str, LogprobGap]]) -> LogprobGaps:
     """Returns the sum of the gaps of each task."""
-    found: dict[str, LogprobGap] = {}
+    by_task: dict[str, LogprobGap] = {}
     for task, gap in parts:
-        found[task] = found[task] + gap if task in found else gap
-    return LogprobGaps(tuple(found.items()))
+        by_task[task] = by_task[task] + gap if task in by_task else gap
+    return LogprobGaps(tuple(by_task.items()))
 
 
 def _gap_metrics(gap: LogprobGap, of: str) -> dict[str, float]:

@@ -106,13 +106,13 @@ class OtherPolicies:
         if settings.proximal:
             self._proximal = _frozen_policy(model, settings.proximal, form, past)
 
-    def follow(self, version: int, own: Mapping[str, Tensor]) -> None:
+    def follow(self, version: int, parameters: Mapping[str, Tensor]) -> None:
         """Give each policy its weights for the step that trains from `version`, whose trained
         parameters are `own`. No micro-batch may be in computation.
         """
         for policy in (self._reference, self._proximal):
             if policy is not None:
-                policy.follow(version, own)
+                policy.follow(version, parameters)
 
     def behind(self, samples: Sequence[Sample]) -> PastWeights:
         """Returns the weights that `logprobs` of these samples needs besides those of `follow`: of
@@ -120,21 +120,21 @@ class OtherPolicies:
         """
         if self._proximal is None or not self._proximal.is_behaviour:
             return {}
-        needed = {version for one in samples for version, count in _trained_spans(one) if count}
+        needed = {version for sample in samples for version, count in _trained_spans(sample) if count}
         if self._past is None:
             raise ConfigurationError("trainer.proximal: no versions are stored here")
-        found: dict[Version, Mapping[str, Tensor]] = {}
+        by_version: dict[Version, Mapping[str, Tensor]] = {}
         for version in sorted(needed):
             weights = self._behind.pop(version, None)
             if weights is None:
                 weights = self._past.read(version.number, version.term)
-            found[version] = self._behind[version] = weights
+            by_version[version] = self._behind[version] = weights
         while len(self._behind) > BEHAVIOURS_MAX:
             self._behind.popitem(last=False)
-        return found
+        return by_version
 
     def logprobs(
-        self, samples: Sequence[Sample], rows: TokenRows, behind: PastWeights
+        self, samples: Sequence[Sample], rows: TokenRows, past_weights: PastWeights
     ) -> OtherLogprobs:
         """Returns the log-probabilities of the samples' trained tokens, whose rows are `rows`."""
         reference = None if self._reference is None else self._reference.score(rows)
@@ -143,7 +143,7 @@ class OtherPolicies:
         if self._proximal is None:
             return OtherLogprobs(reference)
         if self._proximal.is_behaviour:
-            return OtherLogprobs(reference, self._proximal.score_each(samples, behind))
+            return OtherLogprobs(reference, self._proximal.score_each(samples, past_weights))
         return OtherLogprobs(reference, self._proximal.score(rows))
 
 
@@ -167,20 +167,20 @@ class FrozenPolicy:
         Masters(frozen, form.compute, form.device)  # rounds and moves them as the policy's
         self._lock = threading.Lock()
 
-    def follow(self, version: int, own: Mapping[str, Tensor] | None) -> None:
+    def follow(self, version: int, parameters: Mapping[str, Tensor] | None) -> None:
         """Take the weights for a step that trains from `version`; see `OtherPolicies.follow`. With
         `own` None the published ones of that version are read, too.
         """
-        wanted = named_version(self._name, version)
-        if wanted is None or wanted == self.version:
+        number = named_version(self._name, version)
+        if number is None or number == self.version:
             return
-        if wanted == version and own is not None:
-            self._fill(own)
+        if number == version and parameters is not None:
+            self._fill(parameters)
         elif self._past is not None:
-            self._fill(self._past.read(wanted))
+            self._fill(self._past.read(number))
         else:
-            raise ConfigurationError(f"version {wanted} ({self._name!r}) is not stored here")
-        self.version = wanted
+            raise ConfigurationError(f"version {number} ({self._name!r}) is not stored here")
+        self.version = number
 
     @torch.no_grad()
     def score(self, rows: TokenRows) -> Tensor:
@@ -191,11 +191,11 @@ class FrozenPolicy:
         """Returns the log-probabilities [G] of one sample's trained tokens, computed alone."""
         return self.score(to_device(token_rows([sample]), self._form.device))
 
-    def score_each(self, samples: Sequence[Sample], behind: PastWeights) -> Tensor:
+    def score_each(self, samples: Sequence[Sample], past_weights: PastWeights) -> Tensor:
         """Returns the log-probabilities [G] of the trained tokens, each under the version of its
         span; `behind` has the weights of all of them. Threads take turns, as they share the model.
         """
-        numbers = {version: number for number, version in enumerate(behind)}
+        numbers = {version: number for number, version in enumerate(past_weights)}
         spans = [
             (owner, numbers[version], count)
             for owner, sample in enumerate(samples)
@@ -206,7 +206,7 @@ class FrozenPolicy:
         owner, which = np.repeat(owners, counts), np.repeat(versions, counts)
         result = torch.empty(len(which), device=self._form.device)
         with self._lock:
-            for number, weights in enumerate(behind.values()):
+            for number, weights in enumerate(past_weights.values()):
                 chosen: list[int] = np.unique(owner[which == number]).tolist()
                 if not chosen:
                     continue
@@ -223,8 +223,8 @@ class FrozenPolicy:
         """Copy the weights of a version, rounded to the type in which versions are published."""
         dtype = torch.float32 if self._past is None else getattr(torch, self._past.dtype)
         for name, parameter in self._trained.items():
-            found = tensors[name] if name in tensors else tensors[PREFIX + name]
-            parameter.copy_(found.to(dtype))
+            weights = tensors[name] if name in tensors else tensors[PREFIX + name]
+            parameter.copy_(weights.to(dtype))
 
 
 def _frozen_policy(
@@ -250,7 +250,7 @@ def vocabulary_of(model: PreTrainedModel) -> int:
     return int(fields.vocab_size)
 
 
-def load_reference(path: str, least: int) -> PreTrainedModel:
+def load_reference(path: str, tokens_min: int) -> PreTrainedModel:
     """Returns the model at `path`. Raises `ConfigurationError` if it has fewer tokens than the
     trained one, which has `least`, so that it cannot score what that one writes.
     """
@@ -258,10 +258,10 @@ def load_reference(path: str, least: int) -> PreTrainedModel:
         other = load_model(path)
     except ConfigurationError as error:
         raise ConfigurationError(str(error).replace("model.path:", "trainer.reference:")) from error
-    found = vocabulary_of(other)
-    if found < least:
+    tokens = vocabulary_of(other)
+    if tokens < tokens_min:
         raise ConfigurationError(
-            f"trainer.reference: {path} has {found} tokens, the trained model {least}; the "
+            f"trainer.reference: {path} has {tokens} tokens, the trained model {tokens_min}; the "
             "reference must have the trained model's tokens"
         )
     return other

@@ -112,8 +112,8 @@ class PacedLearner:
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         mine = self._state()
         for name, tensor in mine.items():
-            found = tensors.get(name)
-            if found is None or found.shape != tensor.shape or found.dtype != tensor.dtype:
+            stored = tensors.get(name)
+            if stored is None or stored.shape != tensor.shape or stored.dtype != tensor.dtype:
                 raise ConfigurationError(
                     f"checkpoint: {name!r} is missing or of another shape: these tensors belong to "
                     "another configuration (trainer.learner, paced.weights_bytes)"
@@ -136,22 +136,22 @@ class PacedLearner:
         self.busy_s += seconds
 
     def _state(self) -> dict[str, Tensor]:
-        named = {PREFIX + name: tensor for name, tensor in self._weights.items()}
-        return {**named, COUNTER: torch.tensor(self.updates)}
+        tensors = {PREFIX + name: tensor for name, tensor in self._weights.items()}
+        return {**tensors, COUNTER: torch.tensor(self.updates)}
 
 
 def make_weights(model: PacedModel) -> dict[str, Tensor]:
     """Returns bf16 tensors of the configured total size, drawn from N(0, 0.02²) as in a freshly
     initialised model; a function of the model's seed.
     """
-    left, weights = max(1, model.weights_bytes // 2), dict[str, Tensor]()
-    while left:
-        rows = min(ROWS_MAX, left // COLUMNS)
-        shape = (rows, COLUMNS) if rows else (left,)
+    elements, weights = max(1, model.weights_bytes // 2), dict[str, Tensor]()
+    while elements:
+        rows = min(ROWS_MAX, elements // COLUMNS)
+        shape = (rows, COLUMNS) if rows else (elements,)
         drawn = torch.Generator().manual_seed(_seed(model.seed, 0, len(weights)))
         tensor = torch.empty(shape, dtype=torch.bfloat16).normal_(0, 0.02, generator=drawn)
         weights[f"layers.{len(weights):03d}.weight"] = tensor
-        left -= tensor.numel()
+        elements -= tensor.numel()
     return weights
 
 

@@ -41,10 +41,10 @@ class ReferenceScorer:
         """Whether the record's reference exists. A version that was emitted under is not believed
         yet for a moment, in which another term may still publish that number.
         """
-        wanted = self._wanted(record)
-        if wanted is not None and wanted > self._highest:
+        number = self._wanted(record)
+        if number is not None and number > self._highest:
             self._highest = self.believed()
-        return wanted is None or wanted <= self._highest
+        return number is None or number <= self._highest
 
     def score(self, record: Trajectory) -> Floats:
         """Returns the log-probabilities [G] of the generated tokens; 0 for abandoned ones. The
@@ -52,14 +52,14 @@ class ReferenceScorer:
         `DecodeError` if no model can score it.
         """
         sample = sample_of(record, 0.0)
-        wanted = self._wanted(record)
-        if wanted == 0 and self._policy.version:
+        number = self._wanted(record)
+        if number == 0 and self._policy.version:
             self._policy = self.open_policy()
-        if wanted is not None:
+        if number is not None:
             self._policy.follow(_newest(record), None)
-        found = np.zeros(len(record.logprobs), np.float32)
-        found[sample.mask] = self._policy.score_alone(sample).float().cpu().numpy()
-        return np.maximum(found, np.float32(LOGPROB_MIN))  # NaN stays NaN
+        logprobs = np.zeros(len(record.logprobs), np.float32)
+        logprobs[sample.mask] = self._policy.score_alone(sample).float().cpu().numpy()
+        return np.maximum(logprobs, np.float32(LOGPROB_MIN))  # NaN stays NaN
 
     def _wanted(self, record: Trajectory) -> int | None:
         """Returns the number of the record's reference version; None if it is another model."""

@@ -107,9 +107,9 @@ def path_rows(sample: Sample) -> list[PathRow]:
     order[trained] = np.arange(len(trained))
     rows: list[PathRow] = []
     for path in leaves(len(sample.tokens), sample.branches):
-        own = np.flatnonzero(order[path] >= 0)
-        if len(own) or not len(trained):
-            rows.append(PathRow(sample.tokens[path], own, order[path[own]]))
+        positions = np.flatnonzero(order[path] >= 0)
+        if len(positions) or not len(trained):
+            rows.append(PathRow(sample.tokens[path], positions, order[path[positions]]))
         order[path] = -1
         if not len(trained):
             break
@@ -179,7 +179,7 @@ def loss_inputs(samples: Sequence[Sample], version: int) -> LossInputs:
     counts = [count for _, count in trained]
     behaviour = [sample.logprobs[sample.mask] for sample in samples]
     lags = [lags_of(sample, version)[sample.mask] for sample in samples]
-    advantages = [np.zeros(0, np.float32), *(_advantages(one, count) for one, count in trained)]
+    advantages = [np.zeros(0, np.float32), *(_advantages(s, count) for s, count in trained)]
     shares = np.array([1 / (sample.group_tokens or count) for sample, count in trained])
     return LossInputs(
         torch.from_numpy(np.concatenate(behaviour).astype(np.float32)),
@@ -196,11 +196,11 @@ def given_reference(samples: Sequence[Sample]) -> Tensor:
     """Returns the log-probabilities [G] of the samples' trained tokens under the reference, which a
     scorer computed, in the order of `loss_inputs`.
     """
-    given: list[NDArray[np.float32]] = []
+    logprobs: list[NDArray[np.float32]] = []
     for sample in samples:
         assert sample.reference is not None, f"{sample.trajectory} lacks its annotation"
-        given.append(sample.reference[sample.mask])
-    return torch.from_numpy(np.concatenate(given).astype(np.float32))
+        logprobs.append(sample.reference[sample.mask])
+    return torch.from_numpy(np.concatenate(logprobs).astype(np.float32))
 
 
 def _advantages(sample: Sample, count: int) -> NDArray[np.float32]:

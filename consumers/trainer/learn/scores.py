@@ -105,8 +105,8 @@ class _GivenHidden:
         return _BodyOutput(self.hidden)
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._own, name)
-        return self if isinstance(found, nn.Module) else found
+        attribute = getattr(self._own, name)
+        return self if isinstance(attribute, nn.Module) else attribute
 
 
 class _BodyOutput:
@@ -162,16 +162,16 @@ class _ScoreFunction(torch.autograd.Function):
     ) -> tuple[Tensor | None, None, None]:
         """d log p(target) / d logit = (1[target] − p) / T; dH / d logit = −p (log p + H) / T."""
         probabilities, entropy, targets, temperature = ctx.saved_tensors
-        found: Tensor | None = None
+        logits_grad: Tensor | None = None
         if grad is not None:
             scaled = (grad / temperature)[:, None]
-            found = (probabilities * -scaled).scatter_add_(1, targets[:, None], scaled)
+            logits_grad = (probabilities * -scaled).scatter_add_(1, targets[:, None], scaled)
         if entropy_grad is not None:
             scaled = (entropy_grad / temperature)[:, None]
             logprobs = probabilities.clamp(min=torch.finfo(torch.float32).tiny).log()
             of_entropy = probabilities * (logprobs + entropy[:, None]) * -scaled
-            found = of_entropy if found is None else found.add_(of_entropy)
-        return found, None, None
+            logits_grad = of_entropy if logits_grad is None else logits_grad.add_(of_entropy)
+        return logits_grad, None, None
 
 
 def score(logits: Tensor, targets: Tensor, temperature: Tensor) -> TokenScores:

@@ -78,9 +78,9 @@ def ppo_clip(tokens: SurrogateInputs, settings: ObjectiveSettings) -> tuple[Tens
     losses = -torch.minimum(ratio * advantage, bounded * advantage)
     clipped = bounded * advantage < ratio * advantage
     if settings.clip_dual is not None:
-        most = -settings.clip_dual * advantage
-        is_above = (advantage < 0) & (losses > most)
-        losses, clipped = torch.where(is_above, most, losses), clipped | is_above
+        loss_max = -settings.clip_dual * advantage
+        is_above = (advantage < 0) & (losses > loss_max)
+        losses, clipped = torch.where(is_above, loss_max, losses), clipped | is_above
     return losses, clipped
 
 
@@ -111,8 +111,8 @@ def find_surrogate(name: str) -> Surrogate:
     if name in SURROGATES:
         return SURROGATES[name]
     if ":" not in name:
-        known = ", ".join(SURROGATES)
-        raise ConfigurationError(f"trainer.loss: {name!r} is neither of {known} nor 'module:name'")
+        names = ", ".join(SURROGATES)
+        raise ConfigurationError(f"trainer.loss: {name!r} is neither of {names} nor 'module:name'")
     return cast(Surrogate, find_callable(name, "trainer.loss"))
 
 
@@ -138,12 +138,12 @@ def reference_kl(logprobs: Tensor, reference: Tensor, form: str) -> Tensor:
     under both, differentiable in `logprobs` (`trainer.reference_kl_form`; Schulman, "Approximating
     KL divergence", 2020): `k1`, `k2` or `k3`.
     """
-    apart = bounded_log_ratio(logprobs, reference)
+    log_ratio = bounded_log_ratio(logprobs, reference)
     if form == "k1":
-        return apart
+        return log_ratio
     if form == "k2":
-        return apart.square() / 2
-    return torch.expm1(-apart) + apart
+        return log_ratio.square() / 2
+    return torch.expm1(-log_ratio) + log_ratio
 
 
 @torch.no_grad()
@@ -182,19 +182,19 @@ def kept_tokens(
     `mask_sequence` the geometric mean over its sequence, `mask_negative` the mean log μ/π of
     sequences with A < 0 (off-policy sequence mask of DeepSeek-V3.2).
     """
-    kept: Tensor | None = None
+    unmasked: Tensor | None = None
     if settings.mask_ratio is not None:
-        kept = _is_inside(token_log_ratio.exp(), settings.mask_ratio)
+        unmasked = _is_inside(token_log_ratio.exp(), settings.mask_ratio)
     if settings.mask_sequence is None and settings.mask_negative is None:
-        return kept
+        return unmasked
     means = sequence_sums(token_log_ratio, inputs) / counts
     if settings.mask_sequence is not None:
         inside = _is_inside(means.exp(), settings.mask_sequence)[inputs.sequence]
-        kept = inside if kept is None else kept & inside
+        unmasked = inside if unmasked is None else unmasked & inside
     if settings.mask_negative is not None:
         near = (-means <= settings.mask_negative)[inputs.sequence] | (inputs.advantage >= 0)
-        kept = near if kept is None else kept & near
-    return kept
+        unmasked = near if unmasked is None else unmasked & near
+    return unmasked
 
 
 def _is_inside(values: Tensor, bounds: tuple[float, float]) -> Tensor:

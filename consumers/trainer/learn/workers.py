@@ -138,11 +138,11 @@ class BufferPool:
         """Returns a complete copy in host memory, with floating-point tensors converted to `dtype`
         (None: unchanged). Names of one tensor (tied tensors) share memory in the copy too.
         """
-        kept, tied = untie(tensors)
-        copy = self._memory(kept, dtype)
-        for name, tensor in kept.items():
+        untied, tied = untie(tensors)
+        copy = self._memory(untied, dtype)
+        for name, tensor in untied.items():
             copy[name].copy_(tensor.detach(), non_blocking=True)
-        if any(tensor.is_cuda for tensor in kept.values()):
+        if any(tensor.is_cuda for tensor in untied.values()):
             torch.cuda.current_stream().synchronize()
         copy.update({name: copy[owner] for name, owner in tied.items()})
         return copy
@@ -157,15 +157,15 @@ class BufferPool:
                         self._idle.append(mine)
                     return
 
-    def _memory(self, kept: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
-        wanted = {name: _dtype(tensor, dtype) for name, tensor in kept.items()}
+    def _memory(self, tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
+        dtypes = {name: _dtype(tensor, dtype) for name, tensor in tensors.items()}
         with self._lock:
             assert len(self._used) < self._copies_max, "a copy was not released"
             copy = self._idle.pop() if self._idle else {}
             if any(
-                name not in copy or not _fits(copy[name], kept[name], wanted[name]) for name in kept
+                name not in copy or not _fits(copy[name], tensors[name], dtypes[name]) for name in tensors
             ):
-                copy = {name: _empty(tensor, wanted[name]) for name, tensor in kept.items()}
+                copy = {name: _empty(tensor, dtypes[name]) for name, tensor in tensors.items()}
             self._used.append(copy)
         return copy
 

@@ -101,10 +101,10 @@ class FollowedLedger:
         without limit. Before rank 0 ends it trains every full round (one micro-batch per rank) of
         the takes that it appended, so followers that train the same takes stop at the same place.
         """
-        found = self._poll(wait_s)
-        for received in found:
+        records = self._poll(wait_s)
+        for received in records:
             self._apply(received.record)
-        if not found and wait_s and self._has_ended():
+        if not records and wait_s and self._has_ended():
             self.ended.set()
 
     def _poll(self, wait_s: float) -> list[Received]:
@@ -159,7 +159,7 @@ class TakeFollower(TakeRepeater):
             self.repeat(take, progress, step_metrics)
         return len(takes)
 
-    def record_repetition(self, again: TakesRepeated) -> None:
+    def record_repetition(self, repetition: TakesRepeated) -> None:
         """Do nothing: rank 0 records it."""
 
     def record_failure(self, failed: ComputeFailed) -> None:
@@ -193,7 +193,7 @@ def build_follower(
     plan: TrainerPlan,
     initial: InitialModel,
     run: str,
-    turned: Callable[[], object],
+    on_pause: Callable[[], object],
 ) -> FollowerLoop | None:
     """Wait until rank 0 holds its term, and return the loop that follows it from the checkpoint
     that all ranks load; None if rank 0 ended before. `turned` is called repeatedly during the wait,
@@ -202,7 +202,7 @@ def build_follower(
     """
     ranks = initial.ranks
     assert ranks is not None, "one process has no rank to follow"
-    start = ranks.await_start(turned)
+    start = ranks.await_start(on_pause)
     if start is None:
         return None
     check_start(start, plan, initial, ranks.rank)

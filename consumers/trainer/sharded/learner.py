@@ -207,11 +207,11 @@ class ShardedLearner:
         """Train the waiting micro-batches, at most one for each rank."""
         (turns,) = rounds(len(self._waiting), self._ranks.size)
         version, waiting, self._waiting = self.version, self._waiting, []
-        numbers = tuple(one.number for one in waiting)
+        numbers = tuple(batch.number for batch in waiting)
         try:
             with self._ranks.collective():
-                for one in self._passes(waiting, turns[self._ranks.rank]):
-                    self._shard.train(one.samples, version, one.counts)
+                for rank_pass in self._passes(waiting, turns[self._ranks.rank]):
+                    self._shard.train(rank_pass.samples, version, rank_pass.counts)
         except RankLost as lost:  # no evidence against these samples, unless memory ran out
             if is_out_of_memory(lost.__cause__):
                 raise ComputeFailed(numbers, lost.__cause__ or lost) from lost.__cause__
@@ -235,8 +235,8 @@ class ShardedLearner:
         bits.
         """
         micro_batch = waiting[mine.micro_batch]
-        shortages = max(one.shortages for one in waiting)
-        parts = parts_of_round([one.trained for one in waiting], shortages)
+        shortages = max(batch.shortages for batch in waiting)
+        parts = parts_of_round([batch.trained for batch in waiting], shortages)
         if parts == 1:
             return [_Pass(micro_batch.samples, mine.counts)]
         split = split_samples(micro_batch.samples, parts)

@@ -74,15 +74,15 @@ def gather_results(work: Callable[[], Any], type_: Any, ranks: Ranks) -> list[An
         failed = error
     problem = "" if failed is None else f"{type(failed).__name__}: {failed}"
     with ranks.collective():
-        found: list[tuple[str, bytes]] = ranks.gather(
+        outcomes: list[tuple[str, bytes]] = ranks.gather(
             (problem, result), tuple[str, bytes], ranks.writing
         )
     if failed is not None:
         raise failed
-    for rank, (problem, _) in enumerate(found):
+    for rank, (problem, _) in enumerate(outcomes):
         if problem:
             raise StoreError(f"rank {rank} of the trainer could not write: {problem}")
-    return [msgspec.msgpack.decode(encoded, type=type_) for _, encoded in found]
+    return [msgspec.msgpack.decode(encoded, type=type_) for _, encoded in outcomes]
 
 
 def gather_written(
@@ -128,11 +128,11 @@ class RankTensors(DistributedTensors):
     def write_shards(
         self, store: ObjectStore, folder: str, stem: str, shard_bytes: int
     ) -> TensorFiles:
-        own = rank_stem(stem, self._ranks.rank)
+        rank_file_stem = rank_stem(stem, self._ranks.rank)
         return merge_files(
             gather_written(
                 store,
-                lambda: write_shards(store, folder, own, self.mine, shard_bytes),
+                lambda: write_shards(store, folder, rank_file_stem, self.mine, shard_bytes),
                 TensorFiles,
                 self._ranks,
             )
@@ -144,8 +144,8 @@ class RankTensors(DistributedTensors):
 
     def identities(self) -> tuple[dict[str, str], dict[str, str]]:
         kind = tuple[dict[str, str], dict[str, str]]
-        found = gather_results(lambda: tensor_hashes(self.mine), kind, self._ranks)
-        return merge_disjoint(part[0] for part in found), merge_disjoint(part[1] for part in found)
+        parts = gather_results(lambda: tensor_hashes(self.mine), kind, self._ranks)
+        return merge_disjoint(part[0] for part in parts), merge_disjoint(part[1] for part in parts)
 
 
 class FrozenTensors(DistributedTensors):
@@ -185,8 +185,8 @@ class FrozenTensors(DistributedTensors):
 
         def write() -> TensorFiles:
             for number, names in enumerate(shards, start=1):
-                whole = {name: self._whole(name, (number - 1) % self._ranks.size) for name in names}
-                mine = {name: tensor for name, tensor in whole.items() if tensor is not None}
+                gathered = {name: self._whole(name, (number - 1) % self._ranks.size) for name in names}
+                mine = {name: tensor for name, tensor in gathered.items() if tensor is not None}
                 if not mine or failed:
                     continue
                 try:
@@ -197,8 +197,8 @@ class FrozenTensors(DistributedTensors):
                 raise error
             return TensorFiles(tuple(files), entries, self._own_ties())
 
-        found = merge_files(gather_written(store, write, TensorFiles, self._ranks))
-        return replace(found, files=tuple(sorted(found.files, key=lambda file: file.name)))
+        merged = merge_files(gather_written(store, write, TensorFiles, self._ranks))
+        return replace(merged, files=tuple(sorted(merged.files, key=lambda file: file.name)))
 
     def differences(self, parent: Manifest, base: DistributedTensors) -> DistributedDifferences:
         raise AssertionError("frozen tensors have no differences")
@@ -209,13 +209,13 @@ class FrozenTensors(DistributedTensors):
         def identify() -> tuple[dict[str, str], dict[str, str]]:
             hashes: dict[str, str] = {}
             for name in self._rows:
-                whole = self._whole(name, owner[name])
-                hashes |= {} if whole is None else tensor_hashes({name: whole})[0]
+                tensor = self._whole(name, owner[name])
+                hashes |= {} if tensor is None else tensor_hashes({name: tensor})[0]
             return hashes, self._own_ties()
 
         kind = tuple[dict[str, str], dict[str, str]]
-        found = gather_results(identify, kind, self._ranks)
-        return merge_disjoint(part[0] for part in found), merge_disjoint(part[1] for part in found)
+        parts = gather_results(identify, kind, self._ranks)
+        return merge_disjoint(part[0] for part in parts), merge_disjoint(part[1] for part in parts)
 
     def _whole(self, name: str, owner: int) -> Tensor | None:
         """Returns the whole tensor at rank `owner`, None at the others. A collective of the
@@ -260,11 +260,11 @@ class _RankDifferences(DistributedDifferences):
         self.weights = merge_files(part[1] for part in parts)
 
     def write(self, store: ObjectStore, folder: str, parent: Manifest, shard_bytes: int) -> Delta:
-        own, mine = rank_stem(DELTA_STEM, self._ranks.rank), self._encoded.pop()
-        found = gather_written(
+        rank_file_stem, mine = rank_stem(DELTA_STEM, self._ranks.rank), self._encoded.pop()
+        deltas = gather_written(
             store,
-            lambda: write_delta(store, folder, mine, parent, shard_bytes, own),
+            lambda: write_delta(store, folder, mine, parent, shard_bytes, rank_file_stem),
             Delta,
             self._ranks,
         )
-        return merge_delta(found, parent)
+        return merge_delta(deltas, parent)

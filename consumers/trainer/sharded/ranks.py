@@ -62,9 +62,9 @@ def rendezvous_store(timeout_s: float, environment: Mapping[str, str] = os.envir
         return TCPStore(host, port, None, rank == 0, timeout, wait_for_workers=False)
     agent_store = TCPStore(host, port, None, False, timeout)
     if rank == 0:
-        own = TCPStore(host, 0, None, True, timeout, wait_for_workers=False)
-        agent_store.set(PORT_KEY, str(own.port))
-        return own
+        own_store = TCPStore(host, 0, None, True, timeout, wait_for_workers=False)
+        agent_store.set(PORT_KEY, str(own_store.port))
+        return own_store
     give_up = time.monotonic() + timeout_s
     while time.monotonic() < give_up:
         own_port = int(agent_store.get(PORT_KEY))
@@ -131,7 +131,7 @@ class Ranks:
         start = TermStart(term, model, settings, tuple(checkpoints))
         self.store.set(START_KEY, msgspec.json.encode(start).decode())
 
-    def await_start(self, turned: Callable[[], object]) -> TermStart | None:
+    def await_start(self, on_pause: Callable[[], object]) -> TermStart | None:
         """Wait without limit until rank 0 holds its term, and return its `TermStart`; None if rank
         0 ended before it held one. `turned` is called before each pause, so that the caller can
         show that it lives. Raises `RankLost` if rank 0 is gone.
@@ -139,7 +139,7 @@ class Ranks:
         while not self._is_set(START_KEY):
             if self.has_ended():
                 return None
-            turned()
+            on_pause()
             time.sleep(PAUSE_S)
         return msgspec.json.decode(self.store.get(START_KEY), type=TermStart)
 
@@ -210,10 +210,10 @@ class Ranks:
         dist.all_gather(sizes, torch.tensor([len(mine)]), group)  # pyright: ignore[reportUnknownMemberType]
         longest = max(int(size) for size in sizes)
         padded = torch.frombuffer(bytearray(mine.ljust(longest, b"\0")), dtype=torch.uint8)
-        found = [torch.empty_like(padded) for _ in range(self.size)]
-        dist.all_gather(found, padded, group)  # pyright: ignore[reportUnknownMemberType]
+        received = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(received, padded, group)  # pyright: ignore[reportUnknownMemberType]
         parts = (
-            data.numpy().tobytes()[: int(size)] for data, size in zip(found, sizes, strict=True)
+            data.numpy().tobytes()[: int(size)] for data, size in zip(received, sizes, strict=True)
         )
         return [msgspec.msgpack.decode(part, type=type_) for part in parts]
 
@@ -289,8 +289,8 @@ class Ranks:
 
         others = [rank for rank in range(self.size) if rank != self.rank]
         with self._probing, ThreadPoolExecutor(self.size) as pool:
-            found = list(pool.map(is_gone, others))
-        return [rank for rank, gone in zip(others, found, strict=True) if gone]
+            are_gone = list(pool.map(is_gone, others))
+        return [rank for rank, gone in zip(others, are_gone, strict=True) if gone]
 
 
 @contextmanager

@@ -94,8 +94,8 @@ class Shard:
         if self._adapter is None:
             model.requires_grad_()
         else:
-            found = base_hash(start, self._adapter.dtype) if ranks.rank == 0 else ""
-            self._base_hash = masters.hash_tensor(ranks.gather(found, str)[0])
+            digest = base_hash(start, self._adapter.dtype) if ranks.rank == 0 else ""
+            self._base_hash = masters.hash_tensor(ranks.gather(digest, str)[0])
         if lends_state(_state_bytes(self._ownership.shapes), self._home):
             return_freed_memory()
         if settings.compile:
@@ -110,11 +110,12 @@ class Shard:
         if isinstance(model, FSDPModule):
             model.reshard()  # FSDP leaves the parameters outside of the layers gathered
         parameters = dict(model.named_parameters())
-        self._parameters = {name: one for name, one in parameters.items() if one.requires_grad}
-        self._slices = {name: _local(one) for name, one in self._parameters.items()}
+        self._parameters = {n: p for n, p in parameters.items() if p.requires_grad}
+        self._slices = {name: _local(p) for name, p in self._parameters.items()}
         state = {} if self._adapter is None else base_state(model.state_dict())
         self._frozen = {
-            name: _local(one) if isinstance(one, DTensor) else one for name, one in state.items()
+            name: _local(tensor) if isinstance(tensor, DTensor) else tensor
+            for name, tensor in state.items()
         }
         """Of a model with adapters: this rank's slices of the base, and its whole buffers."""
         slices = list(self._slices.values())
@@ -209,7 +210,7 @@ class Shard:
         if critic is not None and critic.is_warming(version):
             done = self._optimiser.hold()
         else:
-            gradients = [_gradient(one) for one in self._parameters.values()]
+            gradients = [_gradient(p) for p in self._parameters.values()]
             done = self._optimiser.update(gradients, divisor, total.ess)
         for parameter in self._parameters.values():
             parameter.grad = None
@@ -227,14 +228,14 @@ class Shard:
         on one rank, its owner; a tied tensor (one tensor with several names) has all its names. Of
         a model with adapters, every rank returns the whole adapter.
         """
-        wanted: torch.dtype = getattr(torch, dtype)
+        published_type: torch.dtype = getattr(torch, dtype)
         if self._adapter is None:
-            mine = self._ownership.gather(self._slices, wanted)
-            named = self._ownership.named(mine, self._model, wanted)
-            return RankTensors(named, self._ranks)
-        factors = gather_everywhere(self._slices, self.shapes, wanted, self._ranks)
+            mine = self._ownership.gather(self._slices, published_type)
+            tensors = self._ownership.named(mine, self._model, published_type)
+            return RankTensors(tensors, self._ranks)
+        factors = gather_everywhere(self._slices, self.shapes, published_type, self._ranks)
         config, scaling = self._adapter.config, self._adapter.scaling
-        return AdapterTensors(adapter_state(factors), config, scaling, lambda: self._base(wanted))
+        return AdapterTensors(adapter_state(factors), config, scaling, lambda: self._base(published_type))
 
     def _base(self, dtype: torch.dtype) -> FrozenTensors:
         """Returns this rank's part of the frozen base. Not a collective. The model is trained while
@@ -304,7 +305,7 @@ class Shard:
         slices, so another number of ranks gives another hash for the same state.
         """
         flat = {
-            p + name: one for p, slices in self._state().items() for name, one in slices.items()
+            p + name: rows for p, slices in self._state().items() for name, rows in slices.items()
         }
         flat |= self._single()
         hashes = self._ranks.gather(state_hash(flat), str)
@@ -325,7 +326,7 @@ class Shard:
         counters = torch.tensor([self.updates, self._optimiser.applied])
         base = {} if self._base_hash is None else {masters.BASE_HASH: self._base_hash}
         critic = {} if self._critic is None else self._critic.state()
-        copied = {name: one.to("cpu", copy=True) for name, one in critic.items()}
+        copied = {name: tensor.to("cpu", copy=True) for name, tensor in critic.items()}
         return {COUNTERS: counters, **base, **copied}
 
 

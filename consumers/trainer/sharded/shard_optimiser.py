@@ -26,9 +26,9 @@ class ShardOptimiser:
         over_all_ranks: Callable[[Tensor], Tensor],
     ) -> None:
         self._settings, self._over_all_ranks = settings, over_all_ranks
-        self._parameters = [torch.nn.Parameter(one) for one in slices]
-        self.mean = [torch.zeros_like(one) for one in slices]
-        self.square = [torch.zeros_like(one) for one in slices]
+        self._parameters = [torch.nn.Parameter(rows) for rows in slices]
+        self.mean = [torch.zeros_like(rows) for rows in slices]
+        self.square = [torch.zeros_like(rows) for rows in slices]
         self._adam = torch.optim.AdamW(
             self._parameters,
             lr=settings.lr,
@@ -37,7 +37,7 @@ class ShardOptimiser:
             weight_decay=settings.weight_decay,
             fused=True,
         )
-        self._applied = [torch.zeros((), device=one.device) for one in slices]
+        self._applied = [torch.zeros((), device=rows.device) for rows in slices]
         for index, parameter in enumerate(self._parameters):
             self._adam.state[parameter] = {
                 "step": self._applied[index],
@@ -54,8 +54,8 @@ class ShardOptimiser:
         moments into `mean` and `square`. Not a collective.
         """
         self.updates, self.applied = updates, applied
-        for one in self._applied:
-            one.fill_(applied)
+        for count in self._applied:
+            count.fill_(applied)
 
     def hold(self) -> masters.UpdateResult:
         """Count an update as `Optimiser.hold` does. Not a collective."""

@@ -92,13 +92,13 @@ class TensorOwnership:
     """
 
     def __init__(self, model: PreTrainedModel, ranks: Ranks) -> None:
-        kept, tied = untie(base_state(model.state_dict()))
+        stored, tied = untie(base_state(model.state_dict()))
         self.shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         """Shapes of the unsharded parameters by name, those of adapters included."""
-        self.names, self.tied = tuple(kept), tied
+        self.names, self.tied = tuple(stored), tied
         self._ranks = ranks
-        self._buffers = [name for name in kept if name not in self.shapes]
-        self._owners = owners({name: tensor.nbytes for name, tensor in kept.items()}, ranks.size)
+        self._buffers = [name for name in stored if name not in self.shapes]
+        self._owners = owners({name: tensor.nbytes for name, tensor in stored.items()}, ranks.size)
 
     def gather(self, slices: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
         """Returns the whole parameters that this rank owns, as `dtype`, for a model without
@@ -107,9 +107,9 @@ class TensorOwnership:
         """
         mine: dict[str, Tensor] = {}
         for name, shape in self.shapes.items():
-            whole = gather_rows(slices[name].to(dtype), shape, self._owners[name], self._ranks)
-            if whole is not None:
-                mine[name] = whole
+            tensor = gather_rows(slices[name].to(dtype), shape, self._owners[name], self._ranks)
+            if tensor is not None:
+                mine[name] = tensor
         return mine
 
     def named(
@@ -122,8 +122,8 @@ class TensorOwnership:
         for name in self._buffers:
             if self._owners[name] == self._ranks.rank:
                 tensor = values[name].detach()
-                wanted = dtype if tensor.is_floating_point() else tensor.dtype
-                mine[name] = tensor.to("cpu", wanted, copy=True)
+                published_type = dtype if tensor.is_floating_point() else tensor.dtype
+                mine[name] = tensor.to("cpu", published_type, copy=True)
         tied = {name: mine[owner] for name, owner in self.tied.items() if owner in mine}
         return {**mine, **tied}
 
@@ -160,8 +160,8 @@ def shard_model(
     for layer in layers:
         # The final norm and the head after the last layer are fp32 and need fp32 input.
         is_last = layer is layers[-1] and compute == "bfloat16" and not is_frozen
-        own = replace(policy, output_dtype=torch.float32) if is_last else policy
-        fully_shard(layer, mesh=mesh, mp_policy=own, offload_policy=place)
+        layer_policy = replace(policy, output_dtype=torch.float32) if is_last else policy
+        fully_shard(layer, mesh=mesh, mp_policy=layer_policy, offload_policy=place)
     root = policy if is_frozen else MixedPrecisionPolicy()
     fully_shard(model, mesh=mesh, mp_policy=root, offload_policy=place)
     for module in model.modules():
