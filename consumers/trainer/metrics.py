@@ -1,9 +1,8 @@
-"""Collects the metrics of one step of the trainer (`StepMetrics`): rewards, lengths and lag of the
-trained samples, and counts of groups and samples, trained or not, by how they ended.
+"""The metrics of one trainer step (`StepMetrics`): rewards, lengths and lag of the trained samples,
+and counts of groups by how they ended.
 
-Two lags are measured. The lag at finish is that of a trajectory's oldest span when its rollout
-finished it, by the trainer's version that the rollout knew. The lag at consumption is that of each
-token when it is trained.
+The lag at finish is that of a trajectory's oldest span, by the trainer's version that its rollout
+knew at the end; the lag at consumption is that of each token when it is trained.
 """
 
 from collections import Counter
@@ -55,15 +54,15 @@ class StepMetrics:
     _tasks: set[str] = field(default_factory=set[str])
 
     def count_refused_annotations(self, number: int) -> None:
-        """Count annotations that the trainer refused; a `number` of 0 adds no key to `counts`."""
+        # 0 adds no key to `counts`.
         if number:
             self.counts[REFUSED_ANNOTATIONS] += number
 
     def add_trained(
         self, records: Sequence[Trajectory], samples: Sequence[Sample], counts: Mapping[str, int]
     ) -> None:
-        """Add a group that is trained: all its completions (`records`), the `samples` of them that
-        are trained, and the `counts` of `prepare_group`.
+        """Adds a trained group: all its completions (`records`), their trained `samples`, and the
+        `counts` of `prepare_group`.
         """
         self.counts.update(counts)
         self._count("groups", records)
@@ -94,8 +93,8 @@ class StepMetrics:
     def add_closed(
         self, ending: str, counts: Mapping[str, int], records: Sequence[Trajectory] = ()
     ) -> None:
-        """Add a group that ended untrained: `ending` is `filtered`, `expired` or `dead`, `counts`
-        are those of `prepare_group`, and `records` the completions that had arrived.
+        """Adds a group that ended untrained as `filtered`, `expired` or `dead`; `records` are the
+        completions that had arrived.
         """
         self.counts.update(counts)
         self._count(ending, records)
@@ -104,9 +103,7 @@ class StepMetrics:
         self.outcomes[ending] += 1
 
     def add_recorded(self, closed: Iterable[GroupClosed], step: int) -> None:
-        """Add those of the `closed` groups that an earlier trainer closed in this step before it
-        died.
-        """
+        """Adds the `closed` groups of this step, which an earlier trainer closed before it died."""
         for group in closed:
             if group.step == step:
                 self.add_closed(group.reason, {})
@@ -132,10 +129,8 @@ class StepMetrics:
         }
 
     def _count(self, name: str, records: Sequence[Trajectory]) -> None:
-        """Count a group in total and by its task; the task is unknown if none of its completions
-        has arrived.
-        """
         self.counts[name] += 1
+        # Without a completion the task is unknown.
         if records:
             self.counts[f"{name}/{self._label(records[0].task)}"] += 1
 

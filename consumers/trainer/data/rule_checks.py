@@ -1,6 +1,5 @@
-"""Tries whether a user's advantage (`check_advantage`) or rule of choice (`check_choice`) keeps its
-contract, on a few groups; the user's own tests call them. A surrogate's check is
-`learn/surrogate_check.py`.
+"""Tries the contract of a user's advantage (`check_advantage`) or rule of choice (`check_choice`)
+on a few groups, for the user's own tests. `learn/surrogate_check.py` checks a surrogate.
 """
 
 from collections.abc import Callable, Iterable, Sequence

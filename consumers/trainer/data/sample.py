@@ -1,10 +1,8 @@
 """Converts a trajectory to the form that the loss uses (`Sample`), and computes its reward from
-annotations.
+annotations. Pure, and shared by live training and replay, so equal annotations give equal rewards.
 
-Only generated tokens have log-probabilities, spans and loss; prompt and environment tokens are
-context. Only consistent records become samples, so code that receives a `Sample` does not check
-it again. All functions are pure and shared by live training and replay, so equal annotations
-give equal rewards.
+Only generated tokens have log-probabilities, spans and loss. Only consistent records become
+samples: code that receives a `Sample` does not check it again.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,9 +34,7 @@ if TYPE_CHECKING:
 
 
 REWARD = "reward"
-"""Name of the reward. The value of an annotation of this name counts; without one, the reward
-that the rollout put into the record.
-"""
+"""Name of the reward: the annotation of this name counts, else the reward in the record."""
 
 AnnotationsByKey = Mapping[tuple[str, str], Annotation]
 """(trajectory, name) → the first annotation of that name."""
@@ -46,9 +42,9 @@ AnnotationsByKey = Mapping[tuple[str, str], Annotation]
 
 @dataclass(frozen=True, slots=True)
 class AnnotatedRewards:
-    """Holds for each live (not dead) trajectory either its reward or the reason why it has none
-    (`lacking`). `parts` has the rewards of its parts, if these count. `reference` has the
-    log-probabilities of its generated tokens under the reference, if scorers compute them.
+    """For each live (not dead) trajectory its reward, or the reason why it has none (`lacking`);
+    `parts` are the rewards of its parts, if these count, and `reference` the scored
+    log-probabilities of its generated tokens.
     """
 
     rewards: dict[str, float] = field(default_factory=dict[str, float])
@@ -82,11 +78,11 @@ def annotated_rewards(
     terms: Mapping[str, float],
     by_part: bool = False,
 ) -> AnnotatedRewards:
-    """Returns the reward of each live (not dead) trajectory: the weighted sum of its values in
-    `terms`. A trajectory that lacks the value of any of `names` gets the reasons instead.
+    """Returns the reward of each live trajectory: the weighted sum of its values in `terms`. A
+    trajectory that lacks the value of any of `names` gets the reasons instead.
 
-    With `by_part` all values of a term count (`credit.py`); otherwise the first one alone. With
-    `REFERENCE_LOGPROBS` among `names` its values must be those of the trajectory's tokens.
+    With `by_part` all values of a term count (`credit.py`), otherwise the first. Values of
+    `REFERENCE_LOGPROBS`, if named, must be those of the trajectory's tokens.
     """
     annotated, needed = AnnotatedRewards(), tuple(names)
     for record in records:
@@ -116,9 +112,6 @@ def annotated_rewards(
 
 
 def _value(record: Trajectory, name: str, annotations: AnnotationsByKey) -> float | str:
-    """Returns the value of this name, from the annotation or else (for `REWARD`) from the record;
-    without a value, the reason.
-    """
     note = annotations.get((record.trajectory, name))
     if note is not None and not note.reason:
         return float(note.values[0])
@@ -130,12 +123,10 @@ def _value(record: Trajectory, name: str, annotations: AnnotationsByKey) -> floa
 def _parts(
     record: Trajectory, annotations: AnnotationsByKey, terms: Mapping[str, float]
 ) -> PartRewards | str:
-    """Returns the sum of the terms' rewards by part, or why one of them has none. Each term has a
-    value: of its annotation, or of the record.
-    """
     total = no_parts(len(record.logprobs))
     for name, weight in sorted(terms.items()):
         note = annotations.get((record.trajectory, name))
+        # Each term has a value, of its annotation or of the record (checked before).
         values = [record.reward or 0.0] if note is None or note.reason else note.values.tolist()
         parts = part_rewards(record, values)
         if isinstance(parts, str):
@@ -149,12 +140,10 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """Holds a trajectory for the loss. `tokens` and `sources` have one entry per token of the
-    trajectory; `logprobs` (under μ, the behaviour policy, at `temperature`) and `mask` (True =
-    trained) one per generated token. `spans` tile the generated tokens. `reward` is NaN if it is
-    unknown. `group_tokens` is the number of trained tokens of its group, 0 if it is unknown.
-    `advantage` is that of all its tokens, unless `advantages` has one for each generated token;
-    then it is that of the first.
+    """A trajectory for the loss. `tokens` and `sources` have one entry per token of the trajectory;
+    `logprobs` (under μ, the behaviour policy, at `temperature`) and `mask` (True = trained) one per
+    generated token, G in all. `spans` tile the generated tokens. `reward` is NaN `advantages` has
+    one for each generated token; then it is that of the first.
 
     Where a critic makes the advantages, `parts` has the rewards of its parts and `turn_ends` the
     index, among the generated tokens, of the last one of each turn; `advantage` is then 0.
@@ -173,7 +162,7 @@ class Sample:
     task: str = ""
     group_tokens: int = 0
     branches: tuple[Branch, ...] = ()
-    """Where the tokens of an episode branch; its learner makes one row for each path."""
+    """Where an episode's tokens branch; each path is one row."""
     advantages: NDArray[np.float64] | None = None
     reference: Floats | None = None
     """Log-probabilities of the generated tokens under the reference, if a scorer gave them."""
@@ -186,18 +175,16 @@ class Sample:
         return self.advantage if self.parts is None else None
 
     def __len__(self) -> int:
-        """Returns the number of tokens that a forward pass computes at most: those of all paths."""
+        # The most tokens that a forward pass computes: those of all paths.
         if not self.branches:
             return len(self.tokens)
         return sum(map(len, leaves(len(self.tokens), self.branches)))
 
 
 def sample_of(record: Trajectory, advantage: float, reward: float | None = None) -> Sample:
-    """Returns the sample of a finished trajectory, with all its generated tokens trained, except
-    those of abandoned turns.
-
-    `reward` (from annotations) replaces the record's own. Raises `DecodeError` for a record that no
-    model can train (`streams/admissible.py`).
+    """Returns the sample of a finished trajectory: all generated tokens are trained, except those
+    of abandoned turns. `reward` replaces the record's own. Raises `DecodeError` for a record that
+    no model can train (`streams/admissible.py`).
     """
     refused = refusal(record, TrainingBounds())
     if refused is not None:
@@ -206,7 +193,7 @@ def sample_of(record: Trajectory, advantage: float, reward: float | None = None)
 
 
 def admitted_sample(record: Trajectory, advantage: float, reward: float | None = None) -> Sample:
-    """Converts a record that `refusal` has already accepted, as `sample_of` does."""
+    """Converts a record that `refusal` has accepted, as `sample_of` does."""
     sample_reward = record.reward if reward is None else reward
     trained = np.ones(len(record.logprobs), np.bool_)
     if record.abandoned:

@@ -1,10 +1,7 @@
 """Measures, by task, how far the engine's and the trainer's log-probabilities of the same tokens
-differ (docs/explanation/learning.md, Mismatch of engine and trainer).
-
-`logprob_gaps` compares the tokens of one micro-batch. The `LogprobGaps` of the micro-batches of an
-update are added, and `metrics` makes the update's metrics of the sum. At lag 0 engine and trainer
-compute with the same weights, so a difference is rounding or a bug. A task without a token at lag 0
-reports its smallest lag under other names: there a difference includes what was learnt in between.
+differ (docs/explanation/learning.md, Mismatch of engine and trainer). At lag 0 both compute with
+the same weights, so a difference is rounding or a bug; a task without a token at lag 0 reports its
+smallest lag under other names.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,16 +15,16 @@ from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.metrics import TASKS_MAX
 
 TOKEN_MAX = 0.1
-"""Differences above this, in nats, are counted as `above`. It is about a tenth in probability."""
+"""Differences above this, in nats, count as `above`: about a tenth in probability."""
 EXPONENT_MAX = 20.0
-"""|Δ| is cut to this in e^Δ, as in the loss: one broken value must not make a metric infinite."""
+"""Bound of |Δ| in e^Δ: one broken value must not make a metric infinite."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobGap:
-    """Sums the differences Δ of `tokens` tokens of one task, all of the same `lag`. Δ is the
-    trainer's log-probability minus the engine's: `absolute` is Σ|Δ|, `kl` is Σ(e^Δ − 1 − Δ), an
-    estimate of the KL divergence, `above` counts |Δ| above `TOKEN_MAX`, `largest` is max |Δ|.
+    """Sums of the differences Δ, the trainer's log-probability minus the engine's, of `tokens`
+    tokens of one task and one `lag`: `absolute` is Σ|Δ|, `kl` is Σ(e^Δ − 1 − Δ), an estimate of the
+    KL divergence, `above` counts |Δ| above `TOKEN_MAX`, `largest` is max |Δ|.
     """
 
     lag: int
@@ -38,7 +35,7 @@ class LogprobGap:
     largest: float
 
     def __add__(self, other: "LogprobGap") -> "LogprobGap":
-        """Add two gaps of equal lag. Of gaps with different lags, return the one of smaller lag."""
+        # The smaller lag alone counts.
         if self.lag != other.lag:
             return self if self.lag < other.lag else other
         return LogprobGap(
@@ -53,9 +50,7 @@ class LogprobGap:
 
 @dataclass(frozen=True, slots=True)
 class LogprobGaps:
-    """Holds one `LogprobGap` for each task, at the task's smallest lag, in the order of the tasks'
-    first tokens.
-    """
+    """One `LogprobGap` for each task, at its smallest lag, in the order of first tokens."""
 
     by_task: tuple[tuple[str, LogprobGap], ...] = ()
 
@@ -63,11 +58,10 @@ class LogprobGaps:
         return _merged((*self.by_task, *other.by_task))
 
     def metrics(self) -> dict[str, float]:
-        """Returns the metrics at lag 0: `mismatch_<name>` over all tokens, and
-        `mismatch_<name>/<task>` for each of the first `TASKS_MAX` tasks. A task without a token at
-        lag 0 has `mismatch_tokens/<task>` 0 and, instead of the others, `mismatch_near_lag/<task>`
-        and `mismatch_near_mean/<task>`, its smallest lag and mean |Δ| there. Without any compared
-        token there are no metrics.
+        """Returns at lag 0 `mismatch_<name>` over all tokens, and `mismatch_<name>/<task>` for each
+        of the first `TASKS_MAX` tasks. A task without a token at lag 0 has `mismatch_tokens/<task>`
+        0 and, instead of the others, `mismatch_near_lag/<task>` and `mismatch_near_mean/<task>`,
+        its smallest lag and mean |Δ| there.
         """
         if not self.by_task:
             return {}
@@ -84,19 +78,17 @@ class LogprobGaps:
 
 
 def logprob_gaps(logprobs: Tensor, samples: Sequence[Sample], version: int) -> LogprobGaps:
-    """Returns the gaps of a micro-batch that is trained from `version`. `logprobs` [G] are the
-    trainer's log-probabilities of its G trained tokens, in the order of the samples.
-
-    Only the trained tokens of a trajectory's first span are compared: the tokens of later spans may
-    have been sampled over a KV cache of older weights. If the span's version is `version` (lag 0),
-    both sides compute these tokens with the same weights. To be called in the first update of a
-    step only: later updates train from weights without a version number.
+    """Returns the gaps of a micro-batch that is trained from `version`; `logprobs` [G] are the
+    trainer's. To be called in the first update of a step only: later updates train from weights
+    without a version number.
     """
     recorded = np.concatenate([sample.logprobs[sample.mask] for sample in samples])
     delta = logprobs.detach().cpu().numpy().astype(np.float64) - recorded
     gaps: list[tuple[str, LogprobGap]] = []
     begin = 0
     for sample in samples:
+        # The first span alone: tokens of later ones may have been sampled over a KV cache of older
+        # weights.
         first = sample.spans[0]
         lag = version - first.version.number
         compared = int(np.count_nonzero(sample.mask[: first.end]))
@@ -107,7 +99,6 @@ def logprob_gaps(logprobs: Tensor, samples: Sequence[Sample], version: int) -> L
 
 
 def _gap(lag: int, delta: NDArray[np.float64]) -> LogprobGap:
-    """Returns the sums over the differences `delta`."""
     size = np.abs(delta)
     bounded = delta.clip(-EXPONENT_MAX, EXPONENT_MAX)
     return LogprobGap(
@@ -121,7 +112,6 @@ def _gap(lag: int, delta: NDArray[np.float64]) -> LogprobGap:
 
 
 def _merged(parts: Iterable[tuple[str, LogprobGap]]) -> LogprobGaps:
-    """Returns the sum of the gaps of each task."""
     by_task: dict[str, LogprobGap] = {}
     for task, gap in parts:
         by_task[task] = by_task[task] + gap if task in by_task else gap

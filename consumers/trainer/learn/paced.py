@@ -1,10 +1,9 @@
-"""A learner that trains nothing and only takes time (`trainer.learner = "paced"`), to run the rest
-of the service at scale without a model (docs/explanation/paced-engine.md). It has weights of the
-configured size and waits a configured time per token and per step.
+"""A learner that only takes time (`trainer.learner = "paced"`), to run the service at scale without
+a model (docs/explanation/paced-engine.md).
 
-Each update flips the last bit of a share of the elements of every tensor. Which ones is a function
-of (seed, update) alone, so a step that is repeated after a crash produces the same bits, and deltas
-are as small as those of real training in bf16 (PULSE, arXiv 2602.03839). No loss is reported.
+Each update flips the last bit of a share of the elements of every tensor, chosen by (seed, update)
+alone: a repeated step produces the same bits, and deltas are as small as those of real training in
+bf16 (PULSE, arXiv 2602.03839). No loss is reported.
 """
 
 import time
@@ -29,22 +28,21 @@ PREFIX, COUNTER = "weights.", "updates"  # names in a checkpoint: a tensor's pre
 
 @dataclass(frozen=True, slots=True)
 class PacedModel:
-    """Describes the weights and times of a `PacedLearner`. A step lasts `step_s` plus `token_s` for
-    each of its tokens, in seconds of wall time.
+    """Weights and times of a `PacedLearner`. A step lasts `step_s` plus `token_s` for each of its
+    tokens, in seconds of wall time.
     """
 
     seed: int
     weights_bytes: int
     changed_share: float
-    """Share of the elements that one update changes."""
+    """Share of the elements that an update changes."""
     step_s: float
     token_s: float
 
 
 class PacedLearner:
-    """Implements `Learner` (`base.py`) with modelled time and synthetic weights. Micro-batches are
-    only counted: `submit` adds their time to a queue of modelled work, and `finish_update` sleeps
-    until that work would have ended, then returns.
+    """Implements `Learner` with modelled time and synthetic weights: `submit` adds a micro-batch's
+    time to a queue of modelled work, and `finish_update` sleeps until that work would have ended.
     """
 
     def __init__(
@@ -58,7 +56,7 @@ class PacedLearner:
         self._clock, self._sleep = clock, sleep
         self._weights = make_weights(model)
         self._until_s = 0.0
-        """Time at which the modelled arithmetic of everything submitted ends."""
+        """When everything submitted would end."""
         self._tokens = self._masked = self._sequences = 0
         self._begins_step = True
         self.updates = 0
@@ -71,7 +69,6 @@ class PacedLearner:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the weights; the counter of updates is left out."""
         return sum(tensor.nbytes for tensor in self._weights.values())
 
     def submit(self, samples: Sequence[Sample], shortages: int = 0) -> None:
@@ -129,9 +126,8 @@ class PacedLearner:
         """Does nothing: there are no threads or processes to release."""
 
     def _spend(self, seconds: float) -> None:
-        """Add `seconds` of modelled work, which begins when the work added before ends. It
-        passes while this process does its real work, as the work of an accelerator does.
-        """
+        # Modelled work begins when earlier work ends, and passes during this process's real work,
+        # as on an accelerator.
         self._until_s = max(self._until_s, self._clock()) + seconds
         self.busy_s += seconds
 
@@ -141,8 +137,8 @@ class PacedLearner:
 
 
 def make_weights(model: PacedModel) -> dict[str, Tensor]:
-    """Returns bf16 tensors of the configured total size, drawn from N(0, 0.02²) as in a freshly
-    initialised model; a function of the model's seed.
+    """Returns bf16 tensors of the configured total size, drawn from N(0, 0.02²) by the model's
+    seed.
     """
     elements, weights = max(1, model.weights_bytes // 2), dict[str, Tensor]()
     while elements:
@@ -156,7 +152,7 @@ def make_weights(model: PacedModel) -> dict[str, Tensor]:
 
 
 def change_weights(weights: Mapping[str, Tensor], model: PacedModel, update: int) -> None:
-    """Flip the last bit of one element, drawn by (seed, update), in every `1 / changed_share`
+    """Flips the last bit of one element, drawn by (seed, update), in every `1 / changed_share`
     successive elements of each tensor.
     """
     stride = max(1, round(1 / model.changed_share))

@@ -1,5 +1,5 @@
 """Tries whether a user's loss keeps the contract of a surrogate (`check_surrogate`), on a small
-batch with ratios near and far from 1 and advantages of both signs. A learner calls it at its start.
+batch with ratios near and far from 1 and advantages of both signs.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ TOLERANCE = 1e-9
 
 
 def check_own_loss(settings: ObjectiveSettings) -> None:
-    """Import the function that `trainer.loss` names, if it is one of the user's own, and try its
-    contract, so that a learner refuses it before the first take. Raises `ConfigurationError`.
+    """Imports a user's function that `trainer.loss` names and tries its contract, so that a learner
+    refuses it before the first take. Raises `ConfigurationError`.
     """
     surrogate = find_surrogate(settings.loss)
     if settings.loss not in SURROGATES:
@@ -86,14 +86,12 @@ def _tensors(inputs: SurrogateInputs) -> Sequence[Tensor]:
 
 
 def _batch(chosen: Sequence[int]) -> SurrogateInputs:
-    """Returns the sequences with these indices as a batch in float64; a sequence has the same
-    numbers in every batch.
-    """
     logprobs: list[Tensor] = []
     behaviour: list[Tensor] = []
     sequence: list[int] = []
     advantage: list[float] = []
     for place, index in enumerate(chosen):
+        # By index alone: a sequence has the same numbers in every batch.
         random = torch.Generator().manual_seed(index)
         length = LENGTHS[index]
         new = -3 * torch.rand(length, generator=random, dtype=torch.float64) - 0.05
