@@ -1,10 +1,8 @@
-"""Copies a run's topics to another bus: the same bytes in the same partitions and in the same
-order, at new offsets. First `prepare_target` checks and creates the topics, then `copy_topic`
-copies each one and compares the copy by a hash (`TopicHash`). After a kill at any point, the same
-calls resume: `ResumedTopicWriter` appends only what the target lacks.
-
-A topic of a single writer is copied completely or not at all; compacted topics are not copied
-(docs/reference/replay.md, Publishing again).
+"""Copies a run's topics to another bus: the same bytes in the same partitions and order, at new
+offsets. `prepare_target` checks and creates the topics, `copy_topic` copies each one and compares
+the copy by a hash. After a kill the same calls resume. A topic of a single writer is copied
+completely or not at all; compacted topics are not copied (docs/reference/replay.md, Publishing
+again).
 """
 
 from collections import deque
@@ -20,13 +18,13 @@ from rollstream.streams.records import Fence, Position
 from rollstream.streams.topics import DEAD, catalogue
 
 BEGUN_GROUP = "replay"
-"""Consumer group. A position that it committed in a topic marks the topic as begun by a replay."""
+"""Consumer group whose position in a topic marks it as begun by a replay."""
 RECORDS_MAX, BYTES_MAX = 512, 4 << 20  # the most that one append writes and one read returns
 
 
 def refuse_foreign_records(bus: Bus, topics: Sequence[str], where: str) -> None:
-    """Raise `ConfigurationError` if one of these topics holds records and no replay began it; the
-    error names the bus as `where`.
+    """Raises `ConfigurationError` if one of these topics holds records and no replay began it;
+    `where` names the bus.
     """
     for topic in topics:
         records = sum(bus.end(topic).values())
@@ -38,14 +36,14 @@ def refuse_foreign_records(bus: Bus, topics: Sequence[str], where: str) -> None:
 
 
 def mark_begun(bus: Bus, topic: str) -> None:
-    """Mark a topic as begun by a replay; to be called before the replay appends to it."""
+    """Marks a topic as begun by a replay, before the replay appends to it."""
     partitions = range(bus.partitions(topic))
     bus.commit(BEGUN_GROUP, topic, dict.fromkeys(partitions, Position()))
 
 
 class TopicHash:
-    """Computes a running hash over the keys and values of a topic, in order within each partition;
-    it does not depend on offsets or read batches.
+    """A running hash over the keys and values of a topic, in order within each partition,
+    independent of offsets and read batches.
     """
 
     def __init__(self) -> None:
@@ -53,19 +51,18 @@ class TopicHash:
         self.records = 0
 
     def add(self, partition: int, key: bytes, value: bytes | None) -> None:
-        """Add the partition's next record. The lengths of key and value (-1 for a tombstone) are
-        hashed before them, so that the same bytes in other keys and values hash differently.
-        """
+        """Adds the partition's next record."""
         size = -1 if value is None else len(value)
         hasher = self._by.setdefault(partition, xxhash.xxh3_128())
+        # So that the same bytes in other keys and values hash differently (-1: a tombstone).
         hasher.update(f"{len(key)} {size} ".encode())
         hasher.update(key)
         hasher.update(value or b"")
         self.records += 1
 
     def digest(self) -> str:
-        """Returns one hash of the topic: xxh3-128, in hex, over number and digest of each partition
-        that has records, in the order of the numbers.
+        """Returns xxh3-128, in hex, over number and digest of each partition that has records, in
+        the order of the numbers.
         """
         topic_hasher = xxhash.xxh3_128()
         for partition, hasher in sorted(self._by.items()):
@@ -75,12 +72,11 @@ class TopicHash:
 
 @dataclass(slots=True)
 class ResumedTopicWriter:
-    """Writes a topic that may already hold the first records, left by a writer that was killed.
+    """Writes a topic that may already hold the first records, left by a killed writer.
 
-    The caller passes all records, from the first on, to `write`, and then calls `close`. Records
-    that are already in the topic are compared byte for byte (`already` counts them); the others are
-    appended. So no record is written twice, and none is appended after records of another origin.
-    `where` names the bus in errors.
+    The caller passes all records, from the first on, to `write`, then calls `close`. Records in the
+    topic are compared byte for byte (`already` counts them), the others appended: none is written
+    twice, or after records of another origin.
     """
 
     bus: Bus
@@ -90,7 +86,7 @@ class ResumedTopicWriter:
     _ends: dict[int, int] = field(default_factory=dict[int, int])  # at the begin, by partition
     _at: dict[int, int] = field(default_factory=dict[int, int])  # records passed, by partition
     _there: dict[int, deque[Message]] = field(default_factory=dict[int, deque[Message]])
-    """The topic's records that were read and are not compared yet, by partition."""
+    """Records that were read and are not compared yet, by partition."""
     _batch: list[AppendEntry] = field(default_factory=list[AppendEntry])
     _bytes: int = 0
 
@@ -99,8 +95,8 @@ class ResumedTopicWriter:
         self._at = dict.fromkeys(self._ends, 0)
 
     def write(self, entry: AppendEntry) -> None:
-        """Write the next record of the partition that `entry` names, or compare it with the topic's
-        record there. Raises `ConfigurationError` if that one is different.
+        """Writes the next record of the partition that `entry` names, or compares it with the
+        topic's. Raises `ConfigurationError` if that one is different.
         """
         assert entry.partition is not None
         partition = entry.partition
@@ -116,8 +112,8 @@ class ResumedTopicWriter:
         self._at[partition] += 1
 
     def close(self) -> None:
-        """Append the rest of the batch. Raises `ConfigurationError` if the topic held more
-        records than were passed.
+        """Appends the rest of the batch. Raises `ConfigurationError` if the topic held more records
+        than were passed.
         """
         self._flush()
         for partition, end in self._ends.items():
@@ -160,10 +156,9 @@ HISTORY = ("admissions", "trajectories", "annotations", "applied", "ledger")
 
 @dataclass(frozen=True, slots=True)
 class CopiedTopic:
-    """Describes a copied topic. `records` and `content_hash` (`TopicHash`) are those of the records
-    that were copied, read from the source and verified in the copy. `left_out` counts records that
-    the filter excluded, `already` copied ones that the target held before this call, `forgotten`
-    the offsets before the first record that the source still has.
+    """A copied topic: `records` and `content_hash` (`TopicHash`) as read from the source and
+    verified in the copy. `left_out` counts filtered records, `already` copied ones that the target
+    held before, `forgotten` the offsets before the first record that the source still has.
     """
 
     topic: str
@@ -176,8 +171,8 @@ class CopiedTopic:
 
 @dataclass(frozen=True, slots=True)
 class CopyRequest:
-    """Names the topics to copy. `keep` returns whether a record is copied (None: all are). Errors
-    name the target as `where`.
+    """The topics to copy. `keep` returns whether a record is copied (None: all are); `where` names
+    the target in errors.
     """
 
     topics: Sequence[str]
@@ -186,12 +181,9 @@ class CopyRequest:
 
 
 def prepare_target(source: Bus, target: Bus, request: CopyRequest) -> None:
-    """Create the topics in the target, and `dead`, to which readers of the copy move unreadable
-    records. Check that records already in the topics are from a replay. Raises `ConfigurationError`
-    for a topic that cannot be copied or must not be written to.
-
-    A filter on a topic of a single writer is refused: a part of such a topic would look like a log
-    that lost records. Compacted topics hold present values, no history, and are refused.
+    """Creates the topics in the target, and `dead`, to which readers of the copy move unreadable
+    records. Raises `ConfigurationError` for a topic that cannot be copied or holds records that no
+    replay wrote.
     """
     for topic in request.topics:
         settings = source.settings(topic)
@@ -199,6 +191,7 @@ def prepare_target(source: Bus, target: Bus, request: CopyRequest) -> None:
             raise ConfigurationError(
                 f"{topic} is compacted: it holds present values, no history, and is not copied"
             )
+        # A part of a single writer's topic would look like a log that lost records.
         if settings.writer and request.keep is not None:
             raise ConfigurationError(
                 f"{topic} is numbered by its single writer ({settings.writer}): a part of it would "
@@ -226,9 +219,9 @@ def count_records(source: Bus, topics: Sequence[str]) -> int:
 def copy_topic(
     source: Bus, target: Bus, topic: str, request: CopyRequest, on_read: Callable[[int], None]
 ) -> CopiedTopic:
-    """Copy a topic, which `prepare_target` created, up to its present end and verify the copy.
-    `on_read` is called with the number of records of each batch that is read. Raises `BusError` if
-    the copy differs from what was written. After a kill at any point, the same call resumes.
+    """Copies a topic that `prepare_target` created up to its present end and verifies the copy.
+    `on_read` gets the number of records of each batch. Raises `BusError` if the copy differs from
+    what was written.
 
     1. Mark the topic as begun.
     2. Commit the source's fences at the copy's first records.
@@ -262,7 +255,6 @@ def copy_topic(
 
 
 def hash_topic(bus: Bus, topic: str) -> TopicHash:
-    """Returns the hash of all records that a topic holds."""
     ends = bus.end(topic)
     contents = TopicHash()
     for partition, first in bus.begin(topic).items():
@@ -288,10 +280,8 @@ def partition_batches(
 
 
 def _set_fences(target: Bus, topic: str, starts: dict[int, Position]) -> None:
-    """Commit for the copy's first record the fence that the source has at its first kept record.
-    The `Opened` that set this fence may be truncated, so it is not copied. With the fence a reader
-    of the copy treats the same records as void as a reader of the source (invariant 7).
-    """
+    # The `Opened` that set the fence of the first kept record may be truncated. With the fence,
+    # readers of copy and source treat the same records as void (invariant 7).
     fences = {p: Position(0, at.fence) for p, at in starts.items() if at.fence != Fence()}
     if fences:
         target.commit(TRUNCATED_GROUP, topic, fences)
