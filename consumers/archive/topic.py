@@ -1,10 +1,9 @@
-"""Archives one topic (`TopicArchive`): reads its partitions and writes a file when one is due. Each
-record is archived exactly once, even if several archivers run (docs/reference/archive.md, Exactly
-once).
+"""Archives one topic (`TopicArchive`): each record exactly once, even if several archivers run
+(docs/reference/archive.md, Exactly once).
 
-This depends on file names alone: a file is named by its first offset, an archiver begins each file
-where another one ended, and the store's `create` has one winner. So the files of a partition do not
-overlap; the lease only avoids duplicate work.
+This depends on file names alone: a file is named by its first offset, an archiver begins each where
+another one ended, and the store's `create` has one winner, so files of a partition do not overlap.
+The lease only avoids duplicate work.
 """
 
 import logging
@@ -34,16 +33,14 @@ log = logging.getLogger(__name__)
 class PendingRecords:
     """The records of one partition that were read and are in no file yet, consecutive, oldest
     first. `since_s` is when the first was read, `bytes` counts keys and values.
-
-    A file ends before the first record of a later day than its first record's. A record of an
-    earlier day does not end it: writers whose clocks disagree around midnight cause two files, not
-    hundreds.
     """
 
     def __init__(self, since_s: float) -> None:
         self.since_s = since_s
         self.bytes = 0
         self.messages: list[Message] = []
+        # A record of an earlier day does not end a file: writers whose clocks disagree around
+        # midnight cause two files, not hundreds.
         self._cut: int | None = None  # index of the first record of a later day
 
     @property
@@ -221,14 +218,10 @@ class TopicArchive:
         return self._next
 
     def _write(self, partition: int) -> None:
-        """Writes a partition's next file, or continue after another archiver's file.
-
-        1. Create the file.
-        2. List the partition's files of that day. If another archiver created the file first, or a
-           merged file holds its first record, continue after the file that is there.
-        3. Commit the archived position, below which the log may be truncated. After a kill between
-           1 and 3 the next start finds the file, so the commit may lag behind but is never ahead.
-        """
+        # Numbered: (1) create the file; (2) list the files of that day, and continue after another
+        # archiver's or a merged one with this first record; (3) commit the position below which the
+        # log may be truncated. After a kill between 1 and 3 the next start finds the file, so the
+        # commit may lag behind but is never ahead.
         from rollstream.storage.archive.files import encode_file
 
         messages = self._pending[partition].next_file()

@@ -93,13 +93,19 @@ class RecordedSteps:
         counts.
         """
         for step in steps:
-            stored_count = sum(not self.superseded.is_superseded(take) for take in self.takes.get(step, ()))
+            stored_count = sum(
+                not self.superseded.is_superseded(take) for take in self.takes.get(step, ())
+            )
             recorded_count = self.done[step][-1].takes if step in self.done else None
             if stored_count != recorded_count:
-                contents = "no StepDone" if recorded_count is None else f"{stored_count} of {recorded_count} takes"
+                contents = (
+                    "no StepDone"
+                    if recorded_count is None
+                    else f"{stored_count} of {recorded_count} takes"
+                )
                 raise PositionLost(
-                    f"step {step} cannot be trained again: log and archive hold {contents} of it; a "
-                    "run that truncates its log needs `archive.enabled = true` to be replayed "
+                    f"step {step} cannot be trained again: log and archive hold {contents} of it; "
+                    "a run that truncates its log needs `archive.enabled = true` to be replayed "
                     "from there"
                 )
 

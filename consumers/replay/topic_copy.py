@@ -1,8 +1,7 @@
 """Copies a run's topics to another bus: the same bytes in the same partitions and order, at new
-offsets. `prepare_target` checks and creates the topics, `copy_topic` copies each one and compares
-the copy by a hash. After a kill the same calls resume. A topic of a single writer is copied
-completely or not at all; compacted topics are not copied (docs/reference/replay.md, Publishing
-again).
+offsets (`prepare_target`, then `copy_topic` for each). After a kill the same calls resume. A topic
+of a single writer is copied completely or not at all; compacted topics are not copied
+(docs/reference/replay.md, Publishing again).
 """
 
 from collections import deque
@@ -72,11 +71,9 @@ class TopicHash:
 
 @dataclass(slots=True)
 class ResumedTopicWriter:
-    """Writes a topic that may already hold the first records, left by a killed writer.
-
-    The caller passes all records, from the first on, to `write`, then calls `close`. Records in the
-    topic are compared byte for byte (`already` counts them), the others appended: none is written
-    twice, or after records of another origin.
+    """Writes a topic that may already hold the first records, left by a killed writer. The caller
+    passes all records, from the first on, to `write`, then calls `close`. Records in the topic are
+    compared byte for byte (`already` counts them), the others appended.
     """
 
     bus: Bus
@@ -171,9 +168,7 @@ class CopiedTopic:
 
 @dataclass(frozen=True, slots=True)
 class CopyRequest:
-    """The topics to copy. `keep` returns whether a record is copied (None: all are); `where` names
-    the target in errors.
-    """
+    """The topics to copy, with an optional filter `keep`; `where` names the target in errors."""
 
     topics: Sequence[str]
     where: str
@@ -208,7 +203,7 @@ def prepare_target(source: Bus, target: Bus, request: CopyRequest) -> None:
 
 
 def count_records(source: Bus, topics: Sequence[str]) -> int:
-    """Returns the number of records to read, for a progress bar."""
+    """Returns the number of records to read."""
     return sum(
         end - source.begin(topic)[partition]
         for topic in topics

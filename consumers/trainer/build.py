@@ -219,9 +219,8 @@ def load_first(
     checkpoints: Iterable[CheckpointId],
     ranks: "Ranks | None" = None,
 ) -> TrainerState | None:
-    """Loads the first of these checkpoints that is complete and undamaged into the learner, tensor
-    by tensor, and returns the trainer's state in it; None if there is none. All `ranks` load the
-    same one.
+    """Loads the first of these checkpoints that is complete and undamaged into the learner and
+    returns the trainer's state in it, if there is one. All `ranks` load the same one.
     """
 
     def restore(checkpoint_id: CheckpointId) -> Checkpoint:

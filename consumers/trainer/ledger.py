@@ -1,7 +1,7 @@
 """The trainer's side of the ledger: `Ledger` appends a term's records, `LedgerTail` collects those
-that a resumed trainer repeats, `TrainerTotals` sums finished steps for the metrics.
+that a resumed trainer repeats, `TrainerTotals` sums finished steps.
 
-A take is appended before its micro-batch is trained, a `StepDone` after its version is believed. So
+A take is appended before its micro-batch is trained, a `StepDone` after its version is believed:
 after a crash the takes of a step without a `StepDone` are trained again on the same data.
 """
 
@@ -39,16 +39,14 @@ LEDGER_KEY = "run"
 
 @dataclass(slots=True)
 class LedgerTail:
-    """The ledger's records from a checkpoint's position on, by kind. A resumed trainer repeats the
-    steps that they name.
-    """
+    """The ledger's records from a checkpoint's position on, by kind."""
 
     takes: dict[tuple[int, int], list[Take]] = field(
         default_factory=dict[tuple[int, int], list[Take]]
     )
-    """The takes of each (step, update of the optimiser within it), in the order of the ledger."""
+    """The takes of each (step, update), in the order of the ledger."""
     done: dict[int, StepDone] = field(default_factory=dict[int, StepDone])
-    """The newest `StepDone` of each finished step."""
+    """The newest of each finished step."""
     closed: list[GroupClosed] = field(default_factory=list[GroupClosed])
     configured: Configured | None = None
     """The newest `Configured`: the settings and code revision that a term runs with."""
@@ -65,9 +63,9 @@ class LedgerTail:
     since: Position = field(default_factory=Position)
     """The position from which the ledger was read."""
     since_configuration: str = ""
-    """The hash of the configuration of the records from there to the first `Configured`."""
+    """Hash of the configuration of the records up to the first `Configured`."""
     taken_under: dict[TakeNumber, str] = field(default_factory=dict[TakeNumber, str])
-    """The hash of the configuration of the term that appended each take."""
+    """Hash of the configuration of each take's term."""
 
     def apply(self, record: Record) -> None:
         self.attempts.apply(record)
@@ -236,9 +234,8 @@ class TrainerTotals:
 
 
 def step_line(done: StepDone, publish_s: float | None) -> dict[str, Any]:
-    """Returns the line of a `StepDone` in `metrics/trainer.jsonl`, a copy for people and metric
-    forwarders; of several lines of a step the last (highest term) is valid. `publish_s` is None in
-    a line that a later term added.
+    """Returns the line of a `StepDone` in `metrics/trainer.jsonl`; of several lines of a step the
+    last (highest term) is valid. `publish_s` is None in a line that a later term added.
     """
     head = {"step": done.step, "term": done.version.term, "time_s": done.time_s}
     return {**head, **done.metrics, **done.counts, "publish_s": publish_s}

@@ -1,10 +1,9 @@
 """The trainer's loop (`StepLoop`): one step after the other, each handed to the publisher while the
-next is trained.
+next is trained. A restarted trainer first repeats the recorded steps after the checkpoint through
+the same phases.
 
-A restarted trainer first repeats the recorded steps after the checkpoint through the same phases.
-With several ranks each runs this loop: the next phase depends on the ledger's takes and the
-settings alone, so all enter the same collectives in the same order without commands from rank 0
-(`sharded/follower.py`).
+With several ranks each runs this loop: phases follow from the ledger's takes and the settings
+alone, so all enter the same collectives without commands from rank 0 (`sharded/follower.py`).
 """
 
 import math
@@ -35,8 +34,7 @@ FeederT = TypeVar("FeederT", bound=TakeRepeater)
 @dataclass(slots=True, kw_only=True)
 class StepLoop(ABC, Generic[FeederT]):
     """One term of a trainer, or of a rank that follows it, after `step` finished steps. `recorded`
-    are the records of earlier terms after that step: work to be repeated. Weights are published in
-    `dtype`.
+    are earlier terms' records after that step, to be repeated.
     """
 
     take_feeder: FeederT
@@ -66,14 +64,14 @@ class StepLoop(ABC, Generic[FeederT]):
         return self.step >= steps
 
     def _step(self, step: int, stop: threading.Event) -> bool:
+        # The phases of docs/reference/invariants.md, A trainer's step. False leaves the takes to the
+        # next start, which repeats them.
         started, step_metrics = self.monotonic(), StepMetrics()
         step_metrics.add_recorded(self.recorded.closed, step)
         metrics: dict[str, float] = {}
         settings, learner = self.take_feeder.settings, self.take_feeder.learner
         waited, busy_s = 0.0, learner.busy_s
         for update in range(settings.updates_per_step):
-            # The phases of docs/reference/invariants.md, A trainer's step. False leaves the takes
-            # to the next start, which repeats them.
             needed = self.recorded.groups_done(step, update)
             if needed is None:
                 needed = groups_of_update(

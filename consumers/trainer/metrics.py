@@ -1,8 +1,5 @@
 """The metrics of one trainer step (`StepMetrics`): rewards, lengths and lag of the trained samples,
 and counts of groups by how they ended.
-
-The lag at finish is that of a trajectory's oldest span, by the trainer's version that its rollout
-knew at the end; the lag at consumption is that of each token when it is trained.
 """
 
 from collections import Counter
@@ -17,38 +14,38 @@ from rollstream.streams.admissible import LABEL_MAX, REFUSED_ANNOTATIONS
 from rollstream.streams.records import GroupClosed, Trajectory
 
 TASKS_MAX = 64
-"""Most task labels with metrics of their own in a step. Rollouts choose the labels freely, so
-without a bound a faulty rollout could create any number of metrics.
+"""Most task labels with metrics of their own in a step: rollouts choose labels freely, so a faulty
+one could create any number.
 """
 OTHER_TASKS = "(others)"
-"""The label under which all further tasks are counted."""
+"""Label of all further tasks."""
 NUMBER_MAX = 1 << 53  # largest version number in a metric: a float holds larger ones inexactly
 
 
 @dataclass(slots=True)
 class StepMetrics:
-    """Collects the metrics of one step while its groups are trained or closed. At the step's end
-    the result of `metrics` and the `counts` go into its `StepDone`.
+    """Collects the metrics of one step while its groups are trained or closed; `metrics` and
+    `counts` go into its `StepDone`. `<name>/<task>` is that of one task label.
 
-    `<name>/<task>` is the metric or count of one task, by the label that its trajectories carry.
-    The count `equal_rewards` is that of groups, trained or filtered, whose samples all have the
-    same reward. These give no gradient, unless dropped samples of the group had other rewards.
+    `equal_rewards` counts groups, trained or filtered, whose samples all have the same reward: they
+    give no gradient, unless dropped samples had other rewards.
     """
 
     rewards: list[float] = field(default_factory=list[float])
-    """The reward of each trained sample."""
+    """Of each trained sample."""
     rewards_by_task: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     lengths: list[int] = field(default_factory=list[int])
-    """Number of generated tokens of each trained sample."""
+    """Generated tokens of each trained sample."""
     lag_finish: list[int] = field(default_factory=list[int])
-    """Lag at finish of each trained sample."""
+    """Lag of each trained sample's oldest span, by the trainer's version that its rollout knew at
+    the end.
+    """
     lag_consumed: list[int] = field(default_factory=list[int])
-    """Least and largest lag at consumption of each trained sample, over its trained tokens."""
+    """Least and largest lag of each sample's tokens when they are trained."""
     tokens: int = 0
-    """Number of trained tokens."""
     counts: Counter[str] = field(default_factory=Counter[str])
     outcomes: Counter[str] = field(default_factory=Counter[str])
-    """Number of groups by how they ended."""
+    """Groups by how they ended."""
     lags: Counter[int] = field(default_factory=Counter[int])
     """Trained tokens by their lag at consumption."""
     _tasks: set[str] = field(default_factory=set[str])
@@ -84,7 +81,7 @@ class StepMetrics:
                 self.lag_finish.append(trainer_version - oldest)
 
     def add_consumed(self, samples: Sequence[Sample], version: int) -> None:
-        """Add the lag at consumption of samples that are trained from `version`."""
+        """Adds the lag at consumption of samples that are trained from `version`."""
         for sample in samples:
             self.lags.update(lag_counts(sample, version))
             lags = lags_of(sample, version)[sample.mask]

@@ -63,9 +63,7 @@ class StepSnapshot:
 
 
 def copied_state_hash(tensors: Tensors) -> str:
-    """Returns the `state_hash` of a checkpoint's copy of a large state, which the trainer does not
-    hash at each step.
-    """
+    """Returns the `state_hash` of a checkpoint's copy of a large state."""
     return combined_hash(*tensor_hashes(tensors))
 
 
@@ -108,7 +106,7 @@ class DeletionThread:
         self._thread.start()
 
     def request(self, has_checkpoint: bool) -> None:
-        """Request a deletion, after a checkpoint if `has_checkpoint`; never waits."""
+        """Requests a deletion, after a checkpoint if `has_checkpoint`; never waits."""
         with self._lock:
             self._is_due = True
             self._has_checkpoint |= has_checkpoint
@@ -139,20 +137,20 @@ class DeletionThread:
 
 
 class StepPublisher:
-    """Publishes steps in a thread. An exception in one of the two is raised again in the trainer's
-    thread: by `submit`, `check`, `await_room`, `await_lent`, `close`.
+    """Publishes steps in a thread. An exception there or in the deletion thread is raised again in
+    the trainer's: by `submit`, `check`, `await_room`, `await_lent`, `close`.
 
-    The stages of each step(docs/reference/invariants.md, A trainer's step):
+    The stages of each step (docs/reference/invariants.md, A trainer's step):
 
     1. Write the version's objects, the manifest last.
     2. Swap `latest.json`: the version is believed.
     3. Announce the version.
     4. Append `StepDone`.
     5. Write the checkpoint if one is due.
-    6. Delete checkpoints, records and versions that nothing needs any more, in the deletion thread.
+    6. Delete what nothing needs any more, in the deletion thread.
 
-    Each rank that shares the model has a publisher. On ranks other than 0 it only writes this
-    rank's tensors in stages 1 and 5, without ledger, metrics and retention.
+    On ranks other than 0 it only writes this rank's tensors in stages 1 and 5, without ledger,
+    metrics and retention.
     """
 
     def __init__(
@@ -193,7 +191,7 @@ class StepPublisher:
         return 0 if highest is None else highest.number
 
     def checkpoint_age_s(self) -> float:
-        """Seconds since the last checkpoint was written, or since the start."""
+        """Seconds since the last checkpoint or the start."""
         return self._timer() - self._checkpoint_s
 
     def waiting(self) -> int:
@@ -201,8 +199,8 @@ class StepPublisher:
         return self._queue.qsize()
 
     def await_room(self) -> None:
-        """Waits until fewer than `QUEUE_MAX` steps are queued: a step can then be submitted at
-        once, and the pools have memory for its snapshot.
+        """Waits until fewer than `QUEUE_MAX` steps are queued: then `submit` returns at once, and
+        the pools have memory for a snapshot.
         """
         while self._queue.full():
             self.check()
@@ -210,8 +208,8 @@ class StepPublisher:
         self.check()
 
     def await_lent(self) -> None:
-        """Waits while a checkpoint is written from the learner's own state (`Learner.lends_state`).
-        To be called before each update, which changes that state.
+        """Waits while a checkpoint is written from the learner's own state (`Learner.lends_state`),
+        which each update changes.
         """
         while self._lent.is_set():
             self.check()
@@ -259,7 +257,7 @@ class StepPublisher:
             self._deletions.close()
 
     def publish(self, snapshot: StepSnapshot) -> None:
-        """Publish one step: stages 1 to 5."""
+        """Publishes one step: stages 1 to 5."""
         started = self._timer()
         version = self._versions.publish(snapshot.done.step, snapshot.tensors)  # 1, 2, 3
         self.weight_buffers.release(self._published)

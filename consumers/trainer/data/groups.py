@@ -37,16 +37,16 @@ class ReceivedAnnotation:
 
 @dataclass(slots=True)
 class TrainerGroup:
-    """An open group: admitted, and neither taken nor closed by the trainer. `at` is the address of
-    its admission, `since_s` the monotonic time at which this trainer read it. `arrived` is by
-    trajectory, `annotations` by (trajectory, name).
+    """An open group: admitted, and neither taken nor closed. `at` is the address of its admission,
+    `since_s` the monotonic time of its reading. `arrived` is by trajectory, `annotations` by
+    (trajectory, name).
     """
 
     admitted: Admitted
     at: Address
     since_s: float
     names: tuple[str, ...] = (REWARD,)
-    """Names of the annotations that each trajectory must have unless it is dead."""
+    """The annotations that each live trajectory must have."""
     arrived: dict[str, ReceivedCompletion] = field(default_factory=dict[str, ReceivedCompletion])
     annotations: dict[tuple[str, str], ReceivedAnnotation] = field(
         default_factory=dict[tuple[str, str], ReceivedAnnotation]
@@ -80,11 +80,11 @@ class TrainerGroup:
 
 
 class GroupIntake:
-    """Reads `TOPICS` from `positions`; `open` has the open groups by number. `names` are the
-    annotations that the run's rewards need. `counts` counts the records that are not used: `late`
-    (no open group has the trajectory), `misplaced` (not in the group's partition), `duplicate` (not
-    the first completion), `surplus` (its group was complete without it), `malformed` (an annotation
-    without a usable value).
+    """Reads `TOPICS` from `positions`; `open` has the open groups by number, `names` the
+    annotations that rewards need. `counts` counts unused records: `late` (no open group has the
+    trajectory), `misplaced` (not in the group's partition), `duplicate` (not the first completion),
+    `surplus` (its group was complete without it), `malformed` (an annotation without a usable
+    value).
     """
 
     TOPICS = ("trajectories", "annotations", "admissions")
@@ -110,7 +110,7 @@ class GroupIntake:
         self.next_group = 0
         """The group after the last one whose admission was read; 0 at first."""
         self.annotated_s = 0.0
-        """Monotonic time at which the last annotation of an open group was read."""
+        """When the last annotation of an open group was read, monotonic."""
 
     def read(self, wait_s: float = 0.0) -> int:
         """Reads new records in the order that invariant 2 needs and adds them to their groups;
@@ -149,7 +149,6 @@ class GroupIntake:
         return list(self._readers.values())
 
     def positions(self) -> dict[str, dict[int, Position]]:
-        """Returns the next position of each reader."""
         return {topic: dict(reader.positions) for topic, reader in self._readers.items()}
 
     def read_to(self) -> tuple[ReadTo, ...]:
@@ -164,7 +163,7 @@ class GroupIntake:
         )
 
     def take_refused_annotations(self) -> int:
-        """Returns the number of malformed annotations since the previous call."""
+        """Returns the malformed annotations since the previous call."""
         new = self.counts["malformed"] - self._told
         self._told = self.counts["malformed"]
         return new

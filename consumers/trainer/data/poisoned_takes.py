@@ -1,9 +1,8 @@
 """Counts the attempts to compute each take, and decides when a poisoned one, which the learner
-cannot compute, is given up: a `Superseded` record excludes it from training and ends its groups
-(invariant 12). Folds and plans over the ledger, without I/O.
-
-A take is durable before it is trained: without a rule each restarted trainer would die in it
-(docs/explanation/exactly-once.md, A take that cannot be computed).
+cannot compute, is given up: a `Superseded` record excludes it and ends its groups (invariant 12).
+Otherwise each restarted trainer would die in it, since takes are durable
+(docs/explanation/exactly-once.md, A take that cannot be computed). Folds and plans over the ledger,
+without I/O.
 """
 
 from collections import Counter

@@ -84,8 +84,8 @@ def find_advantage(path: str) -> Callable[[NDArray[np.float64]], NDArray[np.floa
         group_advantages = np.asarray(function(rewards.copy()), np.float64)
         if group_advantages.shape != rewards.shape or not np.isfinite(group_advantages).all():
             raise ConfigurationError(
-                f"{SETTING}: {path!r} returned {group_advantages!r} for the rewards {rewards}; it must return "
-                "one finite number for each"
+                f"{SETTING}: {path!r} returned {group_advantages!r} for the rewards {rewards}; it "
+                "must return one finite number for each"
             )
         return group_advantages
 
@@ -180,7 +180,7 @@ class TrainingRule:
     masks_overlong: bool = False
     """Whether answers that ended at a limit of their length have no loss."""
     overlong_penalty: tuple[int, int] | None = None
-    """Generated tokens from which on an answer loses a part of its reward, and all of 1."""
+    """Generated tokens from which on an answer loses reward, and at which it loses 1."""
     by_part: bool = False
     """Whether annotations hold rewards of turns or tokens (`trainer.process_rewards`)."""
 
@@ -196,9 +196,9 @@ class TrainingRule:
 
 @dataclass(frozen=True, slots=True)
 class PreparedGroup:
-    """The samples of a group for training from one version. `ending` is "" if the group is trained;
-    otherwise there are no samples, and `ending` and `detail` are the reason. `counts` counts
-    members left out and tokens masked, for `StepDone.counts`.
+    """The samples of a group for training from one version; without samples `ending` and `detail`
+    are the reason, else `ending` is "". `counts` counts members left out and tokens masked, for
+    `StepDone.counts`.
     """
 
     group: int
@@ -255,10 +255,9 @@ def prepare_group(
     believed: admissible.BelievedVersions | None = None,
 ) -> PreparedGroup:
     """Returns the samples that the group contributes when training from `version`, given its
-    completions (`records`) and the believed versions (None: all).
-
-    Left out are dead members, members that cannot be trained (invariant 12) and members that lack
-    an annotation that the configuration names. Advantages are relative to all remaining members.
+    completions (`records`) and the believed versions (None: all). Left out are dead members,
+    untrainable ones (invariant 12) and those that lack a needed annotation; advantages are relative
+    to the rest.
 
     The group closes as dead with fewer than `survivors_min` members; as filtered with equal rewards
     under `filter_equal_rewards`, or if all answers are overlong and masked; as expired if all
@@ -352,8 +351,8 @@ def _trainable_samples(
     bounds: admissible.TrainingBounds,
     believed: admissible.BelievedVersions | None,
 ) -> tuple[list[Sample], list[str], dict[str, admissible.Refusal]]:
-    """Returns the samples of the live members that can be trained and have a reward, the reasons of
-    the others, and the refusals by trajectory.
+    """Returns the samples of trainable members, the reasons of the others, and the refusals by
+    trajectory.
     """
     living: list[Sample] = []
     reasons: list[str] = []

@@ -57,7 +57,6 @@ class HeldVersions:
 
 @dataclass(slots=True)
 class _VersionHold:
-
     # When the rollout was first seen without the version.
     ended_s: float | None = None
     # Ends of the topic `partials` at least `OVERLAP_S` later: all partials of the rollout under
@@ -74,13 +73,13 @@ class _VersionHold:
 
 
 class PinnedVersions(HeldVersions):
-    """The versions to keep under `keep_version`, where an unfinished trajectory can be resumed only
-    under its own version, from its partials.
+    """The versions to keep under `keep_version`: an unfinished trajectory can be resumed only under
+    its own version, from its partials.
 
-    Dispatch saves the unfinished trajectories every few seconds (`dispatch/persistence.py`). One
-    that the saved state lacks began after the save, under a version that its rollout held since
-    then. So these versions are kept too until a later save includes their partials, even if the
-    rollout dies or dispatch is down.
+    Dispatch saves these trajectories every few seconds (`dispatch/persistence.py`). One that the
+    saved state lacks began under a version that its rollout held since the save. So these versions
+    are kept until a later save includes their partials, even if the rollout dies or dispatch is
+    down.
     """
 
     def __init__(
@@ -127,10 +126,7 @@ TOPICS = ("admissions", "trajectories", "annotations", "ledger", "applied")
 
 @dataclass(frozen=True, slots=True)
 class LogTruncation:
-    """Removes, after a checkpoint, the records that neither the trainer nor dispatch nor the
-    archive needs.
-
-    Each topic is truncated up to the least of these bounds:
+    """Removes, after a checkpoint, the records below the least of these bounds:
 
     * the positions of a kept checkpoint, and the records of its open groups;
     * dispatch's committed position, in the topics from which it rebuilds its state;
@@ -190,8 +186,8 @@ def _addresses(topic: str, state: TrainerState) -> Iterable[Address]:
 
 class ArchiveBackedBus(BusWrapper):
     """The run's log for a trainer: `read` returns truncated records from the archive, at the same
-    offsets and byte for byte. The archive is opened at the first such read: truncation leaves what
-    kept checkpoints need, so only lost or damaged ones, or a foreign truncation, cause it.
+    offsets and byte for byte. That is needed only if checkpoints are lost or damaged, or the log
+    was truncated otherwise.
     """
 
     def __init__(self, bus: Bus, store: ObjectStore, run: str) -> None:

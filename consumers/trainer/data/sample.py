@@ -42,9 +42,9 @@ AnnotationsByKey = Mapping[tuple[str, str], Annotation]
 
 @dataclass(frozen=True, slots=True)
 class AnnotatedRewards:
-    """For each live (not dead) trajectory its reward, or the reason why it has none (`lacking`);
-    `parts` are the rewards of its parts, if these count, and `reference` the scored
-    log-probabilities of its generated tokens.
+    """For each live (not dead) trajectory its reward or the reason why it has none (`lacking`), the
+    rewards of its `parts`, if these count, and scored `reference` log-probabilities of its
+    generated tokens.
     """
 
     rewards: dict[str, float] = field(default_factory=dict[str, float])
@@ -54,7 +54,7 @@ class AnnotatedRewards:
 
 
 def names_needed(settings: "TrainerSettings") -> tuple[str, ...]:
-    """Returns the annotations that a sample must have before it is trained."""
+    """Returns the annotations that a trained sample must have."""
     scored = (REFERENCE_LOGPROBS,) if scored_reference(settings) else ()
     return tuple(sorted({*settings.annotations, *settings.reward_terms, *scored}))
 
@@ -140,13 +140,14 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """A trajectory for the loss. `tokens` and `sources` have one entry per token of the trajectory;
-    `logprobs` (under μ, the behaviour policy, at `temperature`) and `mask` (True = trained) one per
-    generated token, G in all. `spans` tile the generated tokens. `reward` is NaN `advantages` has
-    one for each generated token; then it is that of the first.
+    """A trajectory for the loss. `tokens` and `sources` have one entry per token; `logprobs` (under
+    μ, the behaviour policy, at `temperature`) and `mask` (True = trained) one per generated token.
+    `spans` tile the generated tokens. `reward` is NaN and `group_tokens`, the trained tokens of its
+    group, 0 if unknown. `advantage` is that of all tokens, or with `advantages` (one per generated
+    token) that of the first.
 
-    Where a critic makes the advantages, `parts` has the rewards of its parts and `turn_ends` the
-    index, among the generated tokens, of the last one of each turn; `advantage` is then 0.
+    Where a critic makes the advantages, `parts` has the rewards of its parts, `turn_ends` the
+    index, among the generated tokens, of the last one of each turn, and `advantage` is 0.
     """
 
     trajectory: str

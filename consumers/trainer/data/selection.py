@@ -25,9 +25,7 @@ class GroupCandidate:
 
 
 GroupChoice = Callable[[Sequence[GroupCandidate], int], Sequence[int]]
-"""(candidates, largest number of groups) → numbers of the chosen groups, in the order in which they
-are trained.
-"""
+"""(candidates, most groups) → numbers of the chosen groups, in the order of training."""
 
 
 def oldest(candidates: Sequence[GroupCandidate], groups: int) -> Sequence[int]:
@@ -39,9 +37,7 @@ def oldest(candidates: Sequence[GroupCandidate], groups: int) -> Sequence[int]:
 
 
 def freshest(candidates: Sequence[GroupCandidate], groups: int) -> Sequence[int]:
-    """Chooses by largest `oldest_version`, then by group number; old groups may wait until they
-    expire.
-    """
+    """Chooses by largest `oldest_version`, then by group number; old groups may expire."""
     ordered = sorted(candidates, key=lambda c: (-c.oldest_version, c.group))
     return [c.group for c in ordered[:groups]]
 
@@ -100,11 +96,11 @@ class UpdateProgress:
     groups: set[int] = field(default_factory=set[int])
     pending: dict[str, int] = field(default_factory=dict[str, int])
     micro_batches: int = 0
-    """Number of the update's takes so far; the next take gets this number."""
+    """The update's takes so far; the next one's number."""
 
     @property
     def version(self) -> int:
-        """Number of the version from which the step trains; the step produces version `step`."""
+        """Number of the version that the step trains from."""
         return self.step - 1
 
     @property
@@ -158,7 +154,7 @@ class AnnotationWatch:
 
     def check(self, waiting: int, annotated_s: float, now_s: float) -> bool:
         """Logs a warning if it is due, and returns whether it was. `waiting` finished groups lack
-        annotations; the last annotation was read at `annotated_s`.
+        annotations, the last one read at `annotated_s`.
         """
         if not waiting or not self.quiet_since_s:
             self.quiet_since_s = now_s

@@ -1,9 +1,7 @@
-"""Gives the learner the data of each optimiser update, take by take: `TakeRepeater` trains the
-ledger's takes, `TakeFeeder` also makes takes of ready groups, each in the ledger before it is
-trained.
-
-Recorded and new takes go through `prepare_group` and `UpdateProgress`, so a successor finishes a
-dead trainer's step on the same samples, and a sample is used at most once (invariant 2).
+"""Gives the learner its data take by take: `TakeRepeater` trains the ledger's takes, `TakeFeeder`
+also makes takes of ready groups, each in the ledger before it is trained. Both go through
+`prepare_group` and `UpdateProgress`: a successor finishes a dead trainer's step on the same
+samples, each used at most once (invariant 2).
 """
 
 import logging
@@ -116,7 +114,7 @@ class TakeRepeater(ABC):
 
     @abstractmethod
     def record_repetition(self, repetition: TakesRepeated) -> None:
-        """Records that an update's takes are trained once more."""
+        """Records that an update is trained once more."""
 
     @abstractmethod
     def record_failure(self, failed: ComputeFailed) -> None:
@@ -218,7 +216,6 @@ class TakeFeeder(TakeRepeater):
     _untrained: UntrainedGroups = field(default_factory=UntrainedGroups)
     _failing: threading.Lock = field(default_factory=threading.Lock)
     _has_failed: bool = False
-    """Whether this term has recorded a failure."""
 
     def read(self, wait_s: float = 0.0) -> None:
         self.intake.read(wait_s)
@@ -295,13 +292,13 @@ class TakeFeeder(TakeRepeater):
             if not group.is_complete() and not group.is_overdue(now_s):
                 waiting += group.is_finished()
                 continue
-            prepared = self._prepare_once(number, group, (progress.version, believed))
-            if not prepared.prepared.ending:
-                ready[number] = prepared
+            ready_group = self._prepare_once(number, group, (progress.version, believed))
+            if not ready_group.prepared.ending:
+                ready[number] = ready_group
                 continue
-            closed.append(closed_record(number, group, prepared.prepared, progress.step))
-            records = [a.record for a in prepared.arrived]
-            step_metrics.add_closed(closed[-1].reason, prepared.prepared.counts, records)
+            closed.append(closed_record(number, group, ready_group.prepared, progress.step))
+            records = [a.record for a in ready_group.arrived]
+            step_metrics.add_closed(closed[-1].reason, ready_group.prepared.counts, records)
             self.intake.end(number)
         self.ledger.append(closed)
         self._untrained.check(closed, bool(ready), self.settings.groups_per_step)
@@ -314,10 +311,10 @@ class TakeFeeder(TakeRepeater):
         # Lag and masks depend on both parts of `under`.
         if under != self._prepared_for:
             self._prepared, self._prepared_for = {}, under
-        prepared = self._prepared.get(number)
-        if prepared is None or not prepared.is_all_of(group):
-            prepared = self._prepared[number] = self._prepare_open(group, *under)
-        return prepared
+        ready_group = self._prepared.get(number)
+        if ready_group is None or not ready_group.is_all_of(group):
+            ready_group = self._prepared[number] = self._prepare_open(group, *under)
+        return ready_group
 
     def _prepare_open(
         self, group: TrainerGroup, version: int, highest: Version | None

@@ -22,11 +22,9 @@ if TYPE_CHECKING:  # torch.distributed is loaded for several processes only
 
 
 class Learner(Protocol):
-    """Trains micro-batches and updates the weights; to be called from one thread.
-
-    For each update the loop calls `submit` for every micro-batch, then `finish_update`. A step is
-    one or more updates (`trainer.updates_per_step`); after it the loop takes a `snapshot` and,
-    where a checkpoint is due, the `state`.
+    """Trains micro-batches and updates the weights; to be called from one thread. For each update
+    (a step has `trainer.updates_per_step`) the loop calls `submit` for every micro-batch, then
+    `finish_update`; after a step `snapshot` and, where a checkpoint is due, `state`.
     """
 
     micro_batches: int
@@ -39,7 +37,7 @@ class Learner(Protocol):
 
     @property
     def version(self) -> int:
-        """Number of the version from which the present step trains; each step makes the next."""
+        """Number of the version that the present step trains from."""
         ...
 
     @property
@@ -54,11 +52,11 @@ class Learner(Protocol):
 
     def submit(self, samples: Sequence[Sample], shortages: int = 0) -> None:
         """Submits one micro-batch of the present update; it may be computed later. If computing
-        fails, this or a later call of `submit`, `settle` or `finish_update` raises `ComputeFailed`
-        with the micro-batches' numbers within the step, and the learner cannot be used afterwards.
+        fails, this or a later call raises `ComputeFailed` with the micro-batches' numbers within
+        the step, and the learner cannot be used afterwards.
 
-        `shortages` is how often memory ran out on this micro-batch in earlier terms: a learner that
-        shares its model with other processes needs it; one process divides a micro-batch at once.
+        `shortages` is how often memory ran out on it in earlier terms, for a learner that shares
+        its model; one process divides a micro-batch at once.
         """
         ...
 

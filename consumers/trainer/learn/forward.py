@@ -1,7 +1,7 @@
-"""Scores the trained tokens of a micro-batch under the model's present parameters:
-`policy_scorer(model)` returns the architecture's fast path if there is one (`llama.py`), else
-transformers' own forward, with sequences laid out as a trial of the model allows (`row_form`). Both
-give the same numbers up to rounding, differentiable, from several threads at once.
+"""Scores the trained tokens of a micro-batch under the model's present parameters
+(`policy_scorer`): by the architecture's fast path (`llama.py`), else by transformers' own forward,
+with sequences laid out as a trial of the model allows (`row_form`). Both give the same numbers up
+to rounding, differentiable, from several threads at once.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -233,13 +233,12 @@ def policy_scorer(
     compiles: bool = False,
     keeps_states: bool = False,
 ) -> PolicyScorer:
-    """Returns the fastest scorer for this model. Raises `ConfigurationError` if the model cannot be
-    trained with these options.
+    """Returns the fastest scorer for this model, whose parameters must be float32 here. Raises
+    `ConfigurationError` if the model cannot be trained with these options.
 
-    `general` and `compiles` exclude the fast path (float32, sequences joined by itself).
-    `recomputes`: a layer keeps only its input for the backward pass. `joins`: on the general path
-    all sequences share one row. `keeps_states`: scores have `states`. The model's parameters must
-    be float32 here; their type may change afterwards.
+    `general` and `compiles` exclude the fast path. `recomputes`: a layer keeps only its input for
+    the backward pass. `joins`: on the general path all sequences share one row. `keeps_states`:
+    scores have `states`.
     """
     if has_packed_form(model) and not general and not compiles:
         return PackedDecoder(model, recomputes, keeps_states).score
@@ -254,13 +253,11 @@ def policy_scorer(
 def forward_scores(
     model: PreTrainedModel, rows: TokenRows, form: RowForm = "padded", keeps_states: bool = False
 ) -> TokenScores:
-    """Returns scores by transformers' forward, in a form that `row_form` found: the general path,
-    for every causal decoder that passes `check_trainable`, also one that is split over ranks by
-    `fully_shard` (FSDP). Head and softmax are float32, in slices.
+    """Returns scores by transformers' forward, in a form that `row_form` found, also of a model
+    that is split over ranks by `fully_shard` (FSDP), with the head in its root group.
 
     It makes one call of `model`, whatever the rows, and does everything inside it (`_forward`):
-    hooks see an ordinary forward, and ranks with unequal work run equal collectives. Under FSDP the
-    head must be in `model`'s root group.
+    hooks see an ordinary forward, and ranks with unequal work run equal collectives.
     """
     if "forward" not in vars(model):
         model.forward = MethodType(_forward, model)
@@ -304,9 +301,9 @@ def scored_states(model: PreTrainedModel, rows: TokenRows, form: RowForm) -> Ten
 
 
 def recompute_layers(model: nn.Module) -> None:
-    """Makes every decoder layer of `model` keep only its inputs and recompute its activations in
-    the backward pass, with the same gradients (Chen et al., arXiv 1604.06174): the activation
-    memory of one layer, for a third more work. To be called before hooks are set on the layers.
+    """Makes every decoder layer of `model` keep only its inputs for the backward pass, with the
+    same gradients (Chen et al., arXiv 1604.06174): the activation memory of one layer, for a third
+    more work. To be called before hooks are set on the layers.
     """
     # transformers' own switch acts only in training mode, which turns dropout on: the trained
     # policy would not be the sampled one.
@@ -318,9 +315,8 @@ def recompute_layers(model: nn.Module) -> None:
 
 def compile_layers(model: nn.Module) -> None:
     """Makes torch compile every decoder layer's forward, once for sequences of all lengths;
-    `recompute_layers` may follow. The first pass compiles, and raises an error of
-    `COMPILER_MODULES` where this machine has no compiler. Results differ by rounding, also after a
-    recompilation for other lengths.
+    `recompute_layers` may follow. The first pass compiles, or raises an error of
+    `COMPILER_MODULES`. Results differ by rounding.
     """
     for layer in _layers(model, "trainer.compile"):
         layer.forward = torch.compile(layer.forward, dynamic=True)

@@ -1,9 +1,7 @@
 """Norm, SwiGLU, rotary positions and attention of a decoder layer with hand-written backward
-passes, and recomputation of a layer in the backward pass (`recompute`). Shapes: N rows (tokens), H
-heads of size D.
-
-Matrix products take only half of a small model's step: autograd keeps and re-reads three to five
-tensors for each operation around them, where one or two suffice.
+passes, for N rows (tokens) and H heads of size D. Matrix products take only half of a small model's
+step: around them autograd keeps and re-reads three to five tensors for each operation, where one or
+two suffice.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -64,7 +62,6 @@ class _SwiGlu(torch.autograd.Function):
 
 
 class _Rotate(torch.autograd.Function):
-
     @staticmethod
     def forward(ctx: Any, x: Tensor, rotations: Tensor) -> Tensor:
         ctx.save_for_backward(rotations)
@@ -99,7 +96,6 @@ class SequenceBlock:
 
 
 class _Attend(torch.autograd.Function):
-
     @staticmethod
     def forward(
         ctx: Any, query_key: Tensor, value: Tensor, heads: int, blocks: Sequence[SequenceBlock]

@@ -86,13 +86,12 @@ class _BatchResult:
 
 
 class TorchLearner:
-    """Implements `Learner` (`base.py`). It owns `model` (float32): its parameters become views of
-    the masters, or of the masters rounded to `trainer.compute`. With `trainer.reference_kl` or a
-    critic it keeps a copy of `model`, which must be that of version 0, also where `load_state`
-    follows.
+    """Implements `Learner` (`base.py`). It owns `model` (float32, of version 0 if other policies or
+    a critic copy it, also where `load_state` follows): its parameters become views of the masters,
+    or of the masters rounded to `trainer.compute`.
 
-    If the model has LoRA adapters (`storage/lora.py`), only these are trained, published and saved,
-    with the hash of the frozen base, so that they are not loaded over another one.
+    Of a model with LoRA adapters only these are trained, published and saved, with the hash of the
+    frozen base, so that they are not loaded over another one.
     """
 
     def __init__(

@@ -1,10 +1,7 @@
 """The policy-gradient loss of a micro-batch (`surrogate_loss`) and its statistics. Pure;
-docs/explanation/learning.md has the formulas and sources.
-
-π is the policy being trained, μ the policy that emitted the token; the engine recorded log μ under
-the token's own version, so trajectories of several versions need no special case. The loss is a
-*sum*: the weights (numbers of tokens or of sequences) by which an update divides the summed
-gradients are known only after its last micro-batch.
+docs/explanation/learning.md has the formulas and sources. π is the policy being trained; log μ was
+recorded under each token's own version, so trajectories of several versions need no special case.
+The loss is a *sum*: its divisor is known only after the update's last micro-batch.
 """
 
 import math
@@ -33,13 +30,13 @@ from rollstream.consumers.trainer.learn.surrogates import (
 @dataclass(frozen=True, slots=True)
 class LossStatistics:
     """Statistics of micro-batches as sums, added with `+`; the two maxima are over trained tokens.
-    `weight` is the divisor of the update's gradient; the others are for metrics.
+    `weight` is the divisor of the update's gradient.
 
     `masked` counts generated tokens that are not trained, `halved` micro-batches that did not fit
-    into memory. `ratio` is r = π/μ before truncation or clipping, per token or sequence as the loss
-    uses it; `kl` sums r − 1 − log r; `clipped` counts tokens whose ratio was truncated or clipped,
-    `outliers` those that a mask took out of the loss. `advantage_squared` is a sum over sequences.
-    `gaps` (`mismatch.py`) are those of a step's first update only.
+    into memory. `ratio` is r = π/μ before truncation or clipping, as the loss uses it; `kl` sums r
+    − 1 − log r; `clipped` counts truncated or clipped ratios, `outliers` tokens that a mask took
+    out of the loss. `advantage_squared` is over sequences. `gaps` (`mismatch.py`) are those of a
+    step's first update only.
     """
 
     loss: float = 0.0
@@ -193,10 +190,8 @@ def _decoupled(
     settings: ObjectiveSettings,
     others: OtherLogprobs,
 ) -> tuple[Tensor, Tensor]:
-    """Losses and flags of the surrogate around the proximal policy, times the weight proximal/μ
-    within `ratio_min` and `ratio_max` (decoupled PPO: arXiv 2110.00641; AReaL, arXiv 2505.24298,
-    eq. 5).
-    """
+    # The surrogate around the proximal policy, times the bounded weight proximal/μ (arXiv
+    # 2110.00641; AReaL, arXiv 2505.24298, eq. 5).
     proximal = others.proximal
     assert proximal is not None, "proximal needs the proximal policy's log-probabilities"
     moved = importance_log_ratio(

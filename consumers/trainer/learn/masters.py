@@ -1,6 +1,6 @@
 """The masters, all trained parameters of a model as float32 in one flat buffer (`Masters`), and
-their updates by AdamW or Muon (`Optimiser`; `low_bit.py` has 8-bit moments). In one buffer gradient
-norm, clipping and AdamW are a few operations instead of several for each parameter.
+their updates by AdamW or Muon (`Optimiser`). In one buffer gradient norm, clipping and AdamW are a
+few operations instead of several for each parameter.
 """
 
 import math
@@ -40,14 +40,12 @@ class ParameterSlice:
 
 class Masters:
     """Holds the trained parameters of `model` in the buffer `flat`; the model's own become views of
-    it, or of a rounded copy where the model computes in another type or on another device. `slices`
-    has the place of each parameter; gaps (`ALIGNMENT`) stay 0.
+    it, or of a rounded copy in the type `compute`. `slices` has the place of each parameter; gaps
+    (`ALIGNMENT`) stay 0.
 
-    Modules that the model's class keeps in float32, and torch's buffers (rotary frequencies), keep
-    their type. A frozen parameter (`requires_grad` False) has no master: it is held once, in
-    `compute`.
-
-    `flat` is on `device`, or with `offload` in host memory, where gradients are added too.
+    Modules that the model's class keeps in float32, and torch's buffers, keep their type. A frozen
+    parameter has no master: it is held once, in `compute`. With `offload` `flat` is in host memory,
+    where gradients are added too.
     """
 
     def __init__(
@@ -98,8 +96,8 @@ class Masters:
             tensor.copy_(place.view(self.flat))
 
     def model_state(self, model: nn.Module) -> dict[str, Tensor]:
-        """Returns all tensors of `model`, the constructor's, under their checkpoint names. Trained
-        parameters are views of `flat`, not rounded; tied tensors share memory.
+        """Returns all tensors of `model` under their checkpoint names. Trained ones are views of
+        `flat`, not rounded; tied tensors share memory.
         """
         views = {
             id(parameter): place.view(self.flat)
@@ -113,9 +111,7 @@ class Masters:
         return {place.name: place.view(flat) for place in self.slices}
 
     def add(self, flat: Tensor, gradients: Sequence[Tensor]) -> None:
-        """Adds one gradient for each of `parameters`, in their order, to a buffer with the layout
-        of `flat`.
-        """
+        """Adds one gradient for each of `parameters` to a buffer with the layout of `flat`."""
         for place, gradient in zip(self.slices, gradients, strict=True):
             place.view(flat).add_(gradient.to(flat.device))
 
@@ -232,16 +228,14 @@ def hidden_matrices(model: nn.Module) -> frozenset[str]:
 
 
 class Optimiser:
-    """Updates the masters `flat` in place: those of the `matrices` by Muon (Jordan et al., 2024),
-    all others by AdamW (Loshchilov & Hutter, "Decoupled weight decay", arXiv 1711.05101). Gradients
-    are clipped by their global norm.
-
-    Muon's updates are scaled to the size of AdamW's, so both have one learning rate (Liu et al.,
-    arXiv 2502.16982, section 2.2). Its momentum takes the place of Adam's first moment.
+    """Updates the masters `flat` in place: the `matrices` by Muon (Jordan et al., 2024), all others
+    by AdamW (Loshchilov & Hutter, "Decoupled weight decay", arXiv 1711.05101), with gradients
+    clipped by their global norm. Muon's updates are scaled to the size of AdamW's, so both have one
+    learning rate (Liu et al., arXiv 2502.16982, section 2.2); its momentum takes the place of the
+    first moment.
 
     A checkpoint keeps, besides `flat`, the `moments` by name (`mean.` or `square.` and the
-    parameter's; 8 bits: `low_bit.py`), and the numbers of `updates` and of those not skipped
-    (`applied`).
+    parameter's), and the numbers of `updates` and of those not skipped (`applied`).
     """
 
     def __init__(
@@ -320,12 +314,10 @@ class Optimiser:
         return UpdateResult(0.0, 0.0, 0)
 
     def update(self, gradient: Tensor, weight: float, ess: float) -> UpdateResult:
-        """Applies one update by the clipped mean gradient, `gradient` / `weight`. `gradient` is the
-        sum over the update's micro-batches and is overwritten; `weight` is their
-        `LossStatistics.divisor`, `ess` their share of effective samples.
-
-        Without a trained token (`weight` 0), with a gradient that is not finite, or if `ess_guard`
-        skips it, the update is counted and skipped.
+        """Applies one update by the clipped mean gradient, `gradient` / `weight`. `gradient`, the
+        sum over micro-batches, is overwritten; `weight` is their `LossStatistics.divisor`, `ess`
+        their share of effective samples. The update is counted and skipped without a trained token
+        (`weight` 0), with a gradient that is not finite, or by `ess_guard`.
         """
         rate = guarded_rate(learning_rate(self.updates, self._settings), ess, self._settings)
         self.updates += 1

@@ -1,10 +1,9 @@
-"""Scores tokens under policies other than the trained one (`OtherPolicies`): the reference of a KL
-term (`trainer.reference`) and the proximal policy of decoupled PPO (`trainer.proximal`).
+"""Scores tokens under other policies (`OtherPolicies`): the reference of a KL term
+(`trainer.reference`) and the proximal policy of decoupled PPO (`trainer.proximal`).
 
-A policy that is a version of the run has its weights as published, so rounded to `weights.dtype`;
-version 0 alone is the starting model. The version follows from the one that is trained from
-(`named_version`), so a resumed or replayed step has the recorded policies, and a checkpoint need
-not hold them.
+A version of the run has its weights as published, rounded to `weights.dtype`; version 0 alone is
+the starting model. Which one follows from the version that is trained from (`named_version`): a
+resumed or replayed step has the recorded policies, and a checkpoint need not hold them.
 """
 
 import copy
@@ -144,8 +143,7 @@ class OtherPolicies:
 
 class FrozenPolicy:
     """Scores under the policy `name`: a version (`named_version`), each token's own version
-    (`BEHAVIOUR`), or another model. It owns `frozen`: that model, or the one of version 0, where
-    adapters change nothing.
+    (`BEHAVIOUR`), or another model. It owns `frozen`: that model, or the one of version 0.
     """
 
     def __init__(

@@ -1,9 +1,6 @@
 """Lays a micro-batch out as flat arrays with one row per input token (`token_rows`), and from these
-as the rectangular grid of transformers' forward (`token_grid`); `loss_inputs` has what the loss
-needs about the same tokens.
-
-Only attention pads, where it needs equal lengths. All arrays over trained tokens are in the order
-of the samples.
+as the grid of transformers' forward (`token_grid`). Only attention pads. All arrays over trained
+tokens are in the order of the samples.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -32,13 +29,11 @@ PADDING_ROWS_MAX = 24
 
 @dataclass(frozen=True, slots=True)
 class TokenRows:
-    """N input rows, padding included, and the G trained tokens that they predict.
-
-    `tokens` and `positions` [N] are the input. Longer sequences come first; each of the `blocks`
-    has consecutive sequences, padded to equal length, and together they cover all rows. `lengths`
-    are those of the sequences in row order, without padding. `scored` [G] is the row before each
-    trained token, whose output predicts it, `targets` [G] the token, `temperature` [G] that of its
-    sampling.
+    """N input rows, padding included, and the G trained tokens that they predict. `tokens` and
+    `positions` [N] are the input. Each of the `blocks` has consecutive sequences, longer ones
+    first, padded to equal length; together they cover all rows. `lengths` are those of the
+    sequences without padding. `scored` [G] is the row before each trained token, whose output
+    predicts it, `targets` [G] the token, `temperature` [G] that of its sampling.
     """
 
     tokens: Tensor
@@ -93,8 +88,8 @@ class PathRow:
 
 def path_rows(sample: Sample) -> list[PathRow]:
     """Returns the paths of a sample that have a trained token of their own; its only path if none
-    has one. Each generated token is trained once: in the first path that has it; in the others it
-    is context.
+    has one. Each generated token is trained in the first path that has it, and context in the
+    others.
     """
     trained = _trained_indices(sample)
     if not sample.branches:

@@ -1,10 +1,9 @@
 """Log-probability and entropy of given tokens, at the temperature of their sampling, from a model's
-hidden states: `Float32Head` makes the logits, `score_through` the scores, in slices that bound the
-memory.
+hidden states, in slices that bound the memory.
 
-Head product and softmax in bfloat16 (eight significant bits) would cause most of the difference
-between trainer and engine. So they are float32, as in PipelineRL's code (Piché et al., arXiv
-2509.19128).
+Head product and softmax are float32, as in PipelineRL's code (Piché et al., arXiv 2509.19128): in
+bfloat16 (eight significant bits) they would cause most of the difference between trainer and
+engine.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -80,7 +79,6 @@ def _unsupported(model: PreTrainedModel, why: str) -> ConfigurationError:
 
 
 class _HeadProduct:
-
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight, self.bias = weight, bias
 
@@ -137,7 +135,6 @@ class TokenScores(NamedTuple):
 
 
 class _ScoreFunction(torch.autograd.Function):
-
     @staticmethod
     def forward(
         ctx: Any, logits: Tensor, targets: Tensor, temperature: Tensor

@@ -1,8 +1,7 @@
-"""The parts of a loss that a configuration combines: importance ratios, surrogates (`SURROGATES`,
-or a user's own function), and masks against outliers. Pure functions over the trained tokens of a
-micro-batch; docs/explanation/learning.md has formulas and papers.
-
-π is the policy being trained, μ the policy that emitted the token, A the advantage.
+"""The parts of a loss that a configuration combines: importance ratios, surrogates and masks
+against outliers. Pure functions over the trained tokens of a micro-batch;
+docs/explanation/learning.md has formulas and papers. π is the policy being trained, μ the policy
+that emitted the token, A the advantage.
 """
 
 from collections.abc import Callable, Mapping

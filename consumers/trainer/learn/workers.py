@@ -21,13 +21,11 @@ Result = TypeVar("Result")
 
 class OrderedWorkers(Generic[Job, Result]):
     """Runs `work` on each job in one of `count` threads, and passes the results to `hand_in` one at
-    a time in the order of submission. So a sum of results has the same bits for any number of
-    threads.
+    a time in the order of submission: a sum of results has the same bits for any number of threads.
 
-    Bounds (invariant 8): at most `count` jobs are queued, and a thread that finishes before its
-    turn waits with its one result. After an exception no further result is handed in, and every
-    later `submit` or `wait` raises it. `busy_s` is the CPU time in `work` for the results handed in
-    so far.
+    Bounds (invariant 8): at most `count` jobs are queued, and a thread that finishes early waits
+    with its one result. After an exception no further result is handed in, and later calls raise
+    it. `busy_s` is the CPU time in `work`.
     """
 
     def __init__(
@@ -107,8 +105,8 @@ class OrderedWorkers(Generic[Job, Result]):
 
 class BufferPool:
     """Copies a set of tensors to host memory, and reuses the memory of released copies of the same
-    names, shapes and types. At most `copies_max` copies are in use at a time, and at most
-    `idle_max` released ones are kept (by default `copies_max`). Thread-safe.
+    names, shapes and types. At most `copies_max` are in use at a time, and at most `idle_max`
+    released ones are kept. Thread-safe.
     """
 
     def __init__(self, copies_max: int, idle_max: int | None = None) -> None:

@@ -1,9 +1,6 @@
-"""Trains a model that several processes (ranks) share (`ShardedLearner`, with a `Shard` of the
-model on each).
-
-Every rank submits the same micro-batches, those of the takes in the ledger. As soon as there is one
-for each rank they form a round; the rest of an update forms a last one (`rank_plan.py`).
-Micro-batches without a trained token are left out.
+"""Trains a model that several processes (ranks) share (`ShardedLearner`). Every rank submits the
+same micro-batches, those of the takes in the ledger: one for each rank form a round, the rest of an
+update a last one (`rank_plan.py`). Micro-batches without a trained token are left out.
 """
 
 import logging
@@ -77,10 +74,9 @@ def split_samples(samples: Sequence[Sample], parts: int) -> list[list[Sample]]:
 
 
 class ShardedLearner:
-    """Implements `Learner` (`learn/base.py`) on every rank; all must call its methods in the same
-    order, from one thread each. Methods that train or gather raise `RankLost` if another rank is
-    gone. Repeated on the same number of ranks, results are bit-identical; another number rounds
-    differently.
+    """Implements `Learner` on every rank; all must call its methods in the same order, from one
+    thread each. Methods that train or gather raise `RankLost` if another rank is gone. Results are
+    bit-identical for one number of ranks.
     """
 
     def __init__(self, sharded: ShardedModel, settings: TrainerSettings) -> None:
@@ -207,17 +203,14 @@ class ShardedLearner:
             raise ComputeFailed(numbers, error) from error
 
     def _passes(self, waiting: Sequence[_MicroBatch], mine: RankTurn) -> list[_Pass]:
-        """Returns the passes of this rank in a round: one over its micro-batch, or one over each
-        part of it if memory ran out on the round before. Their number is equal on all ranks.
-
-        A rank cannot halve a micro-batch at once as one process does. Say memory runs out on rank 1
-        in layer 3, while rank 0 waits in the collective of layer 3: the first half would enter that
-        of layer 1, so the two would add different tensors or wait until the timeout; nor would the
-        others read a request before the collective. Therefore all ranks end, rank 0 records the
-        failure, and all read its record before the next term's collectives, so all divide the round
-        alike. A record that a replaced rank 0 appends later is void (invariant 7). Repeated takes
-        have the same records before them, so the sums have the same bits.
-        """
+        # A rank cannot halve a micro-batch at once as one process does. Say memory runs out on rank
+        # 1 in layer 3, while rank 0 waits in the collective of layer 3: the first half would enter
+        # that of layer 1, so the two would add different tensors or wait until the timeout; nor
+        # would the others read a request before the collective. Therefore all ranks end, rank 0
+        # records the failure, and all read its record before the next term's collectives: all
+        # divide the round alike, with an equal number of passes. A record that a replaced rank 0
+        # appends later is void (invariant 7). A repeated take has the same records before it, so
+        # the sums have the same bits.
         micro_batch = waiting[mine.micro_batch]
         shortages = max(batch.shortages for batch in waiting)
         parts = parts_of_round([batch.trained for batch in waiting], shortages)

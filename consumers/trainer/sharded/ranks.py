@@ -1,7 +1,7 @@
-"""Connects the ranks of a trainer, the processes that train one model together (`join_ranks`,
-`Ranks`). They exchange tensors in collectives, operations that all ranks enter together; each
-derives its next one from the log (`follower.py`), so no rank commands another. A timeout bounds
-every wait in a collective (invariant 8); when a rank is lost, all end and restart.
+"""Connects the ranks of a trainer, the processes that train one model together (`join_ranks`). They
+exchange tensors in collectives, operations that all enter together; each derives its next one from
+the log (`follower.py`). A timeout bounds every wait in a collective (invariant 8); when a rank is
+lost, all end and restart.
 """
 
 import logging
@@ -93,10 +93,10 @@ class Ranks:
     """Connects this process (`rank` of `size`) to the other ranks; `timeout_s` bounds every
     collective and every request to `store`.
 
-    No two threads share a process group: main threads use the default group, publishing threads
-    `writing`, and a rank whose collective failed `probes`. `store` (`rendezvous_store`) holds only
-    the `TermStart`, the first failure that a rank reports, and the end of rank 0; a rank that waits
-    for records asks it, and so notices when rank 0 is gone.
+    No two threads share a process group: main threads use the default one, publishing threads
+    `writing`, and a rank whose collective failed `probes`. `store` (`rendezvous_store`) holds the
+    `TermStart`, the first reported failure, and the end of rank 0; a rank that waits for records
+    asks it, and so notices when rank 0 is gone.
     """
 
     rank: int
@@ -118,9 +118,8 @@ class Ranks:
         self.store.set(START_KEY, msgspec.json.encode(start).decode())
 
     def await_start(self, on_pause: Callable[[], object]) -> TermStart | None:
-        """Waits without limit for rank 0's `TermStart`; None if rank 0 ended before it held a term.
-        `on_pause` is called before each pause, to show that the caller lives. Raises `RankLost` if
-        rank 0 is gone.
+        """Waits without limit for rank 0's `TermStart`; None if rank 0 ended before. `on_pause`,
+        called before each pause, shows that the caller lives. Raises `RankLost` if rank 0 is gone.
         """
         while not self._is_set(START_KEY):
             if self.has_ended():
@@ -273,9 +272,9 @@ class Ranks:
 
 @contextmanager
 def join_ranks(device: str, timeout_s: float) -> Generator[Ranks]:
-    """Waits until all ranks have joined, runs the block, and ends together with the others
-    (`Ranks.end`). `device` is `cpu` or `cuda` (the GPU with the rank's number on its machine).
-    Raises `RankLost` if a rank does not join in time.
+    """Waits until all ranks have joined, runs the block, and ends together with the others.
+    `device` is `cpu` or `cuda` (the GPU with the rank's number on its machine). Raises `RankLost`
+    if a rank does not join in time.
     """
     mine, backend = _device(device)
     timeout = timedelta(seconds=timeout_s)

@@ -1,9 +1,7 @@
 """One rank's part of a model that several processes (ranks) train together (`Shard`): rows of each
-parameter's fp32 master and AdamW moments.
-
-The constructor and every method, unless its docstring excludes it, is a collective: all ranks call
-the same methods in the same order (`follower.py`). Names and types of tensors are those of
-`learner.py`, so any number of ranks resumes from a checkpoint of any other.
+parameter's fp32 master and AdamW moments. The constructor and every method, unless its docstring
+excludes it, is a collective: all ranks call the same ones in the same order. Tensors in checkpoints
+are those of `learner.py`, so any number of ranks resumes from any other's.
 """
 
 import math
