@@ -51,8 +51,8 @@ class Compactor:
         self.merged = self.deleted = 0
 
     def advance(self, stop: threading.Event) -> None:
-        """Merges and deletes the files that are due, at most once a minute; ends early when `stop`
-        is set. For each topic:
+        """Merges and deletes the files that are due; ends early when `stop` is set. Does nothing if
+        `archive.compact_bytes` is 0, or soon after the previous call. For each topic:
 
         1. List the files.
         2. Delete files whose records a wider file holds too, if this process first listed them so

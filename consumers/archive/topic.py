@@ -218,7 +218,7 @@ class TopicArchive:
         return self._next
 
     def _write(self, partition: int) -> None:
-        # Numbered: (1) create the file; (2) list the files of that day, and continue after another
+        # (1) Create the file; (2) list the files of that day, and continue after another
         # archiver's or a merged one with this first record; (3) commit the position below which the
         # log may be truncated. After a kill between 1 and 3 the next start finds the file, so the
         # commit may lag behind but is never ahead.

@@ -316,7 +316,7 @@ def recompute_layers(model: nn.Module) -> None:
 def compile_layers(model: nn.Module) -> None:
     """Makes torch compile every decoder layer's forward, once for sequences of all lengths;
     `recompute_layers` may follow. The first pass compiles, or raises an error of
-    `COMPILER_MODULES`. Results differ by rounding.
+    `COMPILER_MODULES`. Results differ by rounding, also after a recompilation for other lengths.
     """
     for layer in _layers(model, "trainer.compile"):
         layer.forward = torch.compile(layer.forward, dynamic=True)

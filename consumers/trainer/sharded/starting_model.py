@@ -1,5 +1,6 @@
-"""Hashes the model that the trainer's ranks start from, to find before training that a machine has
-another model. No function communicates with other ranks.
+"""Hashes the model that the trainer's ranks start from: they compare their `model_hash` when a term
+starts, so a machine with another model is found before anything is trained. No function
+communicates with other ranks.
 """
 
 import math

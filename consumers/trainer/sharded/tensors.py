@@ -35,8 +35,8 @@ def gather_rows(
     group: dist.ProcessGroup | None = None,
 ) -> Tensor | None:
     """Returns the whole tensor of this shape, in new host memory, at rank `owner`, and None at the
-    others. `mine` are this rank's rows, in host memory if a process group `group` is given, else
-    the one of training serves.
+    others. `mine` are this rank's rows; with another process `group` than that of training they
+    must be in host memory, where it works.
     """
     if ranks.size == 1:
         return mine.detach().to("cpu", copy=True)
