@@ -283,7 +283,9 @@ def versions_needed(
         else:
             policy_versions = {version: named_version(policy, version) for version in versions}
             needed.update(
-                number for version, number in policy_versions.items() if number and number != version
+                number
+                for version, number in policy_versions.items()
+                if number and number != version
             )
     if (reference := scored_reference(settings)) and versions:
         emitted = range(max(0, min(versions) - (max_lag or 0)), max(versions) + 1)

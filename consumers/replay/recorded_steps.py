@@ -184,7 +184,9 @@ def _samples_of(
     if not selected_records:
         step_metrics.add_closed("filtered", {})
         return ()
-    prepared = prepare_group(group.group, selected_records, annotations, course.rule, version, believed)
+    prepared = prepare_group(
+        group.group, selected_records, annotations, course.rule, version, believed
+    )
     if prepared.ending:
         step_metrics.add_closed(prepared.ending, prepared.counts, selected_records)
         return ()

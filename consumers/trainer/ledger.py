@@ -102,7 +102,9 @@ class LedgerTail:
         """Whether takes or closed groups of steps after `step` are recorded, which are still to be
         repeated.
         """
-        return any(take_step > step for take_step, _ in self.takes) or any(c.step > step for c in self.closed)
+        return any(take_step > step for take_step, _ in self.takes) or any(
+            c.step > step for c in self.closed
+        )
 
     def steps(self) -> int:
         """Returns the highest step that has a take or a `StepDone`; 0 if none."""

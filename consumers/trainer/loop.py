@@ -130,7 +130,9 @@ class StepLoop(ABC, Generic[FeederT]):
         done = StepDone(
             step=step,
             version=Version(step, self.term),
-            state_hash=learner.state_hash() if hashes_state(learner.state_bytes, recorded_done) else "",
+            state_hash=learner.state_hash()
+            if hashes_state(learner.state_bytes, recorded_done)
+            else "",
             takes=takes,
             metrics=metrics,
             counts=dict(step_metrics.counts),

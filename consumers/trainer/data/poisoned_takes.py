@@ -59,7 +59,9 @@ class TakeAttempts:
                 self.failed[tried] += 1
                 self.errors[tried] = record.error
                 if record.out_of_memory:
-                    self.out_of_memory.update((*tried[:2], number) for number in record.micro_batches)
+                    self.out_of_memory.update(
+                        (*tried[:2], number) for number in record.micro_batches
+                    )
                 self._computing = None
             case records.Configured():
                 self.start()

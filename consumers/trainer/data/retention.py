@@ -98,7 +98,11 @@ class PinnedVersions(HeldVersions):
             key: hold for key, hold in self._holds.items() if not (saved and hold.is_known(where))
         }
         chain_versions = (chain.version for _, chain in saved.chains) if saved else ()
-        return {*served, *(v for _, v in self._holds), *(v for v in chain_versions if v is not None)}
+        return {
+            *served,
+            *(v for _, v in self._holds),
+            *(v for v in chain_versions if v is not None),
+        }
 
     def _observe(self, status: RolloutStatus, now_s: float) -> None:
         super()._observe(status, now_s)
@@ -149,7 +153,8 @@ class LogTruncation:
             # A Kafka broker drops a position that was not committed for days.
             fence.renew_truncated(self.bus, topic)
         states = [
-            TrainerState.decode(checkpoint_state(self.store, checkpoint)) for checkpoint in checkpoints
+            TrainerState.decode(checkpoint_state(self.store, checkpoint))
+            for checkpoint in checkpoints
         ]
         # Ahead: takes still to be repeated may name records before its positions.
         if not states or any(state.ahead for state in states):

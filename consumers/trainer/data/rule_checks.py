@@ -30,7 +30,9 @@ def check_advantage(function: Callable[[NDArray[np.float64]], ArrayLike]) -> Non
         if not np.array_equal(computed, _advantages(function, group_rewards)):
             _refuse("advantage", "a second call returns other numbers; it must be pure")
         from_reversed = _advantages(function, group_rewards[::-1].copy())[::-1]
-        if len(set(rewards)) == len(rewards) and not np.allclose(computed, from_reversed, 0, TOLERANCE):
+        if len(set(rewards)) == len(rewards) and not np.allclose(
+            computed, from_reversed, 0, TOLERANCE
+        ):
             _refuse("advantage", "it depends on the order in which a group's samples ended")
 
 
@@ -54,7 +56,11 @@ def check_choice(rule: Callable[[Sequence[GroupCandidate], int], Iterable[int]])
     offered = {candidate.group for candidate in CANDIDATES}
     for groups_max in range(1, len(CANDIDATES) + 2):
         chosen = list(rule(CANDIDATES, groups_max))
-        if len(chosen) > groups_max or len(set(chosen)) < len(chosen) or not offered.issuperset(chosen):
+        if (
+            len(chosen) > groups_max
+            or len(set(chosen)) < len(chosen)
+            or not offered.issuperset(chosen)
+        ):
             _refuse(
                 "choose",
                 f"it returned {chosen}; it must return at most {groups_max} of {sorted(offered)}",

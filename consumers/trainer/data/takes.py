@@ -148,7 +148,9 @@ class TakeRepeater(ABC):
         for group in take.groups:
             arrived = fetch_group(self.bus, group.members)
             records = [a.record for a in arrived]
-            prepared = prepare_group(group.group, records, annotations, rule, progress.version, believed)
+            prepared = prepare_group(
+                group.group, records, annotations, rule, progress.version, believed
+            )
             ready = ReadyGroup(tuple(arrived), take.annotations, prepared)
             if prepared.ending:  # the run continues under a configuration that was changed
                 log.warning("group %d trains no sample now: %s", group.group, prepared.detail)
@@ -345,7 +347,9 @@ class TakeFeeder(TakeRepeater):
         for index, batch in enumerate(batches):
             members = tuple(self._members[sample.trajectory] for sample in batch)
             # The first take with a sample of a new group names the whole group.
-            firsts = [new_groups.pop(sample.group) for sample in batch if sample.group in new_groups]
+            firsts = [
+                new_groups.pop(sample.group) for sample in batch if sample.group in new_groups
+            ]
             takes.append(
                 Take(
                     step=progress.step,

@@ -325,7 +325,9 @@ def compile_layers(model: nn.Module) -> None:
 
 
 def _layers(model: nn.Module, setting: str) -> Sequence[nn.Module]:
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers = [
+        module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)
+    ]
     if not layers:
         raise ConfigurationError(
             f"{setting}: {type(model).__name__} has no layers that transformers marks as such; set "

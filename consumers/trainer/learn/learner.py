@@ -170,7 +170,9 @@ class TorchLearner:
                 self._critic.begin_step()
         self.micro_batches += 1
         past_weights = self._others.behind(samples)
-        self._workers.submit(_MicroBatchJob(samples, self.version, self.micro_batches - 1, past_weights))
+        self._workers.submit(
+            _MicroBatchJob(samples, self.version, self.micro_batches - 1, past_weights)
+        )
 
     def settle(self) -> None:
         self._workers.wait()

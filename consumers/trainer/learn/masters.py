@@ -56,7 +56,9 @@ class Masters:
         offload: bool = False,
     ) -> None:
         parameters = dict(model.named_parameters())
-        trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
+        trained = {
+            name: parameter for name, parameter in parameters.items() if parameter.requires_grad
+        }
         self.parameters: Sequence[Tensor] = list(trained.values())
         self.slices: list[ParameterSlice] = []
         end = 0

@@ -114,7 +114,9 @@ class OtherPolicies:
         """
         if self._proximal is None or not self._proximal.is_behaviour:
             return {}
-        needed = {version for sample in samples for version, count in _trained_spans(sample) if count}
+        needed = {
+            version for sample in samples for version, count in _trained_spans(sample) if count
+        }
         if self._past is None:
             raise ConfigurationError("trainer.proximal: no versions are stored here")
         by_version: dict[Version, Mapping[str, Tensor]] = {}

@@ -151,7 +151,8 @@ class BufferPool:
             assert len(self._used) < self._copies_max, "a copy was not released"
             copy = self._idle.pop() if self._idle else {}
             if any(
-                name not in copy or not _fits(copy[name], tensors[name], dtypes[name]) for name in tensors
+                name not in copy or not _fits(copy[name], tensors[name], dtypes[name])
+                for name in tensors
             ):
                 copy = {name: _empty(tensor, dtypes[name]) for name, tensor in tensors.items()}
             self._used.append(copy)

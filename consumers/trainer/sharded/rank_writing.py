@@ -178,7 +178,9 @@ class FrozenTensors(DistributedTensors):
 
         def write() -> TensorFiles:
             for number, names in enumerate(shards, start=1):
-                gathered = {name: self._whole(name, (number - 1) % self._ranks.size) for name in names}
+                gathered = {
+                    name: self._whole(name, (number - 1) % self._ranks.size) for name in names
+                }
                 mine = {name: tensor for name, tensor in gathered.items() if tensor is not None}
                 if not mine or failed:
                     continue

@@ -224,7 +224,9 @@ class Shard:
             return RankTensors(tensors, self._ranks)
         factors = gather_everywhere(self._slices, self.shapes, published_type, self._ranks)
         config, scaling = self._adapter.config, self._adapter.scaling
-        return AdapterTensors(adapter_state(factors), config, scaling, lambda: self._base(published_type))
+        return AdapterTensors(
+            adapter_state(factors), config, scaling, lambda: self._base(published_type)
+        )
 
     def _base(self, dtype: torch.dtype) -> FrozenTensors:
         owned = self._ownership
