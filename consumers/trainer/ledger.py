@@ -157,7 +157,9 @@ def hashes_state(state_bytes: int, recorded: StepDone | None) -> bool:
     publisher hashes a large state, at checkpoints alone.
     """
     # A repeated step without a recorded `weights_hash` has only the state to compare.
-    return state_bytes <= STATE_HASH_BYTES_MAX or (recorded is not None and not recorded.weights_hash)
+    return state_bytes <= STATE_HASH_BYTES_MAX or (
+        recorded is not None and not recorded.weights_hash
+    )
 
 
 OUTCOMES = ("trained", "filtered", "expired", "dead")

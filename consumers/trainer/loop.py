@@ -64,8 +64,8 @@ class StepLoop(ABC, Generic[FeederT]):
         return self.step >= steps
 
     def _step(self, step: int, stop: threading.Event) -> bool:
-        # The phases of docs/reference/invariants.md, A trainer's step. False leaves the takes to the
-        # next start, which repeats them.
+        # The phases of docs/reference/invariants.md, A trainer's step. After False the next start
+        # repeats the takes.
         started, step_metrics = self.monotonic(), StepMetrics()
         step_metrics.add_recorded(self.recorded.closed, step)
         metrics: dict[str, float] = {}

@@ -71,8 +71,8 @@ class UntrainedGroups:
             if record.reason == "filtered":
                 raise ConfigurationError(
                     f"{ended}, the last one: {record.detail}. The rewards teach nothing: look at "
-                    "some answers (`rollstream inspect`), mend the verifier or choose other prompts; "
-                    "trainer.filter_equal_rewards = false trains such groups too"
+                    "some answers (`rollstream inspect`), mend the verifier or choose other "
+                    "prompts; trainer.filter_equal_rewards = false trains such groups too"
                 )
             raise EveryGroupDied(
                 f"{ended}, the last one: {record.detail}. Mend the cause and start the same "

@@ -145,7 +145,9 @@ class BufferPool:
                         self._idle.append(mine)
                     return
 
-    def _memory(self, tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
+    def _memory(
+        self, tensors: Mapping[str, Tensor], dtype: torch.dtype | None
+    ) -> dict[str, Tensor]:
         dtypes = {name: _dtype(tensor, dtype) for name, tensor in tensors.items()}
         with self._lock:
             assert len(self._used) < self._copies_max, "a copy was not released"
