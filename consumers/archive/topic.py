@@ -88,8 +88,7 @@ READ_BYTES, READ_RECORDS = 16 << 20, 8192  # the most that one read returns
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """A file that this archiver wrote or, with `is_own` False, another archiver's with its records.
-    """
+    """A file that this archiver wrote or, without `is_own`, another one's with its records."""
 
     topic: str
     key: str

@@ -51,9 +51,7 @@ class TakeAttempts:
     def apply(self, record: records.Record) -> None:
         match record:
             case records.TakeRetried(step=step, update=update, micro_batch=micro_batch):
-                self._computing = (
-                    None if micro_batch is None else (step, update, (micro_batch,))
-                )
+                self._computing = None if micro_batch is None else (step, update, (micro_batch,))
             case records.TakeFailed():
                 tried = (record.step, record.update, record.micro_batches)
                 self.failed[tried] += 1

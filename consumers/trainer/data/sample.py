@@ -59,9 +59,7 @@ def names_needed(settings: "TrainerSettings") -> tuple[str, ...]:
     return tuple(sorted({*settings.annotations, *settings.reward_terms, *scored}))
 
 
-def is_annotated(
-    record: Trajectory, names: Iterable[str], keys: Iterable[tuple[str, str]]
-) -> bool:
+def is_annotated(record: Trajectory, names: Iterable[str], keys: Iterable[tuple[str, str]]) -> bool:
     """Whether each of these annotations has arrived (a value, or the reason why there is none); a
     dead trajectory needs none.
     """

@@ -17,8 +17,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GroupCandidate:
-    """A complete group that may be trained next, and the smallest version number among its spans.
-    """
+    """A complete group that may be trained next, and the smallest version number of its spans."""
 
     group: int
     oldest_version: int

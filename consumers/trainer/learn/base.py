@@ -92,8 +92,7 @@ class Learner(Protocol):
         ...
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restores `state` bit for bit. Raises `ConfigurationError` for the state of another model.
-        """
+        """Restores `state` bit for bit. Raises `ConfigurationError` for another model's state."""
         ...
 
     def state_hash(self) -> str:

@@ -228,8 +228,7 @@ class TorchLearner:
         return (pool or BufferPool(1)).copy(self._state(), None)
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restores `state()`, bit for bit; raises `ConfigurationError` if it is of another model.
-        """
+        """Restores `state()` bit for bit; raises `ConfigurationError` for another model's."""
         check_base_hash(tensors.get(BASE_HASH), self._base_hash)
         restore(self._masters.named(self.flat), tensors, "masters.")
         restore(self._optimiser.moments, tensors, "optimiser.")
