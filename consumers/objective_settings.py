@@ -251,20 +251,18 @@ BEHAVIOUR = "behaviour"
 
 def named_version(policy: str, version: int) -> int | None:
     """Returns the number of the version that `policy` (`vN` or `every K`) means while `version` is
-    trained from; None if it is another name. So a step's policies follow from its number alone.
+    trained from; None for another name. A step's policies follow from its number alone.
     """
-    if found := re.fullmatch(r"v(\d+)", policy):
-        number = int(found[1])
+    if match := re.fullmatch(r"v(\d+)", policy):
+        number = int(match[1])
         return number if number <= version else 0
-    if found := re.fullmatch(r"every ([1-9]\d*)", policy):
-        return version - version % int(found[1])
+    if match := re.fullmatch(r"every ([1-9]\d*)", policy):
+        return version - version % int(match[1])
     return None
 
 
 def past_policies(settings: ObjectiveSettings) -> tuple[str, ...]:
-    """Returns the policies besides the trained one whose models the trainer holds for the
-    objective, by their names.
-    """
+    """Returns the other policies whose models the trainer holds."""
     is_own = settings.reference_kl and settings.reference_by == "trainer"
     reference = (settings.reference,) if is_own else ()
     return (*reference, settings.proximal) if settings.proximal else reference
@@ -273,19 +271,21 @@ def past_policies(settings: ObjectiveSettings) -> tuple[str, ...]:
 def versions_needed(
     settings: ObjectiveSettings, versions: Collection[int], max_lag: int | None
 ) -> set[int]:
-    """Returns the numbers of the past versions that a trainer needs which continues from one of
-    these `versions` up to the highest, and its scorers, for the trajectories that can be trained
-    then. A trainer has the version that it continues from itself, and a reference of version 0 is
-    the starting model.
+    """Returns the numbers of the past versions that a trainer, and its scorers, need to continue
+    from one of these `versions` up to the highest.
     """
+    # A trainer has the version that it continues from itself, and a reference of version 0 is the
+    # starting model.
     needed: set[int] = set()
     for policy in past_policies(settings) if versions else ():
         if policy == BEHAVIOUR:
             needed.update(range(max(0, min(versions) - (max_lag or 0)), max(versions) + 1))
         else:
-            named = {version: named_version(policy, version) for version in versions}
+            policy_versions = {version: named_version(policy, version) for version in versions}
             needed.update(
-                number for version, number in named.items() if number and number != version
+                number
+                for version, number in policy_versions.items()
+                if number and number != version
             )
     if (reference := scored_reference(settings)) and versions:
         emitted = range(max(0, min(versions) - (max_lag or 0)), max(versions) + 1)

@@ -1,10 +1,9 @@
-"""Keeps the number of archive files small: merges consecutive files of a partition into a wider one
-(`storage/archive/merging.py`) and, after a grace period in which readers may still read them,
-deletes the files whose records it holds.
+"""Keeps archive files few: merges consecutive files of a partition into a wider one
+(`storage/archive/merging.py`) and deletes the merged ones after a grace period for their readers.
 
-Several compactors and archivers may run at the same time, and each may be killed at any moment: no
-record is lost. Readers read none twice if they leave out each file whose first offset is in the
-range of a merged file (docs/reference/archive.md, Merged files).
+Several compactors and archivers may run at once, and each may be killed at any moment: no record is
+lost, and readers read none twice if they leave out files whose first offset is in the range of a
+merged file (docs/reference/archive.md, Merged files).
 """
 
 import logging
@@ -30,8 +29,8 @@ FILES_MAX = 16  # files of a partition's newest day; when it has more, some are 
 
 
 class Compactor:
-    """Merges the files of a run's topics, and deletes those that merged files replaced; use it from
-    one thread. `merged` counts the merged files created, `deleted` the files deleted.
+    """Merges the files of a run's topics and deletes replaced ones; use it from one thread.
+    `merged` and `deleted` count files.
     """
 
     def __init__(
@@ -52,13 +51,13 @@ class Compactor:
         self.merged = self.deleted = 0
 
     def advance(self, stop: threading.Event) -> None:
-        """Merge and delete the files that are due; ends early when `stop` is set. Does nothing if
+        """Merges and deletes the files that are due; ends early when `stop` is set. Does nothing if
         `archive.compact_bytes` is 0, or soon after the previous call. For each topic:
 
         1. List the files.
-        2. Delete redundant files, those whose records a wider file in the listing holds too, if
-           this process first listed them so at least `archive.compact_grace_s` ago and the footer
-           of the wider file confirms that it is complete.
+        2. Delete files whose records a wider file holds too, if this process first listed them so
+           at least `archive.compact_grace_s` ago and the wider file's footer confirms that it is
+           complete.
         3. Plan merges of the other files, and create the merged files.
         """
         settings, now_s = self._settings, self._monotonic()
@@ -79,14 +78,10 @@ class Compactor:
         current: Sequence[ArchiveFile],
         before: Mapping[str, float],
     ) -> None:
-        """Delete the `redundant` files whose grace period is over; `before` has the times at which
-        earlier calls first listed them. The first offset of each is in the range of a wider file
-        among `current`. A file is deleted only because of a wider one in the same listing, so the
-        widest one is never deleted.
-        """
         now_s, due = self._monotonic(), list[str]()
         for file in sorted(redundant, key=lambda file: file.key):
             since_s = before.get(file.key, now_s)
+            # Only because of a wider file in the same listing, so the widest one is never deleted.
             if now_s - since_s >= self._settings.compact_grace_s and self._is_held(file, current):
                 due.append(file.key)
             else:
@@ -95,14 +90,12 @@ class Compactor:
         self.deleted += len(due)
 
     def _is_held(self, file: ArchiveFile, current: Sequence[ArchiveFile]) -> bool:
-        """Whether the footer of the wider file, in whose range this file begins, confirms that the
-        wider file holds all offsets that its name states.
-        """
         (wider,) = [
             other
             for other in current
             if other.partition == file.partition and other.first <= file.first <= (other.last or -1)
         ]
+        # Its footer confirms that it holds all offsets of its name.
         if wider.key not in self._proven and self._ends_as_named(wider):
             self._proven.add(wider.key)
         return wider.key in self._proven
@@ -117,9 +110,6 @@ class Compactor:
             return False
 
     def _merge(self, current: Sequence[ArchiveFile], stop: threading.Event) -> None:
-        """Create the merged files that are due among a topic's `current` files. A merge of damaged
-        files is logged and not tried again.
-        """
         from rollstream.storage.archive import merging
 
         for merge in merging.plan_merges(current, self._settings.compact_bytes, self._files_max):
@@ -133,6 +123,7 @@ class Compactor:
             except (ObjectExists, ObjectMissing):
                 continue  # another compactor merged them
             except (CorruptObject, NewerRelease, merging.NotMergeable) as error:
+                # Damaged files are not tried again.
                 self._left.add(merge.key)
                 log.warning("archive files are not merged into %s: %s", merge.key, error)
                 continue

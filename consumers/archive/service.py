@@ -1,9 +1,7 @@
-"""The loop of the archive role: every two seconds or less it reads the new records of the archived
-topics and writes the files that are due (`topic.py`), then merges small files (`compaction.py`).
-
-It reads seldom and in large batches, so that it costs the run little; records that are in no file
-yet are still in the log. When it stops it archives up to the present ends of the topics, so a run
-whose archive role stops last is archived completely.
+"""The loop of the archive role: reads new records of the archived topics and writes due files
+(`topic.py`), then merges small ones (`compaction.py`). It reads seldom, in large batches, so that
+it costs the run little. It ends with the present ends of the topics: a run whose archive role stops
+last is archived completely.
 """
 
 import logging
@@ -25,12 +23,12 @@ log = logging.getLogger(__name__)
 ROUND_S = 2.0  # pause between two rounds; a quarter of `archive.roll_s` if that is less
 
 FileNote = Callable[[Mapping[str, object]], None]
-"""Called with a description of a created file: time, key, records, bytes and seconds."""
+"""Gets time, key, records, bytes and seconds of a created file."""
 
 
 class ArchiveService:
-    """Archives the topics of a run that `settings` name, until it is stopped. `note` is called for
-    each file that this process created.
+    """Archives the topics of a run that `settings` name. `note` is called for each file that this
+    process created.
     """
 
     def __init__(
@@ -53,7 +51,7 @@ class ArchiveService:
         self._files = self._bytes = self._lost = 0
 
     def run(self, stop: threading.Event) -> None:
-        """Archive in rounds until `stop` is set, then archive everything up to the topics' ends."""
+        """Archives in rounds until `stop` is set, then up to the topics' ends."""
         topics = self._topics.values()
         for topic in topics:
             topic.start()
@@ -83,10 +81,8 @@ class ArchiveService:
         }
 
     def _on_file(self, file: WrittenFile) -> None:
-        """Count, log and note a created file. A file that another archiver had created before, with
-        the same first record, counts as lost.
-        """
         if not file.is_own:
+            # Another archiver had created it, with the same first record.
             self._lost += 1
             return
         self._files += 1

@@ -1,10 +1,9 @@
-"""Archives one topic: `TopicArchive` reads its partitions, collects records (`PendingRecords`), and
-writes them to a file when one is due (`due_partition`). Each record is archived exactly once, even
-if several archivers run (docs/reference/archive.md, Exactly once).
+"""Archives one topic (`TopicArchive`): each record exactly once, even if several archivers run
+(docs/reference/archive.md, Exactly once).
 
-This depends on file names alone: a file is named by its first offset, an archiver begins each file
-where another one ended (or at the log's first record), and the store's `create` has one winner. So
-the files of a partition do not overlap. The lease only avoids duplicate work.
+This depends on file names alone: a file is named by its first offset, an archiver begins each where
+another one ended, and the store's `create` has one winner, so files of a partition do not overlap.
+The lease only avoids duplicate work.
 """
 
 import logging
@@ -32,41 +31,36 @@ log = logging.getLogger(__name__)
 
 
 class PendingRecords:
-    """Holds the records of one partition that were read and are in no file yet, consecutive and
-    oldest first. `since_s` is the time at which the first was read, `bytes` counts keys and values.
-
-    A file ends before the first record of a later day than that of its first record. A record of an
-    earlier day (a clock was behind) does not end it: writers whose clocks disagree around midnight
-    thus cause two files and not hundreds.
+    """The records of one partition that were read and are in no file yet, consecutive, oldest
+    first. `since_s` is when the first was read, `bytes` counts keys and values.
     """
 
     def __init__(self, since_s: float) -> None:
         self.since_s = since_s
         self.bytes = 0
         self.messages: list[Message] = []
+        # A record of an earlier day does not end a file: writers whose clocks disagree around
+        # midnight cause two files, not hundreds.
         self._cut: int | None = None  # index of the first record of a later day
 
     @property
     def spans_days(self) -> bool:
-        """Whether a record of a later day was read, so that the first file is complete."""
+        """Whether a record of a later day was read: the first file is complete."""
         return self._cut is not None
 
     def add(self, message: Message) -> None:
-        """Add the record after the last one."""
         self.messages.append(message)
         self.bytes += message_bytes(message)
         if self._cut is None and _is_later_day(message, self.messages[0]):
             self._cut = len(self.messages) - 1
 
     def next_file(self) -> Sequence[Message]:
-        """Returns the records of the next file: those before the first of a later day."""
         return self.messages[: self._cut]
 
     def drop_below(self, before: int) -> None:
-        """Drop the records below this offset."""
-        kept = self.messages[max(0, before - self.messages[0].offset) :]
+        remaining = self.messages[max(0, before - self.messages[0].offset) :]
         self.messages, self.bytes, self._cut = [], 0, None
-        for message in kept:
+        for message in remaining:
             self.add(message)
 
 
@@ -77,14 +71,14 @@ def _is_later_day(message: Message, first: Message) -> bool:
 def due_partition(
     pending: Mapping[int, PendingRecords], roll_bytes: int, roll_s: float, now_s: float
 ) -> int | None:
-    """Returns the partition whose file is to be written now; None if no file is due. A file is due
-    if a record of a later day follows it, or if its first record has waited for `roll_s`. Once all
-    partitions together hold `roll_bytes`, the file of the fullest one is due.
+    """Returns the partition whose file is to be written now, if any: a record of a later day
+    follows, or its first record has waited for `roll_s`; once all partitions hold `roll_bytes`, the
+    fullest one.
     """
-    for partition, held in pending.items():
-        if held.spans_days or now_s - held.since_s >= roll_s:
+    for partition, records in pending.items():
+        if records.spans_days or now_s - records.since_s >= roll_s:
             return partition
-    if sum(held.bytes for held in pending.values()) >= roll_bytes:
+    if sum(records.bytes for records in pending.values()) >= roll_bytes:
         return max(pending, key=lambda partition: pending[partition].bytes)
     return None
 
@@ -94,9 +88,7 @@ READ_BYTES, READ_RECORDS = 16 << 20, 8192  # the most that one read returns
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """Describes a file that this archiver wrote, or whose records it found in a file of another
-    archiver: then `is_own` is False.
-    """
+    """A file that this archiver wrote or, without `is_own`, another one's with its records."""
 
     topic: str
     key: str
@@ -107,8 +99,8 @@ class WrittenFile:
 
 
 class TopicArchive:
-    """Archives one topic of a run. Call `start` first, then `advance` again and again, and `finish`
-    at the end. `on_file` is called with each file.
+    """Archives one topic of a run: call `start` first, then `advance` repeatedly, and `finish`.
+    `on_file` gets each file.
     """
 
     def __init__(
@@ -131,8 +123,8 @@ class TopicArchive:
         self._pending: dict[int, PendingRecords] = {}
 
     def start(self) -> None:
-        """Continue each partition after its last file, or at the log's first record if there is no
-        file. Raises `PositionLost` if the log is truncated beyond the last file.
+        """Continues each partition after its last file, or at the log's first record. Raises
+        `PositionLost` if the log is truncated beyond the last file.
         """
         # Read before the files are listed: records truncated in between are then in a listed file.
         begins = from_begin(self._bus, self._topic)
@@ -150,21 +142,20 @@ class TopicArchive:
         self._bus.commit(ARCHIVE_GROUP, self._topic, self._archived)
 
     def advance(self, *, exact: bool = False) -> bool:
-        """Read once and write the files that are due; returns False if no new record was read.
-        Without `exact` this may also mean that records of the log have not arrived yet
-        (`Bus.read`); a later call reads them.
+        """Reads once and writes the files that are due; returns False if no new record was read,
+        which without `exact` may mean that records have not arrived yet (`Bus.read`).
         """
-        found = self._read(exact)
+        has_read = self._read(exact)
         now_s = self._monotonic()
         s = self._settings
         while (
             partition := due_partition(self._pending, s.roll_bytes, s.roll_s, now_s)
         ) is not None:
             self._write(partition)
-        return found
+        return has_read
 
     def finish(self) -> None:
-        """Archive everything up to the present end, however small the files."""
+        """Archives everything up to the present end, however small the files."""
         ends = self._bus.end(self._topic)
         while any(self._next[partition] < end for partition, end in ends.items()):
             if not self.advance(exact=True):
@@ -173,11 +164,11 @@ class TopicArchive:
             self._write(next(iter(self._pending)))
 
     def pending(self) -> int:
-        """Returns the number of records that were read and are in no file yet; thread-safe."""
-        return sum(len(held.messages) for held in list(self._pending.values()))
+        """Number of records that were read and are in no file yet; thread-safe."""
+        return sum(len(records.messages) for records in list(self._pending.values()))
 
     def behind(self) -> int:
-        """Returns the number of records of the log that are in no file yet; thread-safe."""
+        """Number of records of the log that are in no file yet; thread-safe."""
         ends = self._bus.end(self._topic)
         return sum(max(0, ends[p] - at.offset) for p, at in dict(self._archived).items())
 
@@ -208,37 +199,28 @@ class TopicArchive:
         return bool(messages)
 
     def _skip_truncated(self, error: PositionLost) -> None:
-        """Continue after another archiver's files where the log was truncated beyond this position.
-
-        An archiver that was suspended while its successor archived and the trainer truncated has
-        lost no record. Raises `PositionLost` if the truncated records are in no file.
-        """
         ends = partition_ends(self._store, self._run, self._topic)
         for partition, begin in self._bus.begin(self._topic).items():
             if self._next[partition] >= begin:
                 continue
+            # An archiver that was suspended while its successor archived and the trainer truncated
+            # has lost no record: it continues after the other's files.
             if partition not in ends or ends[partition].last + 1 < begin:
                 text = f"records were truncated before they were archived: {error}"
                 raise PositionLost(text) from error
             self._continue_at(partition, _position_after(ends[partition]))
 
     def _rotated(self) -> dict[int, int]:
-        """Returns the positions to read from. At each call another partition is the first one, so
-        that none starves.
-        """
+        # Another partition is first in each read, so that none starves.
         first, *others = self._next.items()
         self._next = dict([*others, first])
         return self._next
 
     def _write(self, partition: int) -> None:
-        """Write a partition's next file, or continue after another archiver's file.
-
-        1. Create the file.
-        2. List the partition's files of that day. If another archiver created the file first, or a
-           merged file holds its first record, continue after the file that is there.
-        3. Commit the archived position, below which the log may be truncated. After a kill between
-           1 and 3 the next start finds the file, so the commit may lag behind but is never ahead.
-        """
+        # (1) Create the file; (2) list the files of that day, and continue after another
+        # archiver's or a merged one with this first record; (3) commit the position below which the
+        # log may be truncated. After a kill between 1 and 3 the next start finds the file, so the
+        # commit may lag behind but is never ahead.
         from rollstream.storage.archive.files import encode_file
 
         messages = self._pending[partition].next_file()
@@ -261,14 +243,10 @@ class TopicArchive:
         self._bus.commit(ARCHIVE_GROUP, self._topic, {partition: self._archived[partition]})  # 3
 
     def _present_end(self, key: str, first: int, mine: FileEnd | None) -> FileEnd:
-        """Returns the end of the file that holds offset `first`: this archiver's file (`mine` is
-        its end), another archiver's, or a merged one.
-
-        An archiver that was suspended can create a name again whose file was merged and deleted
-        meanwhile. The merged file is then in this listing, because it was created before that
-        deletion.
-        """
         prefix = key.removesuffix(f"{first:020d}.parquet")  # of the partition's files of that day
+        # The file with offset `first` is this archiver's (`mine`), another's, or a merged one. A
+        # suspended archiver can create a name again whose file was merged and deleted meanwhile;
+        # the merged file is then in this listing, since it was created before that deletion.
         for _ in range(LISTINGS_MAX):
             listed = (
                 parse_archive_key(entry.key, entry.bytes) for entry in self._store.list(prefix)

@@ -1,10 +1,7 @@
-"""Merges the trajectories of several sources into one log, as groups of a new run that trains on
-them alone (`rollstream replay --offline`; docs/reference/replay.md). A source is the log or archive
-of a run (`RecordedSource`), or a file of JSON lines from another program (`JsonLines`).
-
-`gather_sources` writes each trajectory once, renamed to `LABEL/NAME` by the label of its source.
-After a kill, the same call over the same sources resumes. An invalid line of a file raises
-`ConfigurationError`; it is never skipped.
+"""Merges the trajectories of several sources, runs (`RecordedSource`) or files of JSON lines
+(`JsonLines`), into one log, as groups of a new run that trains on them alone (`rollstream replay
+--offline`; docs/reference/replay.md). `gather_sources` writes each once, as `LABEL/NAME`. After a
+kill the same call resumes.
 """
 
 import heapq
@@ -34,19 +31,17 @@ from rollstream.streams.topics import partition_of
 from rollstream.streams.values import Address, Span, Version
 
 TOPICS = ("trajectories", "annotations")
-"""The topics that are written."""
 START_VERSION = Version(0, 0)
-"""The version of all spans that are written. The recorded versions are of other trainers, and no
-version of the new run made these tokens; version 0 precedes its training.
+"""The version of all spans that are written: no version of the new run made these tokens, and
+version 0 precedes its training.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class SourceTrajectory:
-    """Holds a trajectory as its source has it. `group` is the source's own name of the group, `at`
-    the trajectory's address if the source is a log, else None. Without `has_logprobs` the record's
-    log-probabilities are placeholders; `behaviour` then is the run's folder and the number of its
-    version that emitted the tokens, None if it is unknown.
+    """A trajectory as its source has it. `group` is the source's own name of the group, `at` the
+    address in a log. Without `has_logprobs` the record's are placeholders; `behaviour` then is the
+    run's folder and the number of its version that emitted the tokens, if known.
     """
 
     group: str
@@ -61,15 +56,14 @@ class TrajectorySource(Protocol):
     """The interface of a source of trajectories."""
 
     def trajectories(self) -> Iterator[SourceTrajectory]:
-        """Yield the source's trajectories, in the same order at each call."""
+        """Yields the source's trajectories, in the same order at each call."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedSource:
-    """Reads a run's log or archive as a source, up to its end at the time of the call. Records of
-    all partitions are merged in the order of their timestamps. `counts` gets `unreadable`, the
-    number of records that cannot be decoded; these are left out.
+    """A run's log or archive, up to its end at the time of the call, merged by timestamps. `counts`
+    gets `unreadable`, records left out because they cannot be decoded.
     """
 
     log: Bus
@@ -83,7 +77,6 @@ class RecordedSource:
                 yield SourceTrajectory(str(record.group), record, message.timestamp_ms, at)
 
     def annotations(self) -> Iterator[Annotation]:
-        """Yields all annotations."""
         for _, record in self._records("annotations"):
             if isinstance(record, Annotation):
                 yield record
@@ -107,9 +100,7 @@ class RecordedSource:
 
 @dataclass(frozen=True, slots=True)
 class LabelledSource:
-    """Combines a source, the label that its trajectories' names begin with in the new log, and a
-    filter: only trajectories for which `keep` returns True are taken.
-    """
+    """A source, the label of its trajectories in the new log, and a filter."""
 
     label: str
     source: TrajectorySource
@@ -118,9 +109,8 @@ class LabelledSource:
 
 @dataclass(frozen=True, slots=True)
 class GatherRules:
-    """States which trajectories are taken and how they are completed. Trajectories that cannot be
-    trained within `bounds` are left out. `fill` returns a trajectory with the log-probabilities
-    that it lacked, computed by a model, so its tokens must be in the vocabulary: the caller of
+    """Which trajectories are taken (those that can be trained within `bounds`) and how they are
+    completed: `fill` computes missing log-probabilities by a model, so the caller of
     `gather_sources` calls `check_tokens` before.
     """
 
@@ -131,10 +121,10 @@ class GatherRules:
 def gather_sources(
     sources: Sequence[LabelledSource], log: Bus, rules: GatherRules, where: str
 ) -> Counter[str]:
-    """Write the sources' trajectories, and the annotations of runs, into `log`; returns counts of
+    """Writes the sources' trajectories, and the annotations of runs, into `log`; returns counts of
     trajectories and groups taken, and of trajectories left out by reason. Groups are numbered in
-    the order in which they first appear. Raises `ConfigurationError`, which names the log as
-    `where`, if the log holds other records than these.
+    the order of appearance. Raises `ConfigurationError`, which names the log as `where`, if it
+    holds other records.
     """
     refuse_foreign_records(log, TOPICS, where)
     for topic in TOPICS:
@@ -152,44 +142,44 @@ def gather_sources(
 
 
 def _put_trajectories(
-    writer: ResumedTopicWriter, one: LabelledSource, rules: GatherRules, counts: Counter[str]
+    writer: ResumedTopicWriter, labelled: LabelledSource, rules: GatherRules, counts: Counter[str]
 ) -> dict[str, int]:
-    """Write one source's trajectories; returns the new group of each by its name in the source, -1
-    for one that was left out. Of several trajectories with one name only the first is considered.
-    The trainer's own rule (`refusal`, invariant 12) decides which cannot be trained. Dead ones
-    (`finish` = `dead`) are written: they are members of their groups.
+    """Writes one source's trajectories; returns the new group of each by its name in the source, -1
+    for one that was left out.
     """
-    found: dict[str, int] = {}
+    group_of: dict[str, int] = {}
     groups: dict[str, int] = {}
-    for trajectory in one.source.trajectories():
+    for trajectory in labelled.source.trajectories():
         record = trajectory.record
-        if record.trajectory in found:
+        # Of several trajectories with one name the first alone is considered.
+        if record.trajectory in group_of:
             counts["duplicate"] += 1
             continue
-        found[record.trajectory] = -1
-        if not one.keep(trajectory):
+        group_of[record.trajectory] = -1
+        if not labelled.keep(trajectory):
             counts["filtered_out"] += 1
             continue
         group = groups.get(trajectory.group, counts["groups"])
         filled = record if trajectory.has_logprobs else rules.fill(trajectory)
-        renamed = _renamed(filled, one.label, group)
+        renamed = _renamed(filled, labelled.label, group)
+        # The trainer's own rule (invariant 12). Dead ones are members of their groups.
         if renamed.finish != "dead" and (wrong := refusal(renamed, rules.bounds)) is not None:
             counts[f"refused_{wrong.kind}"] += 1
             continue
         if trajectory.group not in groups:
             groups[trajectory.group] = group
             counts["groups"] += 1
-        found[record.trajectory] = group
+        group_of[record.trajectory] = group
         counts["trajectories"] += 1
         if not trajectory.has_logprobs:
             counts["logprobs_recomputed" if trajectory.behaviour else "logprobs_computed"] += 1
         _put(writer, group, renamed)
-    return found
+    return group_of
 
 
 def check_tokens(label: str, record: Trajectory, vocabulary: int) -> None:
-    """Raise `ConfigurationError` if the trajectory has a token outside of the model's vocabulary;
-    `vocabulary` is its size, `label` the source's name in the error.
+    """Raises `ConfigurationError` if the trajectory has a token outside of the model's vocabulary
+    of this size.
     """
     if len(record.tokens) and int(record.tokens.max()) >= vocabulary:
         raise ConfigurationError(
@@ -199,16 +189,15 @@ def check_tokens(label: str, record: Trajectory, vocabulary: int) -> None:
 
 
 def _put_annotations(
-    writer: ResumedTopicWriter, source: RecordedSource, label: str, named: dict[str, int]
+    writer: ResumedTopicWriter, source: RecordedSource, label: str, groups: dict[str, int]
 ) -> None:
     for note in source.annotations():
-        group = named.get(note.trajectory, -1)
+        group = groups.get(note.trajectory, -1)
         if group >= 0:
             _put(writer, group, replace(note, trajectory=f"{label}/{note.trajectory}", group=group))
 
 
 def _renamed(record: Trajectory, label: str, group: int) -> Trajectory:
-    """Returns the record as the new run has it: in `group`, under its label, of `START_VERSION`."""
     generated = len(record.logprobs)
     return replace(
         record,
@@ -233,9 +222,9 @@ TextEncoder = Callable[[str], Sequence[int]]
 
 
 class OfflineLine(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Describes one line of a file. It has `prompt` and `completion`, each as text or as tokens. A
-    trajectory of several turns has `tokens` instead, with the source of each token in `sources` (0
-    prompt, 1 generated, 2 environment). docs/reference/replay.md explains the fields.
+    """One line of a file: `prompt` and `completion`, each as text or as tokens, or, for several
+    turns, `tokens` with the source of each in `sources` (0 prompt, 1 generated, 2 environment).
+    docs/reference/replay.md explains the fields.
     """
 
     reward: float
@@ -255,18 +244,18 @@ class OfflineLine(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class JsonLines:
-    """Reads a file with one trajectory per line, as JSON (`OfflineLine`). `encode` is the model's
-    tokenizer, None if the model has none. Text is encoded as it is: no chat template is applied,
-    and there are no special tokens except those written in the text.
+    """A file with one trajectory per line, as JSON (`OfflineLine`). `encode` is the model's
+    tokenizer, if it has one; text is encoded without chat template, and without special tokens
+    except those written in it.
     """
 
     path: Path
     encode: TextEncoder | None
 
     def trajectories(self) -> Iterator[SourceTrajectory]:
-        """Yields the trajectories in the order of their lines. An invalid line, or a second
-        trajectory of the same name, raises a `ConfigurationError` that names the file, the line and
-        the remedy; empty lines are skipped.
+        """Yields the trajectories in the order of lines. An invalid line, or a second trajectory of
+        the same name, raises a `ConfigurationError` with file, line and remedy; empty lines are
+        skipped.
         """
         decoder = msgspec.json.Decoder(OfflineLine)
         names: set[str] = set()
@@ -296,12 +285,9 @@ class JsonLines:
                     yield number, text
 
     def _parsed(self, line: OfflineLine, number: int) -> SourceTrajectory:
-        """Returns the trajectory of line `number`. Without a `group`, lines with the same prompt
-        tokens are a group. Raises `ValueError` or `DecodeError` if it cannot be trained.
-        """
         tokens, sources = self._tokens(line)
         generated = sources.count(GENERATED)
-        known = line.logprobs is not None
+        has_logprobs = line.logprobs is not None
         record = Trajectory(
             trajectory=line.trajectory or f"line-{number}",
             group=0,
@@ -312,7 +298,7 @@ class JsonLines:
             rollout_term=0,
             tokens=np.array(tokens, np.uint32),
             sources=np.array(sources, np.uint8),
-            logprobs=np.array(line.logprobs if known else [0.0] * generated, np.float32),
+            logprobs=np.array(line.logprobs if has_logprobs else [0.0] * generated, np.float32),
             spans=(Span(0, generated, START_VERSION),),
             finish=line.finish,
             reward=line.reward,
@@ -321,15 +307,16 @@ class JsonLines:
             finished_s=0.0,
             temperature=line.temperature,
         )
+        # Raises if no model can train it.
         sample_of(record, 0.0)
         if len(record.logprobs) and record.logprobs.max() > LOGPROB_MAX:
             raise ValueError("a log-probability is above 0")
         prompt = next(i for i, source in enumerate(sources) if source != PROMPT)
+        # Lines with the same prompt tokens are a group by default.
         group = f"={line.group}" if line.group is not None else repr(tokens[:prompt])
-        return SourceTrajectory(group, record, 0, None, known, _behaviour_of(line))
+        return SourceTrajectory(group, record, 0, None, has_logprobs, _behaviour_of(line))
 
     def _tokens(self, line: OfflineLine) -> tuple[list[int], list[int]]:
-        """Returns the line's tokens and the source of each."""
         if line.tokens is not None and line.prompt is None and line.completion is None:
             if line.sources is None:
                 raise ValueError("`tokens` need `sources`, one for each of them")
@@ -339,19 +326,18 @@ class JsonLines:
         prompt, completion = self._encoded(line.prompt), self._encoded(line.completion)
         return prompt + completion, [PROMPT] * len(prompt) + [GENERATED] * len(completion)
 
-    def _encoded(self, given: str | list[int]) -> list[int]:
-        if not isinstance(given, str):
-            return given
+    def _encoded(self, text_or_tokens: str | list[int]) -> list[int]:
+        if not isinstance(text_or_tokens, str):
+            return text_or_tokens
         if self.encode is None:
             raise ValueError(
                 "text needs the model's tokenizer, and its folder has no tokenizer.json; give "
                 "tokens instead"
             )
-        return list(self.encode(given))
+        return list(self.encode(text_or_tokens))
 
 
 def _behaviour_of(line: OfflineLine) -> tuple[str, int] | None:
-    """Returns the run and the number of its version that a line names, if it names them."""
     if line.run is None and line.version is None:
         return None
     if line.run is None or line.version is None or line.logprobs is not None:

@@ -1,9 +1,6 @@
-"""Provides the steps that a replay trains (`PlannedStep`), and their micro-batches
-(`replay_batches`). `RecordedSteps` repeats the steps of a run's ledger. `OfflinePlan` makes new
-steps for training on trajectories alone, which `offline_log.py` has gathered into one log.
-
-A replay may change the rule that decides which samples are trained, and may filter trajectories.
-With the run's own rule and no filter the micro-batches are the recorded ones, sample for sample.
+"""The steps that a replay trains (`PlannedStep`): those of a run's ledger again (`RecordedSteps`),
+or new ones on gathered trajectories alone (`OfflinePlan`, `offline_log.py`). With the run's own
+rule and no filter the micro-batches (`replay_batches`) are the recorded ones, sample for sample.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,8 +31,8 @@ from rollstream.streams.values import Address, AnnotationUsed, GroupMembers, Mem
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """Describes one step to train: its takes, the groups that it closes untrained, and whether it
-    is the replay's last one.
+    """One step to train: its takes, the groups that it closes untrained, and whether it is the
+    replay's last.
     """
 
     step: int
@@ -43,22 +40,20 @@ class PlannedStep:
     closed: Sequence[GroupClosed]
     is_last: bool
     terms: tuple[tuple[int, int], ...] = ()
-    """Which term published which version (`BelievedVersions.terms`)."""
+    """`BelievedVersions.terms`."""
     done: StepDone | None = None
-    """The last `StepDone` of this step in the replayed ledger; None if there is none."""
+    """The last `StepDone` of this step in the replayed ledger, if any."""
 
     @property
     def trained(self) -> int:
-        """Number of takes that train samples; superseded ones, which their trainer could not
-        compute, train none.
-        """
+        """Number of takes that train samples; superseded ones train none."""
         return sum(bool(take.members) for take in self.takes)
 
 
 @dataclass(slots=True)
 class RecordedSteps:
-    """Holds the ledger's records by step. A step that was trained again with another result (a
-    fork) has several `done`. `superseded` are the takes that their trainer could not compute.
+    """The ledger's records by step. A step that was trained again with another result (a fork) has
+    several `done`.
     """
 
     takes: dict[int, list[Take]] = field(default_factory=dict[int, list[Take]])
@@ -68,15 +63,15 @@ class RecordedSteps:
     configured: list[Configured] = field(default_factory=list[Configured])
 
     def last(self) -> int:
-        """Returns the last finished step, 0 if there is none."""
+        """Returns the last finished step; 0 if none."""
         return max(self.done, default=0)
 
     def has_state(self, done: StepDone) -> bool:
-        """Whether the step was recorded with this state, at its first training or as a fork."""
+        """Whether the step was recorded with this state, at first or as a fork."""
         return any(recorded.has_same_state(done) for recorded in self.done.get(done.step, ()))
 
     def planned(self, steps: Iterable[int], last: int) -> Iterator[PlannedStep]:
-        """Yields these steps as they were recorded; `last` is the last step of the replay."""
+        """Yields these steps as recorded; `last` is the replay's last step."""
         firsts = [done[0].version for done in self.done.values()]
         terms = believed_terms(firsts)
         for step in steps:
@@ -85,7 +80,7 @@ class RecordedSteps:
             yield PlannedStep(step, takes, self.closed.get(step, ()), step == last, terms, done)
 
     def step_of(self) -> dict[Address, int]:
-        """Returns the step that trained each trajectory, by the trajectory's address."""
+        """Returns the step that trained each trajectory, by address."""
         return {
             member.at: step
             for step, takes in self.takes.items()
@@ -94,47 +89,52 @@ class RecordedSteps:
         }
 
     def check_whole(self, steps: Iterable[int]) -> None:
-        """Raise `PositionLost` for the first of these steps without all takes that its `StepDone`
+        """Raises `PositionLost` for the first of these steps without all takes that its `StepDone`
         counts.
         """
         for step in steps:
-            here = sum(not self.superseded.is_superseded(take) for take in self.takes.get(step, ()))
-            wanted = self.done[step][-1].takes if step in self.done else None
-            if here != wanted:
-                held = "no StepDone" if wanted is None else f"{here} of {wanted} takes"
+            stored_count = sum(
+                not self.superseded.is_superseded(take) for take in self.takes.get(step, ())
+            )
+            recorded_count = self.done[step][-1].takes if step in self.done else None
+            if stored_count != recorded_count:
+                contents = (
+                    "no StepDone"
+                    if recorded_count is None
+                    else f"{stored_count} of {recorded_count} takes"
+                )
                 raise PositionLost(
-                    f"step {step} cannot be trained again: log and archive hold {held} of it; a "
-                    "run that truncates its log needs `archive.enabled = true` to be replayed "
+                    f"step {step} cannot be trained again: log and archive hold {contents} of it; "
+                    "a run that truncates its log needs `archive.enabled = true` to be replayed "
                     "from there"
                 )
 
 
 def read_recorded(log: Bus) -> RecordedSteps:
-    """Read the ledger up to its present end."""
-    found = RecordedSteps()
+    """Returns the ledger's records up to its present end."""
+    recorded = RecordedSteps()
     reader = TopicReader(log, "ledger", from_begin(log, "ledger"))
     for received in reader.read_to(log.end("ledger")):
         match received.record:
             case Take() as take:
-                found.takes.setdefault(take.step, []).append(take)
+                recorded.takes.setdefault(take.step, []).append(take)
             case StepDone() as done:
-                found.done.setdefault(done.step, []).append(done)
+                recorded.done.setdefault(done.step, []).append(done)
             case Superseded() as superseded:
-                found.superseded.apply(superseded)
+                recorded.superseded.apply(superseded)
             case GroupClosed() as closed:
-                found.closed.setdefault(closed.step, []).append(closed)
+                recorded.closed.setdefault(closed.step, []).append(closed)
             case Configured() as configured:
-                found.configured.append(configured)
+                recorded.configured.append(configured)
             case _:
                 pass
-    return found
+    return recorded
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayCourse:
-    """Holds the settings and the rule under which steps are trained, and the filter:
-    `keep(trajectory, version)` returns whether a step that is trained from `version` may use the
-    trajectory.
+    """Settings and rule under which steps are trained; `keep(trajectory, version)` returns whether
+    a step that is trained from `version` may use the trajectory.
     """
 
     settings: TrainerSettings
@@ -149,23 +149,20 @@ def replay_batches(
     planned: PlannedStep,
     step_metrics: StepMetrics,
 ) -> Iterator[list[Sample]]:
-    """Yield the micro-batches of one update of the planned step, whose takes are `takes`: those
-    that the takes name, less the samples that the rule or the filter leaves out. Samples that only
-    another rule trains (a larger `max_lag`) are packed into further micro-batches. `step_metrics`
-    counts all of this.
-
-    Raises `ValueError` if a trajectory has another hash than the take states, and `PositionLost` if
-    a record is missing.
+    """Yields the micro-batches of one update of the planned step, those that its `takes` name less
+    the samples that rule or filter leave out. Raises `ValueError` if a trajectory has another hash
+    than recorded, `PositionLost` if a record is missing.
     """
     samples: dict[str, Sample] = {}
     for take in takes:
         for group in take.groups:
-            found = _samples_of(log, take, group, course, planned, step_metrics)
-            samples |= {sample.trajectory: sample for sample in found}
-        named = [member.trajectory for member in take.members]
-        batch = [samples.pop(name) for name in named if name in samples]
+            group_samples = _samples_of(log, take, group, course, planned, step_metrics)
+            samples |= {sample.trajectory: sample for sample in group_samples}
+        names = [member.trajectory for member in take.members]
+        batch = [samples.pop(name) for name in names if name in samples]
         if batch:
             yield batch
+    # Samples that only another rule trains, as under a larger `max_lag`.
     for more in pack_micro_batches(list(samples.values()), course.settings.micro_batch_tokens):
         yield list(more)
 
@@ -178,29 +175,30 @@ def _samples_of(
     planned: PlannedStep,
     step_metrics: StepMetrics,
 ) -> Sequence[Sample]:
-    """Returns the samples of a group that filter and rule leave; counts in `step_metrics`."""
     version = planned.step - 1
     believed = BelievedVersions(0, planned.terms).up_to(take.believed)
     annotations = fetch_annotations(log, take.annotations)
     records = [arrived.record for arrived in fetch_group(log, group.members)]
-    kept = [record for record in records if course.keep(record, version)]
-    step_metrics.counts["filtered_out"] += len(records) - len(kept)
-    if not kept:
+    selected_records = [record for record in records if course.keep(record, version)]
+    step_metrics.counts["filtered_out"] += len(records) - len(selected_records)
+    if not selected_records:
         step_metrics.add_closed("filtered", {})
         return ()
-    prepared = prepare_group(group.group, kept, annotations, course.rule, version, believed)
+    prepared = prepare_group(
+        group.group, selected_records, annotations, course.rule, version, believed
+    )
     if prepared.ending:
-        step_metrics.add_closed(prepared.ending, prepared.counts, kept)
+        step_metrics.add_closed(prepared.ending, prepared.counts, selected_records)
         return ()
-    step_metrics.add_trained(kept, prepared.samples, prepared.counts)
+    step_metrics.add_trained(selected_records, prepared.samples, prepared.counts)
     step_metrics.add_consumed(prepared.samples, version)
     return prepared.samples
 
 
 @dataclass(slots=True)
 class OfflineIndex:
-    """Holds, by group, the addresses and hashes of its trajectories and annotations in a gathered
-    log. Groups are numbered from 0 without a gap.
+    """Addresses and hashes of the trajectories and annotations in a gathered log by group, numbered
+    from 0 without a gap.
     """
 
     members: dict[int, list[Member]] = field(default_factory=dict[int, list[Member]])
@@ -210,8 +208,8 @@ class OfflineIndex:
 
 
 def index_log(log: Bus, names: Sequence[str]) -> OfflineIndex:
-    """Index a log that `gather_sources` wrote. Only annotations with these names are included, and
-    of each trajectory and name only the first usable one.
+    """Indexes a log that `gather_sources` wrote; of annotations the first usable one of each
+    trajectory and of these names.
     """
     index = OfflineIndex()
     for received in _all_records(log, "trajectories"):
@@ -229,7 +227,7 @@ def index_log(log: Bus, names: Sequence[str]) -> OfflineIndex:
 
 def groups_used(recorded: RecordedSteps, step: int) -> int:
     """Returns the number of groups that an offline training used (trained or closed) in the steps
-    up to this one: its groups are taken in the order of their numbers.
+    up to this one, in the order of their numbers.
     """
     taken = (
         group.group
@@ -249,10 +247,9 @@ def groups_used(recorded: RecordedSteps, step: int) -> int:
 
 @dataclass(slots=True)
 class OfflinePlan:
-    """Plans steps from group `group` on: groups are taken in the order of their numbers, each once,
-    `groups_per_step` a step. A group that cannot be trained (too few live samples, equal rewards
-    where those are filtered) is closed in the ledger, as in live training. `left_over` is the
-    number of groups that no step used, once `steps` has ended.
+    """Plans steps from group `group` on: each group once, in the order of numbers,
+    `groups_per_step` a step. A group that cannot be trained is closed in the ledger, as in live
+    training. `left_over` is the number of unused groups once `steps` has ended.
     """
 
     log: Bus
@@ -262,9 +259,7 @@ class OfflinePlan:
     left_over: int = 0
 
     def steps(self, after: int, last: int) -> Iterator[PlannedStep]:
-        """Yield the steps after `after`, up to `last` or until too few groups are left for one more
-        step.
-        """
+        """Yields the steps after `after`, up to `last` or until too few groups are left."""
         planned = self._step(after + 1) if after < last else None
         while planned is not None:
             following = self._step(planned.step + 1) if planned.step < last else None
@@ -273,11 +268,11 @@ class OfflinePlan:
         self.left_over = len(self.index.members) - self.group
 
     def _step(self, step: int) -> PlannedStep | None:
-        """Returns the next step; None, using no group, if too few groups are left."""
         ready: list[PreparedGroup] = []
         closed: list[GroupClosed] = []
-        group, wanted = self.group, self.course.settings.groups_per_step
-        while len(ready) < wanted:
+        group, groups_per_step = self.group, self.course.settings.groups_per_step
+        while len(ready) < groups_per_step:
+            # Too few groups are left: none is used.
             if group not in self.index.members:
                 return None
             prepared = self._prepared(group, step - 1)
@@ -291,8 +286,8 @@ class OfflinePlan:
 
     def _prepared(self, group: int, version: int) -> PreparedGroup:
         records = [received.record for received in fetch_group(self.log, self.index.members[group])]
-        noted = fetch_annotations(self.log, self._notes(group))
-        return prepare_group(group, records, noted, self.course.rule, version)
+        annotations = fetch_annotations(self.log, self._notes(group))
+        return prepare_group(group, records, annotations, self.course.rule, version)
 
     def _notes(self, group: int) -> tuple[AnnotationUsed, ...]:
         return tuple(self.index.notes.get(group, {}).values())
@@ -308,13 +303,13 @@ class OfflinePlan:
         return takes
 
     def _of_update(self, step: int, update: int, ready: Sequence[PreparedGroup]) -> Iterator[Take]:
-        named = {prepared.group: prepared for prepared in ready}
-        at = {m.trajectory: m for group in named for m in self.index.members[group]}
+        new_groups = {prepared.group: prepared for prepared in ready}
+        at = {m.trajectory: m for group in new_groups for m in self.index.members[group]}
         samples = [sample for prepared in ready for sample in prepared.samples]
         for number, batch in enumerate(
             pack_micro_batches(samples, self.course.settings.micro_batch_tokens)
         ):
-            firsts = [named.pop(s.group).group for s in batch if s.group in named]
+            firsts = [new_groups.pop(s.group).group for s in batch if s.group in new_groups]
             yield Take(
                 step=step,
                 update=update,

@@ -1,11 +1,7 @@
-"""Scores the tokens of recorded trajectories again as the trainer would: the log-probability of
-each generated token, and the entropy of its distribution, under the weight version that sampled it
-(`VersionScorer`). Both sides then have the same weights, so a difference from the log-probability
-that the rollout recorded is the mismatch of engine and trainer (docs/explanation/learning.md).
-
-The weights are those that were published, in the type of publication; the trainer's masters may
-have more digits. Tokens of later spans were perhaps sampled over a KV cache of older weights
-(`on_update = "in_flight"`), which no forward pass repeats: there the difference includes that.
+"""Scores the tokens of recorded trajectories as the trainer would, under the weight version that
+sampled each (`VersionScorer`): a difference from the recorded log-probability is the mismatch of
+engine and trainer (docs/explanation/learning.md), rounding of the published weights and, in later
+spans (`on_update = "in_flight"`), a KV cache of older weights included.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,9 +27,9 @@ from rollstream.streams.values import Floats, Version
 
 
 class VersionScorer:
-    """Scores trajectories under the versions in `store`. `model` is the run's starting model
-    (float32, with its adapters if the run trains adapters); the scorer owns it from now on, and
-    computes with it in the type and on the device of the trainer's `settings`.
+    """Scores trajectories under the versions in `store`. It owns `model`, the run's starting model
+    (float32, with its adapters), and computes in the type and on the device of the trainer's
+    `settings`.
     """
 
     def __init__(
@@ -48,13 +44,13 @@ class VersionScorer:
         self._masters = Masters(model, compute, self._device, settings.cpu_offload)
         self._held = ResidentWeights()
         self.missing: set[Version] = set()
-        """The versions that were needed and are not in the store any more."""
+        """Needed versions that are no longer in the store."""
 
     def score(self, records: Sequence[Trajectory]) -> list[tuple[Floats, Floats]]:
         """Returns log-probabilities [G] and entropies [G] of the generated tokens of each record,
-        which `refusal` has accepted. Tokens of a version that is not stored are NaN.
+        which `refusal` has accepted; NaN for tokens of a version that is not stored.
         """
-        found = [(_unknown(record), _unknown(record)) for record in records]
+        scores = [(_unknown(record), _unknown(record)) for record in records]
         for version in sorted({span.version for record in records for span in record.spans}):
             if not self._load(version):
                 continue
@@ -64,13 +60,12 @@ class VersionScorer:
                 for record, mask in zip(records, masks, strict=True)
                 if mask.any()
             )
-            for record, mask, values in zip(records, masks, found, strict=True):
+            for record, mask, values in zip(records, masks, scores, strict=True):
                 if mask.any():
                     values[0][mask], values[1][mask] = scored[record.trajectory]
-        return found
+        return scores
 
     def _load(self, version: Version) -> bool:
-        """Make the model's parameters those of the version; returns False if it is not stored."""
         if version in self.missing:
             return False
         try:
@@ -88,8 +83,7 @@ class VersionScorer:
         return True
 
     def _scored(self, samples: Iterable[Sample]) -> dict[str, tuple[Floats, Floats]]:
-        """Returns the scores of the tokens in each sample's mask, by trajectory."""
-        found: dict[str, tuple[Floats, Floats]] = {}
+        by_trajectory: dict[str, tuple[Floats, Floats]] = {}
         for batch in pack_micro_batches([*samples], self._settings.micro_batch_tokens):
             with torch.no_grad():
                 scores = self._policy(to_device(token_rows(batch), self._device))
@@ -99,9 +93,9 @@ class VersionScorer:
             start = 0
             for sample in batch:
                 end = start + int(np.count_nonzero(sample.mask))
-                found[sample.trajectory] = (logprobs[start:end], entropy[start:end])
+                by_trajectory[sample.trajectory] = (logprobs[start:end], entropy[start:end])
                 start = end
-        return found
+        return by_trajectory
 
 
 def _unknown(record: Trajectory) -> Floats:
@@ -109,7 +103,6 @@ def _unknown(record: Trajectory) -> Floats:
 
 
 def _tokens_of(record: Trajectory, version: Version) -> NDArray[np.bool_]:
-    """Returns a mask [G]: which generated tokens this version sampled."""
     mask = np.zeros(len(record.logprobs), np.bool_)
     for span in record.spans:
         if span.version == version:

@@ -1,9 +1,6 @@
-"""Copies a run's topics to another bus: the same bytes in the same partitions and in the same
-order, at new offsets. First `prepare_target` checks and creates the topics, then `copy_topic`
-copies each one and compares the copy by a hash (`TopicHash`). After a kill at any point, the same
-calls resume: `ResumedTopicWriter` appends only what the target lacks.
-
-A topic of a single writer is copied completely or not at all; compacted topics are not copied
+"""Copies a run's topics to another bus: the same bytes in the same partitions and order, at new
+offsets (`prepare_target`, then `copy_topic` for each). After a kill the same calls resume. A topic
+of a single writer is copied completely or not at all; compacted topics are not copied
 (docs/reference/replay.md, Publishing again).
 """
 
@@ -20,13 +17,13 @@ from rollstream.streams.records import Fence, Position
 from rollstream.streams.topics import DEAD, catalogue
 
 BEGUN_GROUP = "replay"
-"""Consumer group. A position that it committed in a topic marks the topic as begun by a replay."""
+"""Consumer group whose position in a topic marks it as begun by a replay."""
 RECORDS_MAX, BYTES_MAX = 512, 4 << 20  # the most that one append writes and one read returns
 
 
 def refuse_foreign_records(bus: Bus, topics: Sequence[str], where: str) -> None:
-    """Raise `ConfigurationError` if one of these topics holds records and no replay began it; the
-    error names the bus as `where`.
+    """Raises `ConfigurationError` if one of these topics holds records and no replay began it;
+    `where` names the bus.
     """
     for topic in topics:
         records = sum(bus.end(topic).values())
@@ -38,14 +35,14 @@ def refuse_foreign_records(bus: Bus, topics: Sequence[str], where: str) -> None:
 
 
 def mark_begun(bus: Bus, topic: str) -> None:
-    """Mark a topic as begun by a replay; to be called before the replay appends to it."""
+    """Marks a topic as begun by a replay, before the replay appends to it."""
     partitions = range(bus.partitions(topic))
     bus.commit(BEGUN_GROUP, topic, dict.fromkeys(partitions, Position()))
 
 
 class TopicHash:
-    """Computes a running hash over the keys and values of a topic, in order within each partition;
-    it does not depend on offsets or read batches.
+    """A running hash over the keys and values of a topic, in order within each partition,
+    independent of offsets and read batches.
     """
 
     def __init__(self) -> None:
@@ -53,34 +50,30 @@ class TopicHash:
         self.records = 0
 
     def add(self, partition: int, key: bytes, value: bytes | None) -> None:
-        """Add the partition's next record. The lengths of key and value (-1 for a tombstone) are
-        hashed before them, so that the same bytes in other keys and values hash differently.
-        """
+        """Adds the partition's next record."""
         size = -1 if value is None else len(value)
         hasher = self._by.setdefault(partition, xxhash.xxh3_128())
+        # So that the same bytes in other keys and values hash differently (-1: a tombstone).
         hasher.update(f"{len(key)} {size} ".encode())
         hasher.update(key)
         hasher.update(value or b"")
         self.records += 1
 
     def digest(self) -> str:
-        """Returns one hash of the topic: xxh3-128, in hex, over number and digest of each partition
-        that has records, in the order of the numbers.
+        """Returns xxh3-128, in hex, over number and digest of each partition that has records, in
+        the order of the numbers.
         """
-        whole = xxhash.xxh3_128()
+        topic_hasher = xxhash.xxh3_128()
         for partition, hasher in sorted(self._by.items()):
-            whole.update(f"{partition} ".encode() + hasher.digest())
-        return whole.hexdigest()
+            topic_hasher.update(f"{partition} ".encode() + hasher.digest())
+        return topic_hasher.hexdigest()
 
 
 @dataclass(slots=True)
 class ResumedTopicWriter:
-    """Writes a topic that may already hold the first records, left by a writer that was killed.
-
-    The caller passes all records, from the first on, to `write`, and then calls `close`. Records
-    that are already in the topic are compared byte for byte (`already` counts them); the others are
-    appended. So no record is written twice, and none is appended after records of another origin.
-    `where` names the bus in errors.
+    """Writes a topic that may already hold the first records, left by a killed writer. The caller
+    passes all records, from the first on, to `write`, then calls `close`. Records in the topic are
+    compared byte for byte (`already` counts them), the others appended.
     """
 
     bus: Bus
@@ -90,7 +83,7 @@ class ResumedTopicWriter:
     _ends: dict[int, int] = field(default_factory=dict[int, int])  # at the begin, by partition
     _at: dict[int, int] = field(default_factory=dict[int, int])  # records passed, by partition
     _there: dict[int, deque[Message]] = field(default_factory=dict[int, deque[Message]])
-    """The topic's records that were read and are not compared yet, by partition."""
+    """Records that were read and are not compared yet, by partition."""
     _batch: list[AppendEntry] = field(default_factory=list[AppendEntry])
     _bytes: int = 0
 
@@ -99,8 +92,8 @@ class ResumedTopicWriter:
         self._at = dict.fromkeys(self._ends, 0)
 
     def write(self, entry: AppendEntry) -> None:
-        """Write the next record of the partition that `entry` names, or compare it with the topic's
-        record there. Raises `ConfigurationError` if that one is different.
+        """Writes the next record of the partition that `entry` names, or compares it with the
+        topic's. Raises `ConfigurationError` if that one is different.
         """
         assert entry.partition is not None
         partition = entry.partition
@@ -116,8 +109,8 @@ class ResumedTopicWriter:
         self._at[partition] += 1
 
     def close(self) -> None:
-        """Append the rest of the batch. Raises `ConfigurationError` if the topic held more
-        records than were passed.
+        """Appends the rest of the batch. Raises `ConfigurationError` if the topic held more records
+        than were passed.
         """
         self._flush()
         for partition, end in self._ends.items():
@@ -160,10 +153,9 @@ HISTORY = ("admissions", "trajectories", "annotations", "applied", "ledger")
 
 @dataclass(frozen=True, slots=True)
 class CopiedTopic:
-    """Describes a copied topic. `records` and `content_hash` (`TopicHash`) are those of the records
-    that were copied, read from the source and verified in the copy. `left_out` counts records that
-    the filter excluded, `already` copied ones that the target held before this call, `forgotten`
-    the offsets before the first record that the source still has.
+    """A copied topic: `records` and `content_hash` (`TopicHash`) as read from the source and
+    verified in the copy. `left_out` counts filtered records, `already` copied ones that the target
+    held before, `forgotten` the offsets before the first record that the source still has.
     """
 
     topic: str
@@ -176,46 +168,42 @@ class CopiedTopic:
 
 @dataclass(frozen=True, slots=True)
 class CopyRequest:
-    """Names the topics to copy. `keep` returns whether a record is copied (None: all are). Errors
-    name the target as `where`.
-    """
+    """The topics to copy, with an optional filter `keep`; `where` names the target in errors."""
 
     topics: Sequence[str]
     where: str
     keep: Callable[[Message], bool] | None = None
 
 
-def prepare_target(source: Bus, target: Bus, wanted: CopyRequest) -> None:
-    """Create the topics in the target, and `dead`, to which readers of the copy move unreadable
-    records. Check that records already in the topics are from a replay. Raises `ConfigurationError`
-    for a topic that cannot be copied or must not be written to.
-
-    A filter on a topic of a single writer is refused: a part of such a topic would look like a log
-    that lost records. Compacted topics hold present values, no history, and are refused.
+def prepare_target(source: Bus, target: Bus, request: CopyRequest) -> None:
+    """Creates the topics in the target, and `dead`, to which readers of the copy move unreadable
+    records. Raises `ConfigurationError` for a topic that cannot be copied or holds records that no
+    replay wrote.
     """
-    for topic in wanted.topics:
+    for topic in request.topics:
         settings = source.settings(topic)
         if settings.cleanup == "compact":
             raise ConfigurationError(
                 f"{topic} is compacted: it holds present values, no history, and is not copied"
             )
-        if settings.writer and wanted.keep is not None:
+        # A part of a single writer's topic would look like a log that lost records.
+        if settings.writer and request.keep is not None:
             raise ConfigurationError(
                 f"{topic} is numbered by its single writer ({settings.writer}): a part of it would "
                 "be a log that lost records; copy it without --where, or choose other topics"
             )
     beside = [topic for topic in catalogue() if topic.name == DEAD]
     try:
-        target.create([*(source.settings(topic) for topic in wanted.topics), *beside])
+        target.create([*(source.settings(topic) for topic in request.topics), *beside])
     except BusError as error:
         raise ConfigurationError(
-            f"{wanted.where} has these topics with other settings ({error}); give another bus"
+            f"{request.where} has these topics with other settings ({error}); give another bus"
         ) from error
-    refuse_foreign_records(target, wanted.topics, wanted.where)
+    refuse_foreign_records(target, request.topics, request.where)
 
 
 def count_records(source: Bus, topics: Sequence[str]) -> int:
-    """Returns the number of records to read, for a progress bar."""
+    """Returns the number of records to read."""
     return sum(
         end - source.begin(topic)[partition]
         for topic in topics
@@ -224,11 +212,11 @@ def count_records(source: Bus, topics: Sequence[str]) -> int:
 
 
 def copy_topic(
-    source: Bus, target: Bus, topic: str, wanted: CopyRequest, on_read: Callable[[int], None]
+    source: Bus, target: Bus, topic: str, request: CopyRequest, on_read: Callable[[int], None]
 ) -> CopiedTopic:
-    """Copy a topic, which `prepare_target` created, up to its present end and verify the copy.
-    `on_read` is called with the number of records of each batch that is read. Raises `BusError` if
-    the copy differs from what was written. After a kill at any point, the same call resumes.
+    """Copies a topic that `prepare_target` created up to its present end and verifies the copy.
+    `on_read` gets the number of records of each batch. Raises `BusError` if the copy differs from
+    what was written.
 
     1. Mark the topic as begun.
     2. Commit the source's fences at the copy's first records.
@@ -239,21 +227,21 @@ def copy_topic(
     mark_begun(target, topic)  # 1
     _set_fences(target, topic, starts)  # 2
     contents, left_out = TopicHash(), 0
-    writer = ResumedTopicWriter(target, topic, wanted.where)
+    writer = ResumedTopicWriter(target, topic, request.where)
     for partition, start in starts.items():
         for messages in partition_batches(source, topic, partition, start.offset, ends[partition]):
             for message in messages:
-                if wanted.keep is not None and not wanted.keep(message):
+                if request.keep is not None and not request.keep(message):
                     left_out += 1
                     continue
                 contents.add(partition, message.key, message.value)
                 writer.write(AppendEntry(message.key, message.value, partition))  # 3
             on_read(len(messages))
     writer.close()
-    found = hash_topic(target, topic)
-    if found.digest() != contents.digest():  # 4
+    target_hash = hash_topic(target, topic)
+    if target_hash.digest() != contents.digest():  # 4
         raise BusError(
-            f"{wanted.where}: {topic} differs from what was written; does another program write "
+            f"{request.where}: {topic} differs from what was written; does another program write "
             "there?"
         )
     forgotten = sum(start.offset for start in starts.values())
@@ -262,7 +250,6 @@ def copy_topic(
 
 
 def hash_topic(bus: Bus, topic: str) -> TopicHash:
-    """Returns the hash of all records that a topic holds."""
     ends = bus.end(topic)
     contents = TopicHash()
     for partition, first in bus.begin(topic).items():
@@ -288,10 +275,8 @@ def partition_batches(
 
 
 def _set_fences(target: Bus, topic: str, starts: dict[int, Position]) -> None:
-    """Commit for the copy's first record the fence that the source has at its first kept record.
-    The `Opened` that set this fence may be truncated, so it is not copied. With the fence a reader
-    of the copy treats the same records as void as a reader of the source (invariant 7).
-    """
+    # The `Opened` that set the fence of the first kept record may be truncated. With the fence,
+    # readers of copy and source treat the same records as void (invariant 7).
     fences = {p: Position(0, at.fence) for p, at in starts.items() if at.fence != Fence()}
     if fences:
         target.commit(TRUNCATED_GROUP, topic, fences)

@@ -1,9 +1,7 @@
 """Trains the planned steps of a replay without rollouts: recorded steps again, or new steps on
-trajectories that were gathered for training offline (`recorded_steps.py` plans both).
-
-`ReplayTrainer` reads trajectories from the source log and trains them with an ordinary learner;
-versions, ledger, metrics and checkpoints go through the trainer's publisher to a log and a store of
-the replay's own (`ReplayOutput`). A recorded run is only read.
+trajectories gathered for offline training (`recorded_steps.py`). Versions, ledger, metrics and
+checkpoints go through the trainer's publisher to a log and store of the replay's own
+(`ReplayOutput`); a recorded run is only read.
 """
 
 import math
@@ -39,25 +37,25 @@ from rollstream.streams.values import Version
 
 @dataclass(frozen=True, slots=True)
 class ReplayOutput:
-    """Holds where a replay writes, and under which term."""
+    """Where a replay writes, and under which term."""
 
     publisher: StepPublisher
     ledger: Ledger
     dtype: str
-    """Type of the published weights."""
+    """Type of published weights."""
     checkpoint_every: int
     """Steps between two checkpoints."""
     configured: Configured
-    """The replay's settings, as its ledger records them."""
+    """The replay's settings for its ledger."""
     term: int
     recorded: LedgerTail
-    """The records that an interrupted replay had appended to this ledger after the checkpoint from
-    which the replay resumes; empty in a new replay.
+    """The ledger's records after the checkpoint from which an interrupted replay resumes; empty in
+    a new one.
     """
 
     def record_plan(self, planned: PlannedStep) -> None:
-        """Append the step's takes and closed groups to the replay's ledger, except those that an
-        interrupted replay has appended.
+        """Appends the step's takes and closed groups, except those that an interrupted replay has
+        appended.
         """
         step, recorded = planned.step, self.recorded
         appended = {(t.update, t.micro_batch) for (s, _), ts in recorded.takes.items() if s == step
@@ -75,24 +73,24 @@ class ReplayOutput:
         )
 
     def record_repetition(self, step: int, update: int, epoch: int, batches: int) -> None:
-        """Append to the replay's ledger that an update's micro-batches are trained once more,
-        unless an interrupted replay has appended it.
+        """Appends that an update's micro-batches are trained once more, unless an interrupted
+        replay has.
         """
         numbers = tuple(range(batches))
         if self.recorded.repeated.get((step, update, epoch)) != numbers:
             self.ledger.append([TakesRepeated(step, update, epoch, numbers)])
 
     def state(self, step: int, updates: int) -> TrainerState:
-        """Returns the JSON part of a checkpoint, with the position in the replay's ledger from
-        which it resumes. A replay has no open groups and no positions in other topics.
+        """Returns the JSON part of a checkpoint: the ledger's position, without open groups and
+        other topics.
         """
         position, settings_hash = self.ledger.position(), self.configured.configuration_hash
         return TrainerState(step, updates, position, {}, (), Counter(), settings_hash)
 
 
 def ledger_position(state: Mapping[str, Any]) -> Position:
-    """Returns the position in its ledger from which a replay resumes, from the JSON part of its
-    checkpoint.
+    """Returns the position in its ledger from which a replay resumes, from its checkpoint's JSON
+    part.
     """
     return TrainerState.decode(state).ledger
 
@@ -108,34 +106,31 @@ class ReplayTrainer:
     def train(
         self, learner: Learner, course: ReplayCourse, steps: Iterable[PlannedStep]
     ) -> Iterator[StepDone]:
-        """Train the steps in order, and yield the `StepDone` of each once it is handed to the
-        publisher. `course` has the settings and the filter of trajectories. The last step always
-        gets a checkpoint.
+        """Trains the steps in order, and yields each `StepDone` once it is handed to the publisher.
+        The last step always gets a checkpoint.
         """
         for planned in steps:
             yield self._step(learner, course, planned)
 
     def _step(self, learner: Learner, course: ReplayCourse, planned: PlannedStep) -> StepDone:
-        """Train one step: record its plan, submit its micro-batches, update the weights, publish.
-        The phases are those of the trainer's loop.
-        """
         started, busy_s, step_metrics = self.monotonic(), learner.busy_s, StepMetrics()
         step, takes = planned.step, planned.takes
         step_metrics.add_recorded(planned.closed, step)
+        # The phases of the trainer's loop: takes are recorded before they are trained.
         self.output.record_plan(planned)
         metrics: dict[str, float] = {}
-        kept: list[list[list[Sample]]] = []
+        batches_by_update: list[list[list[Sample]]] = []
         for update in range(course.settings.updates_per_step):
             mine = [take for take in takes if take.update == update]
-            kept.append([])
+            batches_by_update.append([])
             for batch in replay_batches(self.source, mine, course, planned, step_metrics):
                 learner.submit(batch)
                 if course.settings.epochs > 1:
-                    kept[-1].append(batch)
+                    batches_by_update[-1].append(batch)
             self.output.publisher.await_lent()  # the update overwrites memory lent to a checkpoint
             metrics = learner.finish_update()
         for epoch in range(1, course.settings.epochs):
-            for update, batches in enumerate(kept):
+            for update, batches in enumerate(batches_by_update):
                 self.output.record_repetition(step, update, epoch, len(batches))
                 for batch in batches:
                     learner.submit(batch)
@@ -159,10 +154,6 @@ class ReplayTrainer:
     def _publish(
         self, learner: Learner, done: StepDone, step_metrics: StepMetrics, is_last: bool
     ) -> None:
-        """Submit the step's weights, and its checkpoint if one is due, to the publisher. If
-        `learner.lends_state`, the checkpoint is no copy: the publisher reads the learner's memory,
-        so no update may begin before the checkpoint is written.
-        """
         out = self.output
         out.publisher.await_room()
         checkpoint = None
@@ -171,25 +162,24 @@ class ReplayTrainer:
             checkpoint = (learner.state(out.publisher.state_buffers), state.encode())
         tensors = learner.snapshot(out.dtype, out.publisher.weight_buffers)
         is_lent = checkpoint is not None and learner.lends_state
-        known = out.recorded.done.get(done.step)
+        recorded_done = out.recorded.done.get(done.step)
         lags, outcomes = dict(step_metrics.lags), dict(step_metrics.outcomes)
-        snapshot = StepSnapshot(done, tensors, checkpoint, known, lags, outcomes, is_lent)
+        snapshot = StepSnapshot(done, tensors, checkpoint, recorded_done, lags, outcomes, is_lent)
+        # A lent checkpoint is the learner's memory: no update may begin before it is written.
         out.publisher.submit(snapshot)
 
 
 class BehaviourModel:
-    """Fills in log-probabilities for trajectories whose sampler recorded none, by the model that
-    training starts from. So the importance ratio (the probability of a token under the trained
-    weights, divided by the recorded one) is 1 in the first step.
+    """Fills in log-probabilities that the sampler did not record, by the starting model: the
+    importance ratio is then 1 in the first step.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._policy = policy_scorer(model.eval())
 
     def fill(self, record: Trajectory) -> Trajectory:
-        """Returns the record with log-probabilities of its tokens under the model, at the record's
-        temperature. Each record is scored alone, so that its bits do not depend on other records.
-        """
+        """Returns the record with log-probabilities of its tokens at its temperature."""
         with torch.no_grad():
+            # Alone, so that its bits do not depend on other records.
             scores = self._policy(token_rows([sample_of(record, 0.0)]))
         return replace(record, logprobs=scores.logprobs.numpy().astype(np.float32))

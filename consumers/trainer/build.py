@@ -1,10 +1,9 @@
-"""Builds a trainer that continues from the newest checkpoint and from the ledger's records after it
+"""Builds a trainer that continues from the newest checkpoint and the ledger's records after it
 (docs/reference/invariants.md, A trainer's step). `build_trainer` (1) fences earlier terms in the
 store (`latest.json`) and in the topics (`Opened`), (2) loads the newest complete checkpoint, or
 publishes version 0, (3) reads the ledger from the checkpoint's position up to this term's `Opened`,
 and (4) opens the checkpoint's groups again, except those that the ledger ends. The loop (`loop.py`)
-then repeats the steps that the ledger holds, on the recorded trajectories, and continues from
-there.
+repeats the recorded steps first.
 """
 
 import logging
@@ -69,19 +68,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Holds the facts that a term of the trainer records about itself in the ledger."""
+    """What a term of the trainer records about itself in the ledger."""
 
     run: str
     term: int
     configuration_hash: str
     code_revision: str
     accept: Callable[[str], bool] = lambda before: True
-    """Called if the run's last trainer had another configuration, with the hash of that one.
-    Returns whether the change was accepted by the user, and is to be recorded so; raises
-    `ConfigurationError` if the change is refused.
+    """Called with the previous hash if the run's last trainer had another configuration. Returns
+    whether the user accepted the change, to be recorded so; raises `ConfigurationError` if it is
+    refused.
     """
     run_id: str = ""
-    """The id drawn when the run was created; a ledger with another id belongs to another run."""
+    """The id drawn when the run was created."""
 
 
 class RankGroup(Protocol):
@@ -100,8 +99,8 @@ class RankGroup(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class InitialModel:
-    """Holds the model that training starts from when there is no checkpoint, and the files
-    (configuration, tokenizer) that every version carries.
+    """The model that training starts from without a checkpoint, and the files (configuration,
+    tokenizer) that every version carries.
     """
 
     model: "PreTrainedModel | LearnableModel"
@@ -109,24 +108,23 @@ class InitialModel:
     ranks: RankGroup | None = None
     """The ranks that share the model; None if this process has it alone."""
     model_hash: str = ""
-    """Hash of the model. Ranks compare it, because all must start from the same model."""
+    """Hash of the model, equal on all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerPlan:
-    """Holds the settings that a trainer follows; `rule` decides which samples are trained."""
+    """The settings that a trainer follows; `rule` decides which samples are trained."""
 
     trainer: TrainerSettings
     rule: TrainingRule
     weights: WeightsSettings
     checkpoints: CheckpointSettings
     truncate: bool = False
-    """Whether records that no role needs any more are truncated."""
     archived: tuple[str, ...] = ()
     """Topics whose records are truncated only once they are archived."""
 
     def hash_with(self, model_files: Mapping[str, bytes]) -> str:
-        """Returns a hash of settings and files, by which ranks check that theirs are the same."""
+        """Returns a hash of settings and files, by which ranks compare theirs."""
         files = sorted((name, content_hash(data)) for name, data in model_files.items())
         return content_hash(repr((self, files)).encode())
 
@@ -140,8 +138,8 @@ def build_trainer(
     metrics: MetricsFile,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> Trainer:
-    """Returns a trainer whose next step is the one after the newest checkpoint; all earlier terms
-    are fenced. The numbers in the body are those of the steps above, at the top of the file.
+    """Returns a trainer whose next step follows the newest checkpoint; all earlier terms are
+    fenced. The numbers in the body are those of the module's docstring.
     """
     choose = load_choice(plan.trainer.choose)  # a bad setting must fail before the fencing
     versions = _fence_store(bus, store, plan, initial, provenance, monotonic)  # 1
@@ -202,11 +200,10 @@ def _fence_store(
     provenance: Provenance,
     monotonic: Callable[[], float],
 ) -> VersionWriter:
-    """Fence earlier terms at the pointer `latest.json` and in the topic `weights`, so that they can
-    publish no version any more. Returns the writer of versions.
-    """
+    # Fenced at `latest.json` (`versions.open`) and in the topic `weights`, earlier terms can
+    # publish no version any more.
     announcements = FencedWriter(bus, "weights", "trainer", provenance.term)
-    held = (
+    by_rollouts = (
         PinnedVersions(bus, store, monotonic)
         if plan.rule.keep_version
         else HeldVersions(bus, monotonic)
@@ -219,7 +216,7 @@ def _fence_store(
         provenance.term,
         plan.weights,
         initial.model_files,
-        lambda: held() | by_readers(),
+        lambda: by_rollouts() | by_readers(),
         to_continue=NeededVersions(store, plan.trainer, plan.rule.max_lag),
     )
     versions.open()
@@ -232,17 +229,16 @@ def load_first(
     checkpoints: Iterable[CheckpointId],
     ranks: RankGroup | None = None,
 ) -> TrainerState | None:
-    """Load the first of these checkpoints that is complete and undamaged into the learner, tensor
-    by tensor, and return the trainer's state in it; None if there is none. All `ranks` load the
-    same checkpoint.
+    """Loads the first of these checkpoints that is complete and undamaged into the learner and
+    returns the trainer's state in it, if there is one. All `ranks` load the same one.
     """
 
-    def restore(wanted: CheckpointId) -> Checkpoint:
+    def restore(checkpoint_id: CheckpointId) -> Checkpoint:
         with nullcontext() if ranks is None else ranks.together():
-            found = open_checkpoint(store, wanted)
-        TrainerState.decode(found.state)  # a checkpoint without it is skipped
-        learner.load_state(found.tensors)
-        return found
+            checkpoint = open_checkpoint(store, checkpoint_id)
+        TrainerState.decode(checkpoint.state)  # a checkpoint without it is skipped
+        learner.load_state(checkpoint.tensors)
+        return checkpoint
 
     restored = restore_first(checkpoints, restore)
     for skipped, reason in restored.skipped:
@@ -253,9 +249,7 @@ def load_first(
 
 
 def _begin_positions(log_bus: ArchiveBackedBus) -> dict[str, dict[int, Position]]:
-    """Returns where a trainer without a checkpoint begins to read: at the first records of the log,
-    or, if the log is truncated (so there were checkpoints, which are lost), of the archive.
-    """
+    # A truncated log had checkpoints, which are lost: then the archive has the first records.
     is_cut = any(offset for topic in GroupIntake.TOPICS for offset in log_bus.begin(topic).values())
     readable = log_bus.with_archive() if is_cut else log_bus
     return {topic: from_begin(readable, topic) for topic in GroupIntake.TOPICS}
@@ -269,10 +263,8 @@ def _publish_version_0(
     provenance: Provenance,
     plan: TrainerPlan,
 ) -> TrainerState:
-    """Publish version 0 and write the checkpoint of step 0; after a crash in between, the next
-    start writes both again with the same bytes.
-    """
     state = trainer_state(0, 0, Position(), intake, provenance.configuration_hash)
+    # A crash between the two writes is harmless: the next start writes the same bytes.
     publish_step_0(store, versions, learner, plan.weights.dtype, state.encode())
     return state
 
@@ -284,8 +276,8 @@ def publish_step_0(
     dtype: str,
     state: Mapping[str, Any] | None,
 ) -> None:
-    """Write version 0, then the checkpoint of step 0; a rank that does not lead writes its part and
-    has no `state`.
+    """Writes version 0, then the checkpoint of step 0; a rank that does not lead writes its part
+    and has no `state`.
     """
     versions.publish(0, learner.snapshot(dtype))
     write_checkpoint(store, 0, versions.term, learner.state(), state)
@@ -294,18 +286,14 @@ def publish_step_0(
 def _restore_groups(
     ledger: Ledger, intake: GroupIntake, recorded: LedgerTail, state: TrainerState
 ) -> None:
-    """Open the checkpoint's groups again, give up takes that failed too often, and end the groups
-    that the ledger ends, before any completion is read.
-    """
+    # All before any completion is read.
     restore_intake(intake, state)
     _supersede_hopeless(ledger, recorded)
     _end_closed(intake, recorded, state.step)
 
 
 def _end_closed(intake: GroupIntake, recorded: LedgerTail, step: int) -> None:
-    """End the groups that the ledger closed or took after the checkpoint, including those whose
-    admission is not read yet.
-    """
+    # Also groups whose admission is not read yet.
     for closed in recorded.closed:
         if closed.step > step:
             intake.end(closed.group)
@@ -319,22 +307,20 @@ def _end_closed(intake: GroupIntake, recorded: LedgerTail, step: int) -> None:
 def publishing_terms(
     before: tuple[tuple[int, int], ...], recorded: LedgerTail, versions: VersionWriter
 ) -> tuple[tuple[int, int], ...]:
-    """Returns which term published each believed version; a version of another term with the same
-    number was never believed. The sources are the checkpoint's table (`before`), the steps done
-    since, and the believed version (its `StepDone` may be missing). This term publishes all higher
-    numbers.
+    """Returns which term published each believed version: a version of another term with the same
+    number was never believed. This term publishes all higher numbers.
     """
     highest = versions.highest
     assert highest is not None, "version 0 is published before anything is trained"
-    own = Version(highest.number + 1, versions.term)
-    return believed_terms([*recorded.believed.values(), highest, own], before)
+    next_version = Version(highest.number + 1, versions.term)
+    # From the checkpoint's table (`before`), the steps done since, and the believed version, whose
+    # `StepDone` may be missing.
+    return believed_terms([*recorded.believed.values(), highest, next_version], before)
 
 
 def _supersede_hopeless(ledger: Ledger, recorded: LedgerTail) -> None:
-    """Supersede the takes that failed too often to be tried again, and close their groups as dead
-    (`data/poisoned_takes.py`). A crash between a `Superseded` and the `GroupClosed` of its groups
-    leaves groups without an end; the next start appends the missing records here.
-    """
+    # `data/poisoned_takes.py`. A crash between a `Superseded` and the `GroupClosed` of its groups
+    # leaves groups without an end; the next start appends the missing records here.
     hopeless = recorded.attempts.takes_to_give_up()
     given_up = plan_superseded(recorded.takes, recorded.done, recorded.superseded, hopeless)
     for record in given_up:
@@ -353,16 +339,13 @@ def _supersede_hopeless(ledger: Ledger, recorded: LedgerTail) -> None:
 
 
 def _check_log(bus: Bus, state: TrainerState | None) -> None:
-    """Raise `ConfigurationError` if the log lacks records that the checkpoint has read."""
     if state is not None and (missing := missing_records(state, bus.end)):
         raise _log_refused(missing)
 
 
 def _check_steps(versions: VersionWriter, recorded: LedgerTail, state: TrainerState | None) -> None:
-    """Raise `ConfigurationError` if the ledger lacks steps whose versions are believed. Only the
-    newest may be without its `StepDone`, because the trainer died between the two.
-    """
     last = max(0 if state is None else state.step, *recorded.done, 0)
+    # Only the newest version may lack its `StepDone`: the trainer died between the two.
     if versions.highest is not None and versions.highest.number > last + 1:
         newest = f"the store's newest version is {versions.highest}"
         raise _log_refused(f"{newest}, and the ledger ends with step {last}")
@@ -378,10 +361,6 @@ def _log_refused(why: str) -> ConfigurationError:
 def _is_change_accepted(
     provenance: Provenance, recorded: LedgerTail, state: TrainerState | None
 ) -> bool:
-    """Returns whether the configuration differs from that of the run's last trainer and the
-    difference is accepted. Raises `ConfigurationError` if it is refused, or if the ledger is
-    another run's.
-    """
     if recorded.configured is not None:
         check_run(provenance, recorded.configured)
         before = recorded.configured.configuration_hash
@@ -392,13 +371,13 @@ def _is_change_accepted(
     return before != provenance.configuration_hash and provenance.accept(before)
 
 
-def check_run(provenance: Provenance, found: Configured) -> None:
-    """Raise `ConfigurationError` if the ledger is another run's, as under a URL with a wrong
-    prefix. The trainer would otherwise train that run's takes from this run's checkpoint.
+def check_run(provenance: Provenance, configured: Configured) -> None:
+    """Raises `ConfigurationError` if the ledger is another run's, as under a URL with a wrong
+    prefix: the trainer would train that run's takes from this run's checkpoint.
     """
-    if "" not in (found.run_id, provenance.run_id) and found.run_id != provenance.run_id:
+    if "" not in (configured.run_id, provenance.run_id) and configured.run_id != provenance.run_id:
         raise ConfigurationError(
-            f"the ledger is of the run with id {found.run_id}, the store of the run with id "
+            f"the ledger is of the run with id {configured.run_id}, the store of the run with id "
             f"{provenance.run_id}; give the bus and the store of one run"
         )
 

@@ -1,10 +1,8 @@
-"""The trainer's side of the ledger: a term appends its records by `Ledger`, and reads those of
-earlier terms as a `LedgerTail` when it resumes. Each `StepDone` (the record of a finished step) is
-also added to the totals for metrics and written as a line of `metrics/trainer.jsonl`.
+"""The trainer's side of the ledger: `Ledger` appends a term's records, `LedgerTail` collects those
+that a resumed trainer repeats, `TrainerTotals` sums finished steps.
 
-A take is appended before its micro-batch is trained, a `StepDone` after its version is believed. So
-after a crash the ledger names everything that may have been trained, and the takes of a step
-without a `StepDone` are trained again on the same data.
+A take is appended before its micro-batch is trained, a `StepDone` after its version is believed:
+after a crash the takes of a step without a `StepDone` are trained again on the same data.
 """
 
 import threading
@@ -41,27 +39,23 @@ LEDGER_KEY = "run"
 
 @dataclass(slots=True)
 class LedgerTail:
-    """Holds the ledger's records from a checkpoint's position on, collected by kind; `apply` adds
-    the next one. A resumed trainer repeats the steps that they name.
-    """
+    """The ledger's records from a checkpoint's position on, by kind."""
 
     takes: dict[tuple[int, int], list[Take]] = field(
         default_factory=dict[tuple[int, int], list[Take]]
     )
-    """The takes of each (step, update of the optimiser within it), in the order of the ledger."""
+    """The takes of each (step, update), in the order of the ledger."""
     done: dict[int, StepDone] = field(default_factory=dict[int, StepDone])
-    """The newest `StepDone` of each finished step."""
+    """The newest of each finished step."""
     closed: list[GroupClosed] = field(default_factory=list[GroupClosed])
     configured: Configured | None = None
     """The newest `Configured`: the settings and code revision that a term runs with."""
     believed: dict[int, Version] = field(default_factory=dict[int, Version])
-    """The version of each finished step, by its first `StepDone`. A step has a later `StepDone` if
-    a repetition produced other bits.
+    """The version of each finished step, by its first `StepDone`; a repetition with other bits adds
+    a later one.
     """
     attempts: TakeAttempts = field(default_factory=TakeAttempts)
-    """How often each take failed: a take that fails too often is given up."""
     superseded: SupersededTakes = field(default_factory=SupersededTakes)
-    """The takes that were given up, so that no term trains them."""
     repeated: dict[tuple[int, int, int], tuple[int, ...]] = field(
         default_factory=dict[tuple[int, int, int], tuple[int, ...]]
     )
@@ -69,9 +63,9 @@ class LedgerTail:
     since: Position = field(default_factory=Position)
     """The position from which the ledger was read."""
     since_configuration: str = ""
-    """The hash of the configuration of the records from there to the first `Configured`."""
+    """Hash of the configuration of the records up to the first `Configured`."""
     taken_under: dict[TakeNumber, str] = field(default_factory=dict[TakeNumber, str])
-    """The hash of the configuration of the term that appended each take."""
+    """Hash of the configuration of each take's term."""
 
     def apply(self, record: Record) -> None:
         self.attempts.apply(record)
@@ -96,19 +90,21 @@ class LedgerTail:
                 pass
 
     def groups_done(self, step: int, update: int) -> int | None:
-        """Returns the number of groups that an update of a finished step took, which a repetition
-        takes again, however many groups a step has by now; None if the step is not finished, or
-        its takes are repeated already.
+        """Returns the number of groups that an update of a finished step took; None if the step is
+        not finished or its takes are repeated already.
         """
         if step not in self.done or (step, update) not in self.takes:
             return None
+        # A repetition takes as many, however many groups a step has by now.
         return sum(len(take.groups) for take in self.takes[step, update])
 
     def goes_beyond(self, step: int) -> bool:
-        """Whether takes or closed groups of steps after `step` are recorded; these steps are still
-        to be repeated.
+        """Whether takes or closed groups of steps after `step` are recorded, which are still to be
+        repeated.
         """
-        return any(one > step for one, _ in self.takes) or any(c.step > step for c in self.closed)
+        return any(take_step > step for take_step, _ in self.takes) or any(
+            c.step > step for c in self.closed
+        )
 
     def steps(self) -> int:
         """Returns the highest step that has a take or a `StepDone`; 0 if none."""
@@ -116,8 +112,8 @@ class LedgerTail:
 
 
 class Ledger:
-    """Appends the records of one term; call `open` first. It is thread-safe, because the
-    publisher's thread appends `StepDone` while the trainer's thread appends takes.
+    """Appends the records of one term; call `open` first. Thread-safe: the publisher's thread
+    appends `StepDone` beside the trainer's takes.
     """
 
     def __init__(self, bus: Bus, term: int) -> None:
@@ -125,9 +121,9 @@ class Ledger:
         self._writer = FencedWriter(bus, "ledger", "trainer", term)
 
     def open(self, position: Position, configuration_hash: str = "") -> LedgerTail:
-        """Append this term's `Opened`, after which records of earlier terms are void (invariant
-        7), and return the ledger's records from `position` up to it. Position and configuration are
-        those of the checkpoint from which the trainer resumes.
+        """Appends this term's `Opened`, after which records of earlier terms are void (invariant
+        7), and returns the ledger's records from `position` up to it. Position and configuration
+        are those of the checkpoint.
         """
         opened = self._writer.open()
         reader = TopicReader(self._bus, "ledger", {0: position})
@@ -138,14 +134,14 @@ class Ledger:
         return recorded
 
     def append(self, records: Iterable[Record]) -> None:
-        """Append the records in this order; they are durable when this returns."""
+        """Appends the records in this order; they are durable on return."""
         entries = [(LEDGER_KEY, record) for record in records]
         if entries:
             self._writer.append(entries)
 
     def position(self) -> Position:
-        """Returns the position after this term's last record. A trainer that resumes from a
-        checkpoint reads the ledger from the position stored in it.
+        """Returns the position after this term's last record, which a checkpoint stores for its
+        successor.
         """
         return self._writer.positions()[0]
 
@@ -156,33 +152,31 @@ reads about 10 GB/s, so this is a tenth of a second.
 """
 
 
-def hashes_state(state_bytes: int, known: StepDone | None) -> bool:
-    """Whether the trainer itself hashes its state (masters and optimiser) at this step. It does if
-    the state is small, or if the step is a repetition and its recorded `StepDone` (`known`) has no
-    `weights_hash` to compare with. The publisher hashes a larger state, at checkpoints alone.
+def hashes_state(state_bytes: int, recorded: StepDone | None) -> bool:
+    """Whether the trainer itself hashes its state (masters and optimiser) at this step. The
+    publisher hashes a large state, at checkpoints alone.
     """
-    return state_bytes <= STATE_HASH_BYTES_MAX or (known is not None and not known.weights_hash)
+    # A repeated step without a recorded `weights_hash` has only the state to compare.
+    return state_bytes <= STATE_HASH_BYTES_MAX or (
+        recorded is not None and not recorded.weights_hash
+    )
 
 
 OUTCOMES = ("trained", "filtered", "expired", "dead")
 """The ways in which a group ends."""
 REFUSED_COUNTS = {kind: f"refused_{kind}" for kind in REFUSAL_KINDS}
-"""Kind of refusal (the reason why a trajectory cannot be trained) → name of its count in a
-`StepDone`.
-"""
+"""Kind of refusal → name of its count in a `StepDone`."""
 
 
 @dataclass(slots=True)
 class TrainerTotals:
-    """Sums over the steps whose `StepDone` this term appended. The publisher's thread writes them
-    and any thread may read them, each step wholly or not at all. `last` holds the newest step's own
-    metrics.
-
-    A step that is repeated with the same bits after a crash is in the ledger already: it changes no
-    sum and only counts as `repeated`. So the sums of all terms together are those of the ledger.
+    """Sums over the steps whose `StepDone` this term appended, thread-safe. `last` holds the newest
+    step's own metrics.
     """
 
     steps: int = 0
+    # A step repeated with the same bits is in the ledger already and changes no sum, so the sums of
+    # all terms are those of the ledger.
     repeated: int = 0
     sums: Counter[str] = field(default_factory=Counter[str])
     seconds: dict[str, float] = field(default_factory=lambda: {"wait_s": 0.0, "busy_s": 0.0})
@@ -200,8 +194,8 @@ class TrainerTotals:
         outcomes: Mapping[str, int],
         publish_s: float,
     ) -> None:
-        """Add a step whose `StepDone` was appended. `lags` are its trained tokens by lag,
-        `outcomes` its groups by how they ended.
+        """Adds a step. `lags` are its trained tokens by lag, `outcomes` its groups by how they
+        ended.
         """
         with self.lock:
             self.steps += 1
@@ -218,7 +212,7 @@ class TrainerTotals:
             self.last = dict(done.metrics)
 
     def metric_values(self) -> MetricValues:
-        """Returns the sums as of one moment; any thread may call it."""
+        """Returns the sums as of one moment."""
         with self.lock:
             return self._values()
 
@@ -244,10 +238,8 @@ class TrainerTotals:
 
 
 def step_line(done: StepDone, publish_s: float | None) -> dict[str, Any]:
-    """Returns the line of a `StepDone` in `metrics/trainer.jsonl`, a file for people and programs
-    that forward metrics; the ledger stays the source of truth. A step that was repeated with other
-    bits has a second line, of the higher term: the last line of a step is the valid one.
-    `publish_s` is the seconds that publishing took, None in a line that a later term added.
+    """Returns the line of a `StepDone` in `metrics/trainer.jsonl`; of several lines of a step the
+    last (highest term) is valid. `publish_s` is None in a line that a later term added.
     """
     head = {"step": done.step, "term": done.version.term, "time_s": done.time_s}
     return {**head, **done.metrics, **done.counts, "publish_s": publish_s}
@@ -256,9 +248,8 @@ def step_line(done: StepDone, publish_s: float | None) -> dict[str, Any]:
 def missing_lines(
     recorded: Mapping[int, StepDone], lines: Iterable[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Returns the lines of `recorded` steps that are not among the file's `lines`, in the order of
-    steps. A crash between the append of a `StepDone` and that of its line leaves a line missing,
-    which the next term adds.
+    """Returns the lines of `recorded` steps that the file lacks, in the order of steps: a crash
+    between the appends of a `StepDone` and of its line loses the line.
     """
     there = {(line.get("step"), line.get("time_s")) for line in lines}
     return [

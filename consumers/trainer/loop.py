@@ -1,10 +1,9 @@
-"""Runs the trainer's loop (`StepLoop`): it trains one step after the other, and hands a snapshot of
-each to the publisher, which publishes it as a version while the next step is trained.
+"""The trainer's loop (`StepLoop`): one step after the other, each handed to the publisher while the
+next is trained. A restarted trainer first repeats the recorded steps after the checkpoint through
+the same phases.
 
-A restarted trainer first repeats the steps that the ledger recorded after the checkpoint, through
-the same phases. If several ranks share the model, each runs this loop. The next phase depends on
-the ledger's takes and the settings alone, so all ranks enter the same collectives (operations of
-torch.distributed) in the same order, and rank 0 sends no commands (`sharded/follower.py`).
+With several ranks each runs this loop: phases follow from the ledger's takes and the settings
+alone, so all enter the same collectives without commands from rank 0 (`sharded/follower.py`).
 """
 
 import math
@@ -34,11 +33,8 @@ FeederT = TypeVar("FeederT", bound=TakeRepeater)
 
 @dataclass(slots=True, kw_only=True)
 class StepLoop(ABC, Generic[FeederT]):
-    """Runs one term of a trainer, or of a rank that follows it, after `step` finished steps (those
-    in the checkpoint that was loaded).
-
-    `recorded` holds the records that earlier terms appended to the ledger after that step: work to
-    be repeated. `take_feeder` feeds the learner take by take. Weights are published in `dtype`.
+    """One term of a trainer, or of a rank that follows it, after `step` finished steps. `recorded`
+    are earlier terms' records after that step, to be repeated.
     """
 
     take_feeder: FeederT
@@ -51,9 +47,9 @@ class StepLoop(ABC, Generic[FeederT]):
     monotonic: Callable[[], float] = time.monotonic
 
     def run(self, stop: threading.Event) -> bool:
-        """Train until the last step or until `stop` is set; returns True when the run is complete.
-        When this method returns, every finished step is published. Raises `ComputeFailed` if the
-        learner could not compute some takes, and first records these if they may be the cause.
+        """Trains until the last step or until `stop` is set; returns whether the run is complete.
+        On return every finished step is published. Raises `ComputeFailed` if the learner could not
+        compute some takes, recorded first if they may be the cause.
         """
         steps = self.take_feeder.settings.steps
         try:
@@ -68,12 +64,8 @@ class StepLoop(ABC, Generic[FeederT]):
         return self.step >= steps
 
     def _step(self, step: int, stop: threading.Event) -> bool:
-        """Train one step; returns False if `stop` was set before its end (the next start then
-        repeats its takes). The phases (docs/reference/invariants.md, A trainer's step): for each
-        update of the step, feed the learner with takes and update the weights; repeat this for each
-        further epoch; then hash the state (if `hashes_state`), copy the weights into a snapshot,
-        and hand it to the publisher.
-        """
+        # The phases of docs/reference/invariants.md, A trainer's step. After False the next start
+        # repeats the takes.
         started, step_metrics = self.monotonic(), StepMetrics()
         step_metrics.add_recorded(self.recorded.closed, step)
         metrics: dict[str, float] = {}
@@ -107,21 +99,17 @@ class StepLoop(ABC, Generic[FeederT]):
         return True
 
     def _finish_update(self, metrics: dict[str, float]) -> None:
-        """Update the weights, and put the update's metrics in place of those of the step's earlier
-        ones; skipped updates add up.
-        """
         skipped = metrics.get("updates_skipped", 0.0)
         self.publisher.await_lent()  # a checkpoint may be in writing from the learner's state
         metrics |= self.take_feeder.learner.finish_update()  # only the first reports the mismatch
+        # Later updates replace a step's metrics; skipped ones add up.
         metrics["updates_skipped"] = skipped + metrics.get("updates_skipped", 0.0)
 
     def _feed(
         self, progress: UpdateProgress, step_metrics: StepMetrics, stop: threading.Event
     ) -> float:
-        """Train the update's recorded takes, then new ones, until the update is complete or `stop`
-        is set; returns the seconds spent waiting for data.
-        """
         waited = 0.0
+        # Recorded takes come first: a successor finishes the step on the same samples.
         self.take_feeder.repeat_recorded(self.recorded, progress, step_metrics)
         self.take_feeder.read()
         while not progress.is_complete() and not stop.is_set():
@@ -137,15 +125,14 @@ class StepLoop(ABC, Generic[FeederT]):
     def _hand_over(
         self, step: int, takes: int, step_metrics: StepMetrics, metrics: dict[str, float]
     ) -> None:
-        """Submit a snapshot of the finished step to the publisher, with a checkpoint if one is due.
-        The publisher compares the hashes of a repeated step with those in the ledger.
-        """
         learner = self.take_feeder.learner
-        known = self.recorded.done.get(step)
+        recorded_done = self.recorded.done.get(step)
         done = StepDone(
             step=step,
             version=Version(step, self.term),
-            state_hash=learner.state_hash() if hashes_state(learner.state_bytes, known) else "",
+            state_hash=learner.state_hash()
+            if hashes_state(learner.state_bytes, recorded_done)
+            else "",
             takes=takes,
             metrics=metrics,
             counts=dict(step_metrics.counts),
@@ -159,9 +146,11 @@ class StepLoop(ABC, Generic[FeederT]):
             done,
             learner.snapshot(self.dtype, self.publisher.weight_buffers),
             checkpoint,
-            known,
+            # Its hashes are compared with those of the repetition.
+            recorded_done,
             dict(step_metrics.lags),
             dict(step_metrics.outcomes),
+            # The publisher reads the learner's memory; the next update waits (`await_lent`).
             is_lent=checkpoint is not None and learner.lends_state,
         )
         self.publisher.submit(snapshot)
@@ -180,8 +169,8 @@ class Trainer(StepLoop[TakeFeeder]):
     configuration_hash: str
 
     def metric_values(self) -> MetricValues:
-        """Returns the metrics of this term. The totals count a step, and what it trained, once its
-        `StepDone` is in the ledger; they do not count repeated steps.
+        """Returns the metrics of this term; the totals count a step once its `StepDone` is in the
+        ledger, and no repeated steps.
         """
         intake, now = self.take_feeder.intake, self.monotonic()
         groups = list(intake.open.values())
@@ -202,7 +191,7 @@ class Trainer(StepLoop[TakeFeeder]):
         }
 
     def readers(self) -> list[TopicReader]:
-        """Returns the readers of the topics that the trainer reads, for their metrics."""
+        """Returns the trainer's topic readers, for their metrics."""
         return self.take_feeder.intake.readers()
 
     def checkpoint_state(self, step: int) -> Mapping[str, Any]:

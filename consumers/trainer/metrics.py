@@ -1,9 +1,5 @@
-"""Collects the metrics of one step of the trainer (`StepMetrics`): rewards, lengths and lag of the
-trained samples, and counts of groups and samples, trained or not, by how they ended.
-
-Two lags are measured. The lag at finish is that of a trajectory's oldest span when its rollout
-finished it, by the trainer's version that the rollout knew. The lag at consumption is that of each
-token when it is trained.
+"""The metrics of one trainer step (`StepMetrics`): rewards, lengths and lag of the trained samples,
+and counts of groups by how they ended.
 """
 
 from collections import Counter
@@ -18,52 +14,52 @@ from rollstream.streams.admissible import LABEL_MAX, REFUSED_ANNOTATIONS
 from rollstream.streams.records import GroupClosed, Trajectory
 
 TASKS_MAX = 64
-"""Most task labels with metrics of their own in a step. Rollouts choose the labels freely, so
-without a bound a faulty rollout could create any number of metrics.
+"""Most task labels with metrics of their own in a step: rollouts choose labels freely, so a faulty
+one could create any number.
 """
 OTHER_TASKS = "(others)"
-"""The label under which all further tasks are counted."""
+"""Label of all further tasks."""
 NUMBER_MAX = 1 << 53  # largest version number in a metric: a float holds larger ones inexactly
 
 
 @dataclass(slots=True)
 class StepMetrics:
-    """Collects the metrics of one step while its groups are trained or closed. At the step's end
-    the result of `metrics` and the `counts` go into its `StepDone`.
+    """Collects the metrics of one step while its groups are trained or closed; `metrics` and
+    `counts` go into its `StepDone`. `<name>/<task>` is that of one task label.
 
-    `<name>/<task>` is the metric or count of one task, by the label that its trajectories carry.
-    The count `equal_rewards` is that of groups, trained or filtered, whose samples all have the
-    same reward. These give no gradient, unless dropped samples of the group had other rewards.
+    `equal_rewards` counts groups, trained or filtered, whose samples all have the same reward: they
+    give no gradient, unless dropped samples had other rewards.
     """
 
     rewards: list[float] = field(default_factory=list[float])
-    """The reward of each trained sample."""
+    """Of each trained sample."""
     rewards_by_task: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     lengths: list[int] = field(default_factory=list[int])
-    """Number of generated tokens of each trained sample."""
+    """Generated tokens of each trained sample."""
     lag_finish: list[int] = field(default_factory=list[int])
-    """Lag at finish of each trained sample."""
+    """Lag of each trained sample's oldest span, by the trainer's version that its rollout knew at
+    the end.
+    """
     lag_consumed: list[int] = field(default_factory=list[int])
-    """Least and largest lag at consumption of each trained sample, over its trained tokens."""
+    """Least and largest lag of each sample's tokens when they are trained."""
     tokens: int = 0
-    """Number of trained tokens."""
     counts: Counter[str] = field(default_factory=Counter[str])
     outcomes: Counter[str] = field(default_factory=Counter[str])
-    """Number of groups by how they ended."""
+    """Groups by how they ended."""
     lags: Counter[int] = field(default_factory=Counter[int])
     """Trained tokens by their lag at consumption."""
     _tasks: set[str] = field(default_factory=set[str])
 
     def count_refused_annotations(self, number: int) -> None:
-        """Count annotations that the trainer refused; a `number` of 0 adds no key to `counts`."""
+        # 0 adds no key to `counts`.
         if number:
             self.counts[REFUSED_ANNOTATIONS] += number
 
     def add_trained(
         self, records: Sequence[Trajectory], samples: Sequence[Sample], counts: Mapping[str, int]
     ) -> None:
-        """Add a group that is trained: all its completions (`records`), the `samples` of them that
-        are trained, and the `counts` of `prepare_group`.
+        """Adds a trained group: all its completions (`records`), their trained `samples`, and the
+        `counts` of `prepare_group`.
         """
         self.counts.update(counts)
         self._count("groups", records)
@@ -81,11 +77,11 @@ class StepMetrics:
         for record in records:
             if record.trajectory in trained:
                 oldest = min(span.version.number for span in record.spans)
-                known = min(max(record.trainer_version.number, 0), NUMBER_MAX)
-                self.lag_finish.append(known - oldest)
+                trainer_version = min(max(record.trainer_version.number, 0), NUMBER_MAX)
+                self.lag_finish.append(trainer_version - oldest)
 
     def add_consumed(self, samples: Sequence[Sample], version: int) -> None:
-        """Add the lag at consumption of samples that are trained from `version`."""
+        """Adds the lag at consumption of samples that are trained from `version`."""
         for sample in samples:
             self.lags.update(lag_counts(sample, version))
             lags = lags_of(sample, version)[sample.mask]
@@ -94,8 +90,8 @@ class StepMetrics:
     def add_closed(
         self, ending: str, counts: Mapping[str, int], records: Sequence[Trajectory] = ()
     ) -> None:
-        """Add a group that ended untrained: `ending` is `filtered`, `expired` or `dead`, `counts`
-        are those of `prepare_group`, and `records` the completions that had arrived.
+        """Adds a group that ended untrained as `filtered`, `expired` or `dead`; `records` are the
+        completions that had arrived.
         """
         self.counts.update(counts)
         self._count(ending, records)
@@ -104,9 +100,7 @@ class StepMetrics:
         self.outcomes[ending] += 1
 
     def add_recorded(self, closed: Iterable[GroupClosed], step: int) -> None:
-        """Add those of the `closed` groups that an earlier trainer closed in this step before it
-        died.
-        """
+        """Adds the `closed` groups of this step, which an earlier trainer closed before it died."""
         for group in closed:
             if group.step == step:
                 self.add_closed(group.reason, {})
@@ -132,10 +126,8 @@ class StepMetrics:
         }
 
     def _count(self, name: str, records: Sequence[Trajectory]) -> None:
-        """Count a group in total and by its task; the task is unknown if none of its completions
-        has arrived.
-        """
         self.counts[name] += 1
+        # Without a completion the task is unknown.
         if records:
             self.counts[f"{name}/{self._label(records[0].task)}"] += 1
 

@@ -1,6 +1,6 @@
-"""Reads past versions for the policies of a loss (`PublishedVersions`; `trainer.reference`,
-`trainer.proximal`), and names those that must be kept for it (`NeededVersions`): a trainer that
-resumes from a kept checkpoint, or a replay from there, reads them again.
+"""Past versions for a loss (`trainer.reference`, `trainer.proximal`): `PublishedVersions` reads
+them, `NeededVersions` names those that must be kept, since a resumed trainer or a replay reads them
+again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,25 +22,25 @@ from rollstream.streams.values import Version
 
 @dataclass(frozen=True, slots=True)
 class PublishedVersions:
-    """Implements `learn.other_policies.PastVersions` over the stores that `stores` opens when a
-    version is read: the first that has a version of a number gives it; the last is that of the run
-    whose rollouts emitted the trained tokens. All versions are published as `dtype`.
+    """Implements `learn.other_policies.PastVersions` over `stores()`: the first store that has the
+    number gives it, the last is that of the run whose rollouts emitted the trained tokens. All
+    versions are published as `dtype`.
     """
 
     stores: Callable[[], Sequence[ObjectStore]]
     dtype: str
 
     def read(self, number: int, term: int | None = None) -> Mapping[str, Tensor]:
-        """Returns the verified weights of the believed version of this number, or, if a term is
-        given, of this version that emitted tokens. Raises `ConfigurationError` if it is not whole.
-
-        Of several terms the highest published the believed version: a term publishes a number only
-        if no version of that number or a higher one is believed, and then no lower term can.
+        """Returns the verified weights of the believed version of this number, or of the one of
+        `term`, which emitted tokens. Raises `ConfigurationError` if it is not stored whole.
         """
         stores = self.stores()
         for store in stores if term is None else stores[-1:]:
-            found = [v for v in listed_versions(store) if v.number == number]
-            for version in sorted(found, reverse=True):
+            versions = [v for v in listed_versions(store) if v.number == number]
+            # Of several terms the highest published the believed version: a term publishes a number
+            # only if no version of that number or a higher one is believed, and then no lower term
+            # can.
+            for version in sorted(versions, reverse=True):
                 if term is None or version.term == term:
                     weights = ResidentWeights()
                     try:
@@ -57,8 +57,8 @@ class PublishedVersions:
 
 @dataclass(frozen=True, slots=True)
 class NeededVersions:
-    """Returns, when called, the versions that the objective in `settings` needs to continue from
-    any stored checkpoint, or from the believed version on. Empty where it needs none.
+    """Returns, when called, the versions that the objective needs to continue from any stored
+    checkpoint or from the believed version on.
     """
 
     store: ObjectStore

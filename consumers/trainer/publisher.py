@@ -1,10 +1,8 @@
-"""Publishes the trainer's finished steps in a thread of its own, in order, while the next step is
+"""Publishes the trainer's finished steps in order, in a thread of its own, while the next step is
 trained.
 
-The trainer hands over a copy of the step (`StepSnapshot`) and continues; a slow store delays
-versions, not steps, until `QUEUE_MAX` snapshots wait. A step is published in stages, which
-`StepPublisher` lists. After a crash some of the first stages are done; a restarted trainer repeats
-the step with the same bytes. Deletions have a thread of their own (`DeletionThread`).
+A slow store delays versions, not steps, until `QUEUE_MAX` snapshots wait. A restarted trainer
+repeats an interrupted step with the same bytes.
 """
 
 import logging
@@ -45,8 +43,8 @@ THREADS = 1  # torch threads of the publisher's arithmetic: the learner uses the
 
 @dataclass(frozen=True, slots=True)
 class StepSnapshot:
-    """Holds a finished step: its `StepDone` (the publisher adds hashes, version and time), a copy
-    of the `tensors` to publish, and the `checkpoint` (tensors, JSON part) if one is due.
+    """A finished step: its `StepDone` (the publisher adds hashes, version and time), a copy of the
+    `tensors` to publish, and the `checkpoint` (tensors, JSON part) if one is due.
     """
 
     done: StepDone
@@ -59,37 +57,33 @@ class StepSnapshot:
     outcomes: Mapping[str, int]
     """Number of groups by how they ended."""
     is_lent: bool = False
-    """Whether the checkpoint's tensors are the learner's state itself instead of a copy: the next
-    update must wait until they are written (`StepPublisher.await_lent`).
+    """Whether the checkpoint's tensors are the learner's own state: the next update must wait until
+    they are written (`StepPublisher.await_lent`).
     """
 
 
 def copied_state_hash(tensors: Tensors) -> str:
-    """Returns the `state_hash` of these tensors, a checkpoint's copy of a large state: the trainer
-    does not hash such a state at each step.
-    """
+    """Returns the `state_hash` of a checkpoint's copy of a large state."""
     return combined_hash(*tensor_hashes(tensors))
 
 
-def _is_recorded(known: StepDone | None, done: StepDone) -> bool:
-    """Whether the ledger has this step with the same state (`known`). If it has the step with
-    another state, a warning is logged, and the step is recorded again.
-    """
-    if known is None or known.has_same_state(done):
-        return known is not None
+def _is_recorded(recorded: StepDone | None, done: StepDone) -> bool:
+    # With another state the step is recorded again, a fork of the recorded one.
+    if recorded is None or recorded.has_same_state(done):
+        return recorded is not None
     log.warning(
         "step %d differs from the ledger's (%s, recorded %s): the run continues as a fork",
         done.step,
         done.state_hash or done.weights_hash,
-        known.state_hash or known.weights_hash,
+        recorded.state_hash or recorded.weights_hash,
     )
     return False
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRetention:
-    """States how many of the newest checkpoints are kept. `truncation` truncates topics up to what
-    these still need (None: topics are not truncated).
+    """How many of the newest checkpoints are kept. `truncation` truncates topics up to what these
+    still need (None: no truncation).
     """
 
     checkpoints: int
@@ -97,9 +91,8 @@ class CheckpointRetention:
 
 
 class DeletionThread:
-    """Calls `delete` in a thread of its own, so that no version waits for deletions. One call
-    serves all requests since the previous call began. Its argument is True if one of these requests
-    came after a checkpoint was written.
+    """Calls `delete` in a thread of its own. One call serves all requests since the previous call
+    began; its argument is True if one of these came after a checkpoint.
     """
 
     def __init__(self, delete: Callable[[bool], None]) -> None:
@@ -108,18 +101,18 @@ class DeletionThread:
         self._is_due = self._has_checkpoint = self._is_closed = False
         self.failed: BaseException | None = None
         """The exception that ended the thread early."""
+        # A thread of its own, so that no version waits for deletions.
         self._thread = threading.Thread(target=self._run, name="deletions", daemon=True)
         self._thread.start()
 
     def request(self, has_checkpoint: bool) -> None:
-        """Request a deletion, after a checkpoint if `has_checkpoint`; never waits."""
+        """Requests a deletion, after a checkpoint if `has_checkpoint`; never waits."""
         with self._lock:
             self._is_due = True
             self._has_checkpoint |= has_checkpoint
         self._wake.set()
 
     def close(self) -> None:
-        """Wait until all requests are served, then end the thread."""
         self._is_closed = True
         self._wake.set()
         self._thread.join()
@@ -144,21 +137,20 @@ class DeletionThread:
 
 
 class StepPublisher:
-    """Publishes steps in a thread and starts the deletion thread. An exception in one of the two is
-    raised again in the trainer's thread: by `submit`, `check`, `await_room`, `await_lent`, `close`.
+    """Publishes steps in a thread. An exception there or in the deletion thread is raised again in
+    the trainer's: by `submit`, `check`, `await_room`, `await_lent`, `close`.
 
-    The stages of each step, one after the other (docs/reference/invariants.md, A trainer's step):
+    The stages of each step (docs/reference/invariants.md, A trainer's step):
 
     1. Write the version's objects, the manifest last.
     2. Swap `latest.json`: the version is believed.
     3. Announce the version.
     4. Append `StepDone`.
     5. Write the checkpoint if one is due.
-    6. Delete checkpoints, records and versions that nothing needs any more, in the deletion thread.
+    6. Delete what nothing needs any more, in the deletion thread.
 
-    If several ranks share the model, each has a publisher. On all ranks but 0 it writes this rank's
-    part of the tensors in stages 1 and 5 and does nothing else, so it has no ledger, metrics and
-    retention.
+    On ranks other than 0 it only writes this rank's tensors in stages 1 and 5, without ledger,
+    metrics and retention.
     """
 
     def __init__(
@@ -199,16 +191,16 @@ class StepPublisher:
         return 0 if highest is None else highest.number
 
     def checkpoint_age_s(self) -> float:
-        """Returns the seconds since the last checkpoint was written, or since the start."""
+        """Seconds since the last checkpoint or the start."""
         return self._timer() - self._checkpoint_s
 
     def waiting(self) -> int:
-        """Returns the number of steps that were handed over and are still queued."""
+        """Number of queued steps."""
         return self._queue.qsize()
 
     def await_room(self) -> None:
-        """Wait until fewer than `QUEUE_MAX` steps are queued. Then a step can be submitted at once,
-        and the pools have memory for its snapshot.
+        """Waits until fewer than `QUEUE_MAX` steps are queued: then `submit` returns at once, and
+        the pools have memory for a snapshot.
         """
         while self._queue.full():
             self.check()
@@ -216,31 +208,29 @@ class StepPublisher:
         self.check()
 
     def await_lent(self) -> None:
-        """Wait while a checkpoint is being written from the learner's own state
-        (`Learner.lends_state`). To be called before each update, which changes that state.
+        """Waits while a checkpoint is written from the learner's own state (`Learner.lends_state`),
+        which each update changes.
         """
         while self._lent.is_set():
             self.check()
             time.sleep(ROOM_POLL_S)
 
     def submit(self, snapshot: StepSnapshot) -> None:
-        """Hand over a step whose tensors are from `weight_buffers` and `state_buffers`. Returns at
-        once if `await_room` was called before.
+        """Queues a step whose tensors are from `weight_buffers` and `state_buffers`; returns at
+        once after `await_room`.
         """
         if snapshot.is_lent:
             self._lent.set()
         self._offer(snapshot)
 
     def check(self) -> None:
-        """Raise the exception that ended one of the threads, if there was one."""
+        """Raises the exception that ended one of the threads, if there was one."""
         failed = self._failed or self._deletions.failed
         if failed is not None:
             raise failed
 
     def close(self) -> None:
-        """Wait until every step that was handed over is published and the deletions are done, then
-        end both threads.
-        """
+        """Publishes all queued steps, finishes the deletions, and ends both threads."""
         self._offer(None)
         self._thread.join()
         self.check()
@@ -267,7 +257,7 @@ class StepPublisher:
             self._deletions.close()
 
     def publish(self, snapshot: StepSnapshot) -> None:
-        """Publish one step: stages 1 to 5."""
+        """Publishes one step: stages 1 to 5."""
         started = self._timer()
         version = self._versions.publish(snapshot.done.step, snapshot.tensors)  # 1, 2, 3
         self.weight_buffers.release(self._published)
@@ -280,15 +270,14 @@ class StepPublisher:
             self.totals.repeated += 1
         if snapshot.checkpoint is not None:
             tensors, state = snapshot.checkpoint
-            term, whole = self._versions.term, state if self._versions.leads else None
-            write_checkpoint(self._store, done.step, term, tensors, whole, hashes=hashes)  # 5
+            term, json_state = self._versions.term, state if self._versions.leads else None
+            write_checkpoint(self._store, done.step, term, tensors, json_state, hashes=hashes)  # 5
             self._checkpoint_s = self._timer()
             self.state_buffers.release(tensors)
             if snapshot.is_lent:
                 self._lent.clear()
 
     def _record(self, done: StepDone, snapshot: StepSnapshot, started: float) -> None:
-        """Append `StepDone` to the ledger, then the step's line to the metrics file."""
         if self._ledger is not None:
             self._ledger.append([done])
         seconds = self._timer() - started
@@ -297,9 +286,9 @@ class StepPublisher:
         self.totals.add(done, snapshot.lags, snapshot.outcomes, seconds)
 
     def delete_unneeded(self, has_checkpoint: bool) -> None:
-        """Do stage 6. Checkpoints and records are deleted only after a new checkpoint."""
         if self._retention is None:
             return
+        # A new checkpoint alone makes older ones, and the records they need, superfluous.
         if has_checkpoint:
             self.clean_up()
         self._versions.retain()
@@ -307,16 +296,12 @@ class StepPublisher:
     def _hashed(
         self, snapshot: StepSnapshot, version: Version
     ) -> tuple[StepDone, Mapping[str, str] | None]:
-        """Returns the step's record with its hashes, and the hashes of the checkpoint's tensors if
-        they were computed here.
-
-        The trainer has hashed a small state already. A large one is hashed only for a checkpoint,
-        and here, so that the next steps do not wait; the checkpoint's manifest reuses the hashes.
-        Each step of a large state gets the hash of its published tensors.
-        """
         done = snapshot.done
+        # The trainer has hashed a small state already. A large one is hashed here, at checkpoints
+        # alone, so that the next steps do not wait; the checkpoint's manifest reuses the hashes.
         if done.state_hash:
             return done, None
+        # Each step of a large state has at least the hash of its published tensors.
         weights = self._versions.weights_hash(version, snapshot.tensors)
         if snapshot.checkpoint is None:
             return replace(done, weights_hash=weights), None
@@ -325,14 +310,13 @@ class StepPublisher:
         return replace(done, weights_hash=weights, state_hash=state), hashes
 
     def clean_up(self) -> None:
-        """Delete old checkpoints, then truncate the topics up to what the kept ones need. The term
-        is checked before each deletion: a trainer that was suspended after its listing would
-        otherwise delete what its successor reads.
-        """
+        """Deletes old checkpoints, then truncates the topics up to what the kept ones need."""
         retention = self._retention
         assert retention is not None, "a rank that does not lead deletes nothing"
         stored = stored_checkpoints(self._store)
         unwanted = plan_checkpoints(stored, retention.checkpoints)
+        # Before each deletion: a trainer that was suspended after its listing would otherwise
+        # delete what its successor reads.
         for checkpoint in unwanted:
             check_term(self._store, self._versions.term)
             delete_checkpoints(self._store, [checkpoint])

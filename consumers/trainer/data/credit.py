@@ -1,13 +1,10 @@
-"""Rewards of the parts of a trajectory: per turn of an episode or per generated token, and from
+"""Rewards of the parts of a trajectory, per turn of an episode or per generated token, and from
 them an advantage for each token (process supervision, DeepSeekMath, arXiv 2402.03300, section
-4.1.3). All functions are pure, like those of `prepare.py`, which uses them.
+4.1.3). Pure.
 
-With `trainer.process_rewards` an annotation of `reward_terms` may be a vector. One value is the
-reward of the whole trajectory and counts at its last token; as many as there are turns are those of
-the turns, each at the turn's last token; as many as there are generated tokens are those of the
-tokens. Any other number is no reward: the trajectory lacks it. A critic (`GAE`) and a
-reference of scorers (`scored_reference`) give credit too; their names are here, since this module
-loads no settings.
+With `trainer.process_rewards` an annotation of `reward_terms` may be a vector (`part_rewards`). A
+critic (`GAE`) and a reference of scorers (`scored_reference`) give credit too; their names are
+here, since this module loads no settings.
 """
 
 from collections.abc import Sequence
@@ -26,7 +23,7 @@ Rewards = NDArray[np.float64]
 
 
 class ReferenceSettings(Protocol):
-    """The settings of the trainer that name its reference, also as an audit reads them."""
+    """The trainer's settings that name its reference, also as an audit reads them."""
 
     @property
     def reference_kl(self) -> float: ...
@@ -37,8 +34,8 @@ class ReferenceSettings(Protocol):
 
 
 def scored_reference(settings: ReferenceSettings) -> str:
-    """Returns the name of the reference whose log-probabilities scorers compute; "" if there is no
-    reference, or the trainer computes them itself.
+    """Returns the name of the reference whose log-probabilities scorers compute; "" if there is
+    none, or the trainer computes them itself.
     """
     is_scored = settings.reference_kl and settings.reference_by == "score"
     return settings.reference if is_scored else ""
@@ -46,8 +43,8 @@ def scored_reference(settings: ReferenceSettings) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartRewards:
-    """The rewards of a trajectory's parts. `ends` are the indices, ascending, of their last tokens
-    among its `tokens` generated tokens; `rewards` has the reward of each.
+    """The rewards of a trajectory's parts: `ends` [parts], ascending, are the indices of their last
+    tokens among its `tokens` generated tokens.
     """
 
     tokens: int
@@ -60,7 +57,7 @@ class PartRewards:
 
     def plus(self, other: "PartRewards", weight: float = 1.0) -> "PartRewards":
         """Returns the sum with `weight` times another term of the same trajectory; parts with the
-        same end are one part.
+        same end become one.
         """
         ends = np.union1d(self.ends, other.ends)
         rewards = np.zeros(len(ends))
@@ -75,38 +72,39 @@ def no_parts(tokens: int) -> PartRewards:
 
 
 def whole_reward(tokens: int, reward: float) -> PartRewards:
-    """Returns the reward of a trajectory of `tokens` generated tokens as that of its only part."""
+    """Returns the reward as that of the only part of a trajectory of `tokens` generated tokens."""
     return PartRewards(tokens, np.array([tokens - 1]), np.array([reward], np.float64))
 
 
 def part_rewards(record: Trajectory, values: Sequence[float]) -> PartRewards | str:
-    """Returns the rewards that a term's values mean for a finished trajectory; for a number of
-    values that fits neither the trajectory, nor its turns, nor its tokens, the reason.
+    """Returns the rewards that a term's values mean for a finished trajectory: one value counts at
+    its last token, one for each turn at the turn's last token, one for each generated token at that
+    token. For any other number returns the reason why there is no reward.
     """
     tokens = len(record.logprobs)
-    given = np.asarray(values, np.float64)
-    if len(given) == 1:
-        return whole_reward(tokens, float(given[0]))
+    numbers = np.asarray(values, np.float64)
+    if len(numbers) == 1:
+        return whole_reward(tokens, float(numbers[0]))
     turns = turn_ends(record)
-    if len(given) == len(turns):
+    if len(numbers) == len(turns):
         ends, at = np.unique(turns, return_inverse=True)
         rewards = np.zeros(len(ends))
-        np.add.at(rewards, at, given)
+        np.add.at(rewards, at, numbers)
         return PartRewards(tokens, ends, rewards)
-    if len(given) == tokens:
-        return PartRewards(tokens, np.arange(tokens), given)
-    return f"{len(given)} values for {len(turns)} turns and {tokens} generated tokens"
+    if len(numbers) == tokens:
+        return PartRewards(tokens, np.arange(tokens), numbers)
+    return f"{len(numbers)} values for {len(turns)} turns and {tokens} generated tokens"
 
 
 def turn_ends(record: Trajectory) -> NDArray[np.intp]:
-    """Returns the index, among the generated tokens, of the last one of each turn. Turns are those
-    of the record; without any, the runs of generated tokens between those of the environment. A
-    turn that generated nothing ends with the one before it.
+    """Returns the index, among the generated tokens, of the last one of each turn; a turn that
+    generated nothing ends with the one before it.
     """
     is_generated = record.sources == GENERATED
     before = np.cumsum(is_generated)
     if record.turns:
         ends = np.array([turn.end for turn in record.turns], np.intp)
+    # Without recorded turns: the runs of generated tokens between those of the environment.
     else:
         ends = np.flatnonzero(is_generated & ~np.append(is_generated[1:], False)) + 1
     return np.maximum(before[ends - 1] - 1, 0)
@@ -115,13 +113,13 @@ def turn_ends(record: Trajectory) -> NDArray[np.intp]:
 def token_advantages(parts: Sequence[PartRewards], each: Rewards) -> list[Rewards]:
     """Returns the advantages of the generated tokens of each trajectory of a group: that of a token
     is the sum of those of the parts that end at or after it. `each` has the advantages of all
-    parts, trajectory after trajectory. With one part per trajectory all its tokens have its own.
+    parts, trajectory after trajectory.
     """
-    found: list[Rewards] = []
+    advantages: list[Rewards] = []
     first = 0
-    for one in parts:
-        at_ends = np.zeros(one.tokens)
-        at_ends[one.ends] = each[first : first + len(one.ends)]
-        found.append(np.cumsum(at_ends[::-1])[::-1])
-        first += len(one.ends)
-    return found
+    for part in parts:
+        at_ends = np.zeros(part.tokens)
+        at_ends[part.ends] = each[first : first + len(part.ends)]
+        advantages.append(np.cumsum(at_ends[::-1])[::-1])
+        first += len(part.ends)
+    return advantages

@@ -1,8 +1,7 @@
-"""Finds the rule under which each recorded take was taken (`earlier_rules`). A run may be resumed
-with a smaller `max_lag`, or with `filter_equal_rewards`. Its trainer then repeats the steps after
-the checkpoint: under the new rule it would drop samples that the ledger states to be trained, and
-the finished steps would be others than those that the run recorded. So a recorded take keeps the
-choices of the configuration of the term that appended it.
+"""Finds the rule under which each recorded take was taken (`earlier_rules`). A resumed run may have
+a smaller `max_lag` or `filter_equal_rewards`; under the new rule its repeated steps would drop
+samples that the ledger states to be trained. So a recorded take keeps the choices of the term that
+appended it.
 """
 
 import logging
@@ -21,9 +20,8 @@ log = logging.getLogger(__name__)
 def earlier_rules(
     store: ObjectStore, rule: TrainingRule, taken_under: Mapping[TakeNumber, str]
 ) -> dict[TakeNumber, TrainingRule]:
-    """Returns the rules of those takes whose configuration chose otherwise than `rule`; the store
-    has the configurations by their hashes. A take whose configuration it does not have is repeated
-    under `rule`.
+    """Returns the rules of those takes whose configuration chose otherwise than `rule`. A take
+    whose configuration the store does not have is repeated under `rule`.
     """
     rules = {digest: _rule_of(store, rule, digest) for digest in set(taken_under.values())}
     return {

@@ -1,10 +1,8 @@
-"""Collects the completions (finished or dead trajectories) and annotations of each open group, and
-counts those that come late, twice, in another partition or malformed (`GroupIntake`).
+"""Collects the completions and annotations of each open group (`GroupIntake`), and reads again
+those that a recorded take names (`fetch_group`, `fetch_annotations`).
 
-Invariant 2 is kept here: the first completion of a trajectory in the order of its partition counts,
-whatever its attempt. A completion whose group is not open counts as late only after `admissions`
-was read to its present end (`GroupIntake.read`). `fetch_group` and `fetch_annotations` read again
-what a take in the ledger names, for a repeated or replayed step.
+Invariant 2: the first completion of a trajectory in the order of its partition counts, whatever its
+attempt.
 """
 
 from collections import Counter
@@ -23,7 +21,7 @@ from rollstream.streams.values import Address, AnnotationUsed, Member, ReadTo
 
 @dataclass(frozen=True, slots=True)
 class ReceivedCompletion:
-    """Holds a completion as read; `member` names it by trajectory, address and hash."""
+    """A completion as read; `member` is its trajectory, address and hash."""
 
     member: Member
     record: Trajectory
@@ -31,7 +29,7 @@ class ReceivedCompletion:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedAnnotation:
-    """Holds an annotation as read; `used` names it by trajectory, name, address and hash."""
+    """An annotation as read; `used` is its trajectory, name, address and hash."""
 
     used: AnnotationUsed
     record: Annotation
@@ -39,36 +37,36 @@ class ReceivedAnnotation:
 
 @dataclass(slots=True)
 class TrainerGroup:
-    """Holds an open group: one that is admitted, and neither taken nor closed by the trainer. `at`
-    is the address of its admission, `since_s` the monotonic time at which this trainer read it.
-    `arrived` is by trajectory, `annotations` by (trajectory, name).
+    """An open group: admitted, and neither taken nor closed. `at` is the address of its admission,
+    `since_s` the monotonic time of its reading. `arrived` is by trajectory, `annotations` by
+    (trajectory, name).
     """
 
     admitted: Admitted
     at: Address
     since_s: float
     names: tuple[str, ...] = (REWARD,)
-    """Names of the annotations that each trajectory must have unless it is dead."""
+    """The annotations that each live trajectory must have."""
     arrived: dict[str, ReceivedCompletion] = field(default_factory=dict[str, ReceivedCompletion])
     annotations: dict[tuple[str, str], ReceivedAnnotation] = field(
         default_factory=dict[tuple[str, str], ReceivedAnnotation]
     )
 
     def is_finished(self) -> bool:
-        """Whether all trajectories have arrived that count (`is_group_full`)."""
+        """Whether all trajectories that count have arrived (`is_group_full`)."""
         living = sum(arrival.record.finish != "dead" for arrival in self.arrived.values())
         samples, needed = len(self.admitted.trajectories), self.admitted.needed
         return is_group_full(samples, needed, living, len(self.arrived))
 
     @property
     def released(self) -> int:
-        """The number of trajectories that do not count, because enough others ended first."""
+        """Number of trajectories that do not count, because enough others ended first."""
         missing = len(self.admitted.trajectories) - len(self.arrived)
         return missing if self.is_finished() else 0
 
     def is_complete(self) -> bool:
-        """Whether all trajectories have arrived that count, and each of them that is not dead has
-        the annotations `names` (each a value, or the reason why there is none).
+        """Whether all trajectories that count have arrived, and each live one has the annotations
+        `names` (a value, or the reason why there is none).
         """
         return self.is_finished() and all(
             is_annotated(a.record, self.names, self.annotations.keys())
@@ -76,19 +74,17 @@ class TrainerGroup:
         )
 
     def is_overdue(self, now_s: float) -> bool:
-        """Whether the group's deadline has passed since this trainer read its admission
-        (invariant 11: the time in which no trainer ran does not count).
-        """
+        """Whether the group's deadline has passed since this trainer read its admission."""
+        # Invariant 11: the time in which no trainer ran does not count.
         return now_s - self.since_s >= self.admitted.deadline_s
 
 
 class GroupIntake:
-    """Reads `TOPICS` from `positions`, and holds the open groups by number in `open`. `names` are
-    the annotations that the run's rewards need. `counts` counts the records that are not used:
-    `late` (no open group has the trajectory), `misplaced` (not in the group's partition),
-    `duplicate` (not the first completion), `surplus` (its group was complete without it),
-    `malformed` (an annotation without a usable value).
-    Annotations of other names, and repeated ones, are ignored without a count.
+    """Reads `TOPICS` from `positions`; `open` has the open groups by number, `names` the
+    annotations that rewards need. `counts` counts unused records: `late` (no open group has the
+    trajectory), `misplaced` (not in the group's partition), `duplicate` (not the first completion),
+    `surplus` (its group was complete without it), `malformed` (an annotation without a usable
+    value).
     """
 
     TOPICS = ("trajectories", "annotations", "admissions")
@@ -112,21 +108,17 @@ class GroupIntake:
         self.counts: Counter[str] = Counter()
         self._told = 0  # malformed annotations that `take_refused_annotations` has returned
         self.next_group = 0
-        """The group after the last one whose admission was read; 0 if none is known."""
+        """The group after the last one whose admission was read; 0 at first."""
         self.annotated_s = 0.0
-        """Monotonic time at which the last annotation of an open group was read."""
+        """When the last annotation of an open group was read, monotonic."""
 
     def read(self, wait_s: float = 0.0) -> int:
-        """Read new records in the order that invariant 2 needs, and add them to their groups;
+        """Reads new records in the order that invariant 2 needs and adds them to their groups;
         returns the number of completions and annotations. Waits up to `wait_s` for a completion.
-
-        Dispatch appends the admission of a group before it assigns the group's trajectories. So
-        once a completion was read, the admission of its group is in `admissions` before the present
-        end. Therefore 1. completions and annotations are read, 2. `admissions` is read, up to its
-        present end if the group of one of them is not open, and 3. they are added to their groups.
-        In another order the trainer could read a fast completion before the admission of its group
-        and drop a good sample as late.
         """
+        # Dispatch appends the admission of a group before it assigns its trajectories. So a
+        # completion that was read has its admission before the present end of `admissions`; in
+        # another order a fast completion could be dropped as late.
         fresh = self._readers["trajectories"].follow(wait_s)
         fresh += self._readers["annotations"].follow()
         admissions = self._readers["admissions"]
@@ -138,8 +130,8 @@ class GroupIntake:
         return len(fresh)
 
     def end(self, group: int) -> TrainerGroup | None:
-        """Remove a group that was taken or closed, and return it; None if its admission was not
-        read yet. Later records of the group count as late.
+        """Removes a taken or closed group and returns it; None if its admission is not read yet.
+        Its later records count as late.
         """
         ended = self.open.pop(group, None)
         if ended is None:
@@ -148,8 +140,8 @@ class GroupIntake:
 
     @property
     def ended(self) -> frozenset[int]:
-        """Groups that ended before their admission was read, which happens when a trainer resumes:
-        it repeats the ledger's takes first.
+        """Groups that ended before their admission was read: a resumed trainer repeats the ledger's
+        takes first.
         """
         return frozenset(self._ended)
 
@@ -157,12 +149,11 @@ class GroupIntake:
         return list(self._readers.values())
 
     def positions(self) -> dict[str, dict[int, Position]]:
-        """Returns the next position of each reader."""
         return {topic: dict(reader.positions) for topic, reader in self._readers.items()}
 
     def read_to(self) -> tuple[ReadTo, ...]:
-        """Returns how far completions and annotations were read: every record before was added to
-        its group, counted in `counts` or ignored.
+        """Returns how far completions and annotations were read: every record before was added,
+        counted or ignored.
         """
         return tuple(
             ReadTo(
@@ -172,7 +163,7 @@ class GroupIntake:
         )
 
     def take_refused_annotations(self) -> int:
-        """Returns the number of malformed annotations since the previous call."""
+        """Returns the malformed annotations since the previous call."""
         new = self.counts["malformed"] - self._told
         self._told = self.counts["malformed"]
         return new
@@ -180,9 +171,7 @@ class GroupIntake:
     def restore(
         self, admitted: Address, arrived: Iterable[Address], annotations: Iterable[Address]
     ) -> None:
-        """Open a group again from a checkpoint, which has the addresses of its admission,
-        completions and annotations. Its deadline is counted from now.
-        """
+        """Opens a group again from the addresses in a checkpoint. Its deadline counts from now."""
         record = read_at(self._bus, "admissions", admitted).record
         assert isinstance(record, Admitted)
         self._admit(record, admitted, self._monotonic())
@@ -207,7 +196,6 @@ class GroupIntake:
         self.open.setdefault(record.group, TrainerGroup(record, at, now_s, self._names))
 
     def _add_record(self, received: Received) -> None:
-        """Add a completion or annotation to its group, or count why it is not used."""
         record = received.record
         if not isinstance(record, Trajectory | Annotation):
             return
@@ -227,16 +215,13 @@ class GroupIntake:
             group.arrived[record.trajectory] = ReceivedCompletion(member, record)
 
     def _is_in_place(self, received: Received, group: int) -> bool:
-        """Whether the record is in the partition of its group's key. All completions of a group are
-        in this partition, so they have one order; a record in another one is not used.
-        """
+        # All completions of a group are in the partition of its key, so they have one order; a
+        # record elsewhere is not used.
         partitions = self._bus.partitions(received.topic)
         return is_in_key_partition(group, received.address.partition, partitions)
 
     def _add_annotation(self, group: TrainerGroup, record: Annotation, received: Received) -> None:
-        """Keep the first annotation of a (trajectory, name); names that the configuration does not
-        use are ignored.
-        """
+        # Names that the configuration does not use, and all but the first value, are ignored.
         if record.name not in self._names:
             return
         if not is_usable_annotation(record):
@@ -250,12 +235,12 @@ class GroupIntake:
 
 def fetch_group(bus: Bus, members: Iterable[Member]) -> list[ReceivedCompletion]:
     """Returns the recorded completions of a group that a take names; raises `ValueError` if an
-    address holds other bytes than the ledger recorded.
+    address has other bytes than recorded.
     """
     arrived: list[ReceivedCompletion] = []
-    named = list(members)
-    found = read_all_at(bus, "trajectories", [member.at for member in named])
-    for member, received in zip(named, found, strict=True):
+    take_members = list(members)
+    log_records = read_all_at(bus, "trajectories", [member.at for member in take_members])
+    for member, received in zip(take_members, log_records, strict=True):
         record = received.record
         if not isinstance(record, Trajectory) or received.hash != member.hash:
             raise ValueError(
@@ -269,12 +254,12 @@ def fetch_annotations(
     bus: Bus, used: Iterable[AnnotationUsed]
 ) -> dict[tuple[str, str], Annotation]:
     """Returns the recorded annotations that a take names, by (trajectory, name); raises
-    `ValueError` if an address holds other bytes than the ledger recorded.
+    `ValueError` if an address has other bytes than recorded.
     """
     annotations: dict[tuple[str, str], Annotation] = {}
-    named = list(used)
-    found = read_all_at(bus, "annotations", [note.at for note in named])
-    for note, received in zip(named, found, strict=True):
+    notes = list(used)
+    log_records = read_all_at(bus, "annotations", [note.at for note in notes])
+    for note, received in zip(notes, log_records, strict=True):
         record = received.record
         if not isinstance(record, Annotation) or received.hash != note.hash:
             raise ValueError(f"annotations {note.at} is not the record that the ledger names")

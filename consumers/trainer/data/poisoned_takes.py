@@ -1,9 +1,8 @@
 """Counts the attempts to compute each take, and decides when a poisoned one, which the learner
-cannot compute, is given up: a `Superseded` record excludes it from training and ends its groups
-(invariant 12). All parts are folds and plans over the ledger, without I/O.
-
-A take is durable before it is trained, so without a rule a restarted trainer would repeat it and
-die in it after every start (docs/explanation/exactly-once.md, A take that cannot be computed).
+cannot compute, is given up: a `Superseded` record excludes it and ends its groups (invariant 12).
+Otherwise each restarted trainer would die in it, since takes are durable
+(docs/explanation/exactly-once.md, A take that cannot be computed). Folds and plans over the ledger,
+without I/O.
 """
 
 from collections import Counter
@@ -34,37 +33,38 @@ def number_of(take: records.Take) -> TakeNumber:
 
 @dataclass(slots=True)
 class TakeAttempts:
-    """Counts the recorded failures and the silent deaths of each take: a fold over the ledger from
-    the position from which the ledger was read.
+    """The recorded failures and the silent deaths of each take: a fold over the ledger.
 
     A death is silent if the start after it directly follows the marker of the take (`TakeRetried`).
-    So a `kill -9` counts only if it hits the computation of a retried take, and a finished step
-    resets the count: a run whose trainer is killed at random trains all its groups.
+    So a `kill -9` counts only within the computation of a retried take.
     """
 
     failed: Counter[TakeKey] = field(default_factory=Counter[TakeKey])
     silent: Counter[TakeKey] = field(default_factory=Counter[TakeKey])
     errors: dict[TakeKey, str] = field(default_factory=dict[TakeKey, str])
     out_of_memory: Counter[TakeNumber] = field(default_factory=Counter[TakeNumber])
-    """How many of the recorded failures of each take were a lack of memory. Ranks that train one
-    model repeat the take in parts by this number (`sharded/learner.py`).
+    """How many failures of each take were a lack of memory: ranks repeat it in parts
+    (`sharded/learner.py`).
     """
     _computing: TakeKey | None = None
 
     def apply(self, record: records.Record) -> None:
         match record:
-            case records.TakeRetried(step=step, update=update, micro_batch=one):
-                self._computing = None if one is None else (step, update, (one,))
+            case records.TakeRetried(step=step, update=update, micro_batch=micro_batch):
+                self._computing = None if micro_batch is None else (step, update, (micro_batch,))
             case records.TakeFailed():
                 tried = (record.step, record.update, record.micro_batches)
                 self.failed[tried] += 1
                 self.errors[tried] = record.error
                 if record.out_of_memory:
-                    self.out_of_memory.update((*tried[:2], one) for one in record.micro_batches)
+                    self.out_of_memory.update(
+                        (*tried[:2], number) for number in record.micro_batches
+                    )
                 self._computing = None
             case records.Configured():
                 self.start()
             case records.StepDone():  # the publisher's thread appends it beside the retried takes
+                # So a run whose trainer is killed at random trains all its groups.
                 self.silent.clear()
             case records.Take() | records.GroupClosed() | records.Superseded():
                 self._computing = None
@@ -72,31 +72,31 @@ class TakeAttempts:
                 pass
 
     def start(self) -> None:
-        """Count the start of a trainer: the previous trainer died silently if its last record is
-        the marker of a take.
+        """Counts a trainer's start: its predecessor died silently if the last record is the marker
+        of a take.
         """
         if self._computing is not None:
             self.silent[self._computing] += 1
         self._computing = None
 
     def takes_to_give_up(self) -> dict[TakeKey, str]:
-        """Returns the takes to give up, and why: those with `FAILED_MAX` recorded exceptions, or
-        with `SILENT_MAX` silent deaths and no step done in between.
+        """Returns the takes to give up, with reasons: `FAILED_MAX` recorded exceptions, or
+        `SILENT_MAX` silent deaths without a step done in between.
         """
-        found = {
+        reasons = {
             tried: f"the learner failed {count} times on it: {self.errors[tried]}"
             for tried, count in self.failed.items()
             if count >= FAILED_MAX
         }
         for tried, count in self.silent.items():
             if count >= SILENT_MAX:
-                found.setdefault(tried, f"the trainer ended {count} times within it")
-        return found
+                reasons.setdefault(tried, f"the trainer ended {count} times within it")
+        return reasons
 
 
 @dataclass(slots=True)
 class SupersededTakes:
-    """Collects the takes that are not trained, and the groups that end with them: a fold over the
+    """The takes that are not trained, and the groups that end with them: a fold over the
     `Superseded` records.
     """
 
@@ -110,27 +110,23 @@ class SupersededTakes:
             self.poisoned.setdefault(group, (record.step, record.detail))
 
     def is_superseded(self, take: records.Take) -> bool:
-        """Whether the take is superseded."""
         return take.micro_batch in self.takes.get((take.step, take.update), ())
 
     def effective(self, take: records.Take) -> records.Take:
-        """Returns the take as trainer and replay repeat it: a superseded one trains no sample, but
-        still begins its groups that are not poisoned: later takes train the members of these.
-        """
+        """Returns the take as trainer and replay repeat it: a superseded one trains no sample."""
         if not self.is_superseded(take):
             return take
-        left = tuple(group for group in take.groups if group.group not in self.poisoned)
-        return replace(take, members=(), groups=left)
+        # It still begins its groups that are not poisoned: later takes train their members.
+        living_groups = tuple(group for group in take.groups if group.group not in self.poisoned)
+        return replace(take, members=(), groups=living_groups)
 
     def closings(self, closed: Iterable[int]) -> list[records.GroupClosed]:
-        """Returns the ledger records that close the poisoned groups that are not in
-        `closed` yet.
-        """
-        known = set(closed)
+        """Returns the ledger records that close the poisoned groups that are not in `closed`."""
+        closed_groups = set(closed)
         return [
             records.GroupClosed(group, "dead", f"{POISONED}: {why}", step)
             for group, (step, why) in self.poisoned.items()
-            if group not in known
+            if group not in closed_groups
         ]
 
 
@@ -141,13 +137,10 @@ def plan_superseded(
     hopeless: Mapping[TakeKey, str],
 ) -> list[records.Superseded]:
     """Returns the records to append for hopeless takes, and applies them to `superseded`: all
-    groups with a member in a failing take end dead, and every take of the same update with a member
-    of these groups is superseded.
-
-    Takes of a finished step are never superseded: the step was computed once and its version is
-    believed, so the cause of the failures is this machine.
+    groups with a member in a failing take end dead, and every take of the update with a member of
+    these groups is superseded.
     """
-    found: list[records.Superseded] = []
+    new_records: list[records.Superseded] = []
     finished = set(done)
     for (step, update, failing), why in sorted(hopeless.items()):
         living = [
@@ -163,6 +156,8 @@ def plan_superseded(
             take.micro_batch: {group_of[m.trajectory] for m in take.members} for take in living
         }
         poisoned = {g for micro_batch in failing for g in groups_by_take.get(micro_batch, ())}
+        # A finished step was computed once and its version is believed, so this machine causes the
+        # failures.
         if step in finished or not poisoned:
             continue
         voids = tuple(
@@ -170,19 +165,17 @@ def plan_superseded(
         )
         record = records.Superseded(step, update, voids, tuple(sorted(poisoned)), why)
         superseded.apply(record)
-        found.append(record)
-    return found
+        new_records.append(record)
+    return new_records
 
 
 def error_text(error: BaseException) -> str:
-    """Returns the text that the ledger holds of an exception, at most `ERROR_MAX` characters."""
     return f"{type(error).__name__}: {error}"[:ERROR_MAX]
 
 
 class ComputeFailed(RollstreamError, RuntimeError):
     """Raised where the learner failed on `micro_batches`, counted from 0 within the step in the
-    order of submission; several where they are computed together. The cause is the original
-    exception.
+    order of submission; several where they are computed together.
     """
 
     def __init__(self, micro_batches: tuple[int, ...], cause: BaseException) -> None:

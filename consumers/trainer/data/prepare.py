@@ -1,9 +1,8 @@
-"""Decides whether a group is trained, and turns its completions (records of finished trajectories)
-into training samples with advantages (`prepare_group`). The functions are pure: live training,
-replay and audit call the same ones, so they decide alike.
+"""Decides whether a group is trained, and turns its completions into samples with advantages
+(`prepare_group`). Pure: live training, replay and audit decide alike.
 
-No token above `max_lag` is trained (invariant 5): it is masked, or its trajectory is dropped. All
-masked tokens and dropped trajectories are counted.
+No token above `max_lag` is trained (invariant 5): it is masked, or its trajectory is dropped, and
+both are counted.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -49,16 +48,15 @@ def advantages(rewards: ArrayLike, kind: str) -> NDArray[np.float64]:
 
     * `grpo`: (R − mean) / (std + 1e-4), std with n − 1 in the denominator (DeepSeekMath, arXiv
       2402.03300).
-    * `centred`: R − mean (Dr. GRPO, arXiv 2503.20783: dividing by std favours too easy and
-      too hard prompts).
+    * `centred`: R − mean (Dr. GRPO, arXiv 2503.20783: dividing by std favours too easy and too hard
+      prompts).
     * `leave_one_out`: R − mean of the others (RLOO, arXiv 2402.14740), which is n/(n−1) ×
       `centred`.
     * `batch`: R − mean; the update divides by the std over all its samples (REINFORCE++-baseline,
       arXiv 2501.03262), in `LossStatistics.divisor`.
-    * `module:function`: what the function returns for the rewards.
-
-    `gae` needs a critic's values and is no function of the rewards (`learn/gae.py`).
+    * `module:function`: the user's.
     """
+    # `gae` is no function of the rewards (`learn/gae.py`).
     assert kind != GAE, "a critic's advantages"
     values = np.asarray(rewards, np.float64)
     assert values.ndim == 1, "rewards of one group"
@@ -77,28 +75,28 @@ def advantages(rewards: ArrayLike, kind: str) -> NDArray[np.float64]:
 @cache
 def find_advantage(path: str) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
     """Returns the user's function that `trainer.advantage` names: rewards [n] of a group, n ≥ 2, to
-    advantages [n]. Raises `ConfigurationError` if it cannot be imported, and when it returns
-    another shape or a number that is not finite.
+    advantages [n]. Raises `ConfigurationError` if it cannot be imported or returns another shape or
+    a number that is not finite.
     """
     function = cast(Callable[[NDArray[np.float64]], ArrayLike], find_callable(path, SETTING))
 
     def compute(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
-        found = np.asarray(function(rewards.copy()), np.float64)
-        if found.shape != rewards.shape or not np.isfinite(found).all():
+        group_advantages = np.asarray(function(rewards.copy()), np.float64)
+        if group_advantages.shape != rewards.shape or not np.isfinite(group_advantages).all():
             raise ConfigurationError(
-                f"{SETTING}: {path!r} returned {found!r} for the rewards {rewards}; it must return "
-                "one finite number for each"
+                f"{SETTING}: {path!r} returned {group_advantages!r} for the rewards {rewards}; it "
+                "must return one finite number for each"
             )
-        return found
+        return group_advantages
 
     return compute
 
 
 def lag_of(span: Span, version: int) -> int:
-    """Returns `version` (the one trained from) minus the span's version: the number of versions by
-    which the trainer is ahead of the version that emitted the span's tokens. 0 where the span's
-    version is later, as in a run that continued as a fork from an older checkpoint.
+    """Returns the number of versions by which `version`, the one trained from, is ahead of the
+    span's.
     """
+    # A run that continued as a fork from an older checkpoint has spans of later versions: lag 0.
     return max(0, version - span.version.number)
 
 
@@ -116,10 +114,9 @@ def mask_by_lag(
     max_lag: int | None,
     believed: admissible.BelievedVersions | None = None,
 ) -> Sample:
-    """Returns the sample, to be trained from `version`, with these tokens masked: those above
-    `max_lag` (None: no bound), and those of a version that is not `believed` (None: all are). Such
-    a version was replaced by one of another term, and its weights are unknown
-    (docs/reference/invariants.md, Versions that were replaced). Tokens masked before stay masked.
+    """Returns the sample, trained from `version`, with these tokens masked too: those above
+    `max_lag` (None: no bound), and those of a version that is not `believed` (None: all are), whose
+    weights are unknown (docs/reference/invariants.md, Versions that were replaced).
     """
     mask = sample.mask.copy()
     for span in sample.spans:
@@ -135,14 +132,11 @@ def is_dropped(
     max_lag: int | None,
     believed: admissible.BelievedVersions | None = None,
 ) -> bool:
-    """Whether the policy `keep_version` drops the sample, because the other policies would mask a
-    token of it.
-    """
+    """Whether the policy `keep_version` drops the sample: the others would mask a token of it."""
     return not np.array_equal(mask_by_lag(sample, version, max_lag, believed).mask, sample.mask)
 
 
 def lag_counts(sample: Sample, version: int) -> dict[int, int]:
-    """Returns the number of trained tokens of one sample by lag."""
     counts: dict[int, int] = {}
     for span in sample.spans:
         lag = lag_of(span, version)
@@ -152,8 +146,8 @@ def lag_counts(sample: Sample, version: int) -> dict[int, int]:
 
 
 class Choices(msgspec.Struct, frozen=True):
-    """The settings of a recorded configuration that decide which samples of a group are trained,
-    under their dotted keys.
+    """The settings of a recorded configuration that decide which samples of a group are trained, by
+    their dotted keys.
     """
 
     survivors_min: int = msgspec.field(name="trainer.survivors_min")
@@ -168,9 +162,9 @@ REASON_MAX = 200  # characters of each reason in a group's `detail`: rollouts wr
 
 @dataclass(frozen=True, slots=True)
 class TrainingRule:
-    """Holds the settings that decide which samples of a group are trained. A group needs at least
-    `survivors_min` trainable members, and with `filter_equal_rewards` two different rewards.
-    `max_lag` None sets no bound. `keep_version` states that `rollouts.on_update` is this policy.
+    """The settings that decide which samples of a group are trained. A group needs at least
+    `survivors_min` trainable members, and with `filter_equal_rewards` two different rewards;
+    `keep_version` is a policy of `rollouts.on_update`.
     """
 
     advantage: str
@@ -183,18 +177,14 @@ class TrainingRule:
     terms: Mapping[str, float]
     """Annotation → weight: a sample's reward is the weighted sum of its annotations' values."""
     bounds: admissible.TrainingBounds = UNBOUNDED
-    """Token ids and lengths that the model can train."""
     masks_overlong: bool = False
     """Whether answers that ended at a limit of their length have no loss."""
     overlong_penalty: tuple[int, int] | None = None
-    """Generated tokens from which on an answer loses a part of its reward, and all of 1."""
+    """Generated tokens from which on an answer loses reward, and at which it loses 1."""
     by_part: bool = False
     """Whether annotations hold rewards of turns or tokens (`trainer.process_rewards`)."""
 
     def choosing_as(self, earlier: "Choices") -> "TrainingRule":
-        """Returns this rule with the settings of an earlier one that decide which samples of a
-        group, and which of their tokens, are trained.
-        """
         return replace(
             self,
             survivors_min=earlier.survivors_min,
@@ -206,9 +196,9 @@ class TrainingRule:
 
 @dataclass(frozen=True, slots=True)
 class PreparedGroup:
-    """Holds the samples of a group for training from one version. `ending` is "" when the group is
-    trained; otherwise there are no samples, and `ending` and `detail` are the reason why it is
-    closed. `counts` counts what was left out or masked, for `StepDone.counts`.
+    """The samples of a group for training from one version; without samples `ending` and `detail`
+    are the reason, else `ending` is "". `counts` counts members left out and tokens masked, for
+    `StepDone.counts`.
     """
 
     group: int
@@ -225,8 +215,8 @@ LATER_SETTINGS: Mapping[str, object] = {
     "reference_kl": 0.0,
     "reference_by": "trainer",
 }
-"""Settings of `trainer` that a run of an earlier release does not have, with the values that mean
-what that release did.
+"""Settings of `trainer` that a run of an earlier release lacks → the value that means what that
+release did.
 """
 
 
@@ -236,8 +226,8 @@ def training_rule(
     keep_version: bool,
     bounds: admissible.TrainingBounds = UNBOUNDED,
 ) -> TrainingRule:
-    """Returns the rule that a run's settings give; without `bounds` any token and any
-    length pass. Raises `ConfigurationError` if the advantage is a function that cannot be imported.
+    """Returns the rule of a run's settings. Raises `ConfigurationError` if the advantage is a
+    function that cannot be imported.
     """
     if ":" in settings.advantage:
         find_advantage(settings.advantage)
@@ -259,42 +249,41 @@ def training_rule(
 def prepare_group(
     group: int,
     records: Sequence[Trajectory],
-    noted: AnnotationsByKey,
+    annotations: AnnotationsByKey,
     rule: TrainingRule,
     version: int,
     believed: admissible.BelievedVersions | None = None,
 ) -> PreparedGroup:
     """Returns the samples that the group contributes when training from `version`, given its
-    completions (`records`), its annotations (`noted`) and the believed versions (None: all).
+    completions (`records`) and the believed versions (None: all). Left out are dead members,
+    untrainable ones (invariant 12) and those that lack a needed annotation; advantages are relative
+    to the rest.
 
-    Left out are dead members, members that cannot be trained (invariant 12) and members that lack
-    an annotation that the configuration names. Advantages are relative to all remaining members.
-
-    The group is closed instead as dead if fewer than `survivors_min` members remain; as filtered if
-    `filter_equal_rewards` is set and their rewards are equal, or if overlong answers are masked and
-    all are; as expired if all their tokens are above `max_lag` or of replaced versions.
+    The group closes as dead with fewer than `survivors_min` members; as filtered with equal rewards
+    under `filter_equal_rewards`, or if all answers are overlong and masked; as expired if all
+    tokens are above `max_lag` or of replaced versions.
     """
-    found = annotated_rewards(records, noted, rule.names, rule.terms, rule.by_part)
-    whole, reasons, refused = _trainable_samples(records, found, rule.bounds, believed)
-    unscored = len(found.lacking.keys() - refused.keys())
-    left_out = {"dead_members": len(records) - len(whole) - unscored, "unscored": unscored}
+    annotated = annotated_rewards(records, annotations, rule.names, rule.terms, rule.by_part)
+    trainable, reasons, refused = _trainable_samples(records, annotated, rule.bounds, believed)
+    unscored = len(annotated.lacking.keys() - refused.keys())
+    left_out = {"dead_members": len(records) - len(trainable) - unscored, "unscored": unscored}
     left_out |= admissible.refused_counts(refused.values())
-    if len(whole) < rule.survivors_min:
-        detail = f"{len(whole)} of {len(records)} lived: {'; '.join(sorted(set(reasons)))}"
+    if len(trainable) < rule.survivors_min:
+        detail = f"{len(trainable)} of {len(records)} lived: {'; '.join(sorted(set(reasons)))}"
         return PreparedGroup(group, (), "dead", detail, left_out)
     rewarded = [
-        found.parts.get(one.trajectory) or whole_reward(len(one.logprobs), one.reward)
-        for one in whole
+        annotated.parts.get(member.trajectory) or whole_reward(len(member.logprobs), member.reward)
+        for member in trainable
     ]
-    values = np.concatenate([one.rewards for one in rewarded])
+    values = np.concatenate([parts.rewards for parts in rewarded])
     if rule.filter_equal_rewards and np.ptp(values) == 0:
         return PreparedGroup(group, (), "filtered", f"all rewards are {values[0]:g}", left_out)
     overlong = _overlong_names(records) if rule.masks_overlong else frozenset[str]()
-    if all(sample.trajectory in overlong for sample in whole):
+    if all(sample.trajectory in overlong for sample in trainable):
         return PreparedGroup(group, (), "filtered", "all answers are overlong", left_out)
     samples: list[Sample] = []
     counts = {**left_out, "masked_tokens": 0, "dropped": 0}
-    for unmasked in _with_advantages(whole, rewarded, rule, records):
+    for unmasked in _with_advantages(trainable, rewarded, rule, records):
         if unmasked.trajectory in overlong:
             counts["overlong"] = counts.get("overlong", 0) + 1
             continue
@@ -304,8 +293,8 @@ def prepare_group(
             continue
         counts["masked_tokens"] += int(np.count_nonzero(unmasked.mask & ~sample.mask))
         if not unmasked.mask.all():
-            left = int(np.count_nonzero(~unmasked.mask))
-            counts["abandoned_tokens"] = counts.get("abandoned_tokens", 0) + left
+            abandoned = int(np.count_nonzero(~unmasked.mask))
+            counts["abandoned_tokens"] = counts.get("abandoned_tokens", 0) + abandoned
         samples.append(sample)
     if not samples:
         return PreparedGroup(
@@ -317,58 +306,53 @@ def prepare_group(
 
 
 def _with_advantages(
-    whole: Sequence[Sample],
+    trainable: Sequence[Sample],
     rewarded: Sequence[PartRewards],
     rule: TrainingRule,
     records: Sequence[Trajectory],
 ) -> list[Sample]:
-    """Returns the samples of a group with their advantages: one for each, or by part one for each
-    generated token; or, for a critic, with the rewards and the turns of their `records`. An
-    overlong answer loses its penalty at its end.
-    """
+    # An overlong answer loses its penalty at its end.
     shaped = list(rewarded)
-    for at, sample in enumerate(whole):
+    for at, sample in enumerate(trainable):
         loss = _overlong_loss(int(np.count_nonzero(sample.mask)), rule)
         if loss:  # a part of 0 would change the mean of the parts
             shaped[at] = shaped[at].plus(whole_reward(shaped[at].tokens, -loss))
     if rule.advantage == GAE:
-        ends = {one.trajectory: turn_ends(one) for one in records if one.finish != "dead"}
+        # A critic makes the advantages later, from rewards and turns.
+        ends = {r.trajectory: turn_ends(r) for r in records if r.finish != "dead"}
         return [
-            replace(one, parts=parts, turn_ends=ends[one.trajectory])
-            for one, parts in zip(whole, shaped, strict=True)
+            replace(sample, parts=parts, turn_ends=ends[sample.trajectory])
+            for sample, parts in zip(trainable, shaped, strict=True)
         ]
-    each = advantages(np.concatenate([one.rewards for one in shaped]), rule.advantage)
+    each = advantages(np.concatenate([parts.rewards for parts in shaped]), rule.advantage)
     if not rule.by_part:
-        return [replace(one, advantage=float(a)) for one, a in zip(whole, each, strict=True)]
+        return [replace(s, advantage=float(a)) for s, a in zip(trainable, each, strict=True)]
     return [
-        replace(one, advantage=float(found[0]), advantages=found)
-        for one, found in zip(whole, token_advantages(shaped, each), strict=True)
+        replace(sample, advantage=float(by_token[0]), advantages=by_token)
+        for sample, by_token in zip(trainable, token_advantages(shaped, each), strict=True)
     ]
 
 
 def _overlong_names(records: Sequence[Trajectory]) -> frozenset[str]:
-    """Returns the trajectories that ended at a limit of their length."""
     return frozenset(record.trajectory for record in records if record.finish == "length")
 
 
 def _overlong_loss(generated: int, rule: TrainingRule) -> float:
-    """Returns what an answer of this many generated tokens loses of its reward, from 0 to 1 (soft
-    overlong punishment of DAPO, arXiv 2503.14476, eq. 13).
-    """
     if rule.overlong_penalty is None:
         return 0.0
+    # From 0 to 1: soft overlong punishment of DAPO, arXiv 2503.14476, eq. 13.
     low, high = rule.overlong_penalty
     return min(1.0, max(0.0, (generated - low) / (high - low)))
 
 
 def _trainable_samples(
     records: Sequence[Trajectory],
-    found: AnnotatedRewards,
+    annotated: AnnotatedRewards,
     bounds: admissible.TrainingBounds,
     believed: admissible.BelievedVersions | None,
 ) -> tuple[list[Sample], list[str], dict[str, admissible.Refusal]]:
-    """Returns the samples of the live members that can be trained and have a reward, the reasons of
-    the others, and the refusals by trajectory.
+    """Returns the samples of trainable members, the reasons of the others, and the refusals by
+    trajectory.
     """
     living: list[Sample] = []
     reasons: list[str] = []
@@ -378,15 +362,15 @@ def _trainable_samples(
             reasons.append(record.reason)
             continue
         wrong = admissible.refusal(record, bounds, believed)
-        if wrong is None and record.trajectory in found.lacking:
-            reasons.append(found.lacking[record.trajectory])
+        if wrong is None and record.trajectory in annotated.lacking:
+            reasons.append(annotated.lacking[record.trajectory])
             continue
-        reward = found.rewards.get(record.trajectory, 0.0)
+        reward = annotated.rewards.get(record.trajectory, 0.0)
         if wrong is None and not admissible.is_bounded_number(reward):
             wrong = admissible.Refusal("reward", f"a reward of {reward:g} in all")
         if wrong is None:
             sample = admitted_sample(record, 0.0, reward)
-            living.append(replace(sample, reference=found.reference.get(record.trajectory)))
+            living.append(replace(sample, reference=annotated.reference.get(record.trajectory)))
         else:
             refused[record.trajectory] = wrong
             reasons.append(f"{record.trajectory} {wrong}")
@@ -396,10 +380,7 @@ def _trainable_samples(
 def _within_lag(
     sample: Sample, rule: TrainingRule, version: int, believed: admissible.BelievedVersions | None
 ) -> Sample | None:
-    """Returns the sample with the tokens masked that may not be trained; None when none is left.
-    Policies that change versions within a trajectory mask such tokens; `keep_version` drops the
-    whole trajectory, which has a single version.
-    """
+    # Its trajectories have a single version, so one masked token means that all are.
     if rule.keep_version:
         return None if is_dropped(sample, version, rule.max_lag, believed) else sample
     masked = mask_by_lag(sample, version, rule.max_lag, believed)

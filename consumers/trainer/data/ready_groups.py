@@ -19,9 +19,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReadyGroup:
-    """Holds a group that is complete or overdue (past its deadline): the completions that arrived,
-    the annotations used, and the samples that `prepare_group` made of them. `settings` are those of
-    its admission.
+    """A group that is complete or overdue: the completions that arrived, the annotations used, and
+    the samples that `prepare_group` made of them. `settings` are those of its admission.
     """
 
     arrived: tuple[ReceivedCompletion, ...]
@@ -30,12 +29,11 @@ class ReadyGroup:
     settings: SettingsSince | None = None
 
     def is_all_of(self, group: TrainerGroup) -> bool:
-        """Whether no record of the group has arrived since this was made. If one has, the group is
-        prepared again: a take states the positions read so far (`Take.read`) and must name every
-        record of its groups below them.
-        """
-        noted = sum(key[0] in group.arrived for key in group.annotations)
-        return (len(self.arrived), len(self.annotations)) == (len(group.arrived), noted)
+        """Whether no record of the group has arrived since this was made."""
+        # A take states the positions read so far (`Take.read`) and must name every record of its
+        # groups below them.
+        annotation_count = sum(key[0] in group.arrived for key in group.annotations)
+        return (len(self.arrived), len(self.annotations)) == (len(group.arrived), annotation_count)
 
     @property
     def tokens(self) -> int:
@@ -58,27 +56,27 @@ class UntrainedGroups:
     def check(
         self, closed: Sequence[GroupClosed], is_any_ready: bool, groups_per_step: int
     ) -> None:
-        """Count groups that are closed now. After too many in a row raises `EveryGroupDied`, or
+        """Counts groups that are closed now. After too many in a row raises `EveryGroupDied`, or
         `ConfigurationError` if all are filtered: another start would filter them too.
         """
         if is_any_ready:
             self.counts.clear()
             return
-        for one in closed:
-            self.counts[one.reason] += 1
-            count, (least, steps) = self.counts[one.reason], UNTRAINED_MAX[one.reason]
-            if count < max(least, steps * groups_per_step):
+        for record in closed:
+            self.counts[record.reason] += 1
+            count, (groups_max, steps) = self.counts[record.reason], UNTRAINED_MAX[record.reason]
+            if count < max(groups_max, steps * groups_per_step):
                 continue
-            ended = f"{count} groups in a row ended {one.reason} and none could be trained"
-            if one.reason == "filtered":
+            ended = f"{count} groups in a row ended {record.reason} and none could be trained"
+            if record.reason == "filtered":
                 raise ConfigurationError(
-                    f"{ended}, the last one: {one.detail}. The rewards teach nothing: look at some "
-                    "answers (`rollstream inspect`), mend the verifier or choose other prompts; "
-                    "trainer.filter_equal_rewards = false trains such groups too"
+                    f"{ended}, the last one: {record.detail}. The rewards teach nothing: look at "
+                    "some answers (`rollstream inspect`), mend the verifier or choose other "
+                    "prompts; trainer.filter_equal_rewards = false trains such groups too"
                 )
             raise EveryGroupDied(
-                f"{ended}, the last one: {one.detail}. Mend the cause and start the same command "
-                "again"
+                f"{ended}, the last one: {record.detail}. Mend the cause and start the same "
+                "command again"
             )
 
 
@@ -97,11 +95,9 @@ def closed_record(
 
 
 def candidate_of(ready: ReadyGroup) -> GroupCandidate:
-    """Returns what the choice of groups needs to know of the group."""
     versions = [span.version.number for s in ready.prepared.samples for span in s.spans]
     return GroupCandidate(ready.prepared.group, min(versions))
 
 
 def members_of(ready: ReadyGroup) -> GroupMembers:
-    """Returns the group as a take names it."""
     return GroupMembers(ready.prepared.group, tuple(a.member for a in ready.arrived))

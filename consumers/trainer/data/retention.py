@@ -1,8 +1,6 @@
-"""Decides what the trainer must not delete yet (invariant 11).
-
-`HeldVersions` and `PinnedVersions` return the weight versions that rollouts still need; the trainer
-keeps these when it deletes old versions. `LogTruncation` removes old records from the log after a
-checkpoint. `ArchiveBackedBus` lets a trainer read truncated records from the archive.
+"""Decides what the trainer must not delete yet (invariant 11): the weight versions that rollouts
+need (`HeldVersions`, `PinnedVersions`) and log records (`LogTruncation`). `ArchiveBackedBus` reads
+truncated records from the archive.
 """
 
 import logging
@@ -29,22 +27,19 @@ OVERLAP_S = 5.0  # two threads send statuses and partials: a partial may follow 
 
 
 class HeldVersions:
-    """Returns, when called, the versions that live rollouts serve, by the last `status` of each
-    rollout. A rollout is live for `LIVE_S` after its last status was read.
-
-    Times are measured by this process's own clock. The clocks of rollouts decide nothing: a rollout
-    whose clock is an hour ahead does not make the others look dead.
+    """Returns, when called, the versions that live rollouts serve, by each rollout's last `status`.
+    A rollout is live for `LIVE_S` after that was read.
     """
 
     def __init__(self, bus: Bus, monotonic: Callable[[], float] = time.monotonic) -> None:
+        # This process's clock alone: a rollout whose clock is an hour ahead does not make the
+        # others look dead.
         self._bus, self._monotonic = bus, monotonic
         self._reader = TopicReader(bus, "status", from_begin(bus, "status"))
         self._newest: dict[str, tuple[RolloutStatus, float]] = {}
 
     def __call__(self) -> set[Version]:
-        """Read `status` to its end. Returns the versions of the live rollouts, without those whose
-        health is `leaving`: they take no more work.
-        """
+        """Reads `status` to its end, and returns the versions of the live rollouts."""
         now_s = self._monotonic()
         for batch in self._reader.batches_to(self._bus.end("status")):
             for received in batch:
@@ -53,6 +48,7 @@ class HeldVersions:
         self._newest = {
             name: seen for name, seen in self._newest.items() if now_s - seen[1] < LIVE_S
         }
+        # A rollout that is leaving takes no more work.
         return {v for s, _ in self._newest.values() if s.health != "leaving" for v in s.held}
 
     def _observe(self, status: RolloutStatus, now_s: float) -> None:
@@ -61,34 +57,29 @@ class HeldVersions:
 
 @dataclass(slots=True)
 class _VersionHold:
-    """Tracks a version that a rollout holds or held. `ended_s` is the time at which the rollout was
-    first seen without it. `partials` are the ends of the topic `partials` at least `OVERLAP_S`
-    later: all partials of this rollout under this version are below them.
-    """
-
+    # When the rollout was first seen without the version.
     ended_s: float | None = None
+    # Ends of the topic `partials` at least `OVERLAP_S` later: all partials of the rollout under
+    # this version are below.
     partials: Mapping[int, int] | None = None
 
-    def is_known(self, kept: Mapping[int, Position]) -> bool:
-        """Returns whether dispatch's saved state includes all these partials; `kept` are the
-        positions up to which dispatch had read the topic when it saved.
-        """
+    def is_known(self, positions: Mapping[int, Position]) -> bool:
+        # `positions` are those up to which dispatch had read when it saved its state.
         return self.partials is not None and all(
-            partition in kept and kept[partition].offset >= end
+            partition in positions and positions[partition].offset >= end
             for partition, end in self.partials.items()
             if end
         )
 
 
 class PinnedVersions(HeldVersions):
-    """Returns the versions to keep under `keep_version`, where an unfinished trajectory can only be
-    resumed under its own version, from its partials.
+    """The versions to keep under `keep_version`: an unfinished trajectory can be resumed only under
+    its own version, from its partials.
 
-    Dispatch tracks the unfinished trajectories and saves this state every few seconds
-    (`dispatch/persistence.py`); the versions that it names are kept. A trajectory that is not in
-    the saved state began after the save, under a version that its rollout held at some time since
-    then. So these versions are kept too until a later save includes their partials, even if the
-    rollout dies or dispatch is down. This takes a few numbers of memory per rollout and version.
+    Dispatch saves these trajectories every few seconds (`dispatch/persistence.py`). One that the
+    saved state lacks began under a version that its rollout held since the save. So these versions
+    are kept until a later save includes their partials, even if the rollout dies or dispatch is
+    down.
     """
 
     def __init__(
@@ -99,18 +90,19 @@ class PinnedVersions(HeldVersions):
         self._holds: dict[tuple[str, Version], _VersionHold] = {}
 
     def __call__(self) -> set[Version]:
-        """Returns the versions of live rollouts, those of the trajectories in dispatch's saved
-        state, and those of trajectories that the saved state may lack.
-        """
-        held = super().__call__()
+        served = super().__call__()
         self._end_holds(self._monotonic())
-        kept = read_persisted_state(self._store)
-        where = kept.where().get("partials", {}) if kept else {}
+        saved = read_persisted_state(self._store)
+        where = saved.where().get("partials", {}) if saved else {}
         self._holds = {
-            key: hold for key, hold in self._holds.items() if not (kept and hold.is_known(where))
+            key: hold for key, hold in self._holds.items() if not (saved and hold.is_known(where))
         }
-        named = (chain.version for _, chain in kept.chains) if kept else ()
-        return {*held, *(v for _, v in self._holds), *(v for v in named if v is not None)}
+        chain_versions = (chain.version for _, chain in saved.chains) if saved else ()
+        return {
+            *served,
+            *(v for _, v in self._holds),
+            *(v for v in chain_versions if v is not None),
+        }
 
     def _observe(self, status: RolloutStatus, now_s: float) -> None:
         super()._observe(status, now_s)
@@ -118,9 +110,6 @@ class PinnedVersions(HeldVersions):
             self._holds[status.rollout, version] = _VersionHold()
 
     def _end_holds(self, now_s: float) -> None:
-        """Note for each version the time at which its rollout no longer holds it, and `OVERLAP_S`
-        after that the present ends of `partials`.
-        """
         ends: Mapping[int, int] | None = None
         for (rollout, version), hold in self._holds.items():
             seen = self._newest.get(rollout)
@@ -141,19 +130,14 @@ TOPICS = ("admissions", "trajectories", "annotations", "ledger", "applied")
 
 @dataclass(frozen=True, slots=True)
 class LogTruncation:
-    """Removes, after a checkpoint, the records that neither the trainer nor dispatch nor the
-    archive needs. `archived` names the topics that an archive keeps.
+    """Removes, after a checkpoint, the records below the least of these bounds:
 
-    Each topic is truncated up to the least of these bounds:
+    * the positions of a kept checkpoint, and the records of its open groups;
+    * dispatch's committed position, in the topics from which it rebuilds its state;
+    * the archive's committed position, in the `archived` topics.
 
-    * what a kept checkpoint would read again: its positions, and the records of groups that were
-      open in it;
-    * in the topics from which dispatch rebuilds its state, the position that dispatch commits;
-    * in the `archived` topics, the position that the archive commits.
-
-    If dispatch or the archive never committed a position, its topics are not truncated. Each bound
-    only moves forwards, so a replaced trainer that still runs truncates less than its successor,
-    never more.
+    Without a committed position a topic is not truncated. Bounds only move forwards, so a replaced
+    trainer that still runs truncates less than its successor.
     """
 
     bus: Bus
@@ -161,20 +145,18 @@ class LogTruncation:
     archived: Collection[str]
     blobs: BlobCollector
 
-    def run(self, kept: Iterable[CheckpointId]) -> None:
-        """Truncate the records that none of these kept checkpoints needs, then delete blobs (large
-        records in the store) that no kept record names. Nothing is truncated while a kept
-        checkpoint is `ahead`: takes that are still to be repeated may name records before its
-        positions.
-
-        The positions below which topics are truncated are committed again each time, because a
-        Kafka broker drops a position that was not committed for days.
+    def run(self, checkpoints: Iterable[CheckpointId]) -> None:
+        """Truncates the records that none of these kept checkpoints needs, then deletes blobs
+        (large records in the store) that no kept record names.
         """
         for topic in TOPICS:
+            # A Kafka broker drops a position that was not committed for days.
             fence.renew_truncated(self.bus, topic)
         states = [
-            TrainerState.decode(checkpoint_state(self.store, checkpoint)) for checkpoint in kept
+            TrainerState.decode(checkpoint_state(self.store, checkpoint))
+            for checkpoint in checkpoints
         ]
+        # Ahead: takes still to be repeated may name records before its positions.
         if not states or any(state.ahead for state in states):
             return
         for topic in TOPICS:
@@ -189,9 +171,6 @@ class LogTruncation:
         self.blobs.run()
 
     def _needed(self, topic: str, state: TrainerState) -> Mapping[int, Position]:
-        """Returns the positions from which a trainer that starts from this checkpoint reads the
-        topic.
-        """
         if topic == "ledger":
             return {0: state.ledger}
         positions = state.intake_positions().get(topic)
@@ -201,7 +180,6 @@ class LogTruncation:
 
 
 def _addresses(topic: str, state: TrainerState) -> Iterable[Address]:
-    """Returns the addresses of the topic's records of groups that were open in the checkpoint."""
     match topic:
         case "admissions":
             return (group.admitted for group in state.groups)
@@ -212,11 +190,9 @@ def _addresses(topic: str, state: TrainerState) -> Iterable[Address]:
 
 
 class ArchiveBackedBus(BusWrapper):
-    """Wraps the run's log for a trainer: `read` returns truncated records from the archive, at the
-    same offsets and byte for byte.
-
-    Truncation leaves what a kept checkpoint needs. So the archive is read only if checkpoints are
-    lost or damaged, or if something else truncated the log; it is opened at the first such read.
+    """The run's log for a trainer: `read` returns truncated records from the archive, at the same
+    offsets and byte for byte. That is needed only if checkpoints are lost or damaged, or the log
+    was truncated otherwise.
     """
 
     def __init__(self, bus: Bus, store: ObjectStore, run: str) -> None:
@@ -245,7 +221,6 @@ class ArchiveBackedBus(BusWrapper):
         wait_s: float = 0.0,
         exact: bool = True,
     ) -> list[Message]:
-        """Read from the log, or, where a position is truncated, from log and archive together."""
         limits = {"records_max": records_max, "bytes_max": bytes_max}
         try:
             return super().read(topic, positions, **limits, wait_s=wait_s, exact=exact)

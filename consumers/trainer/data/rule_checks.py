@@ -1,6 +1,5 @@
-"""Tries whether a user's advantage (`check_advantage`) or rule of choice (`check_choice`) keeps its
-contract, on a few groups; the user's own tests call them. A surrogate's check is
-`learn/surrogate_check.py`.
+"""Tries the contract of a user's advantage (`check_advantage`) or rule of choice (`check_choice`)
+on a few groups, for the user's own tests. `learn/surrogate_check.py` checks a surrogate.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,27 +23,29 @@ def check_advantage(function: Callable[[NDArray[np.float64]], ArrayLike]) -> Non
     * gives each reward the same number in whatever order a group with different rewards has ended.
     """
     for rewards in REWARDS:
-        given = np.array(rewards)
-        found = _advantages(function, given)
-        if not np.array_equal(given, rewards):
+        group_rewards = np.array(rewards)
+        computed = _advantages(function, group_rewards)
+        if not np.array_equal(group_rewards, rewards):
             _refuse("advantage", "it changes the rewards that it gets")
-        if not np.array_equal(found, _advantages(function, given)):
+        if not np.array_equal(computed, _advantages(function, group_rewards)):
             _refuse("advantage", "a second call returns other numbers; it must be pure")
-        turned = _advantages(function, given[::-1].copy())[::-1]
-        if len(set(rewards)) == len(rewards) and not np.allclose(found, turned, 0, TOLERANCE):
+        from_reversed = _advantages(function, group_rewards[::-1].copy())[::-1]
+        if len(set(rewards)) == len(rewards) and not np.allclose(
+            computed, from_reversed, 0, TOLERANCE
+        ):
             _refuse("advantage", "it depends on the order in which a group's samples ended")
 
 
 def _advantages(
     function: Callable[[NDArray[np.float64]], ArrayLike], rewards: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    found = np.asarray(function(rewards), np.float64)
-    if found.shape != rewards.shape or not np.isfinite(found).all():
+    computed = np.asarray(function(rewards), np.float64)
+    if computed.shape != rewards.shape or not np.isfinite(computed).all():
         _refuse(
             "advantage",
-            f"it returned {found!r} for {rewards}, not one finite number each",
+            f"it returned {computed!r} for {rewards}, not one finite number each",
         )
-    return found
+    return computed
 
 
 def check_choice(rule: Callable[[Sequence[GroupCandidate], int], Iterable[int]]) -> None:
@@ -53,16 +54,20 @@ def check_choice(rule: Callable[[Sequence[GroupCandidate], int], Iterable[int]])
     each call with equal candidates.
     """
     offered = {candidate.group for candidate in CANDIDATES}
-    for most in range(1, len(CANDIDATES) + 2):
-        chosen = list(rule(CANDIDATES, most))
-        if len(chosen) > most or len(set(chosen)) < len(chosen) or not offered.issuperset(chosen):
+    for groups_max in range(1, len(CANDIDATES) + 2):
+        chosen = list(rule(CANDIDATES, groups_max))
+        if (
+            len(chosen) > groups_max
+            or len(set(chosen)) < len(chosen)
+            or not offered.issuperset(chosen)
+        ):
             _refuse(
                 "choose",
-                f"it returned {chosen}; it must return at most {most} of {sorted(offered)}",
+                f"it returned {chosen}; it must return at most {groups_max} of {sorted(offered)}",
             )
         if not chosen:
             _refuse("choose", "it returned no group, so no step would ever be trained")
-        if chosen != list(rule(CANDIDATES, most)):
+        if chosen != list(rule(CANDIDATES, groups_max)):
             _refuse("choose", "a second call returns other groups; it must be pure")
 
 

@@ -1,10 +1,8 @@
 """Converts a trajectory to the form that the loss uses (`Sample`), and computes its reward from
-annotations.
+annotations. Pure, and shared by live training and replay, so equal annotations give equal rewards.
 
-Only generated tokens have log-probabilities, spans and loss; prompt and environment tokens are
-context. Only consistent records become samples, so code that receives a `Sample` does not check
-it again. All functions are pure and shared by live training and replay, so equal annotations
-give equal rewards.
+Only generated tokens have log-probabilities, spans and loss. Only consistent records become
+samples: code that receives a `Sample` does not check it again.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,9 +34,7 @@ if TYPE_CHECKING:
 
 
 REWARD = "reward"
-"""Name of the reward. The value of an annotation of this name counts; without one, the reward
-that the rollout put into the record.
-"""
+"""Name of the reward: the annotation of this name counts, else the reward in the record."""
 
 AnnotationsByKey = Mapping[tuple[str, str], Annotation]
 """(trajectory, name) → the first annotation of that name."""
@@ -46,9 +42,9 @@ AnnotationsByKey = Mapping[tuple[str, str], Annotation]
 
 @dataclass(frozen=True, slots=True)
 class AnnotatedRewards:
-    """Holds for each live (not dead) trajectory either its reward or the reason why it has none
-    (`lacking`). `parts` has the rewards of its parts, if these count. `reference` has the
-    log-probabilities of its generated tokens under the reference, if scorers compute them.
+    """For each live (not dead) trajectory its reward or the reason why it has none (`lacking`), the
+    rewards of its `parts`, if these count, and scored `reference` log-probabilities of its
+    generated tokens.
     """
 
     rewards: dict[str, float] = field(default_factory=dict[str, float])
@@ -58,68 +54,63 @@ class AnnotatedRewards:
 
 
 def names_needed(settings: "TrainerSettings") -> tuple[str, ...]:
-    """Returns the annotations that a sample must have before it is trained."""
+    """Returns the annotations that a trained sample must have."""
     scored = (REFERENCE_LOGPROBS,) if scored_reference(settings) else ()
     return tuple(sorted({*settings.annotations, *settings.reward_terms, *scored}))
 
 
-def is_annotated(
-    record: Trajectory, names: Iterable[str], noted: Iterable[tuple[str, str]]
-) -> bool:
+def is_annotated(record: Trajectory, names: Iterable[str], keys: Iterable[tuple[str, str]]) -> bool:
     """Whether each of these annotations has arrived (a value, or the reason why there is none); a
     dead trajectory needs none.
     """
     return record.finish == "dead" or all(
-        (record.trajectory, name) in noted or (name == REWARD and record.reward is not None)
+        (record.trajectory, name) in keys or (name == REWARD and record.reward is not None)
         for name in names
     )
 
 
 def annotated_rewards(
     records: Iterable[Trajectory],
-    noted: AnnotationsByKey,
+    annotations: AnnotationsByKey,
     names: Iterable[str],
     terms: Mapping[str, float],
     by_part: bool = False,
 ) -> AnnotatedRewards:
-    """Returns the reward of each live (not dead) trajectory: the weighted sum of its values in
-    `terms`. A trajectory that lacks the value of any of `names` gets the reasons instead.
+    """Returns the reward of each live trajectory: the weighted sum of its values in `terms`. A
+    trajectory that lacks the value of any of `names` gets the reasons instead.
 
-    With `by_part` all values of a term count (`credit.py`); otherwise the first one alone. With
-    `REFERENCE_LOGPROBS` among `names` its values must be those of the trajectory's tokens.
+    With `by_part` all values of a term count (`credit.py`), otherwise the first. Values of
+    `REFERENCE_LOGPROBS`, if named, must be those of the trajectory's tokens.
     """
-    found, needed = AnnotatedRewards(), tuple(names)
+    annotated, needed = AnnotatedRewards(), tuple(names)
     for record in records:
         if record.finish == "dead":
             continue
-        values = {name: _value(record, name, noted) for name in needed}
+        values = {name: _value(record, name, annotations) for name in needed}
         reasons = [value for value in values.values() if isinstance(value, str)]
         if REFERENCE_LOGPROBS in values and not reasons:
-            given = noted[record.trajectory, REFERENCE_LOGPROBS].values
-            wrong = reference_problem(record, given)
+            logprobs = annotations[record.trajectory, REFERENCE_LOGPROBS].values
+            wrong = reference_problem(record, logprobs)
             reasons = [f"{REFERENCE_LOGPROBS}: {wrong}"] if wrong else []
-            found.reference[record.trajectory] = given
+            annotated.reference[record.trajectory] = logprobs
         if by_part and not reasons:
-            parts = _parts(record, noted, terms)
+            parts = _parts(record, annotations, terms)
             if isinstance(parts, PartRewards):
-                found.parts[record.trajectory] = parts
-                found.rewards[record.trajectory] = parts.total
+                annotated.parts[record.trajectory] = parts
+                annotated.rewards[record.trajectory] = parts.total
                 continue
             reasons = [parts]
         if reasons:
-            found.lacking[record.trajectory] = "; ".join(reasons)
+            annotated.lacking[record.trajectory] = "; ".join(reasons)
             continue
         numbers = {name: value for name, value in values.items() if not isinstance(value, str)}
         reward = sum(weight * numbers[name] for name, weight in sorted(terms.items()))
-        found.rewards[record.trajectory] = float(reward)
-    return found
+        annotated.rewards[record.trajectory] = float(reward)
+    return annotated
 
 
-def _value(record: Trajectory, name: str, noted: AnnotationsByKey) -> float | str:
-    """Returns the value of this name, from the annotation or else (for `REWARD`) from the record;
-    without a value, the reason.
-    """
-    note = noted.get((record.trajectory, name))
+def _value(record: Trajectory, name: str, annotations: AnnotationsByKey) -> float | str:
+    note = annotations.get((record.trajectory, name))
     if note is not None and not note.reason:
         return float(note.values[0])
     if name == REWARD and record.reward is not None:
@@ -128,14 +119,12 @@ def _value(record: Trajectory, name: str, noted: AnnotationsByKey) -> float | st
 
 
 def _parts(
-    record: Trajectory, noted: AnnotationsByKey, terms: Mapping[str, float]
+    record: Trajectory, annotations: AnnotationsByKey, terms: Mapping[str, float]
 ) -> PartRewards | str:
-    """Returns the sum of the terms' rewards by part, or why one of them has none. Each term has a
-    value: of its annotation, or of the record.
-    """
     total = no_parts(len(record.logprobs))
     for name, weight in sorted(terms.items()):
-        note = noted.get((record.trajectory, name))
+        note = annotations.get((record.trajectory, name))
+        # Each term has a value, of its annotation or of the record (checked before).
         values = [record.reward or 0.0] if note is None or note.reason else note.values.tolist()
         parts = part_rewards(record, values)
         if isinstance(parts, str):
@@ -149,15 +138,14 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """Holds a trajectory for the loss. `tokens` and `sources` have one entry per token of the
-    trajectory; `logprobs` (under μ, the behaviour policy, at `temperature`) and `mask` (True =
-    trained) one per generated token. `spans` tile the generated tokens. `reward` is NaN if it is
-    unknown. `group_tokens` is the number of trained tokens of its group, 0 if it is unknown.
-    `advantage` is that of all its tokens, unless `advantages` has one for each generated token;
-    then it is that of the first.
+    """A trajectory for the loss. `tokens` and `sources` have one entry per token; `logprobs` (under
+    μ, the behaviour policy, at `temperature`) and `mask` (True = trained) one per generated token.
+    `spans` tile the generated tokens. `reward` is NaN and `group_tokens`, the trained tokens of its
+    group, 0 if unknown. `advantage` is that of all tokens, or with `advantages` (one per generated
+    token) that of the first.
 
-    Where a critic makes the advantages, `parts` has the rewards of its parts and `turn_ends` the
-    index, among the generated tokens, of the last one of each turn; `advantage` is then 0.
+    Where a critic makes the advantages, `parts` has the rewards of its parts, `turn_ends` the
+    index, among the generated tokens, of the last one of each turn, and `advantage` is 0.
     """
 
     trajectory: str
@@ -173,7 +161,7 @@ class Sample:
     task: str = ""
     group_tokens: int = 0
     branches: tuple[Branch, ...] = ()
-    """Where the tokens of an episode branch; its learner makes one row for each path."""
+    """Where an episode's tokens branch; each path is one row."""
     advantages: NDArray[np.float64] | None = None
     reference: Floats | None = None
     """Log-probabilities of the generated tokens under the reference, if a scorer gave them."""
@@ -186,18 +174,16 @@ class Sample:
         return self.advantage if self.parts is None else None
 
     def __len__(self) -> int:
-        """Returns the number of tokens that a forward pass computes at most: those of all paths."""
+        # The most tokens that a forward pass computes: those of all paths.
         if not self.branches:
             return len(self.tokens)
         return sum(map(len, leaves(len(self.tokens), self.branches)))
 
 
 def sample_of(record: Trajectory, advantage: float, reward: float | None = None) -> Sample:
-    """Returns the sample of a finished trajectory, with all its generated tokens trained, except
-    those of abandoned turns.
-
-    `reward` (from annotations) replaces the record's own. Raises `DecodeError` for a record that no
-    model can train (`streams/admissible.py`).
+    """Returns the sample of a finished trajectory: all generated tokens are trained, except those
+    of abandoned turns. `reward` replaces the record's own. Raises `DecodeError` for a record that
+    no model can train (`streams/admissible.py`).
     """
     refused = refusal(record, TrainingBounds())
     if refused is not None:
@@ -206,8 +192,8 @@ def sample_of(record: Trajectory, advantage: float, reward: float | None = None)
 
 
 def admitted_sample(record: Trajectory, advantage: float, reward: float | None = None) -> Sample:
-    """Converts a record that `refusal` has already accepted, as `sample_of` does."""
-    worth = record.reward if reward is None else reward
+    """Converts a record that `refusal` has accepted, as `sample_of` does."""
+    sample_reward = record.reward if reward is None else reward
     trained = np.ones(len(record.logprobs), np.bool_)
     if record.abandoned:
         trained = ~abandoned_tokens(record.turns, record.abandoned)
@@ -218,7 +204,7 @@ def admitted_sample(record: Trajectory, advantage: float, reward: float | None =
         record.sources,
         record.logprobs,
         record.spans,
-        float("nan") if worth is None else worth,
+        float("nan") if sample_reward is None else sample_reward,
         advantage,
         record.temperature,
         trained,

@@ -1,10 +1,6 @@
-"""Selects the data of an optimiser update: which complete groups are trained first (`load_choice`),
-when they are taken (`worth_taking`), and how their samples are packed into micro-batches
-(`pack_micro_batches`). `UpdateProgress` tracks what an update has and still needs;
-`AnnotationWatch` warns when finished groups wait for annotations in vain.
-
-Choosing and packing are pure functions of frozen values (invariant 9). The setting `trainer.choose`
-names the rule of choice: a built-in one, or a user's own function by its path `module:function`.
+"""Selects the data of an optimiser update: which complete groups come first (`load_choice`), when
+they are taken (`worth_taking`), and how samples are packed into micro-batches
+(`pack_micro_batches`). Choosing and packing are pure functions of frozen values (invariant 9).
 """
 
 import logging
@@ -21,18 +17,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GroupCandidate:
-    """Names a complete group that may be trained next, and the smallest version number among its
-    spans.
-    """
+    """A complete group that may be trained next, and the smallest version number of its spans."""
 
     group: int
     oldest_version: int
 
 
 GroupChoice = Callable[[Sequence[GroupCandidate], int], Sequence[int]]
-"""(candidates, largest number of groups) → numbers of the chosen groups, in the order in which they
-are trained.
-"""
+"""(candidates, most groups) → numbers of the chosen groups, in the order of training."""
 
 
 def oldest(candidates: Sequence[GroupCandidate], groups: int) -> Sequence[int]:
@@ -44,9 +36,7 @@ def oldest(candidates: Sequence[GroupCandidate], groups: int) -> Sequence[int]:
 
 
 def freshest(candidates: Sequence[GroupCandidate], groups: int) -> Sequence[int]:
-    """Chooses by largest `oldest_version`, then by group number; old groups may wait until they
-    expire.
-    """
+    """Chooses by largest `oldest_version`, then by group number; old groups may expire."""
     ordered = sorted(candidates, key=lambda c: (-c.oldest_version, c.group))
     return [c.group for c in ordered[:groups]]
 
@@ -56,8 +46,8 @@ BUILT_IN: dict[str, GroupChoice] = {"oldest": oldest, "freshest": freshest}
 
 def load_choice(name: str) -> GroupChoice:
     """Returns the rule that `trainer.choose` names. Raises `ConfigurationError` if a user's
-    function cannot be imported or called; the returned rule raises it if that function returns
-    other groups than the offered ones, too many, or one twice.
+    function cannot be imported or called, or returns other groups than the offered ones, too many,
+    or one twice.
     """
     if name in BUILT_IN:
         return BUILT_IN[name]
@@ -83,8 +73,8 @@ def _checked(rule: Callable[..., Iterable[int]], name: str) -> GroupChoice:
 
 
 def groups_of_update(update: int, groups_per_step: int, updates_per_step: int) -> int:
-    """Returns the number of groups of update number `update` (from 0) of a step: the step's groups
-    are divided among its updates as evenly as possible, larger shares first.
+    """Returns the number of groups of update number `update` (from 0): a step's groups are divided
+    as evenly as possible, larger shares first.
     """
     share, rest = divmod(groups_per_step, updates_per_step)
     return share + (update < rest)
@@ -92,26 +82,24 @@ def groups_of_update(update: int, groups_per_step: int, updates_per_step: int) -
 
 @dataclass(slots=True)
 class UpdateProgress:
-    """Tracks one update of one step: the `groups` that it has taken, and their samples that no take
-    has used yet (`pending`: trajectory → group). Live training and the repetition of recorded takes
-    after a crash use the same class.
-
-    An update is complete when it has all its groups and every trainable sample of them was in a
-    take. Both can be derived from the ledger, so the successor of a trainer that died in the middle
-    of a step continues exactly after the last recorded take.
+    """One update of one step: its `groups`, and their samples that no take has used yet (`pending`:
+    trajectory → group). It is complete when it has all its groups and every trainable sample of
+    them was in a take.
     """
 
+    # Both follow from the ledger, so the successor of a trainer that died within a step continues
+    # exactly after the last recorded take.
     step: int
     update: int
     groups_needed: int
     groups: set[int] = field(default_factory=set[int])
     pending: dict[str, int] = field(default_factory=dict[str, int])
     micro_batches: int = 0
-    """Number of the update's takes so far; the next take gets this number."""
+    """The update's takes so far; the next one's number."""
 
     @property
     def version(self) -> int:
-        """Number of the version from which the step trains; the step produces version `step`."""
+        """Number of the version that the step trains from."""
         return self.step - 1
 
     @property
@@ -119,23 +107,22 @@ class UpdateProgress:
         return max(0, self.groups_needed - len(self.groups))
 
     def take_group(self, group: int, trainable: list[str]) -> None:
-        """Add a group to this update; its trainable samples (trajectories) become pending."""
+        """Adds a group; its trainable samples (trajectories) become pending."""
         assert group not in self.groups, f"group {group} was taken twice in step {self.step}"
         self.groups.add(group)
         self.pending.update(dict.fromkeys(trainable, group))
 
     def use(self, trajectories: list[str]) -> None:
-        """Count one take that uses these pending samples (invariant 2: each at most once)."""
+        """Counts one take that uses these pending samples (invariant 2: each at most once)."""
         for trajectory in trajectories:
             del self.pending[trajectory]
         self.micro_batches += 1
 
     def skip_take(self) -> None:
-        """Count one recorded take that trains nothing when it is repeated: the ledger superseded it
-        because the learner cannot compute it (invariant 12), or a changed rule drops its samples.
-        It keeps its number. Samples of a superseded take are used by later takes, unless their
-        group ended dead with it.
+        """Counts a recorded take that trains nothing in its repetition: it is superseded (invariant
+        12), or a changed rule drops its samples.
         """
+        # It keeps its number. Later takes use its samples, unless their group ended dead with it.
         self.micro_batches += 1
 
     def is_complete(self) -> bool:
@@ -145,10 +132,8 @@ class UpdateProgress:
 def worth_taking(groups_left: int, groups_ready: int, tokens_ready: int, tokens_full: int) -> bool:
     """Whether to take the ready groups now: they complete the update, or their `tokens_ready` fill
     a micro-batch of `tokens_full` tokens.
-
-    So an update starts before its last group is ready, but not with small micro-batches, which
-    waste arithmetic.
     """
+    # An update starts before its last group is ready, but small micro-batches waste arithmetic.
     return groups_ready > 0 and (groups_ready >= groups_left or tokens_ready >= tokens_full)
 
 
@@ -157,20 +142,18 @@ NO_ANNOTATION_S = 30.0  # wait without an annotation before a warning, and betwe
 
 @dataclass(slots=True)
 class AnnotationWatch:
-    """Warns when finished groups wait for annotations (late rewards) and none arrives. Without them
-    the groups are closed at their deadline, by default only after minutes.
-
-    `names` are the annotations that groups wait for. `quiet_since_s` is the time of the latest of
-    these events: the last annotation, the start of the wait, the last warning; 0 before the first
-    call.
+    """Warns when finished groups wait for annotations (`names`) and none arrives: without them the
+    groups close at their deadline, by default after minutes.
     """
 
+    # `quiet_since_s`: the last annotation, the start of the wait or the last warning, the latest of
+    # them; 0 before the first call.
     names: Sequence[str]
     quiet_since_s: float = 0.0
 
     def check(self, waiting: int, annotated_s: float, now_s: float) -> bool:
-        """Log a warning if it is due, and return whether it was. `waiting` finished groups lack
-        annotations; the last annotation was read at `annotated_s`.
+        """Logs a warning if it is due, and returns whether it was. `waiting` finished groups lack
+        annotations, the last one read at `annotated_s`.
         """
         if not waiting or not self.quiet_since_s:
             self.quiet_since_s = now_s
@@ -190,18 +173,15 @@ class AnnotationWatch:
 
 
 def pack_micro_batches(samples: Sequence[Sample], tokens_max: int) -> list[tuple[Sample, ...]]:
-    """Pack samples into micro-batches of at most `tokens_max` tokens; a longer sample is a
-    micro-batch of its own. One `Take` names each micro-batch, and one worker trains it.
-
-    Every sample is in exactly one micro-batch. Samples are ordered longest first, then by
-    trajectory id, so neighbours have about equal lengths and the result does not depend on the
-    order of `samples`. Micro-batches have about equal numbers of tokens, so parallel workers finish
-    together.
+    """Packs each sample into exactly one micro-batch of at most `tokens_max` tokens; a longer
+    sample has one of its own. The result does not depend on the order of `samples`.
     """
     if not samples:
         return []
+    # Longest first, so that neighbours have about equal lengths.
     ordered = sorted(samples, key=lambda s: (-len(s), s.trajectory))
     total = sum(len(s) for s in ordered)
+    # Micro-batches of about equal tokens, so that parallel workers finish together.
     share = total / -(-total // tokens_max)
     batches: list[list[Sample]] = [[]]
     tokens = before = 0

@@ -1,10 +1,7 @@
-"""Gives the learner the data of each optimiser update, take by take: first the takes that the
-ledger holds from an earlier term, then new ones. A take is in the ledger before it is trained.
-
-`TakeRepeater` trains recorded takes: those of a dead trainer, or on other ranks those of rank 0
-(`sharded/follower.py`). `TakeFeeder` also makes new ones of ready groups. Recorded and new takes go
-through `prepare_group` and `UpdateProgress`, so a successor finishes a dead trainer's step on the
-same samples, and a sample is used at most once (invariant 2).
+"""Gives the learner its data take by take: `TakeRepeater` trains the ledger's takes, `TakeFeeder`
+also makes takes of ready groups, each in the ledger before it is trained. Both go through
+`prepare_group` and `UpdateProgress`: a successor finishes a dead trainer's step on the same
+samples, each used at most once (invariant 2).
 """
 
 import logging
@@ -57,8 +54,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class TakeRepeater(ABC):
-    """Trains takes of the ledger on the records that they name, during one term. `rule` decides
-    which samples of a group are trained; `settings` are the trainer's.
+    """Trains takes of the ledger on the records that they name, during one term: those of a dead
+    trainer, or on other ranks those of rank 0 (`sharded/follower.py`).
     """
 
     bus: Bus
@@ -66,97 +63,94 @@ class TakeRepeater(ABC):
     rule: TrainingRule
     learner: Learner
     terms: tuple[tuple[int, int], ...] = ()
-    """Pairs (first version number, term) up to this term: which term published the versions from
-    that number on (`BelievedVersions.terms`).
-    """
+    """Pairs (first version number, term) up to this term (`BelievedVersions.terms`)."""
     out_of_memory: Mapping[TakeNumber, int] = field(default_factory=dict[TakeNumber, int])
-    """How often memory ran out on each recorded take in earlier terms (`TakeAttempts`)."""
+    """How often memory ran out on each recorded take before (`TakeAttempts`)."""
     earlier_rules: Mapping[TakeNumber, TrainingRule] = field(
         default_factory=dict[TakeNumber, TrainingRule]
     )
-    """The rules of recorded takes that are repeated under another one than `rule`."""
+    """The rules of recorded takes that are not repeated under `rule`."""
     _submitted: list[TakeKey] = field(default_factory=list[TakeKey])
-    """The takes of the present step, in the order of their submission to the learner."""
+    """The present step's takes in the order of submission."""
     _kept: list[tuple[TakeKey, list[Sample]]] = field(
         default_factory=list[tuple[TakeKey, list[Sample]]]
     )
-    """The samples of the present step's takes, if further epochs train them again."""
+    """The present step's samples, if further epochs train them again."""
     _samples: dict[str, Sample] = field(default_factory=dict[str, Sample])
-    """The pending samples, by trajectory: those of taken groups that no take has used yet."""
+    """Pending samples by trajectory: of taken groups, in no take yet."""
     _members: dict[str, Member] = field(default_factory=dict[str, Member])
-    """The addresses and hashes of the pending samples' records."""
 
     @abstractmethod
     def read(self, wait_s: float = 0.0) -> None:
-        """Read new records; returns once some came or `wait_s` has passed."""
+        """Reads new records; returns once some came or `wait_s` has passed."""
 
     @abstractmethod
     def take_ready(
         self, progress: selection.UpdateProgress, step_metrics: StepMetrics, now_s: float
     ) -> int:
-        """Train what was read for this update and is ready; returns 0 if nothing was."""
+        """Trains the ready data of this update; returns 0 if there was none."""
 
     def repeat_recorded(
         self, recorded: LedgerTail, progress: selection.UpdateProgress, step_metrics: StepMetrics
     ) -> None:
-        """Train the takes of this update that the ledger held when the term began (`recorded`), and
-        remove them from `recorded`.
+        """Trains the takes of this update that the ledger held when the term began, and removes
+        them from `recorded`.
         """
         for take in recorded.takes.pop((progress.step, progress.update), []):
             self.repeat(take, progress, step_metrics)
 
     def train_again(self, step: int, update: int, epoch: int, recorded: LedgerTail) -> None:
-        """Train all takes of a finished update once more, as its `epoch` (1: the first repetition),
-        and record that before, unless the ledger held it when the term began (`recorded`).
+        """Trains all takes of a finished update once more, as its `epoch` (1: the first
+        repetition).
         """
-        kept = [(key, samples) for key, samples in self._kept if key[:2] == (step, update)]
-        numbers = tuple(number for key, _ in kept for number in key[2])
+        takes = [(key, samples) for key, samples in self._kept if key[:2] == (step, update)]
+        numbers = tuple(number for key, _ in takes for number in key[2])
+        # Recorded before it is trained, unless an earlier term did.
         if recorded.repeated.get((step, update, epoch)) != numbers:
             self.record_repetition(TakesRepeated(step, update, epoch, numbers))
-        for key, samples in kept:
+        for key, samples in takes:
             self._submitted.append(key)
             self.learner.submit(samples)
 
     @abstractmethod
-    def record_repetition(self, again: TakesRepeated) -> None:
-        """Record that an update's takes are trained once more."""
+    def record_repetition(self, repetition: TakesRepeated) -> None:
+        """Records that an update is trained once more."""
 
     @abstractmethod
     def record_failure(self, failed: ComputeFailed) -> None:
-        """Record the takes on which the learner failed, before this process ends."""
+        """Records the takes on which the learner failed, before this process ends."""
 
     def failures(self, failed: ComputeFailed) -> list[TakeFailed]:
         """Returns the ledger records of the takes on which the learner failed, and logs them."""
         tried = [self._submitted[number] for number in failed.micro_batches]
         cause = failed.__cause__ or failed
         error, is_short = error_text(cause), is_out_of_memory(cause)
-        found: list[TakeFailed] = []
+        records: list[TakeFailed] = []
         for step, update in sorted({key[:2] for key in tried}):
             numbers = tuple(n for key in tried if key[:2] == (step, update) for n in key[2])
             log.error("step %d: take %s cannot be computed: %s", step, numbers, error)
-            found.append(TakeFailed(step, update, numbers, error, is_short))
-        return found
+            records.append(TakeFailed(step, update, numbers, error, is_short))
+        return records
 
     def repeat(
         self, take: Take, progress: selection.UpdateProgress, step_metrics: StepMetrics
     ) -> None:
-        """Train one recorded take."""
         self._repeat_groups(take, progress, step_metrics)
         self._repeat(take, progress)
 
     def _repeat_groups(
         self, take: Take, progress: selection.UpdateProgress, step_metrics: StepMetrics
     ) -> None:
-        """Prepare the groups that a recorded take began, from the completions, annotations and
-        believed versions that the take names, so that the samples are the same.
-        """
-        noted = fetch_annotations(self.bus, take.annotations)
+        # From what the take names, so that the samples are the same.
+        annotations = fetch_annotations(self.bus, take.annotations)
         believed = BelievedVersions(0, self.terms).up_to(take.believed)
         rule = self.earlier_rules.get(number_of(take), self.rule)
         for group in take.groups:
             arrived = fetch_group(self.bus, group.members)
             records = [a.record for a in arrived]
-            prepared = prepare_group(group.group, records, noted, rule, progress.version, believed)
+            prepared = prepare_group(
+                group.group, records, annotations, rule, progress.version, believed
+            )
             ready = ReadyGroup(tuple(arrived), take.annotations, prepared)
             if prepared.ending:  # the run continues under a configuration that was changed
                 log.warning("group %d trains no sample now: %s", group.group, prepared.detail)
@@ -165,13 +159,11 @@ class TakeRepeater(ABC):
                 self._take_group(ready, progress, step_metrics)
 
     def _repeat(self, take: Take, progress: selection.UpdateProgress) -> None:
-        """Train the samples that a recorded take names. Samples that the present rule no longer
-        trains are dropped; a take without samples only counts.
-        """
-        named = [member.trajectory for member in take.members]
-        present = [trajectory for trajectory in named if trajectory in progress.pending]
-        if len(present) < len(named):
-            lost = len(named) - len(present)
+        trajectories = [member.trajectory for member in take.members]
+        present = [trajectory for trajectory in trajectories if trajectory in progress.pending]
+        # The present rule may no longer train some of them.
+        if len(present) < len(trajectories):
+            lost = len(trajectories) - len(present)
             log.warning("step %d: %d recorded samples dropped", take.step, lost)
         if present:
             self._train(present, progress, take.micro_batch)
@@ -181,7 +173,6 @@ class TakeRepeater(ABC):
     def _take_group(
         self, ready: ReadyGroup, progress: selection.UpdateProgress, step_metrics: StepMetrics
     ) -> None:
-        """Add a group to the update; its samples are pending until takes use them."""
         samples = ready.prepared.samples
         progress.take_group(ready.prepared.group, [s.trajectory for s in samples])
         self._samples.update({s.trajectory: s for s in samples})
@@ -193,7 +184,6 @@ class TakeRepeater(ABC):
     def _train(
         self, trajectories: list[str], progress: selection.UpdateProgress, micro_batch: int
     ) -> None:
-        """Submit the pending samples of one take to the learner."""
         progress.use(trajectories)
         if self._submitted and self._submitted[0][0] != progress.step:
             self._submitted.clear()
@@ -211,9 +201,8 @@ class TakeRepeater(ABC):
 
 @dataclass(slots=True, kw_only=True)
 class TakeFeeder(TakeRepeater):
-    """Feeds the trainer during one term: repeats recorded takes, then turns ready groups into new
-    ones. `choose` selects among the ready groups, `intake` reads new records, and
-    `annotation_watch` warns when groups wait for annotations.
+    """Feeds the trainer during one term: repeats recorded takes, then makes new ones of ready
+    groups. `choose` selects among these.
     """
 
     choose: selection.GroupChoice
@@ -223,14 +212,12 @@ class TakeFeeder(TakeRepeater):
     believed: Callable[[], Version | None]
     """Returns the highest believed version, which the publisher's thread advances."""
     _prepared: dict[int, ReadyGroup] = field(default_factory=dict[int, ReadyGroup])
+    # Version trained from, and highest believed version, of `_prepared`: a waiting group is not
+    # prepared again at every poll.
     _prepared_for: tuple[int, Version | None] = (-1, None)
-    """The version trained from and the highest believed version, for which `_prepared` holds the
-    prepared groups: a ready group that is not taken is not prepared again at every poll.
-    """
     _untrained: UntrainedGroups = field(default_factory=UntrainedGroups)
     _failing: threading.Lock = field(default_factory=threading.Lock)
     _has_failed: bool = False
-    """Whether this term has recorded a failure; `_failing` guards it."""
 
     def read(self, wait_s: float = 0.0) -> None:
         self.intake.read(wait_s)
@@ -238,39 +225,32 @@ class TakeFeeder(TakeRepeater):
     def repeat_recorded(
         self, recorded: LedgerTail, progress: selection.UpdateProgress, step_metrics: StepMetrics
     ) -> None:
-        """Train the takes of this update that the ledger held when the term began.
-
-        In an unfinished step the marker `TakeRetried` is appended before each take is computed. If
-        the trainer dies within the take, the marker is its last record, so the next trainer can
-        count the death (`poisoned_takes.py`). A last marker, without a micro-batch, follows the
-        takes: a death after it does not count.
-        """
+        """Trains the takes of this update that the ledger held when the term began."""
         is_unfinished = progress.step not in recorded.done
         takes = recorded.takes.pop((progress.step, progress.update), [])
         for take in takes:
             self._repeat_groups(take, progress, step_metrics)
+            # If the trainer dies within the take, this marker is its last record, so the next
+            # trainer can count the death (`poisoned_takes.py`).
             if is_unfinished and take.members:
                 self.ledger.append([TakeRetried(take.step, take.update, take.micro_batch)])
             self._repeat(take, progress)
             if is_unfinished:
                 self.learner.settle()
+        # A marker without a micro-batch: a death after it does not count.
         if takes and is_unfinished:
             self.ledger.append([TakeRetried(progress.step, progress.update, None)])
 
-    def record_repetition(self, again: TakesRepeated) -> None:
-        self.ledger.append([again])
+    def record_repetition(self, repetition: TakesRepeated) -> None:
+        self.ledger.append([repetition])
 
     def record_failure(self, failed: ComputeFailed) -> None:
-        """Append a `TakeFailed` for the takes on which the learner failed, before this trainer
-        ends.
-        """
         self.append_failures(self.failures(failed))
 
     def append_failures(self, failures: Sequence[TakeFailed]) -> None:
-        """Append the takes on which this rank or another one failed. Threads may call it; only the
-        first call has an effect, because the term ends with it: if the memory of two ranks ends in
-        one round, that is one failed attempt, not two.
-        """
+        """Appends the takes on which this rank or another one failed; thread-safe."""
+        # The first call alone, as the term ends with it: memory that ends on two ranks in one round
+        # is one failed attempt.
         with self._failing:
             if not self._has_failed:
                 self.ledger.append(failures)
@@ -279,8 +259,8 @@ class TakeFeeder(TakeRepeater):
     def take_ready(
         self, progress: selection.UpdateProgress, step_metrics: StepMetrics, now_s: float
     ) -> int:
-        """Take ready groups, and train their takes, if they complete the update or fill a
-        micro-batch (`worth_taking`). Close groups that end untrained. Returns the number of groups
+        """Takes ready groups, and trains their takes, if they complete the update or fill a
+        micro-batch (`worth_taking`). Closes groups that end untrained. Returns the number of groups
         taken.
         """
         step_metrics.count_refused_annotations(self.intake.take_refused_annotations())
@@ -307,9 +287,6 @@ class TakeFeeder(TakeRepeater):
         step_metrics: StepMetrics,
         now_s: float,
     ) -> dict[int, ReadyGroup]:
-        """Returns the groups that may be taken, by number. Complete or overdue groups that
-        contribute no sample are closed in the ledger.
-        """
         ready: dict[int, ReadyGroup] = {}
         closed: list[GroupClosed] = []
         waiting = 0
@@ -317,13 +294,13 @@ class TakeFeeder(TakeRepeater):
             if not group.is_complete() and not group.is_overdue(now_s):
                 waiting += group.is_finished()
                 continue
-            found = self._prepare_once(number, group, (progress.version, believed))
-            if not found.prepared.ending:
-                ready[number] = found
+            ready_group = self._prepare_once(number, group, (progress.version, believed))
+            if not ready_group.prepared.ending:
+                ready[number] = ready_group
                 continue
-            closed.append(closed_record(number, group, found.prepared, progress.step))
-            records = [a.record for a in found.arrived]
-            step_metrics.add_closed(closed[-1].reason, found.prepared.counts, records)
+            closed.append(closed_record(number, group, ready_group.prepared, progress.step))
+            records = [a.record for a in ready_group.arrived]
+            step_metrics.add_closed(closed[-1].reason, ready_group.prepared.counts, records)
             self.intake.end(number)
         self.ledger.append(closed)
         self._untrained.check(closed, bool(ready), self.settings.groups_per_step)
@@ -333,29 +310,27 @@ class TakeFeeder(TakeRepeater):
     def _prepare_once(
         self, number: int, group: TrainerGroup, under: tuple[int, Version | None]
     ) -> ReadyGroup:
-        """Returns the prepared group. It is cached while its records, the version trained from and
-        the highest believed version (`under` has both) stay the same: lag and masks depend on them.
-        """
+        # Lag and masks depend on both parts of `under`.
         if under != self._prepared_for:
             self._prepared, self._prepared_for = {}, under
-        found = self._prepared.get(number)
-        if found is None or not found.is_all_of(group):
-            found = self._prepared[number] = self._prepare_open(group, *under)
-        return found
+        ready_group = self._prepared.get(number)
+        if ready_group is None or not ready_group.is_all_of(group):
+            ready_group = self._prepared[number] = self._prepare_open(group, *under)
+        return ready_group
 
     def _prepare_open(
         self, group: TrainerGroup, version: int, highest: Version | None
     ) -> ReadyGroup:
         arrived = tuple(group.arrived.values())
-        noted = {key: note for key, note in group.annotations.items() if key[0] in group.arrived}
+        received = {key: note for key, note in group.annotations.items() if key[0] in group.arrived}
         records = [a.record for a in arrived]
-        notes = {key: note.record for key, note in noted.items()}
+        notes = {key: note.record for key, note in received.items()}
         believed = BelievedVersions(0, self.terms).up_to(highest)
         prepared = prepare_group(group.admitted.group, records, notes, self.rule, version, believed)
         if group.released:
             counts = {**prepared.counts, "released": group.released}
             prepared = replace(prepared, counts=counts)
-        used = tuple(note.used for note in noted.values())
+        used = tuple(note.used for note in received.values())
         return ReadyGroup(arrived, used, prepared, group.admitted.settings)
 
     def _write(
@@ -364,17 +339,17 @@ class TakeFeeder(TakeRepeater):
         chosen: Sequence[ReadyGroup],
         believed: Version | None,
     ) -> None:
-        """Pack all pending samples into takes, append the takes to the ledger together, then train
-        them. The first take with a sample of a `chosen` group also names the whole group.
-        """
         pending = [self._samples[trajectory] for trajectory in progress.pending]
         batches = selection.pack_micro_batches(pending, self.settings.micro_batch_tokens)
         takes: list[Take] = []
         read = self.intake.read_to()
-        named = {r.prepared.group: r for r in chosen}
+        new_groups = {r.prepared.group: r for r in chosen}
         for index, batch in enumerate(batches):
             members = tuple(self._members[sample.trajectory] for sample in batch)
-            firsts = [named.pop(sample.group) for sample in batch if sample.group in named]
+            # The first take with a sample of a new group names the whole group.
+            firsts = [
+                new_groups.pop(sample.group) for sample in batch if sample.group in new_groups
+            ]
             takes.append(
                 Take(
                     step=progress.step,
@@ -388,7 +363,8 @@ class TakeFeeder(TakeRepeater):
                     settings=tuple(sorted({r.settings for r in firsts if r.settings})),
                 )
             )
+        # Durable together before any of them is trained.
         self.ledger.append(takes)
         for take in takes:
-            named = [member.trajectory for member in take.members]
-            self._train(named, progress, take.micro_batch)
+            trajectories = [member.trajectory for member in take.members]
+            self._train(trajectories, progress, take.micro_batch)

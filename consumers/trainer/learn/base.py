@@ -24,17 +24,13 @@ if TYPE_CHECKING:  # a paced run needs no code that computes a model
 
 
 class Learner(Protocol):
-    """Trains micro-batches and updates the weights. All methods are called from one thread.
-
-    For each update the loop calls `submit` for every micro-batch and then `finish_update`. A step
-    is one or more updates (`trainer.updates_per_step`); after its last one the loop takes a
-    `snapshot` to publish and, where a checkpoint is due, the `state`.
+    """Trains micro-batches and updates the weights; to be called from one thread. For each update
+    (a step has `trainer.updates_per_step`) the loop calls `submit` for every micro-batch, then
+    `finish_update`; after a step `snapshot` and, where a checkpoint is due, `state`.
     """
 
     micro_batches: int
-    """Number of micro-batches submitted in the present step or, between two steps, in the last
-    one.
-    """
+    """Number of micro-batches of the present step or, between two steps, of the last one."""
 
     @property
     def updates(self) -> int:
@@ -43,76 +39,72 @@ class Learner(Protocol):
 
     @property
     def version(self) -> int:
-        """Number of the version from which the present step trains; each step makes the next."""
+        """Number of the version that the present step trains from."""
         ...
 
     @property
     def busy_s(self) -> float:
-        """Seconds of forward and backward passes since the learner was opened."""
+        """Seconds of forward and backward passes since the start."""
         ...
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the state that `state_hash` covers: weights and optimiser state."""
+        """Bytes of weights and optimiser state, as `state_hash` covers them."""
         ...
 
     def submit(self, samples: Sequence[Sample], shortages: int = 0) -> None:
-        """Submit one micro-batch of the present update; it may be computed later. If computing
-        fails, this or a later call of `submit`, `settle` or `finish_update` raises `ComputeFailed`,
-        which names the micro-batches by their numbers within the step. The learner cannot be used
-        afterwards.
+        """Submits one micro-batch of the present update; it may be computed later. If computing
+        fails, this or a later call raises `ComputeFailed` with the micro-batches' numbers within
+        the step, and the learner cannot be used afterwards.
 
-        `shortages` is how often memory ran out on this micro-batch in earlier terms, by the ledger.
-        Only a learner that shares its model with other processes needs it: one process divides a
-        micro-batch when its memory runs out.
+        `shortages` is how often memory ran out on it in earlier terms, for a learner that shares
+        its model; one process divides a micro-batch at once.
         """
         ...
 
     def settle(self) -> None:
-        """Wait until the submitted micro-batches are computed. A sharded learner trains a round
-        when it has a micro-batch for each process; those of an incomplete round are not waited for.
+        """Waits until the submitted micro-batches are computed; a sharded learner does not wait for
+        those of an incomplete round.
         """
         ...
 
     def finish_update(self) -> dict[str, float]:
-        """Wait for the update's micro-batches and change the weights; returns the update's metrics
-        by name.
+        """Waits for the update's micro-batches and changes the weights; returns the update's
+        metrics.
         """
         ...
 
     def snapshot(self, dtype: str, pool: BufferPool | None = None) -> Tensors:
-        """Returns a copy of the weights to publish, floating-point tensors as `dtype`. The copy is
-        in new memory, or in memory of `pool` if the learner can use it.
+        """Returns a copy of the weights to publish, floating-point tensors as `dtype`, in memory of
+        `pool` if the learner can use it.
         """
         ...
 
     def state(self, pool: BufferPool | None = None) -> Tensors:
-        """Returns everything that the next update depends on, for a checkpoint. It is a copy unless
-        `lends_state` is true; `pool` as in `snapshot`.
+        """Returns everything that the next update depends on, for a checkpoint; a copy unless
+        `lends_state`. `pool` as in `snapshot`.
         """
         ...
 
     @property
     def lends_state(self) -> bool:
-        """Whether `state` may return the learner's own tensors, not a copy. Then the caller writes
-        them before it calls `finish_update` again.
+        """Whether `state` may return the learner's own tensors, which must be written before the
+        next `finish_update`.
         """
         ...
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `state` returned, bit for bit. Raises `ConfigurationError` if it is the
-        state of another model.
-        """
+        """Restores `state` bit for bit. Raises `ConfigurationError` for another model's state."""
         ...
 
     def state_hash(self) -> str:
-        """Returns the xxh3-128 hash of weights and optimiser state; another number of processes
-        gives another hash.
+        """Returns the xxh3-128 hash of weights and optimiser state; it depends on the number of
+        processes.
         """
         ...
 
     def close(self) -> None:
-        """Release threads and processes; the learner cannot be used afterwards."""
+        """Releases threads and processes; the learner cannot be used afterwards."""
         ...
 
 

@@ -1,10 +1,9 @@
-"""The critic of `trainer.advantage = "gae"` (`Critic`): it gives each action of a micro-batch its
-value, makes the advantages of the tokens from these, and learns the values with an optimiser of its
-own. The policy's masters have no part of it, so published versions have none either.
+"""The critic of `trainer.advantage = "gae"` (`Critic`): values the actions of a micro-batch, makes
+the advantages from these, and learns the values with an optimiser of its own, apart from the
+policy's masters and versions.
 
-The values that made an advantage are those of a token's first pass in its step; further epochs
-repeat that advantage and clip around these values. So they depend on the state at the begin of the
-step and its takes alone, and a checkpoint between two steps need not hold them.
+An advantage is made from the values of a token's first pass in its step, also in further epochs. So
+it depends on the state at the step's begin and its takes alone, and checkpoints need not hold it.
 """
 
 import copy
@@ -36,8 +35,8 @@ COUNTERS = PREFIX + "counters"
 
 
 class ValueModel(nn.Module):
-    """A linear value head, which starts at 0, and the copy of a model that it reads, if it has one
-    of its own. The head is float32 whatever the body's type.
+    """A float32 linear value head, which starts at 0, and, with `is_own`, the copy of a model that
+    it reads.
     """
 
     def __init__(self, model: PreTrainedModel, is_own: bool) -> None:
@@ -56,8 +55,8 @@ class ValueModel(nn.Module):
 
 
 class Critic:
-    """Belongs to one learner, whose `model` (float32, of version 0) it copies if it has a body of
-    its own (`is_own`). `judge` may be called from several threads; the others from the learner's
+    """The critic of one learner; it copies `model` (float32, of version 0) if it has a body of its
+    own (`is_own`). `judge` may be called from several threads; the others from the learner's
     thread, while no micro-batch is in computation.
     """
 
@@ -81,20 +80,19 @@ class Critic:
 
     @property
     def parameters(self) -> Sequence[Tensor]:
-        """The parameters that the loss of the values has gradients for, besides a shared body."""
+        """Parameters with gradients of the value loss, besides a shared body."""
         return self._masters.parameters
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the masters and their two moments."""
+        """Bytes of masters and moments."""
         return 3 * self._masters.flat.nbytes
 
     def begin_step(self) -> None:
-        """Drop the values of the step before."""
         self._old.clear()
 
     def is_warming(self, version: int) -> bool:
-        """Whether the step that trains from `version` trains the critic alone."""
+        """Whether the step from `version` trains the critic alone."""
         return version < self._own.warmup
 
     def judge(
@@ -106,39 +104,37 @@ class Critic:
         states: Tensor | None = None,
     ) -> Judgement:
         """Returns the advantages of the samples' trained tokens and the loss of their values.
-        `penalties` [G] are subtracted from the rewards of the tokens. `states` [G, d] are the
-        policy's last hidden states, which a critic without a body of its own reads.
+        `penalties` [G] are subtracted from the rewards; `states` [G, d] are the policy's last
+        hidden states, which a critic without a body of its own reads.
         """
         values = self._values(rows, states)
         old = self._remembered(samples, values.detach().double().cpu().numpy())
         return judge(values, old, samples, inputs, penalties, self._settings)
 
     def take_gradients(self) -> list[Tensor]:
-        """Returns the gradients that a backward pass left at `parameters`, and removes them."""
-        found = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
         for parameter in self.parameters:
             parameter.grad = None
-        return found
+        return gradients
 
     def join(
         self,
         over_all_ranks: Callable[[Tensor], Tensor],
         gather: Callable[[ValueStatistics], Sequence[ValueStatistics]],
     ) -> None:
-        """Replace sums of gradients and statistics by those of all ranks, which then make the same
+        """Replaces sums of gradients and statistics by those of all ranks, which then make the same
         update. A collective.
         """
         self._gradient.copy_(over_all_ranks(self._gradient.cpu()))
         self._statistics = sum(gather(self._statistics), ValueStatistics())
 
     def add(self, gradients: Sequence[Tensor], statistics: ValueStatistics) -> None:
-        """Add the gradients of a micro-batch for `parameters`, and its statistics."""
         self._statistics += statistics
         if gradients:
             self._masters.add(self._gradient, gradients)
 
     def update(self, weight: float) -> dict[str, float]:
-        """Apply the sum of the gradients, divided by `weight`; returns the update's metrics."""
+        """Applies the sum of the gradients, divided by `weight`; returns metrics."""
         done = self._optimiser.update(self._gradient, weight, 1.0)
         self._masters.round()
         metrics = {
@@ -154,15 +150,14 @@ class Critic:
     def state(self) -> dict[str, Tensor]:
         """Returns the critic's part of a checkpoint, not a copy."""
         counters = torch.tensor([self._optimiser.updates, self._optimiser.applied])
-        named = {**self._named_masters(), **self._optimiser.moments}
-        return {**{PREFIX + name: tensor for name, tensor in named.items()}, COUNTERS: counters}
+        tensors = {**self._named_masters(), **self._optimiser.moments}
+        return {**{PREFIX + name: tensor for name, tensor in tensors.items()}, COUNTERS: counters}
 
     def load_state(self, tensors: Mapping[str, Tensor], updates: int) -> None:
-        """Restore `state()` from a checkpoint; `updates` are those of the policy. A checkpoint
-        without a critic, of a run that had another advantage, leaves the critic as it starts.
-        """
+        """Restores `state()`; `updates` are those of the policy."""
         counters = tensors.get(COUNTERS)
         if counters is None:
+            # A checkpoint of a run with another advantage leaves the critic as it starts.
             self._optimiser.load(updates, 0)
             return
         restore({**self._named_masters(), **self._optimiser.moments}, tensors, PREFIX)
@@ -170,43 +165,36 @@ class Critic:
         self._optimiser.load(int(counters[0]), int(counters[1]))
 
     def _named_masters(self) -> dict[str, Tensor]:
-        named = self._masters.named(self._masters.flat)
-        return {f"masters.{name}": view for name, view in named.items()}
+        views = self._masters.named(self._masters.flat)
+        return {f"masters.{name}": view for name, view in views.items()}
 
     def _values(self, rows: TokenRows, states: Tensor | None) -> Tensor:
-        """Returns the values [G]. The gradient of a shared body is weighted by `loss_weight`, that
-        of the head is not.
-        """
         if self._states is not None:
             return self._module.of_states(self._states(rows))
         assert states is not None, "a critic on the policy's body needs its states"
-        held = states.detach()
-        return self._module.of_states(held + self._own.loss_weight * (states - held))
+        detached = states.detach()
+        # `loss_weight` weights the gradient of the shared body, not that of the head.
+        return self._module.of_states(detached + self._own.loss_weight * (states - detached))
 
     def _remembered(self, samples: Sequence[Sample], now: Floats64) -> Floats64:
-        """Returns the values [G] at the first pass of the samples in this step, which may be `now`;
-        they are kept only where the step repeats its updates.
-        """
+        # Values are kept only where the step repeats its updates.
         if self._settings.epochs == 1:
             return now
-        counts = [int(np.count_nonzero(one.mask)) for one in samples]
+        counts = [int(np.count_nonzero(sample.mask)) for sample in samples]
         parts = zip(samples, np.split(now, np.cumsum(counts)[:-1]), strict=True)
-        return np.concatenate([self._old.setdefault(one.trajectory, p) for one, p in parts])
+        return np.concatenate([self._old.setdefault(sample.trajectory, p) for sample, p in parts])
 
 
 def _state_scorer(
     model: PreTrainedModel, form: ScoringForm, recomputes: bool
 ) -> Callable[[TokenRows], Tensor]:
-    """Returns a function from rows to the last hidden states [G, d] of `model` before each trained
-    token, computed as the policy's are. The model's head is removed, unless its matrix is that of
-    the embedding.
-    """
     is_packed = has_packed_form(model) and not form.general
     if recomputes and not is_packed:
         recompute_layers(model)
     layout = "packed" if is_packed else row_form(model, form.joins)
     head = cast("Any", model.get_output_embeddings())  # pyright: ignore[reportUnknownMemberType]
     embedding = cast("Any", model.get_input_embeddings())  # pyright: ignore[reportUnknownMemberType]
+    # Its memory is free, unless the matrix is that of the embedding.
     if head.weight is not embedding.weight:
         head.weight = None
     if is_packed:

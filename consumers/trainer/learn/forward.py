@@ -1,9 +1,7 @@
-"""Scores the trained tokens of a micro-batch: computes their log-probability and entropy under the
-model's present parameters. `policy_scorer(model)` returns the function that maps the tokens
-(`TokenRows` of `row_layout.py`) to `TokenScores`. It is the fast path of the architecture if there
-is one (`llama.py`), else transformers' own forward, with the sequences laid out in rows as a trial
-of the model allows (`row_form`). Both return the same numbers up to rounding, are differentiable in
-the model's parameters, and may be called from several threads at once.
+"""Scores the trained tokens of a micro-batch under the model's present parameters
+(`policy_scorer`): by the architecture's fast path (`llama.py`), else by transformers' own forward,
+with sequences laid out as a trial of the model allows (`row_form`). Both give the same numbers up
+to rounding, differentiable, from several threads at once.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -34,30 +32,28 @@ from rollstream.consumers.trainer.learn.scores import (
 from rollstream.errors import ConfigurationError
 
 FIRST, SECOND = 5, 7
-"""Lengths in tokens of two test sequences. `check_trainable`, `can_pack` and `join_sequences` run
-the model on them before training (a trial), because no field of a model's configuration shows
-reliably what its forward does.
+"""Lengths in tokens of two test sequences, on which a model is tried before training: no field of
+its configuration shows reliably what its forward does.
 """
 TOLERANCE = 1e-3
-"""The largest relative difference of two results that count as equal. Rounding in float32 is far
-below it; the error of attending to one token of another sequence is far above it.
+"""Largest relative difference of two equal results: far above rounding in float32, far below the
+error of attending to one token of another sequence.
 """
 TOLERANCE_BFLOAT16 = 3e-2
 
 
 def check_trainable(model: PreTrainedModel, tolerance: float = TOLERANCE) -> None:
-    """Raise `ConfigurationError` unless `model` is causal and its logits equal those that
-    `Float32Head` computes from the states of its body (the model without its head). Every score
-    depends on both.
+    """Raises `ConfigurationError` unless `model` is causal and its logits equal those of
+    `Float32Head` on its body's states: every score depends on both.
     """
     body, tokens = body_of(model), _tokens(model)
     with _trial(model):
-        whole = _hidden(body, tokens)
+        states = _hidden(body, tokens)
         start = _hidden(body, tokens[:, :FIRST])
         # The class's own forward: hooks of `fully_shard` run once, around the whole trial.
         logits = type(model).forward(model, input_ids=tokens, use_cache=False).logits[0]
-        ours = Float32Head(model)(whole[0])
-    if _differ(whole[:, :FIRST], start, tolerance):
+        ours = Float32Head(model)(states[0])
+    if _differ(states[:, :FIRST], start, tolerance):
         raise _refusal(model, "a token's state depends on the tokens after it: it is not causal")
     if _differ(logits, ours, tolerance):
         raise _refusal(model, "its logits are not its head's product with the body's last states")
@@ -65,17 +61,16 @@ def check_trainable(model: PreTrainedModel, tolerance: float = TOLERANCE) -> Non
 
 def can_pack(model: PreTrainedModel, tolerance: float = TOLERANCE) -> bool:
     """Whether `model` keeps sequences apart that share a row of its input, where the positions of
-    each restart at 0: no token's state depends on another sequence.
-
-    transformers 5 makes masks that separate such sequences (masking_utils.py,
-    `find_packed_sequence_indices`, given no mask and no cache), but only for models that pass their
-    positions to it: OPT does not, ALiBi has none, state-space models carry their state across.
+    each restart at 0.
     """
     body, tokens = body_of(model), _tokens(model)
     positions = torch.cat([torch.arange(FIRST), torch.arange(SECOND)])[None].to(tokens.device)
     with _trial(model):
         alone = _hidden(body, tokens[:, FIRST:])
         try:
+            # transformers 5 makes such masks (masking_utils.py, `find_packed_sequence_indices`,
+            # given no mask and no cache) only for models that pass their positions to it: OPT does
+            # not, ALiBi has none, state-space models carry their state across.
             packed = _hidden(body, tokens, positions)
         except TypeError:  # a forward without positions
             return False
@@ -83,17 +78,17 @@ def can_pack(model: PreTrainedModel, tolerance: float = TOLERANCE) -> bool:
 
 
 RowForm = Literal["padded", "packed", "joined"]
-"""How sequences are laid out as input of the body. `padded`: one row for each. `packed`: several in
-a row, kept apart by masks that transformers builds where positions restart (`can_pack`). `joined`:
-all in one row, kept apart by their lengths (`attend_joined`).
+"""Layout of sequences as input of the body. `padded`: one row for each. `packed`: several in a row,
+kept apart by masks that transformers builds where positions restart. `joined`: all in one row, kept
+apart by their lengths (`attend_joined`).
 """
 
 
 def row_form(model: PreTrainedModel, joins: bool, tolerance: float = TOLERANCE) -> RowForm:
-    """Checks `model` (`check_trainable`), and returns `packed` if it computes that form correctly,
-    else `padded`. With `joins` (`trainer.varlen_attention`) it makes the model attend by
-    `attend_joined` and returns `joined`. Raises `ConfigurationError` if the model cannot be trained
-    so, or if torch cannot compile its layers.
+    """Checks `model` (`check_trainable`), and returns `joined` with `joins`
+    (`trainer.varlen_attention`), else `packed` if it computes that form correctly, else `padded`.
+    Raises `ConfigurationError` if the model cannot be trained so, or if torch cannot compile its
+    layers.
     """
     try:
         check_trainable(model, tolerance)
@@ -111,27 +106,27 @@ def row_form(model: PreTrainedModel, joins: bool, tolerance: float = TOLERANCE) 
 
 
 def try_sharded(model: PreTrainedModel, compute: str, joins: bool = False) -> RowForm:
-    """Returns the `row_form` of a model whose parameters are split over ranks (`fully_shard`). All
-    ranks must call it. The trial runs inside one call of `model`, because the ranks gather the
-    parameters only there. `compute` is the type in which the body computes.
+    """Returns the `row_form` of a model whose parameters are split over ranks (`fully_shard`),
+    whose body computes in `compute`. A collective.
     """
     model.forward = MethodType(_forward, model)
+    # Inside one call of `model`: only there the ranks gather the parameters.
     with _trial(model):
         tolerance = TOLERANCE if compute == "float32" else TOLERANCE_BFLOAT16
         return model(trial=tolerance, joins=joins)
 
 
 COMPILER_MODULES = ("torch._dynamo", "torch._inductor")
-"""Modules of torch's compiler. Errors are recognised by these names, because an import of their
-classes would import the compiler, which costs a second and memory.
+"""Modules of torch's compiler. Errors are recognised by these names: importing their classes would
+import the compiler, which costs a second and memory.
 """
 JOINED = "rollstream_joined"
 """Name of `attend_joined` among transformers' attention functions."""
 
 
 def join_sequences(model: PreTrainedModel, tolerance: float = TOLERANCE) -> None:
-    """Make `model` attend by `attend_joined`. Raises `ConfigurationError` unless sequences that are
-    joined in one row then have the states that each has alone.
+    """Makes `model` attend by `attend_joined`. Raises `ConfigurationError` unless joined sequences
+    then have the states that each has alone.
     """
     body, tokens = body_of(model), _tokens(model)
     positions = torch.cat([torch.arange(FIRST), torch.arange(SECOND)])[None].to(tokens.device)
@@ -151,9 +146,7 @@ def join_sequences(model: PreTrainedModel, tolerance: float = TOLERANCE) -> None
 
 
 def _bounds(lengths: Sequence[int]) -> Tensor:
-    """Returns the indices [n + 1] at which n sequences of these lengths begin in one row, and the
-    end of the last one, in host memory.
-    """
+    # In host memory.
     return torch.tensor([0, *accumulate(lengths)])
 
 
@@ -169,24 +162,22 @@ def attend_joined(
     """Computes causal attention within each sequence of a row, as an attention function of
     transformers: `query` is [B, heads, N, D], the result [B, N, heads, D]. Sequences begin and end
     at the indices `cu_seq_lens_q` (None: one sequence); a token sees at most `sliding_window`
-    tokens, if it is given. No mask over N × N is made: the work is that of the sequences alone.
-    Raises `TypeError` for a mask or capped scores, which it cannot apply.
-
-    `torch.nn.attention.varlen` does the same in one kernel for 16-bit tensors on CUDA; it is not
-    used, since it has not been run here.
+    tokens, if given. Raises `TypeError` for a mask or capped scores.
     """
     if attention_mask is not None or others.get("softcap") is not None:
         raise TypeError("attention with a mask or capped scores")
     bounds: Tensor | None = others.get("cu_seq_lens_q")
     sliding_window: int | None = others.get("sliding_window")
     lengths = [query.shape[2]] if bounds is None else bounds.diff().tolist()
+    # No mask over N × N: the work is that of the sequences alone. `torch.nn.attention.varlen` does
+    # it in one kernel for 16-bit tensors on CUDA; it has not been run here.
     parts: list[Tensor] = []
     for q, k, v in zip(*(tensor.split(lengths, 2) for tensor in (query, key, value)), strict=True):
         mask = None
         if sliding_window is not None and sliding_window < q.shape[2]:
             at = torch.arange(q.shape[2], device=q.device)
-            behind = at[:, None] - at
-            mask = (behind >= 0) & (behind < sliding_window)
+            distance = at[:, None] - at
+            mask = (distance >= 0) & (distance < sliding_window)
         is_grouped = q.shape[1] != k.shape[1]
         parts.append(
             F.scaled_dot_product_attention(
@@ -200,7 +191,6 @@ AttentionInterface.register(JOINED, attend_joined)
 
 
 def _tokens(model: PreTrainedModel) -> Tensor:
-    """Returns the tokens [1, FIRST + SECOND] of both test sequences in one row."""
     embeddings: Any = model.get_input_embeddings()
     return (torch.arange(FIRST + SECOND) % embeddings.weight.shape[0])[None].to(model.device)
 
@@ -208,25 +198,24 @@ def _tokens(model: PreTrainedModel) -> Tensor:
 def _hidden(
     body: Callable[..., Any], tokens: Tensor, positions: Tensor | None = None, **others: Tensor
 ) -> Tensor:
-    """Returns the last states of the body for these tokens."""
-    given = others if positions is None else {"position_ids": positions, **others}
-    return body(input_ids=tokens, use_cache=False, **given)[0]
+    arguments = others if positions is None else {"position_ids": positions, **others}
+    return body(input_ids=tokens, use_cache=False, **arguments)[0]
 
 
 @contextmanager
 def _trial(model: PreTrainedModel) -> Generator[None]:
-    """Run the block without gradients and without dropout, then restore the model's mode."""
     was_training = model.training
     model.eval()
     try:
+        # Evaluation mode: without dropout.
         with torch.no_grad():
             yield
     finally:
         model.train(was_training)
 
 
-def _differ(found: Tensor, expected: Tensor, tolerance: float) -> bool:
-    return float((found - expected).norm()) > tolerance * float(expected.norm())
+def _differ(actual: Tensor, expected: Tensor, tolerance: float) -> bool:
+    return float((actual - expected).norm()) > tolerance * float(expected.norm())
 
 
 def _refusal(model: PreTrainedModel, why: str) -> ConfigurationError:
@@ -234,7 +223,6 @@ def _refusal(model: PreTrainedModel, why: str) -> ConfigurationError:
 
 
 PolicyScorer = Callable[[TokenRows], TokenScores]
-"""Scores a micro-batch under the model's parameters at the time of the call."""
 
 
 def policy_scorer(
@@ -245,14 +233,12 @@ def policy_scorer(
     compiles: bool = False,
     keeps_states: bool = False,
 ) -> PolicyScorer:
-    """Returns the fastest scorer for this model. Raises `ConfigurationError` if the model cannot be
-    trained with these options.
+    """Returns the fastest scorer for this model, whose parameters must be float32 here. Raises
+    `ConfigurationError` if the model cannot be trained with these options.
 
-    The fast path (`llama.py`) computes in float32 and joins sequences by itself; `general` and
-    `compiles` exclude it. `compiles`: torch compiles the layers (`compile_layers`). `recomputes`: a
-    layer keeps only its input for the backward pass. `joins`: on the general path all sequences
-    share one row (`join_sequences`). `keeps_states`: the scores have `TokenScores.states`. The
-    trial of the model needs float32 parameters; their type may change afterwards.
+    `general` and `compiles` exclude the fast path. `recomputes`: a layer keeps only its input for
+    the backward pass. `joins`: on the general path all sequences share one row. `keeps_states`:
+    scores have `states`.
     """
     if has_packed_form(model) and not general and not compiles:
         return PackedDecoder(model, recomputes, keeps_states).score
@@ -267,16 +253,11 @@ def policy_scorer(
 def forward_scores(
     model: PreTrainedModel, rows: TokenRows, form: RowForm = "padded", keeps_states: bool = False
 ) -> TokenScores:
-    """Returns scores by transformers' forward, in a form that `row_form` found. This is the general
-    path, for every causal decoder that passes `check_trainable`, also one that is split over ranks
-    by `fully_shard` (FSDP).
+    """Returns scores by transformers' forward, in a form that `row_form` found, also of a model
+    that is split over ranks by `fully_shard` (FSDP), with the head in its root group.
 
-    It makes exactly one call of `model`, whatever the rows, and does everything inside that call
-    (`_forward`): the body runs once, the states that predict trained tokens are selected, and head
-    and softmax are computed for them in float32, in slices. So hooks on `model` and its layers see
-    an ordinary forward, and ranks with unequal work run equal collectives. Under FSDP the head must
-    be in `model`'s root group, not in a group of its own. The body computes in the type of its
-    parameters; for bfloat16 the caller casts them.
+    It makes one call of `model`, whatever the rows, and does everything inside it (`_forward`):
+    hooks see an ordinary forward, and ranks with unequal work run equal collectives.
     """
     if "forward" not in vars(model):
         model.forward = MethodType(_forward, model)
@@ -293,9 +274,7 @@ def _forward(
     keeps_states: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """Replaces the model's `forward`. Called with `rows` it returns their scores; called with the
-    tolerance of a `trial`, the `row_form`; otherwise the result of the model's own forward.
-    """
+    # Replaces the model's `forward`; without `rows` and `trial` the result is the class's own.
     if trial is not None:
         return row_form(model, joins, trial)
     if rows is None:
@@ -307,8 +286,8 @@ def _forward(
 
 
 def scored_states(model: PreTrainedModel, rows: TokenRows, form: RowForm) -> Tensor:
-    """Returns the last states [G, d] of the body that predict the trained tokens, computed in a
-    form that `row_form` found.
+    """Returns the last states [G, d] of the body that predict the trained tokens, in a form that
+    `row_form` found.
     """
     grid = token_grid(rows, form != "padded", sum(rows.lengths) if form == "joined" else None)
     if form == "padded":
@@ -322,29 +301,22 @@ def scored_states(model: PreTrainedModel, rows: TokenRows, form: RowForm) -> Ten
 
 
 def recompute_layers(model: nn.Module) -> None:
-    """Make every decoder layer of `model` keep only its inputs and recompute its activations in the
-    backward pass (gradient checkpointing); gradients stay the same.
-
-    The activation memory of a pass is then that of one layer instead of all (Chen et al., "Training
-    Deep Nets with Sublinear Memory Cost", arXiv 1604.06174), for a third more work. transformers'
-    own switch acts only on modules in training mode, which also turns dropout on. The trained
-    policy must be the sampled one, so the model stays in evaluation mode and the layers are wrapped
-    here.
-
-    Only the layers' `forward` is replaced, so hooks on their call (those of `fully_shard`) run
-    once, outside of the recomputation. Call this function before such hooks are set.
+    """Makes every decoder layer of `model` keep only its inputs for the backward pass, with the
+    same gradients (Chen et al., arXiv 1604.06174): the activation memory of one layer, for a third
+    more work. To be called before hooks are set on the layers.
     """
+    # transformers' own switch acts only in training mode, which turns dropout on: the trained
+    # policy would not be the sampled one.
     for layer in _layers(model, "trainer.gradient_checkpointing"):
+        # The `forward` alone, so hooks on the call (`fully_shard`) run once, outside of the
+        # recomputation.
         layer.forward = partial(_recomputed, layer.forward)
 
 
 def compile_layers(model: nn.Module) -> None:
-    """Make torch compile the forward of every decoder layer of `model`, once for sequences of all
-    lengths; `recompute_layers` may follow. The first pass compiles, and raises an error of
-    `COMPILER_MODULES` where this machine has no compiler.
-
-    Results differ from those of the uncompiled layers by rounding. If torch compiles again for
-    other lengths, the new code may round differently too.
+    """Makes torch compile every decoder layer's forward, once for sequences of all lengths;
+    `recompute_layers` may follow. The first pass compiles, or raises an error of
+    `COMPILER_MODULES`. Results differ by rounding, also after a recompilation for other lengths.
     """
     for layer in _layers(model, "trainer.compile"):
         layer.forward = torch.compile(layer.forward, dynamic=True)
@@ -353,8 +325,9 @@ def compile_layers(model: nn.Module) -> None:
 
 
 def _layers(model: nn.Module, setting: str) -> Sequence[nn.Module]:
-    """Returns the decoder layers; raises `ConfigurationError`, which names `setting`, if none."""
-    layers = [one for one in model.modules() if isinstance(one, GradientCheckpointingLayer)]
+    layers = [
+        module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)
+    ]
     if not layers:
         raise ConfigurationError(
             f"{setting}: {type(model).__name__} has no layers that transformers marks as such; set "
@@ -363,17 +336,16 @@ def _layers(model: nn.Module, setting: str) -> Sequence[nn.Module]:
     return layers
 
 
-def _recomputed(own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Calls a layer's `own` forward, recomputed in the backward pass if there will be one."""
+def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    # No backward pass follows.
     if not torch.is_grad_enabled():
-        return own(*args, **kwargs)
-    return checkpoint(own, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
 
 def device_of(name: str) -> torch.device:
-    """Returns the device of the setting `trainer.device`: `cpu`, `cuda`, `cuda:N` or `auto` (CUDA
-    if there is a device, else the CPU). Raises `ConfigurationError` if this machine has no such
-    device.
+    """Returns the device of `trainer.device`: `cpu`, `cuda`, `cuda:N` or `auto` (CUDA if there is a
+    device, else the CPU). Raises `ConfigurationError` if this machine has no such device.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":

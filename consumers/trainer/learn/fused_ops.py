@@ -1,10 +1,7 @@
-"""Computes norm, SwiGLU, rotary positions and attention of a decoder layer with hand-written
-backward passes (`normalise`, `swiglu`, `rotate`, `attend`). `recompute` saves memory: the backward
-pass computes a layer again.
-
-Matrix products take only half of a small model's step, so the operations around them matter:
-autograd keeps and re-reads three to five tensors for each of them, where one or two suffice. Tests
-compare the results with transformers. Shapes: N rows (tokens), H heads of size D.
+"""Norm, SwiGLU, rotary positions and attention of a decoder layer with hand-written backward
+passes, for N rows (tokens) and H heads of size D. Matrix products take only half of a small model's
+step: around them autograd keeps and re-reads three to five tensors for each operation, where one or
+two suffice.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -26,7 +23,7 @@ def _inverse_rms(x: Tensor, eps: float) -> Tensor:
 
 
 def _rms_backward(grad: Tensor, normed: Tensor, inverse: Tensor) -> Tensor:
-    """Returns d/dx of x / rms(x): (g − n·mean(g·n)) / rms."""
+    # d/dx of x / rms(x): (g − n·mean(g·n)) / rms.
     along = torch.linalg.vecdot(grad, normed).unsqueeze(-1).div_(normed.shape[-1])
     return torch.addcmul(grad, normed, along, value=-1).mul_(inverse)
 
@@ -65,10 +62,6 @@ class _SwiGlu(torch.autograd.Function):
 
 
 class _Rotate(torch.autograd.Function):
-    """Applies rotary positions by complex numbers: elements 2i and 2i + 1 of a head form one
-    complex number, and one product rotates it.
-    """
-
     @staticmethod
     def forward(ctx: Any, x: Tensor, rotations: Tensor) -> Tensor:
         ctx.save_for_backward(rotations)
@@ -81,14 +74,15 @@ class _Rotate(torch.autograd.Function):
 
 
 def _rotated(x: Tensor, rotations: Tensor) -> Tensor:
+    # Elements 2i and 2i + 1 of a head form one complex number, and one product rotates it.
     pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * rotations).flatten(-2)
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceBlock:
-    """Locates some sequences among the N rows: `sequences` of them, one after the other from row
-    `start` on, each padded at its end to `length` rows.
+    """Some sequences among the N rows: `sequences` of them from row `start` on, each padded at its
+    end to `length` rows.
     """
 
     start: int
@@ -102,16 +96,12 @@ class SequenceBlock:
 
 
 class _Attend(torch.autograd.Function):
-    """Calls scaled dot-product attention once per block. Each block's gradients are written to its
-    own rows; autograd would make a zero-filled tensor of all rows for each block and add them.
-    """
-
     @staticmethod
     def forward(
         ctx: Any, query_key: Tensor, value: Tensor, heads: int, blocks: Sequence[SequenceBlock]
     ) -> Tensor:
         out = torch.empty_like(query_key[:, :heads])
-        kept: list[tuple[Tensor, ...]] = []
+        block_tensors: list[tuple[Tensor, ...]] = []
         for block in blocks:
             parts = query_key[:, :heads], query_key[:, heads:], value
             leaves = tuple(block.view(part).detach().requires_grad_() for part in parts)
@@ -121,8 +111,8 @@ class _Attend(torch.autograd.Function):
                     query, keys, values, is_causal=True, enable_gqa=heads != value.shape[1]
                 )
             block.view(out).copy_(attended.detach())
-            kept.append((attended, *leaves))
-        ctx.kept, ctx.blocks, ctx.heads = kept, blocks, heads
+            block_tensors.append((attended, *leaves))
+        ctx.kept, ctx.blocks, ctx.heads = block_tensors, blocks, heads
         ctx.shapes = query_key, value
         return out
 
@@ -133,36 +123,34 @@ class _Attend(torch.autograd.Function):
             parts = query_key[:, : ctx.heads], query_key[:, ctx.heads :], value
             grads = torch.autograd.grad(attended, leaves, block.view(grad))
             for part, part_grad in zip(parts, grads, strict=True):
+                # Autograd would make a zero-filled tensor of all rows for each block and add them.
                 block.view(part).copy_(part_grad)
         return query_key, value, None, None
 
 
 def normalise(x: Tensor, eps: float) -> Tensor:
-    """Returns x / sqrt(mean(x²) + eps) over the last dimension, without the gain of the norm: the
-    caller multiplies it into the next matrix.
+    """Returns x / sqrt(mean(x²) + eps) over the last dimension. The caller multiplies the norm's
+    gain into the next matrix.
     """
     return _Normalise.apply(x, eps)  # pyright: ignore[reportReturnType]
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """Returns silu(gate) · up [N, f] of `gate_up` [N, 2 f], which holds gate, then up: one matrix
-    product has computed both.
-    """
+    """Returns silu(gate) · up [N, f] of `gate_up` [N, 2 f], which holds gate, then up."""
     return _SwiGlu.apply(gate_up)  # pyright: ignore[reportReturnType]
 
 
 def rotate(x: Tensor, rotations: Tensor) -> Tensor:
     """Returns `x` [N, H, D] rotated by `rotations` [N, H, D/2] (complex). Elements 2i and 2i + 1 of
-    a head are a pair, unlike in transformers, where i and i + D/2 are.
+    a head are a pair; in transformers i and i + D/2 are.
     """
     return _Rotate.apply(x, rotations)  # pyright: ignore[reportReturnType]
 
 
 class _Recompute(torch.autograd.Function):
-    """Runs a part of the network and keeps only its input; the backward pass runs the part again.
-    torch's own `checkpoint` does not fit: its reentrant form adds to `.grad` instead of returning
-    gradients, and its other form would run the part twice for `_Attend`, whose backward pass runs
-    a backward pass of its own.
+    """Runs a part of the network and keeps only its input. torch's own `checkpoint` does not fit:
+    its reentrant form adds to `.grad` instead of returning gradients, and its other form runs the
+    part twice for `_Attend`, whose backward pass has a backward pass of its own.
     """
 
     @staticmethod
@@ -180,23 +168,22 @@ class _Recompute(torch.autograd.Function):
             x = saved.detach().requires_grad_(ctx.needs_input_grad[1])
             out = ctx.part(x)
         inputs = [x, *ctx.parameters]
-        wanted = [tensor for tensor in inputs if tensor.requires_grad]
-        found = iter(torch.autograd.grad(out, wanted, grad))
-        return None, *(next(found) if tensor.requires_grad else None for tensor in inputs)
+        differentiable = [tensor for tensor in inputs if tensor.requires_grad]
+        gradients = iter(torch.autograd.grad(out, differentiable, grad))
+        return None, *(next(gradients) if tensor.requires_grad else None for tensor in inputs)
 
 
 def recompute(part: Callable[[Tensor], Tensor], x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-    """Returns `part(x)`, and keeps only `x` for the backward pass, which computes the part again
-    (Chen et al., arXiv 1604.06174). `parameters` must be all that the part reads. The gradients of
-    `x` and `parameters` are the same bits as without recomputation.
+    """Returns `part(x)`, and keeps only `x` for the backward pass (Chen et al., arXiv 1604.06174).
+    `parameters` must be all that the part reads. Gradients are the same bits as without
+    recomputation.
     """
     return _Recompute.apply(part, x, *parameters)  # pyright: ignore[reportReturnType]
 
 
 def attend(query_key: Tensor, value: Tensor, heads: int, blocks: Sequence[SequenceBlock]) -> Tensor:
     """Computes causal attention within each sequence of `blocks`, which cover each row once.
-
-    `query_key` [N, heads + kv heads, D] holds queries, then keys; `value` is [N, kv heads, D].
-    Returns [N, heads, D].
+    `query_key` [N, heads + kv heads, D] holds queries, then keys; `value` is [N, kv heads, D], the
+    result [N, heads, D].
     """
     return _Attend.apply(query_key, value, heads, blocks)  # pyright: ignore[reportReturnType]

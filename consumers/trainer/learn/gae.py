@@ -1,9 +1,8 @@
 """Advantages over a critic's values (`gae`), the loss of the values (`value_losses`), and both for
 a micro-batch (`judge`). Pure; docs/explanation/learning.md has the formulas and sources.
 
-The steps of GAE are actions: the trained tokens of a trajectory in their order, or the turns that
-have one. Tokens of the environment and tokens that are not trained are no actions: they have no
-value, and what they are rewarded belongs to the action before them.
+The steps of GAE are actions: trained tokens, or turns that have one. Other tokens have no value,
+and their reward belongs to the action before them.
 """
 
 from collections.abc import Sequence
@@ -25,9 +24,9 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Actions:
-    """Holds the K actions of a micro-batch, whose G trained tokens are in the order of
-    `TokenRows.scored`. `of_token` [G] is the action of each token; `first` [K] is the first token
-    of each action, `sequence` [K] the index of its sequence, `rewards` [K] what it is rewarded.
+    """The K actions of a micro-batch with G trained tokens: `of_token` [G] is the action of each
+    token; `first` [K] the first token of each action, `sequence` [K] the index of its sequence,
+    `rewards` [K] its reward.
     """
 
     of_token: Indices
@@ -36,7 +35,6 @@ class Actions:
     rewards: Floats64
 
     def less(self, penalties: Tensor | None) -> Floats64:
-        """Returns the rewards without the penalties [G] of the tokens."""
         if penalties is None:
             return self.rewards
         lost = penalties.detach().double().cpu().numpy()
@@ -44,13 +42,13 @@ class Actions:
 
 
 def actions_of(samples: Sequence[Sample], by_turn: bool) -> Actions:
-    """Returns the actions of the samples, which have `parts` and `turn_ends`; with `by_turn` an
-    action is a turn, otherwise a token.
+    """Returns the actions of the samples, which have `parts` and `turn_ends`: turns with `by_turn`,
+    else tokens.
     """
     of_token, first, owner = list[Indices](), list[Indices](), list[Indices]()
     rewards = list[Floats64]()
     tokens = actions = 0
-    for number, sample in enumerate(one for one in samples if one.mask.any()):
+    for number, sample in enumerate(s for s in samples if s.mask.any()):
         begins, token_rewards = _sample_actions(sample, by_turn)
         within = np.cumsum(begins) - 1
         count = int(within[-1]) + 1
@@ -68,14 +66,11 @@ def actions_of(samples: Sequence[Sample], by_turn: bool) -> Actions:
 
 
 def _sample_actions(sample: Sample, by_turn: bool) -> tuple[NDArray[np.bool_], Floats64]:
-    """Returns for each trained token of the sample whether an action begins with it, and its
-    reward. The reward of a token that is not trained is that of the last trained one before it; of
-    none, if there is none.
-    """
     assert sample.parts is not None
     assert sample.turn_ends is not None
     trained = np.flatnonzero(sample.mask)
     rewards = np.zeros(len(trained))
+    # A token that is not trained gives its reward to the last trained one before it, or to none.
     place = np.searchsorted(trained, sample.parts.ends, side="right") - 1
     np.add.at(rewards, place[place >= 0], sample.parts.rewards[place >= 0])
     if not by_turn:
@@ -89,8 +84,8 @@ def gae(
 ) -> tuple[Floats64, Floats64]:
     """Returns the advantages [K] of the actions and their returns [K], the targets of the values:
     A(k) = δ(k) + γλ A(k + 1) with δ(k) = r(k) + γ V(k + 1) − V(k), and A(k) + V(k) (Schulman et
-    al., "High-dimensional continuous control using generalized advantage estimation", arXiv
-    1506.02438, eq. 16). After the last action of a sequence both are 0; `sequence` ascends.
+    al., arXiv 1506.02438, eq. 16). After the last action of a sequence both are 0; `sequence`
+    ascends.
     """
     counts = np.bincount(sequence)
     longest = int(counts.max())
@@ -101,8 +96,8 @@ def gae(
     for k in range(longest - 1, -1, -1):
         delta = reward[:, k] + gamma * value[:, k + 1] - value[:, k]
         advantage[:, k] = delta + gamma * lambda_ * advantage[:, k + 1]
-    found = advantage[sequence, column]
-    return found, found + values
+    by_action = advantage[sequence, column]
+    return by_action, by_action + values
 
 
 def _begins(counts: Indices) -> Indices:
@@ -110,9 +105,9 @@ def _begins(counts: Indices) -> Indices:
 
 
 def value_losses(values: Tensor, old: Tensor, returns: Tensor, clip: float | None) -> Tensor:
-    """Returns ½ max((V − R)², (V' − R)²) of each action with V' = V_old + clip(V − V_old, ±ε): the
-    squared error of PPO (arXiv 1707.06347, eq. 9) with the value clipping of its authors' code
-    (OpenAI baselines, `ppo2`; arXiv 2005.12729, section 3). All are [K].
+    """Returns ½ max((V − R)², (V' − R)²) of each action [K] with V' = V_old + clip(V − V_old, ±ε):
+    the squared error of PPO (arXiv 1707.06347, eq. 9) with its authors' value clipping (OpenAI
+    baselines, `ppo2`; arXiv 2005.12729, section 3).
     """
     losses = (values - returns).square()
     if clip is not None:
@@ -123,9 +118,8 @@ def value_losses(values: Tensor, old: Tensor, returns: Tensor, clip: float | Non
 
 @dataclass(frozen=True, slots=True)
 class ValueStatistics:
-    """Holds statistics of the values of one or more micro-batches as sums over actions: `error` is
-    the return less the value that made the advantage, `clipped` counts the values that moved beyond
-    the clipping.
+    """Statistics of the values of micro-batches as sums over actions: `error` is the return less
+    the value that made the advantage, `clipped` counts values that moved beyond the clipping.
     """
 
     actions: float = 0.0
@@ -138,12 +132,12 @@ class ValueStatistics:
     clipped: float = 0.0
 
     def __add__(self, other: "ValueStatistics") -> "ValueStatistics":
-        names = [one.name for one in fields(ValueStatistics)]
+        names = [f.name for f in fields(ValueStatistics)]
         return ValueStatistics(*(getattr(self, name) + getattr(other, name) for name in names))
 
     def metrics(self) -> dict[str, float]:
-        """Returns means per action by name. `explained_variance` is 1 − Var(error) / Var(return): 1
-        for exact values, 0 for a constant; it is missing where the returns are equal.
+        """Returns means per action. `explained_variance` is 1 − Var(error) / Var(return): 1 for
+        exact values, 0 for a constant; missing where the returns are equal.
         """
         count = max(self.actions, 1.0)
         spread = self.returned_squared / count - (self.returned / count) ** 2
@@ -161,7 +155,6 @@ class ValueStatistics:
 def _statistics(
     losses: Tensor, values: Tensor, old: Floats64, returns: Floats64, clip: float | None
 ) -> ValueStatistics:
-    """Returns the statistics of one micro-batch."""
     moved = np.abs(values.detach().double().cpu().numpy() - old)
     error = returns - old
     return ValueStatistics(
@@ -178,8 +171,8 @@ def _statistics(
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Holds what a critic finds for a micro-batch: the `advantages` [G] of its trained tokens, the
-    loss of its values as a sum, weighted and divided like the policy's, and statistics.
+    """A critic's result for a micro-batch: `advantages` [G] of its trained tokens, the loss of its
+    values as a sum, weighted and divided like the policy's, and statistics.
     """
 
     advantages: Tensor
@@ -195,28 +188,28 @@ def judge(
     penalties: Tensor | None,
     settings: ObjectiveSettings,
 ) -> Judgement:
-    """Returns what the values [G] mean for the samples' trained tokens. `old` [G] are the values
-    that make the advantages, and around which the loss is clipped; `penalties` [G] are subtracted
-    from the rewards of the tokens. The value of an action is that of its first token; all its
-    tokens have its advantage and its loss, so an error counts as often as it is used.
+    """Returns the `Judgement` of the values [G]. `old` [G] are the values that make the advantages,
+    around which the loss is clipped; `penalties` [G] are subtracted from the rewards.
     """
-    own = settings.critic
-    actions = actions_of(samples, own.action == "turn")
+    critic = settings.critic
+    actions = actions_of(samples, critic.action == "turn")
     first = torch.from_numpy(actions.first)  # pyright: ignore[reportUnknownMemberType]
+    # The value of an action is that of its first token.
     chosen = values.index_select(0, first.to(values.device))
     before = old[actions.first]
     rewards = actions.less(penalties)
-    advantages, returns = gae(before, rewards, actions.sequence, own.gamma, own.gae_lambda)
+    advantages, returns = gae(before, rewards, actions.sequence, critic.gamma, critic.gae_lambda)
 
     def tensor(numbers: Floats64) -> Tensor:
-        found = torch.from_numpy(numbers.astype(np.float32))  # pyright: ignore[reportUnknownMemberType]
-        return found.to(values.device)
+        on_host = torch.from_numpy(numbers.astype(np.float32))  # pyright: ignore[reportUnknownMemberType]
+        return on_host.to(values.device)
 
-    losses = value_losses(chosen, tensor(before), tensor(returns), own.clip)
+    losses = value_losses(chosen, tensor(before), tensor(returns), critic.clip)
     of_token = torch.from_numpy(actions.of_token)  # pyright: ignore[reportUnknownMemberType]
+    # All its tokens have its loss, so an error counts as often as it is used.
     by_token = losses.index_select(0, of_token.to(values.device))
     return Judgement(
         tensor(advantages[actions.of_token]),
         aggregated(by_token, inputs, settings)[0].sum(),
-        _statistics(losses, chosen, before, returns, own.clip),
+        _statistics(losses, chosen, before, returns, critic.clip),
     )

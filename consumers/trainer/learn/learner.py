@@ -1,10 +1,8 @@
-"""Trains a model in one process (`TorchLearner`): holds its masters (the trained parameters in
-fp32, `masters.py`), computes gradients and applies updates, without log or store.
+"""Trains a model in one process (`TorchLearner`), without log or store: holds its masters
+(`masters.py`), computes gradients in `workers` threads and applies updates.
 
-`submit` starts the passes of a micro-batch on one of `workers` threads; `finish_update` applies the
-sum of the gradients of all micro-batches since the previous update. Gradients are added in the
-order of submission, so for given micro-batches the masters are bit-identical for any number of
-workers.
+Gradients are added in the order of submission, so for given micro-batches the masters are
+bit-identical for any number of workers.
 """
 
 import logging
@@ -71,15 +69,15 @@ class _MicroBatchJob:
     samples: Sequence[Sample]
     version: int
     number: int
-    """Number of the micro-batch within its step."""
+    """Within its step."""
     behind: PastWeights
-    """Weights of the versions that emitted the tokens, where the loss needs them."""
+    """Weights of the versions that emitted the tokens, if needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _BatchResult:
-    """Holds the gradients of the policy's parameters, then those of the critic's: all of them, none
-    (nothing is trained), or those of the critic alone.
+    """Gradients of the policy's parameters, then of the critic's: all of them, none (nothing is
+    trained), or those of the critic alone.
     """
 
     gradients: Sequence[Tensor]
@@ -88,14 +86,12 @@ class _BatchResult:
 
 
 class TorchLearner:
-    """Implements `Learner` (`base.py`). It owns `model` (float32) from now on: the model's
-    parameters become views of the masters, or of the masters rounded to `trainer.compute`. With
-    `trainer.reference_kl` or a critic it keeps a copy of `model`, which must be that of version 0,
-    also where `load_state` follows. To be called from one thread.
+    """Implements `Learner` (`base.py`). It owns `model` (float32, of version 0 if other policies or
+    a critic copy it, also where `load_state` follows): its parameters become views of the masters,
+    or of the masters rounded to `trainer.compute`.
 
-    If the model has LoRA adapters (`storage/lora.py`), only the adapters are trained, published and
-    saved in checkpoints. Their state also holds the hash of the frozen base weights, so that it is
-    not loaded over another base.
+    Of a model with LoRA adapters only these are trained, published and saved, with the hash of the
+    frozen base, so that they are not loaded over another one.
     """
 
     def __init__(
@@ -136,22 +132,19 @@ class TorchLearner:
         self._busy_before_s = 0.0
         self._begins_step = True
         self.micro_batches = 0
-        """Micro-batches of the step being trained, or just trained."""
         self._workers = OrderedWorkers(settings.workers, settings.threads, self._train, self._add)
 
     @property
     def updates(self) -> int:
-        """Number of updates made since the start of the run, skipped ones included."""
         return self._optimiser.updates
 
     @property
     def version(self) -> int:
-        """Number of the version that is trained from."""
         return self.updates // self._settings.updates_in_step
 
     @property
     def flat(self) -> Tensor:
-        """The masters themselves (not a copy), as one flat tensor; `finish_update` changes it."""
+        """The masters themselves as one flat tensor; `finish_update` changes it."""
         return self._masters.flat
 
     @property
@@ -161,17 +154,14 @@ class TorchLearner:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the masters and of the optimiser's moments, the critic's too."""
+        """Bytes of masters and moments, the critic's too."""
         critic = 0 if self._critic is None else self._critic.state_bytes
         moments = sum(moment.nbytes for moment in self._optimiser.moments.values())
         return self._masters.flat.nbytes + moments + critic
 
     def submit(self, samples: Sequence[Sample], shortages: int = 0) -> None:
-        """Submit one micro-batch of the update; waits only while as many micro-batches are queued
-        as there are workers.
-
-        A failure in a worker is raised by the next call of `submit`, `settle` or `finish_update`,
-        as `ComputeFailed`; the learner cannot be used afterwards. `shortages` is not used.
+        """Submits one micro-batch of the update; waits only while as many are queued as there are
+        workers. `shortages` is not used.
         """
         if self._begins_step:
             self.micro_batches, self._begins_step = 0, False
@@ -179,17 +169,15 @@ class TorchLearner:
             if self._critic is not None:
                 self._critic.begin_step()
         self.micro_batches += 1
-        behind = self._others.behind(samples)
-        self._workers.submit(_MicroBatchJob(samples, self.version, self.micro_batches - 1, behind))
+        past_weights = self._others.behind(samples)
+        self._workers.submit(
+            _MicroBatchJob(samples, self.version, self.micro_batches - 1, past_weights)
+        )
 
     def settle(self) -> None:
-        """Wait until all submitted micro-batches are computed."""
         self._workers.wait()
 
     def finish_update(self) -> dict[str, float]:
-        """Wait for the update's micro-batches; normalise, clip and apply the sum of their
-        gradients. Returns the update's metrics.
-        """
         self._workers.wait()
         if self._begins_step:  # nothing was submitted; later steps may need this version
             self._others.follow(self.version, self._masters.named(self.flat))
@@ -218,10 +206,8 @@ class TorchLearner:
         return metrics
 
     def snapshot(self, dtype: str, pool: BufferPool | None = None) -> dict[str, Tensor]:
-        """Returns a copy of the weights under their checkpoint names, floating-point tensors as
-        `dtype`; tied tensors share memory. The memory is from `pool` if given, else it is new.
-
-        If the model has adapters, the copy has only these (`AdapterTensors`), always in new memory.
+        """Returns a copy of the weights, floating-point tensors as `dtype`; tied tensors share
+        memory. Of a model with adapters, these alone (`AdapterTensors`), always in new memory.
         """
         state, kind = self._masters.model_state(self._model), getattr(torch, dtype)
         if self._adapter is None:
@@ -233,17 +219,16 @@ class TorchLearner:
         )
 
     def state(self, pool: BufferPool | None = None) -> dict[str, Tensor]:
-        """Returns everything that the next update depends on, for a checkpoint: masters and moments
-        by prefixed name, and two counters of updates. Without `pool` it is a copy in new memory.
-        With `pool` it is a copy in the pool's memory, or, if `lends_state`, the state itself: then
-        it must be read before the next update changes it.
+        """Returns masters and moments by prefixed name, and the counters: a copy, or the state
+        itself with a `pool` if `lends_state`; then it must be read before the next update changes
+        it.
         """
         if pool is not None and self.lends_state:
             return self._state()
         return (pool or BufferPool(1)).copy(self._state(), None)
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore `state()`, bit for bit; raises `ConfigurationError` if it is of another model."""
+        """Restores `state()` bit for bit; raises `ConfigurationError` for another model's."""
         check_base_hash(tensors.get(BASE_HASH), self._base_hash)
         restore(self._masters.named(self.flat), tensors, "masters.")
         restore(self._optimiser.moments, tensors, "optimiser.")
@@ -255,38 +240,29 @@ class TorchLearner:
 
     @property
     def lends_state(self) -> bool:
-        """Whether the state is so large that `state` with a pool lends it instead of copying it."""
         return lends_state(self.state_bytes, self.flat.device)
 
     def state_hash(self) -> str:
-        """Returns xxh3-128 of masters and optimiser state."""
         return state_hash(self._state())
 
     def close(self) -> None:
-        """End the worker threads."""
         self._workers.close()
 
     def _state(self) -> dict[str, Tensor]:
         counters = torch.tensor([self.updates, self._optimiser.applied])
         masters = {f"masters.{name}": view for name, view in self._masters.named(self.flat).items()}
-        moments = {f"optimiser.{name}": one for name, one in self._optimiser.moments.items()}
+        moments = {f"optimiser.{name}": moment for name, moment in self._optimiser.moments.items()}
         base = {} if self._base_hash is None else {BASE_HASH: self._base_hash}
         critic = {} if self._critic is None else self._critic.state()
         return {**masters, **moments, **base, **critic, "optimiser.counters": counters}
 
     def _train(self, job: _MicroBatchJob) -> _BatchResult:
-        """Compute a micro-batch in a worker thread, without changing shared state. `_add` gets the
-        results afterwards, one at a time in the order of submission.
-        """
         try:
             return self._compute_or_halve(job)
         except Exception as error:
             raise ComputeFailed((job.number,), error) from error
 
     def _compute_or_halve(self, job: _MicroBatchJob) -> _BatchResult:
-        """Returns the gradients of the micro-batch's summed loss. Where memory is short, the
-        gradients of its two halves are added instead, which rounds differently.
-        """
         try:
             return self._compute(job)
         except (RuntimeError, MemoryError) as error:
@@ -297,6 +273,7 @@ class TorchLearner:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         half = len(job.samples) // 2
+        # Two halves round differently from the whole.
         first, second = (
             self._compute_or_halve(replace(job, samples=part))
             for part in (job.samples[:half], job.samples[half:])
@@ -317,17 +294,17 @@ class TorchLearner:
         # Scored before the policy, whose activations then are not in memory yet.
         others = self._others.logprobs(samples, rows, job.behind)
         if self._critic is not None:
-            found, logprobs = self._with_critic(self._critic, job, rows, inputs, others)
+            batch_result, logprobs = self._with_critic(self._critic, job, rows, inputs, others)
         else:
             scores = self._policy(rows)
             loss, sums = surrogate_loss(scores, inputs, self._settings, others)
-            found = _BatchResult(_gradients(loss, self._masters.parameters), sums)
+            batch_result = _BatchResult(_gradients(loss, self._masters.parameters), sums)
             logprobs = scores.logprobs
         # Only the first update of a step trains from weights that have a version number.
         if self.updates % self._settings.updates_in_step == 0:
             gaps = logprob_gaps(logprobs, samples, version)
-            return replace(found, sums=replace(found.sums, gaps=gaps))
-        return found
+            return replace(batch_result, sums=replace(batch_result.sums, gaps=gaps))
+        return batch_result
 
     def _with_critic(
         self,
@@ -337,14 +314,13 @@ class TorchLearner:
         inputs: LossInputs,
         others: OtherLogprobs,
     ) -> tuple[_BatchResult, Tensor]:
-        """Returns the result of a micro-batch whose advantages are the critic's, and log π [G]."""
         penalties = reward_penalties(inputs, others, self._settings)
         warms = critic.is_warming(job.version)
         judged: Judgement | None = None
-        own: Sequence[Tensor] = ()
+        critic_gradients: Sequence[Tensor] = ()
         if critic.is_own:  # its activations are gone before the policy's are in memory
             judged = critic.judge(job.samples, rows, inputs, penalties)
-            own = _gradients(judged.loss, critic.parameters)
+            critic_gradients = _gradients(judged.loss, critic.parameters)
         with torch.set_grad_enabled(not warms):
             scores = self._policy(rows)
         if judged is None:
@@ -354,7 +330,7 @@ class TorchLearner:
         trained = () if warms else self._masters.parameters
         if critic.is_own:
             policy = _gradients(loss, trained) if trained else ()
-            gradients = [*policy, *own]
+            gradients = [*policy, *critic_gradients]
         else:
             both = loss + judged.loss if trained else judged.loss
             gradients = _gradients(both, [*trained, *critic.parameters])

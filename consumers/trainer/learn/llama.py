@@ -1,7 +1,6 @@
-"""Computes the forward pass of Llama, Qwen2 and Qwen3 in float32 over a micro-batch whose sequences
-are packed without padding (`PackedDecoder`), in place of the forward pass of transformers. The
-scores (log-probabilities and entropies of the trained tokens) are the same up to rounding, in less
-time (docs/explanation/learning.md, Speed, has the measurements).
+"""The forward pass of Llama, Qwen2 and Qwen3 in float32 over sequences that are packed without
+padding (`PackedDecoder`). Its scores are those of transformers' forward up to rounding, in less
+time (docs/explanation/learning.md, Speed).
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -36,8 +35,8 @@ STATIC_ROPE = {"default", "linear", "llama3", "yarn"}  # frequencies do not depe
 
 
 def has_packed_form(model: PreTrainedModel) -> bool:
-    """Returns whether `PackedDecoder` supports the model: one of the three classes, with full
-    attention in all layers, SiLU and static rotary positions (RoPE).
+    """Whether `PackedDecoder` supports the model: one of the three classes, with full attention in
+    all layers, SiLU and static rotary positions (RoPE).
     """
     config: Any = model.config
     if type(model) not in (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM):
@@ -51,21 +50,14 @@ def has_packed_form(model: PreTrainedModel) -> bool:
 
 
 class PackedDecoder:
-    """Scores the N rows of a micro-batch (`TokenRows`, one row per input token) under the model's
-    parameters at the time of the call. It has no weights of its own; it reads the model's
-    parameters by their names. LoRA adapters (`storage/lora.py`) are parameters too: their low-rank
-    products are added to the products of the frozen matrices. With `recomputes` a layer keeps only
-    its input for the backward pass, which then computes the layer again. With `keeps_states` the
-    scores have their `states`.
+    """Scores the rows of a micro-batch under the model's parameters at the time of the call, LoRA
+    adapters included (`storage/lora.py`). With `recomputes` a layer keeps only its input for the
+    backward pass. With `keeps_states` the scores have their `states`.
 
-    It is faster than padded batches under autograd for these reasons:
-
-    * Sequences follow each other without padding.
-    * Gains of the norms are multiplied into the matrices that follow (d × d work, not N × d).
-    * Rows of the query and key matrices are permuted so that the two halves of a rotary pair are
-      neighbours (`_interleaved`); one complex product then rotates a pair.
-    * `fused_ops` has backward passes written by hand.
-    * The end of the last layer and the head are computed for trained positions only.
+    It is faster than padded batches under autograd: sequences follow each other without padding;
+    gains of norms are multiplied into the matrices that follow (d × d work, not N × d); one complex
+    product rotates a rotary pair (`_interleaved`); `fused_ops` has backward passes written by hand;
+    the end of the last layer and the head are computed for trained positions alone.
     """
 
     def __init__(
@@ -90,7 +82,7 @@ class PackedDecoder:
         self._head = "model.embed_tokens.weight" if tied else "lm_head.weight"
 
     def score(self, rows: TokenRows) -> TokenScores:
-        """Returns the scores of the trained tokens; differentiable in the model's parameters."""
+        """Returns the scores of the trained tokens; differentiable."""
         gain = self._named["model.norm.weight"]
         hidden = self._normed(rows)
         head = self._named[self._head] * gain
@@ -102,10 +94,9 @@ class PackedDecoder:
         return self._normed(rows) * self._named["model.norm.weight"]
 
     def _normed(self, rows: TokenRows) -> Tensor:
-        """Returns the last hidden states [G, d] without the gain of the last norm."""
-        named = self._named
+        tensors = self._named
         rotations = self._rotations(rows.positions)
-        x = F.embedding(rows.tokens, named["model.embed_tokens.weight"])
+        x = F.embedding(rows.tokens, tensors["model.embed_tokens.weight"])
         for number in range(self._layers):
             layer = partial(self._layer, number, rotations, rows)
             if self._recomputes and torch.is_grad_enabled():
@@ -123,42 +114,42 @@ class PackedDecoder:
         return self._mlp(x, at)
 
     def _attended(self, x: Tensor, layer: str, rotations: Tensor, rows: TokenRows) -> Tensor:
-        named, at = self._named, layer + "self_attn."
+        tensors, at = self._named, layer + "self_attn."
         normed = normalise(x, self._eps)
-        gain = named[layer + "input_layernorm.weight"]
+        gain = tensors[layer + "input_layernorm.weight"]
         weight = torch.cat(
             [
-                self._interleaved(named[at + "q_proj.weight"]),
-                self._interleaved(named[at + "k_proj.weight"]),
+                self._interleaved(tensors[at + "q_proj.weight"]),
+                self._interleaved(tensors[at + "k_proj.weight"]),
             ]
         )
         query_key = F.linear(normed, weight * gain, self._query_key_bias(at))
         names = at + "q_proj", at + "k_proj"
         query_key = self._with_adapter(query_key, normed, names, gain, self._interleaved)
         query_key = query_key.unflatten(-1, (-1, self._head_size))
-        if at + "q_norm.weight" in named:
+        if at + "q_norm.weight" in tensors:
             query_key = normalise(query_key, self._eps) * self._head_gains(at)
         query_key = rotate(query_key, rotations)
-        value_weight = named[at + "v_proj.weight"] * gain
-        value = F.linear(normed, value_weight, named.get(at + "v_proj.bias"))
+        value_weight = tensors[at + "v_proj.weight"] * gain
+        value = F.linear(normed, value_weight, tensors.get(at + "v_proj.bias"))
         value = self._with_adapter(value, normed, (at + "v_proj",), gain)
         value = value.unflatten(-1, (-1, self._head_size))
         return attend(query_key, value, self._heads, rows.blocks).flatten(1)
 
     def _mlp(self, x: Tensor, layer: str) -> Tensor:
-        named, at = self._named, layer + "mlp."
+        tensors, at = self._named, layer + "mlp."
         normed = normalise(x, self._eps)
-        gain = named[layer + "post_attention_layernorm.weight"]
-        weight = torch.cat([named[at + "gate_proj.weight"], named[at + "up_proj.weight"]])
+        gain = tensors[layer + "post_attention_layernorm.weight"]
+        weight = torch.cat([tensors[at + "gate_proj.weight"], tensors[at + "up_proj.weight"]])
         bias = None
-        if at + "gate_proj.bias" in named:
-            bias = torch.cat([named[at + "gate_proj.bias"], named[at + "up_proj.bias"]])
+        if at + "gate_proj.bias" in tensors:
+            bias = torch.cat([tensors[at + "gate_proj.bias"], tensors[at + "up_proj.bias"]])
         gate_up = F.linear(normed, weight * gain, bias)
         gate_up = self._with_adapter(gate_up, normed, (at + "gate_proj", at + "up_proj"), gain)
         return self._added(x, swiglu(gate_up), at + "down_proj")
 
     def _added(self, x: Tensor, branch: Tensor, name: str) -> Tensor:
-        """Returns x + branch · (matrix of this name); one operation multiplies and adds."""
+        # One operation multiplies and adds.
         out = torch.addmm(x, branch, self._named[name + ".weight"].t())
         out = self._with_adapter(out, branch, (name,))
         bias = self._named.get(name + ".bias")
@@ -170,22 +161,22 @@ class PackedDecoder:
         x: Tensor,
         names: Sequence[str],
         gain: Tensor | None = None,
-        turned: Callable[[Tensor], Tensor] = lambda rows: rows,
+        reordered: Callable[[Tensor], Tensor] = lambda rows: rows,
     ) -> Tensor:
-        """Returns `out` [N, all outputs] plus s · B·A·(x · gain) of the adapters of these layers
-        (s = alpha / rank), whose outputs stand side by side; `turned` reorders the rows of B like
-        those of the layer's matrix.
+        """Returns `out` [N, all outputs] plus s · B·A·(x · gain) of the adapters of these layers (s
+        = alpha / rank), side by side; `reordered` orders the rows of B like those of the layer's
+        matrix.
         """
-        named = self._named
+        tensors = self._named
         lows: list[Tensor] = []
         highs: list[Tensor] = []
         for name in names:
-            low, high = named.get(name + LOW), named.get(name + HIGH)
+            low, high = tensors.get(name + LOW), tensors.get(name + HIGH)
             if low is not None and high is not None:
                 lows.append(low)
-                highs.append(turned(high))
+                highs.append(reordered(high))
             else:  # a layer without an adapter
-                highs.append(x.new_zeros(named[name + ".weight"].shape[0], 0))
+                highs.append(x.new_zeros(tensors[name + ".weight"].shape[0], 0))
         if not lows:
             return out
         low = torch.cat(lows)
@@ -194,10 +185,8 @@ class PackedDecoder:
         return torch.addmm(out, inner, torch.block_diag(*highs).t())
 
     def _interleaved(self, weight: Tensor) -> Tensor:
-        """Returns the rows of each head in the order 0, D/2, 1, D/2 + 1, …: the two halves of a
-        rotary pair are neighbours. Attention scores do not change, since queries and keys are
-        permuted alike.
-        """
+        # Rows of each head in the order 0, D/2, 1, D/2 + 1, …, so that the halves of a rotary pair
+        # are neighbours. Scores stay: queries and keys are permuted alike.
         return weight.unflatten(0, (-1, 2, self._head_size // 2)).transpose(1, 2).flatten(0, 2)
 
     def _query_key_bias(self, at: str) -> Tensor | None:
@@ -207,13 +196,12 @@ class PackedDecoder:
         return torch.cat([self._interleaved(bias) for bias in biases])
 
     def _head_gains(self, at: str) -> Tensor:
-        """Returns the gains [heads + kv heads, D] of the norms of queries and keys."""
         query, key = (self._interleaved(self._named[at + n + "_norm.weight"]) for n in "qk")
         return torch.cat([query.expand(self._heads, -1), key.expand(self._kv_heads, -1)])
 
     def _rotations(self, positions: Tensor) -> Tensor:
-        """Returns the rotary rotations [N, heads + kv heads, D/2] of these positions as complex
-        numbers, by the model's own table; D is the size of a head.
+        """Returns the rotations [N, heads + kv heads, D/2] of these positions as complex numbers,
+        by the model's own table.
         """
         length = int(positions.max()) + 1
         with torch.no_grad():

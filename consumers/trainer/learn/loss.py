@@ -1,10 +1,7 @@
-"""Computes the policy-gradient loss of a micro-batch (`surrogate_loss`) and its statistics over its
-trained tokens. Pure; docs/explanation/learning.md has the formulas and sources.
-
-π is the policy being trained, μ the policy that emitted the token. log μ was recorded by the engine
-under the token's own version, so trajectories of several versions need no special case. The loss is
-a *sum*: an update divides the summed gradients of its micro-batches by the sum of their weights
-(numbers of tokens or of sequences), which is known only after the last micro-batch.
+"""The policy-gradient loss of a micro-batch (`surrogate_loss`) and its statistics. Pure;
+docs/explanation/learning.md has the formulas and sources. π is the policy being trained; log μ was
+recorded under each token's own version, so trajectories of several versions need no special case.
+The loss is a *sum*: its divisor is known only after the update's last micro-batch.
 """
 
 import math
@@ -32,17 +29,14 @@ from rollstream.consumers.trainer.learn.surrogates import (
 
 @dataclass(frozen=True, slots=True)
 class LossStatistics:
-    """Holds statistics of one or more micro-batches as sums, so that the statistics of several are
-    added with `+`. `weight` is the divisor of the update's gradient; the others are for metrics.
+    """Statistics of micro-batches as sums, added with `+`; the two maxima are over trained tokens.
+    `weight` is the divisor of the update's gradient.
 
-    `sequences` counts sequences with a trained token, `masked` the generated tokens that are not
-    trained, `halved` the micro-batches that did not fit into memory and were split. The two maxima
-    are over trained tokens, all other fields are sums over them. `ratio` is r = π/μ before
-    truncation or clipping, per token or per sequence as the loss uses it; `kl` sums r − 1 − log r;
-    `clipped` counts tokens whose ratio was truncated or clipped, `outliers` those that a mask took
-    out of the loss. `reference_kl` sums the estimates of the KL to the reference (`reference_kl`).
-    `advantage_squared` is a sum over sequences. `gaps` are the differences between
-    log π and log μ that `mismatch.py` measures, in the first update of a step only.
+    `masked` counts generated tokens that are not trained, `halved` micro-batches that did not fit
+    into memory. `ratio` is r = π/μ before truncation or clipping, as the loss uses it; `kl` sums r
+    − 1 − log r; `clipped` counts truncated or clipped ratios, `outliers` tokens that a mask took
+    out of the loss. `advantage_squared` is over sequences. `gaps` (`mismatch.py`) are those of a
+    step's first update only.
     """
 
     loss: float = 0.0
@@ -69,32 +63,30 @@ class LossStatistics:
             pair: tuple[float, float] = getattr(self, name), getattr(other, name)
             return max(pair) if name.endswith("_max") else sum(pair)
 
-        names = (one.name for one in fields(LossStatistics) if one.name != "gaps")
+        names = (f.name for f in fields(LossStatistics) if f.name != "gaps")
         return LossStatistics(
             **{name: combined(name) for name in names}, gaps=self.gaps + other.gaps
         )
 
     @property
     def ess(self) -> float:
-        """The effective sample size as a share of the N trained tokens, (Σr)² / (N Σr²): 1 on
-        policy, less off policy.
+        """Effective sample size as a share of the N trained tokens, (Σr)² / (N Σr²): 1 on policy,
+        less off policy.
         """
         return self.ratio**2 / max(max(self.tokens, 1.0) * self.ratio_squared, 1e-300)
 
     def divisor(self, advantage: str) -> float:
-        """Returns what the update's summed gradient is divided by. For the advantage `batch` it
-        includes the standard deviation of the update's advantages, whose mean is 0 because each
-        group's is: the losses are proportional to the advantages, so dividing the gradient divides
-        them, and no micro-batch has to wait for the last group.
-        """
+        """Returns the divisor of the update's summed gradient."""
         if advantage != "batch":
             return self.weight
+        # The update's advantages have mean 0, as each group's do. Losses are proportional to them,
+        # so dividing the gradient divides them, and no micro-batch waits for the last group.
         deviation = math.sqrt(self.advantage_squared / max(self.sequences - 1, 1.0))
         return self.weight * (deviation + EPS)
 
     def metrics(self) -> dict[str, float]:
-        """Returns metrics by name: means per trained token (`loss` per `weight`), maxima and
-        counts. `kl` estimates KL(μ ‖ π) (k3 of Schulman, "Approximating KL divergence", 2020).
+        """Returns means per trained token (`loss` per `weight`), maxima and counts. `kl` estimates
+        KL(μ ‖ π) (k3 of Schulman, "Approximating KL divergence", 2020).
         """
         tokens = max(self.tokens, 1.0)
         return {
@@ -119,8 +111,8 @@ class LossStatistics:
 
 @dataclass(frozen=True, slots=True)
 class OtherLogprobs:
-    """Holds the log-probabilities [G] of the trained tokens under other policies, without gradient:
-    `reference`, needed where `reference_kl` is not 0, and `proximal`, needed where that is set.
+    """Log-probabilities [G] of the trained tokens under other policies, without gradient:
+    `reference` where `reference_kl` is not 0, `proximal` where that is set.
     """
 
     reference: Tensor | None = None
@@ -136,8 +128,8 @@ def surrogate_loss(
     settings: ObjectiveSettings,
     others: OtherLogprobs = NO_OTHERS,
 ) -> tuple[Tensor, LossStatistics]:
-    """Returns the loss as a sum, not divided by its weight and differentiable in `scores`, and the
-    statistics of its tokens, with that weight. `settings` choose the parts of the formula.
+    """Returns the loss as a sum, differentiable in `scores` and not divided by its weight, and the
+    statistics of its tokens, with that weight.
     """
     counts = torch.bincount(inputs.sequence, minlength=inputs.sequences)
     token_log_ratio = bounded_log_ratio(scores.logprobs, inputs.behaviour)
@@ -153,9 +145,9 @@ def surrogate_loss(
     else:
         tokens = SurrogateInputs(scores.logprobs, log_ratio, rewarded)
         losses, clipped = find_surrogate(settings.loss)(tokens, settings)
-    kept = kept_tokens(token_log_ratio.detach(), inputs, counts, settings)
-    if kept is not None:
-        losses = torch.where(kept, losses, 0.0)
+    unmasked = kept_tokens(token_log_ratio.detach(), inputs, counts, settings)
+    if unmasked is not None:
+        losses = torch.where(unmasked, losses, 0.0)
     if settings.ratio_penalty:
         losses = losses + settings.ratio_penalty * token_log_ratio.square()
     if settings.entropy_bonus:
@@ -163,7 +155,7 @@ def surrogate_loss(
     if estimates is not None and not in_reward:
         losses = losses + settings.reference_kl * estimates
     losses, total_weight = aggregated(losses, inputs, settings)
-    outliers = 0.0 if kept is None else float((~kept).sum())
+    outliers = 0.0 if unmasked is None else float((~unmasked).sum())
     sums = _sums(losses, total_weight, scores, inputs, log_ratio, clipped)
     distance = 0.0 if estimates is None else float(estimates.detach().double().sum())
     return losses.sum(), replace(sums, outliers=outliers, reference_kl=distance)
@@ -172,12 +164,12 @@ def surrogate_loss(
 def reward_penalties(
     inputs: LossInputs, others: OtherLogprobs, settings: ObjectiveSettings
 ) -> Tensor | None:
-    """Returns what the KL to the reference takes from the reward of each token [G]; None if it is
-    not in the reward. A critic counts it before it makes advantages, and `surrogate_loss` then
-    does not.
+    """Returns the KL to the reference that is taken from the reward of each token [G]; None if it
+    is not in the reward.
     """
     if settings.reference_kl_in != "reward":
         return None
+    # A critic counts it before it makes advantages; `surrogate_loss` then does not.
     estimates = _kl_estimates(inputs.behaviour, others, settings)
     return None if estimates is None else settings.reference_kl * estimates
 
@@ -185,9 +177,6 @@ def reward_penalties(
 def _kl_estimates(
     logprobs: Tensor, others: OtherLogprobs, settings: ObjectiveSettings
 ) -> Tensor | None:
-    """Returns the estimate of the KL to the reference for each token; None if there is no such
-    term. `logprobs` are those of the policy whose distance counts.
-    """
     if not settings.reference_kl:
         return None
     assert others.reference is not None, "reference_kl needs the reference's log-probabilities"
@@ -201,10 +190,8 @@ def _decoupled(
     settings: ObjectiveSettings,
     others: OtherLogprobs,
 ) -> tuple[Tensor, Tensor]:
-    """Returns losses and flags of the surrogate around the proximal policy, times the weight
-    proximal/μ within `ratio_min` and `ratio_max` (decoupled PPO: arXiv 2110.00641; AReaL, arXiv
-    2505.24298, eq. 5).
-    """
+    # The surrogate around the proximal policy, times the bounded weight proximal/μ (arXiv
+    # 2110.00641; AReaL, arXiv 2505.24298, eq. 5).
     proximal = others.proximal
     assert proximal is not None, "proximal needs the proximal policy's log-probabilities"
     moved = importance_log_ratio(
@@ -212,8 +199,8 @@ def _decoupled(
     )
     tokens = SurrogateInputs(logprobs, moved, inputs)
     losses, clipped = find_surrogate(settings.loss)(tokens, settings)
-    behind = bounded_log_ratio(proximal, inputs.behaviour)
-    ratio = importance_log_ratio(behind, inputs, counts, settings.ratio).exp()
+    proximal_log_ratio = bounded_log_ratio(proximal, inputs.behaviour)
+    ratio = importance_log_ratio(proximal_log_ratio, inputs, counts, settings.ratio).exp()
     weight = ratio.clamp(settings.ratio_min, settings.ratio_max)
     return losses * weight, clipped | (weight != ratio)
 
@@ -221,9 +208,8 @@ def _decoupled(
 def aggregated(
     losses: Tensor, inputs: LossInputs, settings: ObjectiveSettings
 ) -> tuple[Tensor, float]:
-    """Returns the losses [G] of the trained tokens, each with its share in its sequence or prompt,
-    and the total weight by which an update divides their sum. The weights of micro-batches add up
-    to that of their union.
+    """Returns the losses [G], each with its share in its sequence or prompt, and the total weight
+    by which an update divides their sum; weights of micro-batches add up.
     """
     counts = torch.bincount(inputs.sequence, minlength=inputs.sequences)
     match settings.aggregate:
@@ -247,9 +233,6 @@ def _sums(
     log_ratio: Tensor,
     clipped: Tensor,
 ) -> LossStatistics:
-    """Returns the statistics of one micro-batch, without `gaps`, `outliers` and `reference_kl`:
-    the caller adds them.
-    """
     log_ratio = log_ratio.double()
     ratio, lag = log_ratio.exp(), inputs.lag.double()
     by_sequence = inputs.advantage.new_zeros(inputs.sequences)

@@ -1,9 +1,7 @@
-"""AdamW whose moments have 8 bits (Dettmers et al., "8-bit optimizers via block-wise quantization",
-arXiv 2110.02861), by bitsandbytes: a number of a moment is a byte, the index of one of 256 unevenly
-spaced values, and 256 of them share a float32 scale. So a parameter's two moments take 2.03 bytes
-in place of 8. Tensors of fewer than 4096 numbers keep moments in float32.
-
-bitsandbytes is optional (the extra `lowbit`) and imported by a learner that needs it alone.
+"""AdamW whose moments have 8 bits, by bitsandbytes (Dettmers et al., "8-bit optimizers via
+block-wise quantization", arXiv 2110.02861): a byte indexes one of 256 unevenly spaced values, and
+256 numbers share a float32 scale. A parameter's two moments take 2.03 bytes, not 8. Tensors of
+fewer than 4096 numbers keep float32.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,9 +14,9 @@ from rollstream.consumers.settings import TrainerSettings
 from rollstream.errors import ConfigurationError
 
 
-def eight_bit_adamw(named: Mapping[str, nn.Parameter], settings: TrainerSettings) -> Any:
-    """Returns bitsandbytes' `AdamW8bit` over these parameters, its state made already, so that it
-    can be restored before the first update. Raises `ConfigurationError` without bitsandbytes.
+def eight_bit_adamw(parameters: Mapping[str, nn.Parameter], settings: TrainerSettings) -> Any:
+    """Returns bitsandbytes' `AdamW8bit` over these parameters. Raises `ConfigurationError` without
+    bitsandbytes (the extra `lowbit`).
     """
     try:
         library: Any = import_module("bitsandbytes")
@@ -28,34 +26,35 @@ def eight_bit_adamw(named: Mapping[str, nn.Parameter], settings: TrainerSettings
             "pip install 'rollstream[lowbit]'"
         ) from error
     adam: Any = library.optim.AdamW8bit(
-        list(named.values()),
+        list(parameters.values()),
         lr=settings.lr,
         betas=settings.betas,
         eps=1e-8,
         weight_decay=settings.weight_decay,
     )
-    for index, parameter in enumerate(named.values()):
+    for index, parameter in enumerate(parameters.values()):
+        # Made now, so that a checkpoint can be restored before the first update.
         adam.init_state(adam.param_groups[0], parameter, 0, index)
     return adam
 
 
-def named_moments(adam: Any, named: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """Returns the moments themselves, not copies: those of a small parameter under the names that
-    AdamW's have, of another one the codes (uint8) and the scales of their blocks (float32).
+def named_moments(adam: Any, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Returns the moments themselves, not copies: those of a small parameter under AdamW's names,
+    of another one the codes (uint8) and the scales of their blocks (float32).
     """
-    found: dict[str, Tensor] = {}
-    for name, parameter in named.items():
+    moments: dict[str, Tensor] = {}
+    for name, parameter in parameters.items():
         state: Mapping[str, Any] = adam.state[parameter]
         for kind, number in (("mean", 1), ("square", 2)):
             if "qmap1" in state:
-                found[f"{kind}_codes.{name}"] = state[f"state{number}"]
-                found[f"{kind}_scales.{name}"] = state[f"absmax{number}"]
+                moments[f"{kind}_codes.{name}"] = state[f"state{number}"]
+                moments[f"{kind}_scales.{name}"] = state[f"absmax{number}"]
             else:
-                found[f"{kind}.{name}"] = state[f"state{number}"]
-    return found
+                moments[f"{kind}.{name}"] = state[f"state{number}"]
+    return moments
 
 
 def set_steps(adam: Any, parameters: Sequence[nn.Parameter], applied: int) -> None:
-    """Set the number of updates that the bias correction counts."""
+    """Sets the number of updates that the bias correction counts."""
     for parameter in parameters:
         adam.state[parameter]["step"] = applied

@@ -1,11 +1,6 @@
-"""Holds the masters, all trained parameters of a model as float32 in one flat buffer (`Masters`),
-and updates them by AdamW or Muon (`Optimiser`; `low_bit.py` has AdamW with moments of 8 bits). In
-one flat buffer, the norm of the gradient, its clipping and AdamW's update are a few operations,
-instead of several for each parameter.
-
-The parameters of the model are views of this buffer. If the model computes in another type than
-float32, or on another device than the buffer's, they are views of a second buffer, into which
-`Masters.round` copies the masters. The `check_…` functions compare a checkpoint with the model.
+"""The masters, all trained parameters of a model as float32 in one flat buffer (`Masters`), and
+their updates by AdamW or Muon (`Optimiser`). In one buffer gradient norm, clipping and AdamW are a
+few operations instead of several for each parameter.
 """
 
 import math
@@ -24,9 +19,7 @@ from rollstream.errors import ConfigurationError
 CPU = torch.device("cpu")
 ALIGNMENT = 16  # floats, one cache line: views are then as fast as tensors of their own
 ROUNDED_NUMBERS = 1 << 24
-"""How many numbers are rounded at a time. This bounds memory: if the rounded numbers go to another
-device, torch first makes a temporary copy of them.
-"""
+"""How many numbers are rounded at a time: to another device torch first makes a temporary copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +35,17 @@ class ParameterSlice:
         return prod(self.shape)
 
     def view(self, flat: Tensor) -> Tensor:
-        """Returns the view of a flat buffer that has this parameter's place and shape."""
         return flat[self.start : self.start + self.size].view(self.shape)
 
 
 class Masters:
-    """Holds the trained parameters of `model` in the buffer `flat` from now on, and makes the
-    model's own parameters views of it or of its rounded copy. `slices` has the place of each
-    parameter; the gaps between them (`ALIGNMENT`) stay 0.
+    """Holds the trained parameters of `model` in the buffer `flat`; the model's own become views of
+    it, or of a rounded copy in the type `compute`. `slices` has the place of each parameter; gaps
+    (`ALIGNMENT`) stay 0.
 
-    The model computes in the type `compute` on `device`, except modules that its class keeps in
-    float32 and torch's buffers (rotary frequencies), which keep their type. A frozen parameter
-    (`requires_grad` False) has no master: it is held once, in `compute`.
-
-    `flat` is on `device`, or with `offload` in host memory. The device then has no float32 copy of
-    the parameters, and every gradient is moved to host memory and added there.
+    Modules that the model's class keeps in float32, and torch's buffers, keep their type. A frozen
+    parameter has no master: it is held once, in `compute`. With `offload` `flat` is in host memory,
+    where gradients are added too.
     """
 
     def __init__(
@@ -66,12 +55,14 @@ class Masters:
         device: torch.device = CPU,
         offload: bool = False,
     ) -> None:
-        own = dict(model.named_parameters())
-        named = {name: parameter for name, parameter in own.items() if parameter.requires_grad}
-        self.parameters: Sequence[Tensor] = list(named.values())
+        parameters = dict(model.named_parameters())
+        trained = {
+            name: parameter for name, parameter in parameters.items() if parameter.requires_grad
+        }
+        self.parameters: Sequence[Tensor] = list(trained.values())
         self.slices: list[ParameterSlice] = []
         end = 0
-        for name, parameter in named.items():
+        for name, parameter in trained.items():
             self.slices.append(ParameterSlice(name, end, tuple(parameter.shape)))
             end += -(-parameter.numel() // ALIGNMENT) * ALIGNMENT
         self.flat = torch.zeros(end, device=CPU if offload else device)
@@ -80,9 +71,9 @@ class Masters:
             rounded = torch.zeros(end, dtype=compute, device=device)
         self._exact: list[tuple[ParameterSlice, Tensor]] = []
         exact = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
-        for name in own.keys() - named.keys():
+        for name in parameters.keys() - trained.keys():
             if exact.isdisjoint(name.split(".")):
-                own[name].data = own[name].data.to(compute)
+                parameters[name].data = parameters[name].data.to(compute)
         for place, parameter in zip(self.slices, self.parameters, strict=True):
             view = place.view(self.flat)
             view.copy_(parameter.detach())
@@ -96,8 +87,8 @@ class Masters:
         self.round()
 
     def round(self) -> None:
-        """Copy the masters into the model's parameters, rounded to their type, unless these are
-        views of `flat`. To be called after each change of `flat`.
+        """Copies the masters into the model's parameters, rounded to their type. To be called after
+        each change of `flat`.
         """
         if self._rounded is not None:
             for start in range(0, len(self.flat), ROUNDED_NUMBERS):
@@ -107,8 +98,8 @@ class Masters:
             tensor.copy_(place.view(self.flat))
 
     def model_state(self, model: nn.Module) -> dict[str, Tensor]:
-        """Returns all tensors of `model`, the one given to the constructor, under their checkpoint
-        names. Trained parameters are views of `flat`, not rounded; tied tensors share memory.
+        """Returns all tensors of `model` under their checkpoint names. Trained ones are views of
+        `flat`, not rounded; tied tensors share memory.
         """
         views = {
             id(parameter): place.view(self.flat)
@@ -118,47 +109,40 @@ class Masters:
         return {name: views.get(id(tensor), tensor) for name, tensor in state.items()}
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
-        """Returns the views of the parameters in a buffer with the layout of `flat` (for instance
-        the moments), by parameter name.
-        """
+        """Returns the views of the parameters in a buffer with the layout of `flat`, by name."""
         return {place.name: place.view(flat) for place in self.slices}
 
     def add(self, flat: Tensor, gradients: Sequence[Tensor]) -> None:
-        """Add one gradient for each of `parameters`, in their order, to a buffer with the layout of
-        `flat`.
-        """
+        """Adds one gradient for each of `parameters` to a buffer with the layout of `flat`."""
         for place, gradient in zip(self.slices, gradients, strict=True):
             place.view(flat).add_(gradient.to(flat.device))
 
 
-def restore(named: Mapping[str, Tensor], tensors: Mapping[str, Tensor], prefix: str) -> None:
-    """Copy the tensors of a checkpoint, whose names are `prefix` + name, into the `named` ones.
-    Raises `ConfigurationError` if one is missing or has another shape, because the checkpoint is
-    then of another model.
+def restore(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], prefix: str) -> None:
+    """Copies a checkpoint's tensors, named `prefix` + name, into `targets`. Raises
+    `ConfigurationError` if one is missing or has another shape: the checkpoint is of another model.
     """
-    for name, tensor in named.items():
+    for name, tensor in targets.items():
         tensor.copy_(checkpoint_tensor(tensors, prefix + name, tuple(tensor.shape)))
 
 
 def checkpoint_tensor(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
-    """Returns the tensor `name` of a checkpoint. Raises `ConfigurationError` if it is missing or
-    does not have this shape.
-    """
-    found = tensors.get(name)
-    check_checkpoint_shape(name, None if found is None else tuple(found.shape), shape)
-    assert found is not None
-    return found
+    """Returns the tensor `name` of a checkpoint; raises as `restore`."""
+    tensor = tensors.get(name)
+    check_checkpoint_shape(name, None if tensor is None else tuple(tensor.shape), shape)
+    assert tensor is not None
+    return tensor
 
 
 def check_checkpoint_shape(
-    name: str, found: tuple[int, ...] | None, shape: tuple[int, ...]
+    name: str, stored: tuple[int, ...] | None, shape: tuple[int, ...]
 ) -> None:
-    """Raise `ConfigurationError` unless `found`, the shape of the tensor `name` in a checkpoint
-    (None: it is missing), is the `shape` of the model's tensor.
+    """Raises `ConfigurationError` unless the stored shape of the tensor `name` (None: missing) is
+    that of the model's.
     """
-    if found == shape:
+    if stored == shape:
         return
-    what = "missing" if found is None else f"of shape {found}"
+    what = "missing" if stored is None else f"of shape {stored}"
     raise ConfigurationError(
         f"checkpoint: {name!r} is {what}, the model has {shape}: "
         "these tensors belong to another model configuration"
@@ -166,23 +150,22 @@ def check_checkpoint_shape(
 
 
 BASE_HASH = "base.hash"
-"""If LoRA adapters are trained, a checkpoint holds only their state, and under this name the hash
-of the frozen model to which they belong (the base).
+"""Name in a checkpoint of LoRA adapters, which holds their state alone, of the hash of their frozen
+base.
 """
 
 
 def hash_tensor(digest: str) -> Tensor:
-    """Returns a hash (hexadecimal digits) as a tensor of its bytes, as a checkpoint holds it."""
+    """Returns a hash (hexadecimal digits) as a tensor of its bytes."""
     return torch.tensor(list(bytes.fromhex(digest)), dtype=torch.uint8)
 
 
-def check_base_hash(found: Tensor | None, mine: Tensor | None) -> None:
-    """Raise `ConfigurationError` unless the adapters of a checkpoint belong to the base of this
-    run's model: `found` is the hash in the checkpoint, `mine` that of the run's base. None means
-    without adapters, and then both must be None.
+def check_base_hash(stored: Tensor | None, mine: Tensor | None) -> None:
+    """Raises `ConfigurationError` unless the adapters of a checkpoint belong to this run's base:
+    `stored` is the hash in the checkpoint, `mine` the run's. None means without adapters.
     """
-    if (found is None) == (mine is None) and (
-        found is None or mine is None or torch.equal(found, mine)
+    if (stored is None) == (mine is None) and (
+        stored is None or mine is None or torch.equal(stored, mine)
     ):
         return
     raise ConfigurationError(
@@ -195,9 +178,9 @@ NORM_EPS = 1e-6  # as torch.nn.utils.clip_grad_norm_
 
 
 def learning_rate(update: int, settings: TrainerSettings) -> float:
-    """Returns the learning rate of update number `update`, counted from 0: `lr` times a linear
-    warm-up over the first `lr_ramp_steps` updates, times a linear decay from 1 at the first update
-    to `lr_final` at the run's last one.
+    """Returns the rate of update number `update`, from 0: `lr` times a linear warm-up over the
+    first `lr_ramp_steps` updates, times a linear decay from 1 to `lr_final` at the run's last
+    update.
     """
     last = settings.steps * settings.updates_in_step - 1
     ramp = min(1.0, (update + 1) / max(1, settings.lr_ramp_steps))
@@ -206,9 +189,9 @@ def learning_rate(update: int, settings: TrainerSettings) -> float:
 
 
 def guarded_rate(rate: float, ess: float, settings: TrainerSettings) -> float:
-    """Returns the learning rate for an update with this share of effective samples: with
-    `ess_guard = "scale"` it is multiplied by the share, as in VCPO (arXiv 2602.17616), since the
-    variance of a gradient grows as its effective samples become fewer.
+    """Returns the rate for an update with this share of effective samples: `ess_guard = "scale"`
+    multiplies it by the share, as in VCPO (arXiv 2602.17616), since a gradient's variance grows as
+    its effective samples become fewer.
     """
     return rate * min(1.0, ess) if settings.ess_guard == "scale" else rate
 
@@ -220,9 +203,7 @@ def is_guarded(ess: float, settings: TrainerSettings) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """Reports an update: the norm of its gradient before clipping, its learning rate, and `skipped`
-    (1 if the update was skipped, else 0).
-    """
+    """An update: norm of its gradient before clipping, learning rate, and `skipped` (1 or 0)."""
 
     gradient_norm: float
     learning_rate: float
@@ -234,8 +215,8 @@ MUON_MOMENTUM = 0.95
 
 
 def hidden_matrices(model: nn.Module) -> frozenset[str]:
-    """Returns the names of the trained parameters that Muon updates: the matrices of hidden layers,
-    without embeddings and the head.
+    """Returns the names of the trained parameters that Muon updates: matrices of hidden layers,
+    without embeddings and head.
     """
     head: Any = getattr(model, "get_output_embeddings", lambda: None)()
     outer = [module for module in model.modules() if isinstance(module, nn.Embedding)]
@@ -249,16 +230,14 @@ def hidden_matrices(model: nn.Module) -> frozenset[str]:
 
 
 class Optimiser:
-    """Updates the masters `flat` in place: those of the `matrices` by Muon (Jordan et al., 2024),
-    all others by AdamW (Loshchilov & Hutter, "Decoupled weight decay", arXiv 1711.05101). Weight
-    decay is for all tensors. Gradients are clipped by their global norm.
+    """Updates the masters `flat` in place: the `matrices` by Muon (Jordan et al., 2024), all others
+    by AdamW (Loshchilov & Hutter, "Decoupled weight decay", arXiv 1711.05101), with gradients
+    clipped by their global norm. Muon's updates are scaled to the size of AdamW's, so both have one
+    learning rate (Liu et al., arXiv 2502.16982, section 2.2); its momentum takes the place of the
+    first moment.
 
-    Muon's updates are scaled to the size of AdamW's, so both have one learning rate (Liu et al.,
-    arXiv 2502.16982, section 2.2). Its momentum takes the place of Adam's first moment.
-
-    The state to keep in a checkpoint, besides `flat`: `moments` by name (`mean.` and `square.` and
-    the name of a parameter; `low_bit.py` has the names of those in 8 bits), the number of all
-    updates (`updates`) and of those not skipped (`applied`). `slices` are the places in `flat`.
+    A checkpoint keeps, besides `flat`, the `moments` by name (`mean.` or `square.` and the
+    parameter's), and the numbers of `updates` and of those not skipped (`applied`).
     """
 
     def __init__(
@@ -275,17 +254,16 @@ class Optimiser:
         self._parts: list[tuple[nn.Parameter, ParameterSlice | None]] = []
         self.moments: dict[str, Tensor] = {}
         if settings.optimiser == "adamw_8bit":
-            named = {place.name: nn.Parameter(place.view(flat)) for place in slices}
-            self._parts = [(named[place.name], place) for place in slices]
-            self._adam = low_bit.eight_bit_adamw(named, settings)
-            self.moments = low_bit.named_moments(self._adam, named)
+            parameters = {place.name: nn.Parameter(place.view(flat)) for place in slices}
+            self._parts = [(parameters[place.name], place) for place in slices]
+            self._adam = low_bit.eight_bit_adamw(parameters, settings)
+            self.moments = low_bit.named_moments(self._adam, parameters)
         else:
             self._open_float(flat, slices, matrices)
 
     def _open_float(
         self, flat: Tensor, slices: Sequence[ParameterSlice], matrices: Collection[str]
     ) -> None:
-        """Make the optimisers whose moments have the layout of `flat`."""
         settings, mean, square = self._settings, torch.zeros_like(flat), torch.zeros_like(flat)
         for kind, moment in (("mean", mean), ("square", square)):
             self.moments |= {f"{kind}.{place.name}": place.view(moment) for place in slices}
@@ -308,24 +286,23 @@ class Optimiser:
                     "exp_avg": _part(mean, place),
                     "exp_avg_sq": _part(square, place),
                 }
-        named = [(nn.Parameter(p.view(flat)), p) for p in slices if p.name in matrices]
-        if named:
+        muon_parts = [(nn.Parameter(p.view(flat)), p) for p in slices if p.name in matrices]
+        if muon_parts:
             self._muon = torch.optim.Muon(
-                [parameter for parameter, _ in named],
+                [parameter for parameter, _ in muon_parts],
                 lr=settings.lr,
                 weight_decay=settings.weight_decay,
                 momentum=MUON_MOMENTUM,
                 nesterov=True,
                 adjust_lr_fn="match_rms_adamw",
             )
-            for parameter, place in named:
+            for parameter, place in muon_parts:
                 self._muon.state[parameter] = {"momentum_buffer": place.view(mean)}
-        self._parts += named
+        self._parts += muon_parts
 
     def load(self, updates: int, applied: int) -> None:
-        """Set the counters from a checkpoint; the caller fills `moments`. Adam's bias correction
-        counts the updates that were not skipped.
-        """
+        """Sets the counters from a checkpoint; the caller fills `moments`."""
+        # Adam's bias correction counts the updates that were not skipped.
         self.updates, self.applied = updates, applied
         if self._settings.optimiser == "adamw_8bit":
             low_bit.set_steps(self._adam, [parameter for parameter, _ in self._parts], applied)
@@ -334,22 +311,20 @@ class Optimiser:
                 state["step"].fill_(applied)
 
     def hold(self) -> UpdateResult:
-        """Count an update that changes nothing and is not skipped (a critic's warm-up)."""
+        """Counts an update that changes nothing and is not skipped (a critic's warm-up)."""
         self.updates += 1
         return UpdateResult(0.0, 0.0, 0)
 
     def update(self, gradient: Tensor, weight: float, ess: float) -> UpdateResult:
-        """Apply one update by the mean gradient, `gradient` / `weight`, clipped. `gradient` is the
-        sum over the update's micro-batches and is overwritten; `weight` is their
-        `LossStatistics.divisor`, `ess` their share of effective samples.
-
-        If no token was trained (`weight` 0), if the gradient is not finite, or if `ess_guard` skips
-        it, the update is counted and skipped. A NaN in the masters would end the run, and a lost
-        batch costs little.
+        """Applies one update by the clipped mean gradient, `gradient` / `weight`. `gradient`, the
+        sum over micro-batches, is overwritten; `weight` is their `LossStatistics.divisor`, `ess`
+        their share of effective samples. The update is counted and skipped without a trained token
+        (`weight` 0), with a gradient that is not finite, or by `ess_guard`.
         """
         rate = guarded_rate(learning_rate(self.updates, self._settings), ess, self._settings)
         self.updates += 1
         norm = float(torch.linalg.vector_norm(gradient)) / weight if weight else 0.0  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
+        # A NaN in the masters would end the run, and a lost batch costs little.
         if not weight or not math.isfinite(norm) or is_guarded(ess, self._settings):
             return UpdateResult(norm, rate, 1)
         clip = min(1.0, self._settings.gradient_norm_max / (norm + NORM_EPS))

@@ -1,10 +1,7 @@
 """Measures, by task, how far the engine's and the trainer's log-probabilities of the same tokens
-differ (docs/explanation/learning.md, Mismatch of engine and trainer).
-
-`logprob_gaps` compares the tokens of one micro-batch. The `LogprobGaps` of the micro-batches of an
-update are added, and `metrics` makes the update's metrics of the sum. At lag 0 engine and trainer
-compute with the same weights, so a difference is rounding or a bug. A task without a token at lag 0
-reports its smallest lag under other names: there a difference includes what was learnt in between.
+differ (docs/explanation/learning.md, Mismatch of engine and trainer). At lag 0 both compute with
+the same weights, so a difference is rounding or a bug; a task without a token at lag 0 reports its
+smallest lag under other names.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,16 +15,16 @@ from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.metrics import TASKS_MAX
 
 TOKEN_MAX = 0.1
-"""Differences above this, in nats, are counted as `above`. It is about a tenth in probability."""
+"""Differences above this, in nats, count as `above`: about a tenth in probability."""
 EXPONENT_MAX = 20.0
-"""|Δ| is cut to this in e^Δ, as in the loss: one broken value must not make a metric infinite."""
+"""Bound of |Δ| in e^Δ: one broken value must not make a metric infinite."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobGap:
-    """Sums the differences Δ of `tokens` tokens of one task, all of the same `lag`. Δ is the
-    trainer's log-probability minus the engine's: `absolute` is Σ|Δ|, `kl` is Σ(e^Δ − 1 − Δ), an
-    estimate of the KL divergence, `above` counts |Δ| above `TOKEN_MAX`, `largest` is max |Δ|.
+    """Sums of the differences Δ, the trainer's log-probability minus the engine's, of `tokens`
+    tokens of one task and one `lag`: `absolute` is Σ|Δ|, `kl` is Σ(e^Δ − 1 − Δ), an estimate of the
+    KL divergence, `above` counts |Δ| above `TOKEN_MAX`, `largest` is max |Δ|.
     """
 
     lag: int
@@ -38,7 +35,7 @@ class LogprobGap:
     largest: float
 
     def __add__(self, other: "LogprobGap") -> "LogprobGap":
-        """Add two gaps of equal lag. Of gaps with different lags, return the one of smaller lag."""
+        # The smaller lag alone counts.
         if self.lag != other.lag:
             return self if self.lag < other.lag else other
         return LogprobGap(
@@ -53,9 +50,7 @@ class LogprobGap:
 
 @dataclass(frozen=True, slots=True)
 class LogprobGaps:
-    """Holds one `LogprobGap` for each task, at the task's smallest lag, in the order of the tasks'
-    first tokens.
-    """
+    """One `LogprobGap` for each task, at its smallest lag, in the order of first tokens."""
 
     by_task: tuple[tuple[str, LogprobGap], ...] = ()
 
@@ -63,51 +58,47 @@ class LogprobGaps:
         return _merged((*self.by_task, *other.by_task))
 
     def metrics(self) -> dict[str, float]:
-        """Returns the metrics at lag 0: `mismatch_<name>` over all tokens, and
-        `mismatch_<name>/<task>` for each of the first `TASKS_MAX` tasks. A task without a token at
-        lag 0 has `mismatch_tokens/<task>` 0 and, instead of the others, `mismatch_near_lag/<task>`
-        and `mismatch_near_mean/<task>`, its smallest lag and mean |Δ| there. Without any compared
-        token there are no metrics.
+        """Returns at lag 0 `mismatch_<name>` over all tokens, and `mismatch_<name>/<task>` for each
+        of the first `TASKS_MAX` tasks. A task without a token at lag 0 has `mismatch_tokens/<task>`
+        0 and, instead of the others, `mismatch_near_lag/<task>` and `mismatch_near_mean/<task>`,
+        its smallest lag and mean |Δ| there.
         """
         if not self.by_task:
             return {}
         exact = [gap for _, gap in self.by_task if gap.lag == 0]
-        found = _gap_metrics(sum(exact[1:], exact[0]), "") if exact else {"mismatch_tokens": 0.0}
+        metrics = _gap_metrics(sum(exact[1:], exact[0]), "") if exact else {"mismatch_tokens": 0.0}
         for task, gap in self.by_task[:TASKS_MAX]:
             if gap.lag == 0:
-                found |= _gap_metrics(gap, f"/{task}")
+                metrics |= _gap_metrics(gap, f"/{task}")
             else:
-                found[f"mismatch_tokens/{task}"] = 0.0
-                found[f"mismatch_near_lag/{task}"] = float(gap.lag)
-                found[f"mismatch_near_mean/{task}"] = gap.absolute / gap.tokens
-        return found
+                metrics[f"mismatch_tokens/{task}"] = 0.0
+                metrics[f"mismatch_near_lag/{task}"] = float(gap.lag)
+                metrics[f"mismatch_near_mean/{task}"] = gap.absolute / gap.tokens
+        return metrics
 
 
 def logprob_gaps(logprobs: Tensor, samples: Sequence[Sample], version: int) -> LogprobGaps:
-    """Returns the gaps of a micro-batch that is trained from `version`. `logprobs` [G] are the
-    trainer's log-probabilities of its G trained tokens, in the order of the samples.
-
-    Only the trained tokens of a trajectory's first span are compared: the tokens of later spans may
-    have been sampled over a KV cache of older weights. If the span's version is `version` (lag 0),
-    both sides compute these tokens with the same weights. To be called in the first update of a
-    step only: later updates train from weights without a version number.
+    """Returns the gaps of a micro-batch that is trained from `version`; `logprobs` [G] are the
+    trainer's. To be called in the first update of a step only: later updates train from weights
+    without a version number.
     """
     recorded = np.concatenate([sample.logprobs[sample.mask] for sample in samples])
     delta = logprobs.detach().cpu().numpy().astype(np.float64) - recorded
-    found: list[tuple[str, LogprobGap]] = []
+    gaps: list[tuple[str, LogprobGap]] = []
     begin = 0
     for sample in samples:
+        # The first span alone: tokens of later ones may have been sampled over a KV cache of older
+        # weights.
         first = sample.spans[0]
         lag = version - first.version.number
         compared = int(np.count_nonzero(sample.mask[: first.end]))
         if compared and lag >= 0:
-            found.append((sample.task, _gap(lag, delta[begin : begin + compared])))
+            gaps.append((sample.task, _gap(lag, delta[begin : begin + compared])))
         begin += int(np.count_nonzero(sample.mask))
-    return _merged(found)
+    return _merged(gaps)
 
 
 def _gap(lag: int, delta: NDArray[np.float64]) -> LogprobGap:
-    """Returns the sums over the differences `delta`."""
     size = np.abs(delta)
     bounded = delta.clip(-EXPONENT_MAX, EXPONENT_MAX)
     return LogprobGap(
@@ -121,11 +112,10 @@ def _gap(lag: int, delta: NDArray[np.float64]) -> LogprobGap:
 
 
 def _merged(parts: Iterable[tuple[str, LogprobGap]]) -> LogprobGaps:
-    """Returns the sum of the gaps of each task."""
-    found: dict[str, LogprobGap] = {}
+    by_task: dict[str, LogprobGap] = {}
     for task, gap in parts:
-        found[task] = found[task] + gap if task in found else gap
-    return LogprobGaps(tuple(found.items()))
+        by_task[task] = by_task[task] + gap if task in by_task else gap
+    return LogprobGaps(tuple(by_task.items()))
 
 
 def _gap_metrics(gap: LogprobGap, of: str) -> dict[str, float]:

@@ -1,14 +1,9 @@
-"""Scores tokens under policies other than the trained one (`OtherPolicies`): the reference of a KL
-term (`trainer.reference`) and the proximal policy of decoupled PPO (`trainer.proximal`).
+"""Scores tokens under other policies (`OtherPolicies`): the reference of a KL term
+(`trainer.reference`) and the proximal policy of decoupled PPO (`trainer.proximal`).
 
-Where scorers compute the reference (`trainer.reference_by`), its log-probabilities are those of the
-samples, and no reference is held here.
-
-A policy that is a version of the run has its weights as they were published, so rounded to
-`weights.dtype`; version 0 alone is the starting model itself. The version follows from the number
-of the version that is trained from (`named_version`). The learner copies a version that it makes
-itself, and reads earlier ones where the versions are stored: both are the same bits. So a resumed
-or replayed step has the policies of the recorded one, and a checkpoint need not hold them.
+A version of the run has its weights as published, rounded to `weights.dtype`; version 0 alone is
+the starting model. Which one follows from the version that is trained from (`named_version`): a
+resumed or replayed step has the recorded policies, and a checkpoint need not hold them.
 """
 
 import copy
@@ -43,29 +38,27 @@ from rollstream.storage.models import load_model
 from rollstream.streams.values import Version
 
 BEHAVIOURS_MAX = 8
-"""Most behaviour versions whose weights stay in memory, besides those of queued micro-batches. More
-than the lags of a usual run (`dispatch.max_lag` is 4), so that each version is read once.
+"""Most behaviour versions in memory besides those of queued micro-batches: more than usual lags
+(`dispatch.max_lag` is 4), so each is read once.
 """
 
 
 class PastVersions(Protocol):
-    """Gives a learner the weights of the run's versions; `dtype` is the type in which all of them
-    are published.
-    """
+    """The run's versions for a learner, all published as `dtype`."""
 
     @property
     def dtype(self) -> str: ...
 
     def read(self, number: int, term: int | None = None) -> Mapping[str, Tensor]:
-        """Returns the weights of the believed version of this number, or of this version if its
-        term is given. Raises `ConfigurationError` if it is not kept.
+        """Returns the weights of the believed version of this number, or of the one of `term`.
+        Raises `ConfigurationError` if it is not kept.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ScoringForm:
-    """Holds how the trained model computes; the other policies compute alike."""
+    """How the trained model computes; the other policies compute alike."""
 
     compute: torch.dtype
     device: torch.device
@@ -74,7 +67,6 @@ class ScoringForm:
 
 
 def scoring_form(settings: TrainerSettings) -> ScoringForm:
-    """Returns the form in which a trainer with these settings computes, and its scorers, too."""
     compute: torch.dtype = getattr(torch, settings.compute)
     general = compute != torch.float32 or settings.compile
     return ScoringForm(compute, device_of(settings.device), general, settings.varlen_attention)
@@ -85,9 +77,9 @@ PastWeights = Mapping[Version, Mapping[str, Tensor]]
 
 
 class OtherPolicies:
-    """Holds the policies that the objective in `settings` needs, each a copy of `model` (float32,
-    of version 0) or a model of its own. `follow` and `behind` are to be called from the learner's
-    thread, `logprobs` from any.
+    """The policies that the objective needs, each a copy of `model` (float32, of version 0) or a
+    model of its own. `follow` and `behind` are to be called from the learner's thread, `logprobs`
+    from any.
     """
 
     def __init__(
@@ -100,41 +92,45 @@ class OtherPolicies:
         self._form, self._past = form, past
         self._behind: OrderedDict[Version, Mapping[str, Tensor]] = OrderedDict()
         self._reference = self._proximal = None
+        # The samples then have its log-probabilities, and no model is held here.
         self._is_scored = bool(scored_reference(settings))
         if settings.reference_kl and not self._is_scored:
             self._reference = _frozen_policy(model, settings.reference, form, past)
         if settings.proximal:
             self._proximal = _frozen_policy(model, settings.proximal, form, past)
 
-    def follow(self, version: int, own: Mapping[str, Tensor]) -> None:
-        """Give each policy its weights for the step that trains from `version`, whose trained
-        parameters are `own`. No micro-batch may be in computation.
+    def follow(self, version: int, parameters: Mapping[str, Tensor]) -> None:
+        """Gives each policy its weights for the step that trains from `version`, whose trained
+        parameters are `parameters`. No micro-batch may be in computation.
         """
         for policy in (self._reference, self._proximal):
             if policy is not None:
-                policy.follow(version, own)
+                # A copy of the learner's own version has the same bits as the published one.
+                policy.follow(version, parameters)
 
     def behind(self, samples: Sequence[Sample]) -> PastWeights:
-        """Returns the weights that `logprobs` of these samples needs besides those of `follow`: of
-        the versions that emitted their tokens, where the proximal policy is the behaviour policy.
+        """Returns the weights of the versions that emitted these samples' tokens, where the
+        proximal policy is the behaviour policy; else {}.
         """
         if self._proximal is None or not self._proximal.is_behaviour:
             return {}
-        needed = {version for one in samples for version, count in _trained_spans(one) if count}
+        needed = {
+            version for sample in samples for version, count in _trained_spans(sample) if count
+        }
         if self._past is None:
             raise ConfigurationError("trainer.proximal: no versions are stored here")
-        found: dict[Version, Mapping[str, Tensor]] = {}
+        by_version: dict[Version, Mapping[str, Tensor]] = {}
         for version in sorted(needed):
             weights = self._behind.pop(version, None)
             if weights is None:
                 weights = self._past.read(version.number, version.term)
-            found[version] = self._behind[version] = weights
+            by_version[version] = self._behind[version] = weights
         while len(self._behind) > BEHAVIOURS_MAX:
             self._behind.popitem(last=False)
-        return found
+        return by_version
 
     def logprobs(
-        self, samples: Sequence[Sample], rows: TokenRows, behind: PastWeights
+        self, samples: Sequence[Sample], rows: TokenRows, past_weights: PastWeights
     ) -> OtherLogprobs:
         """Returns the log-probabilities of the samples' trained tokens, whose rows are `rows`."""
         reference = None if self._reference is None else self._reference.score(rows)
@@ -143,14 +139,13 @@ class OtherPolicies:
         if self._proximal is None:
             return OtherLogprobs(reference)
         if self._proximal.is_behaviour:
-            return OtherLogprobs(reference, self._proximal.score_each(samples, behind))
+            return OtherLogprobs(reference, self._proximal.score_each(samples, past_weights))
         return OtherLogprobs(reference, self._proximal.score(rows))
 
 
 class FrozenPolicy:
-    """Scores tokens under the policy called `name`: a version (`named_version`), the version of
-    each token (`BEHAVIOUR`), or the model of that folder or Hub name. It owns `frozen`: that model,
-    or the one of version 0, where adapters change nothing.
+    """Scores under the policy `name`: a version (`named_version`), each token's own version
+    (`BEHAVIOUR`), or another model. It owns `frozen`: that model, or the one of version 0.
     """
 
     def __init__(
@@ -159,7 +154,6 @@ class FrozenPolicy:
         self.is_behaviour = name == BEHAVIOUR
         self._name, self._form, self._past = name, form, past
         self.version = 0
-        """The number of the version that it holds, if it is a version."""
         frozen.eval()
         self._trained = {n: p for n, p in frozen.named_parameters() if p.requires_grad}
         frozen.requires_grad_(False)
@@ -167,20 +161,20 @@ class FrozenPolicy:
         Masters(frozen, form.compute, form.device)  # rounds and moves them as the policy's
         self._lock = threading.Lock()
 
-    def follow(self, version: int, own: Mapping[str, Tensor] | None) -> None:
-        """Take the weights for a step that trains from `version`; see `OtherPolicies.follow`. With
-        `own` None the published ones of that version are read, too.
+    def follow(self, version: int, parameters: Mapping[str, Tensor] | None) -> None:
+        """Takes the weights for a step that trains from `version`, the published ones if
+        `parameters` is None.
         """
-        wanted = named_version(self._name, version)
-        if wanted is None or wanted == self.version:
+        number = named_version(self._name, version)
+        if number is None or number == self.version:
             return
-        if wanted == version and own is not None:
-            self._fill(own)
+        if number == version and parameters is not None:
+            self._fill(parameters)
         elif self._past is not None:
-            self._fill(self._past.read(wanted))
+            self._fill(self._past.read(number))
         else:
-            raise ConfigurationError(f"version {wanted} ({self._name!r}) is not stored here")
-        self.version = wanted
+            raise ConfigurationError(f"version {number} ({self._name!r}) is not stored here")
+        self.version = number
 
     @torch.no_grad()
     def score(self, rows: TokenRows) -> Tensor:
@@ -188,14 +182,14 @@ class FrozenPolicy:
         return self._score(rows).logprobs
 
     def score_alone(self, sample: Sample) -> Tensor:
-        """Returns the log-probabilities [G] of one sample's trained tokens, computed alone."""
+        """Returns the log-probabilities [G] of one sample's trained tokens."""
         return self.score(to_device(token_rows([sample]), self._form.device))
 
-    def score_each(self, samples: Sequence[Sample], behind: PastWeights) -> Tensor:
+    def score_each(self, samples: Sequence[Sample], past_weights: PastWeights) -> Tensor:
         """Returns the log-probabilities [G] of the trained tokens, each under the version of its
-        span; `behind` has the weights of all of them. Threads take turns, as they share the model.
+        span, whose weights are in `past_weights`.
         """
-        numbers = {version: number for number, version in enumerate(behind)}
+        numbers = {version: number for number, version in enumerate(past_weights)}
         spans = [
             (owner, numbers[version], count)
             for owner, sample in enumerate(samples)
@@ -205,8 +199,9 @@ class FrozenPolicy:
         owners, versions, counts = np.array(spans, np.int64).T
         owner, which = np.repeat(owners, counts), np.repeat(versions, counts)
         result = torch.empty(len(which), device=self._form.device)
+        # Threads share the model.
         with self._lock:
-            for number, weights in enumerate(behind.values()):
+            for number, weights in enumerate(past_weights.values()):
                 chosen: list[int] = np.unique(owner[which == number]).tolist()
                 if not chosen:
                     continue
@@ -220,24 +215,22 @@ class FrozenPolicy:
 
     @torch.no_grad()
     def _fill(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy the weights of a version, rounded to the type in which versions are published."""
         dtype = torch.float32 if self._past is None else getattr(torch, self._past.dtype)
         for name, parameter in self._trained.items():
-            found = tensors[name] if name in tensors else tensors[PREFIX + name]
-            parameter.copy_(found.to(dtype))
+            weights = tensors[name] if name in tensors else tensors[PREFIX + name]
+            # Rounded as versions are published.
+            parameter.copy_(weights.to(dtype))
 
 
 def _frozen_policy(
     model: PreTrainedModel, name: str, form: ScoringForm, past: PastVersions | None
 ) -> FrozenPolicy:
-    """Returns the policy called `name` beside the trained `model`, which is that of version 0."""
     is_version = name == BEHAVIOUR or named_version(name, 0) is not None
     frozen = copy.deepcopy(model) if is_version else load_reference(name, vocabulary_of(model))
     return FrozenPolicy(frozen, name, form, past)
 
 
 def _trained_spans(sample: Sample) -> list[tuple[Version, int]]:
-    """Returns for each span of the sample its version and the number of its trained tokens."""
     return [
         (span.version, int(np.count_nonzero(sample.mask[span.start : span.end])))
         for span in sample.spans
@@ -245,23 +238,22 @@ def _trained_spans(sample: Sample) -> list[tuple[Version, int]]:
 
 
 def vocabulary_of(model: PreTrainedModel) -> int:
-    """Returns the number of the model's tokens."""
     fields: Any = model.config.get_text_config()  # pyright: ignore[reportUnknownMemberType]
     return int(fields.vocab_size)
 
 
-def load_reference(path: str, least: int) -> PreTrainedModel:
+def load_reference(path: str, tokens_min: int) -> PreTrainedModel:
     """Returns the model at `path`. Raises `ConfigurationError` if it has fewer tokens than the
-    trained one, which has `least`, so that it cannot score what that one writes.
+    trained one (`tokens_min`) and cannot score what that writes.
     """
     try:
         other = load_model(path)
     except ConfigurationError as error:
         raise ConfigurationError(str(error).replace("model.path:", "trainer.reference:")) from error
-    found = vocabulary_of(other)
-    if found < least:
+    tokens = vocabulary_of(other)
+    if tokens < tokens_min:
         raise ConfigurationError(
-            f"trainer.reference: {path} has {found} tokens, the trained model {least}; the "
+            f"trainer.reference: {path} has {tokens} tokens, the trained model {tokens_min}; the "
             "reference must have the trained model's tokens"
         )
     return other

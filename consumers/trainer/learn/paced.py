@@ -1,10 +1,9 @@
-"""A learner that trains nothing and only takes time (`trainer.learner = "paced"`), to run the rest
-of the service at scale without a model (docs/explanation/paced-engine.md). It has weights of the
-configured size and waits a configured time per token and per step.
+"""A learner that only takes time (`trainer.learner = "paced"`), to run the service at scale without
+a model (docs/explanation/paced-engine.md).
 
-Each update flips the last bit of a share of the elements of every tensor. Which ones is a function
-of (seed, update) alone, so a step that is repeated after a crash produces the same bits, and deltas
-are as small as those of real training in bf16 (PULSE, arXiv 2602.03839). No loss is reported.
+Each update flips the last bit of a share of the elements of every tensor, chosen by (seed, update)
+alone: a repeated step produces the same bits, and deltas are as small as those of real training in
+bf16 (PULSE, arXiv 2602.03839). No loss is reported.
 """
 
 import time
@@ -37,7 +36,7 @@ class PacedModel(LearnableModel):
     seed: int
     weights_bytes: int
     changed_share: float
-    """Share of the elements that one update changes."""
+    """Share of the elements that an update changes."""
     step_s: float
     token_s: float
 
@@ -46,9 +45,8 @@ class PacedModel(LearnableModel):
 
 
 class PacedLearner:
-    """Implements `Learner` (`base.py`) with modelled time and synthetic weights. Micro-batches are
-    only counted: `submit` adds their time to a queue of modelled work, and `finish_update` sleeps
-    until that work would have ended, then returns.
+    """Implements `Learner` with modelled time and synthetic weights: `submit` adds a micro-batch's
+    time to a queue of modelled work, and `finish_update` sleeps until that work would have ended.
     """
 
     def __init__(
@@ -62,7 +60,7 @@ class PacedLearner:
         self._clock, self._sleep = clock, sleep
         self._weights = make_weights(model)
         self._until_s = 0.0
-        """Time at which the modelled arithmetic of everything submitted ends."""
+        """When everything submitted would end."""
         self._tokens = self._masked = self._sequences = 0
         self._begins_step = True
         self.updates = 0
@@ -75,7 +73,6 @@ class PacedLearner:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the weights; the counter of updates is left out."""
         return sum(tensor.nbytes for tensor in self._weights.values())
 
     def submit(self, samples: Sequence[Sample], shortages: int = 0) -> None:
@@ -116,8 +113,8 @@ class PacedLearner:
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         mine = self._state()
         for name, tensor in mine.items():
-            found = tensors.get(name)
-            if found is None or found.shape != tensor.shape or found.dtype != tensor.dtype:
+            stored = tensors.get(name)
+            if stored is None or stored.shape != tensor.shape or stored.dtype != tensor.dtype:
                 raise ConfigurationError(
                     f"checkpoint: {name!r} is missing or of another shape: these tensors belong to "
                     "another configuration (trainer.learner, paced.weights_bytes)"
@@ -133,34 +130,33 @@ class PacedLearner:
         """Does nothing: there are no threads or processes to release."""
 
     def _spend(self, seconds: float) -> None:
-        """Add `seconds` of modelled work, which begins when the work added before ends. It
-        passes while this process does its real work, as the work of an accelerator does.
-        """
+        # Modelled work begins when earlier work ends, and passes during this process's real work,
+        # as on an accelerator.
         self._until_s = max(self._until_s, self._clock()) + seconds
         self.busy_s += seconds
 
     def _state(self) -> dict[str, Tensor]:
-        named = {PREFIX + name: tensor for name, tensor in self._weights.items()}
-        return {**named, COUNTER: torch.tensor(self.updates)}
+        tensors = {PREFIX + name: tensor for name, tensor in self._weights.items()}
+        return {**tensors, COUNTER: torch.tensor(self.updates)}
 
 
 def make_weights(model: PacedModel) -> dict[str, Tensor]:
-    """Returns bf16 tensors of the configured total size, drawn from N(0, 0.02²) as in a freshly
-    initialised model; a function of the model's seed.
+    """Returns bf16 tensors of the configured total size, drawn from N(0, 0.02²) by the model's
+    seed.
     """
-    left, weights = max(1, model.weights_bytes // 2), dict[str, Tensor]()
-    while left:
-        rows = min(ROWS_MAX, left // COLUMNS)
-        shape = (rows, COLUMNS) if rows else (left,)
+    elements, weights = max(1, model.weights_bytes // 2), dict[str, Tensor]()
+    while elements:
+        rows = min(ROWS_MAX, elements // COLUMNS)
+        shape = (rows, COLUMNS) if rows else (elements,)
         drawn = torch.Generator().manual_seed(_seed(model.seed, 0, len(weights)))
         tensor = torch.empty(shape, dtype=torch.bfloat16).normal_(0, 0.02, generator=drawn)
         weights[f"layers.{len(weights):03d}.weight"] = tensor
-        left -= tensor.numel()
+        elements -= tensor.numel()
     return weights
 
 
 def change_weights(weights: Mapping[str, Tensor], model: PacedModel, update: int) -> None:
-    """Flip the last bit of one element, drawn by (seed, update), in every `1 / changed_share`
+    """Flips the last bit of one element, drawn by (seed, update), in every `1 / changed_share`
     successive elements of each tensor.
     """
     stride = max(1, round(1 / model.changed_share))

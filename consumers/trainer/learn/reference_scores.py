@@ -1,11 +1,9 @@
 """Scores finished trajectories under the run's reference policy, outside the trainer
-(`ReferenceScorer`): the model of a `score` role, whose annotations a trainer with
-`trainer.reference_by = "score"` takes in place of a forward pass of its own.
+(`ReferenceScorer`, the model of a `score` role), for `trainer.reference_by = "score"`.
 
-A trajectory's reference follows from the trajectory alone: a model, or the version that
-`trainer.reference` means for the newest version that emitted one of its tokens. Each trajectory is
-computed alone. So every scorer, also one that repeats the work of a killed one, gives the same
-numbers on the same hardware.
+The reference follows from the trajectory alone, by the newest version that emitted one of its
+tokens, and each trajectory is computed alone: a scorer that repeats the work of a killed one gives
+the same numbers on the same hardware.
 """
 
 from collections.abc import Callable
@@ -23,9 +21,8 @@ from rollstream.streams.values import Floats
 
 @dataclass(slots=True)
 class ReferenceScorer:
-    """Scores under the reference called `name`, as `trainer.reference` has it. `open_policy` makes
-    it, with version 0 if it is a version; `believed` returns the number of the highest believed
-    version.
+    """Scores under the reference called `name` (`trainer.reference`). `open_policy` makes it, with
+    version 0 if it is a version; `believed` returns the number of the highest believed version.
     """
 
     name: str
@@ -38,31 +35,29 @@ class ReferenceScorer:
         self._policy = self.open_policy()
 
     def is_ready(self, record: Trajectory) -> bool:
-        """Whether the record's reference exists. A version that was emitted under is not believed
-        yet for a moment, in which another term may still publish that number.
-        """
-        wanted = self._wanted(record)
-        if wanted is not None and wanted > self._highest:
+        """Whether the record's reference exists."""
+        number = self._wanted(record)
+        # A version emits before it is believed, and another term may still publish that number.
+        if number is not None and number > self._highest:
             self._highest = self.believed()
-        return wanted is None or wanted <= self._highest
+        return number is None or number <= self._highest
 
     def score(self, record: Trajectory) -> Floats:
         """Returns the log-probabilities [G] of the generated tokens; 0 for abandoned ones. The
-        record `is_ready`. Raises `ConfigurationError` if its reference is no longer stored, and
+        record `is_ready`. Raises `ConfigurationError` if its reference is no longer stored,
         `DecodeError` if no model can score it.
         """
         sample = sample_of(record, 0.0)
-        wanted = self._wanted(record)
-        if wanted == 0 and self._policy.version:
+        number = self._wanted(record)
+        if number == 0 and self._policy.version:
             self._policy = self.open_policy()
-        if wanted is not None:
+        if number is not None:
             self._policy.follow(_newest(record), None)
-        found = np.zeros(len(record.logprobs), np.float32)
-        found[sample.mask] = self._policy.score_alone(sample).float().cpu().numpy()
-        return np.maximum(found, np.float32(LOGPROB_MIN))  # NaN stays NaN
+        logprobs = np.zeros(len(record.logprobs), np.float32)
+        logprobs[sample.mask] = self._policy.score_alone(sample).float().cpu().numpy()
+        return np.maximum(logprobs, np.float32(LOGPROB_MIN))  # NaN stays NaN
 
     def _wanted(self, record: Trajectory) -> int | None:
-        """Returns the number of the record's reference version; None if it is another model."""
         return named_version(self.name, _newest(record))
 
 

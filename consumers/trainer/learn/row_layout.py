@@ -1,10 +1,6 @@
-"""Lays a micro-batch out for the forward pass: as flat arrays with one row per input token
-(`token_rows`), and from these as the rectangular grid that transformers' forward needs
-(`token_grid`). `loss_inputs` has what the loss needs about the same tokens.
-
-Everything except attention works row by row, so the flat form pads only where attention needs
-equal lengths. Only trained tokens are scored. In all arrays over trained tokens they are in the
-order of the samples, whatever the order in which sequences are laid out.
+"""Lays a micro-batch out as flat arrays with one row per input token (`token_rows`), and from these
+as the grid of transformers' forward (`token_grid`). Only attention pads. All arrays over trained
+tokens are in the order of the samples.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -33,13 +29,11 @@ PADDING_ROWS_MAX = 24
 
 @dataclass(frozen=True, slots=True)
 class TokenRows:
-    """Holds N input rows, padding included, and the G trained tokens that they predict.
-
-    `tokens` and `positions` [N] are the input of each row. Longer sequences come first; each of the
-    `blocks` has some consecutive sequences, padded to equal length, and together they cover all
-    rows. `lengths` are those of the sequences in row order, without padding. For each trained token
-    `scored` [G] is the row of the token before it, whose output predicts it, `targets` [G] the
-    token itself, and `temperature` [G] the temperature at which it was sampled.
+    """N input rows, padding included, and the G trained tokens that they predict. `tokens` and
+    `positions` [N] are the input. Each of the `blocks` has consecutive sequences, longer ones
+    first, padded to equal length; together they cover all rows. `lengths` are those of the
+    sequences without padding. `scored` [G] is the row before each trained token, whose output
+    predicts it, `targets` [G] the token, `temperature` [G] that of its sampling.
     """
 
     tokens: Tensor
@@ -53,12 +47,10 @@ class TokenRows:
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """Holds what the loss needs for each of the G trained tokens besides their scores.
-
-    `behaviour` [G] is the log-probability that the engine recorded when it sampled the token under
-    the token's own version. `advantage` and `lag` (in versions) are [G] too. `sequence` [G] is the
-    index of the token's sequence among those with a trained token, whose number is `sequences`.
-    `prompt_share` [sequences] is 1 / (trained tokens of the sequence's group). `masked` counts the
+    """What the loss needs for each of the G trained tokens besides their scores: `behaviour` [G],
+    the log-probability that the engine recorded under the token's own version; `advantage` and
+    `lag` [G] (in versions); `sequence` [G], the index of its sequence among the `sequences` with a
+    trained token. `prompt_share` [sequences] is 1 / (trained tokens of the group). `masked` counts
     generated tokens that are not trained.
     """
 
@@ -75,7 +67,6 @@ Batch = TypeVar("Batch", TokenRows, LossInputs)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """Returns the same batch with its tensors on `device`."""
     if device.type == "cpu":
         return batch
     values = {field.name: getattr(batch, field.name) for field in fields(batch)}
@@ -85,9 +76,9 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 @dataclass(frozen=True, slots=True)
 class PathRow:
-    """Holds one path of a sample: its `tokens`, the positions of its trained tokens in it
-    (`trained`), and the indices of these among all trained tokens of the sample (`order`). A sample
-    without branches is one path.
+    """One path of a sample (the sample itself if it has no branches): its `tokens`, the positions
+    of its trained tokens (`trained`), and their indices among all trained tokens of the sample
+    (`order`).
     """
 
     tokens: Tokens
@@ -97,8 +88,8 @@ class PathRow:
 
 def path_rows(sample: Sample) -> list[PathRow]:
     """Returns the paths of a sample that have a trained token of their own; its only path if none
-    has one. A token that several paths share is trained in the first of them, and is context in the
-    others, so each generated token is trained exactly once.
+    has one. Each generated token is trained in the first path that has it, and context in the
+    others.
     """
     trained = _trained_indices(sample)
     if not sample.branches:
@@ -107,9 +98,9 @@ def path_rows(sample: Sample) -> list[PathRow]:
     order[trained] = np.arange(len(trained))
     rows: list[PathRow] = []
     for path in leaves(len(sample.tokens), sample.branches):
-        own = np.flatnonzero(order[path] >= 0)
-        if len(own) or not len(trained):
-            rows.append(PathRow(sample.tokens[path], own, order[path[own]]))
+        positions = np.flatnonzero(order[path] >= 0)
+        if len(positions) or not len(trained):
+            rows.append(PathRow(sample.tokens[path], positions, order[path[positions]]))
         order[path] = -1
         if not len(trained):
             break
@@ -117,12 +108,12 @@ def path_rows(sample: Sample) -> list[PathRow]:
 
 
 def token_rows(samples: Sequence[Sample]) -> TokenRows:
-    """Returns the rows of a micro-batch; samples have any length ≥ 2 and any order. A sequence is a
-    path of a sample (`path_rows`). It has rows only for the tokens before its last trained token,
-    since no later one is scored: a long reply of the environment at its end costs nothing.
+    """Returns the rows of a micro-batch of samples of any length ≥ 2 in any order. A sequence is a
+    path of a sample (`path_rows`).
     """
     of_samples = [path_rows(sample) for sample in samples]
     paths = [path for rows in of_samples for path in rows]
+    # No row after the last scored one: a long reply of the environment at the end costs nothing.
     lengths = [int(path.trained[-1]) if len(path.trained) else 1 for path in paths]
     order = sorted(range(len(paths)), key=lambda i: -lengths[i])
     blocks, count = _sequence_blocks([lengths[i] for i in order])
@@ -153,8 +144,8 @@ def token_rows(samples: Sequence[Sample]) -> TokenRows:
 def _scored_tokens(
     of_samples: Sequence[Sequence[PathRow]], begin: Sequence[int]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the row before each trained token, and the token, in the order of the samples; within
-    a sample in the order of its trained tokens. `begin` has the first row of each path.
+    """Returns the row before each trained token, and the token, in the order of the samples and of
+    their trained tokens. `begin` has the first row of each path.
     """
     scored: list[NDArray[np.int64]] = []
     targets: list[NDArray[np.int64]] = []
@@ -171,15 +162,15 @@ def _scored_tokens(
 
 
 def loss_inputs(samples: Sequence[Sample], version: int) -> LossInputs:
-    """Returns the loss inputs of the samples' trained tokens, in the order of `TokenRows.scored`;
-    `version` is the number of the version that is trained from.
+    """Returns the loss inputs of the samples' trained tokens, in the order of `TokenRows.scored`,
+    trained from `version`.
     """
     tokens = [int(np.count_nonzero(sample.mask)) for sample in samples]
     trained = [(sample, count) for sample, count in zip(samples, tokens, strict=True) if count]
     counts = [count for _, count in trained]
     behaviour = [sample.logprobs[sample.mask] for sample in samples]
     lags = [lags_of(sample, version)[sample.mask] for sample in samples]
-    advantages = [np.zeros(0, np.float32), *(_advantages(one, count) for one, count in trained)]
+    advantages = [np.zeros(0, np.float32), *(_advantages(s, count) for s, count in trained)]
     shares = np.array([1 / (sample.group_tokens or count) for sample, count in trained])
     return LossInputs(
         torch.from_numpy(np.concatenate(behaviour).astype(np.float32)),
@@ -193,32 +184,30 @@ def loss_inputs(samples: Sequence[Sample], version: int) -> LossInputs:
 
 
 def given_reference(samples: Sequence[Sample]) -> Tensor:
-    """Returns the log-probabilities [G] of the samples' trained tokens under the reference, which a
-    scorer computed, in the order of `loss_inputs`.
+    """Returns the log-probabilities [G] of the samples' trained tokens under the reference, as a
+    scorer computed them.
     """
-    given: list[NDArray[np.float32]] = []
+    logprobs: list[NDArray[np.float32]] = []
     for sample in samples:
         assert sample.reference is not None, f"{sample.trajectory} lacks its annotation"
-        given.append(sample.reference[sample.mask])
-    return torch.from_numpy(np.concatenate(given).astype(np.float32))
+        logprobs.append(sample.reference[sample.mask])
+    return torch.from_numpy(np.concatenate(logprobs).astype(np.float32))
 
 
 def _advantages(sample: Sample, count: int) -> NDArray[np.float32]:
-    """Returns the advantage of each of the sample's `count` trained tokens."""
     if sample.advantages is None:
         return np.full(count, sample.advantage, np.float32)
     return sample.advantages[sample.mask].astype(np.float32)
 
 
 def _trained_indices(sample: Sample) -> NDArray[np.int64]:
-    """Returns the indices of the sample's trained tokens among all its tokens."""
     return np.flatnonzero(sample.sources == GENERATED)[sample.mask]
 
 
 def _sequence_blocks(lengths: Sequence[int]) -> tuple[list[SequenceBlock], int]:
-    """Returns blocks over sequences of these descending lengths, and their total number of rows.
-    Neighbouring sequences of about equal length form a block, padded to the longest of them: at
-    most `PADDING_ROWS_MAX` of its rows are padding, and one attention call serves all of it.
+    """Returns blocks over sequences of these descending lengths, and their total number of rows:
+    neighbours of about equal length, padded to the longest, with at most `PADDING_ROWS_MAX` rows of
+    padding.
     """
     blocks: list[SequenceBlock] = []
     rows = first = padding = 0
@@ -238,10 +227,9 @@ GridCell = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class TokenGrid:
-    """Holds the tokens of a `TokenRows` as a grid of R rows and W columns: `tokens`, `positions`
-    and `mask` are [R, W]. Positions restart at 0 with each sequence; `mask` is 1 where a cell has a
-    token of a sequence. `scored` [G] names the same tokens as `TokenRows.scored`, as indices into
-    the R · W cells, row after row.
+    """The tokens of a `TokenRows` as a grid of R rows and W columns: `tokens`, `positions` and
+    `mask` are [R, W]. Positions restart at 0 with each sequence; `mask` is 1 where a cell has a
+    token. `scored` [G] are indices into the R · W cells, row after row.
     """
 
     tokens: Tensor
@@ -251,13 +239,9 @@ class TokenGrid:
 
 
 def token_grid(rows: TokenRows, packed: bool, width: int | None = None) -> TokenGrid:
-    """Returns the tokens as the rectangular batch that transformers' forward needs, on the device
-    of `rows`; the layout is computed on the host.
-
-    The grid is as wide as the longest sequence unless a `width` is given. Packed, several shorter
-    sequences share a grid row, and the model must separate them by their positions; unpacked, each
-    sequence has a grid row of its own. Positions continue in the unused rest of a grid row: under
-    causal attention no token attends to what follows it, so the rest needs no mask.
+    """Returns the tokens as a rectangular batch on the device of `rows`, as wide as the longest
+    sequence unless a `width` is given. Packed, several sequences share a grid row, and the model
+    must separate them by their positions; unpacked, each has its own.
     """
     width = width or max(rows.lengths)
     places = (
@@ -272,6 +256,8 @@ def token_grid(rows: TokenRows, packed: bool, width: int | None = None) -> Token
         source[at : at + length] = np.arange(begin, begin + length)
         cells[begin : begin + length] = np.arange(at, at + length)
         mask[at : at + length] = 1
+        # Positions continue in the rest of a grid row, which needs no mask: under causal attention
+        # no token attends to what follows it.
         positions[at:end] = np.arange(end - at)
     device = rows.tokens.device
     return TokenGrid(
@@ -283,9 +269,9 @@ def token_grid(rows: TokenRows, packed: bool, width: int | None = None) -> Token
 
 
 def first_fit(lengths: Sequence[int], width: int) -> list[GridCell]:
-    """Returns grid row and first column of each sequence, in the order of `lengths`: each is put
-    into the first grid row with room for it. For descending lengths this needs at most 11/9 of the
-    fewest possible rows, plus one (Dósa 2007).
+    """Returns grid row and first column of each sequence: each is put into the first row with room.
+    For descending lengths this needs at most 11/9 of the fewest possible rows, plus one (Dósa
+    2007).
     """
     used: list[int] = []
     places: list[GridCell] = []
@@ -299,5 +285,4 @@ def first_fit(lengths: Sequence[int], width: int) -> list[GridCell]:
 
 
 def _first_rows(rows: TokenRows) -> list[int]:
-    """Returns the row in `TokenRows` at which each sequence begins."""
     return [block.start + i * block.length for block in rows.blocks for i in range(block.sequences)]

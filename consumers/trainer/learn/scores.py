@@ -1,10 +1,9 @@
-"""Computes log-probability and entropy of given tokens, at the temperature at which they were
-sampled, from a model's hidden states. `Float32Head` makes logits with the model's own head, and
-`score_through` makes scores of them, in slices that bound the memory.
+"""Log-probability and entropy of given tokens, at the temperature of their sampling, from a model's
+hidden states, in slices that bound the memory.
 
-The head's product and the softmax after it decide a token's log-probability. Computed in bfloat16
-(eight significant bits), they cause most of the difference between trainer and engine. So they are
-float32 here, whatever the body's type, as in PipelineRL's code (Piché et al., arXiv 2509.19128).
+Head product and softmax are float32, as in PipelineRL's code (Piché et al., arXiv 2509.19128): in
+bfloat16 (eight significant bits) they would cause most of the difference between trainer and
+engine.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -24,12 +23,11 @@ from rollstream.errors import ConfigurationError
 
 
 class Float32Head:
-    """Computes float32 logits from the hidden states of the body (the model without its head). One
-    object serves one forward pass in one thread: it casts the head's parameters once for all
-    slices, so that their gradients are summed in float32 too.
+    """Float32 logits from the hidden states of the body (the model without its head), for one
+    forward pass in one thread.
 
-    An architecture may add operations around the head's product (soft caps, scales). To keep them,
-    the forward method of the model's class runs with a body that returns the given hidden states.
+    Operations that an architecture adds around the head's product (soft caps, scales) are kept: the
+    class's forward runs with a body that returns the given hidden states.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -39,6 +37,8 @@ class Float32Head:
         self._body = _GivenHidden(body_of(model))
         # An instance without its constructor (which would build a model), hooks and wrappers.
         self._shell: Any = object.__new__(type(model))
+        # The parameters are cast once for all slices, so that their gradients are summed in float32
+        # too.
         modules = {
             **model._modules,
             model.base_model_prefix: self._body,
@@ -47,17 +47,15 @@ class Float32Head:
         self._shell.__dict__.update(model.__dict__, _modules=modules)
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Returns the logits [G, V] of `hidden` [G, d], for G tokens, V words of the vocabulary and
-        hidden size d.
-        """
+        """Returns the logits [G, V] of `hidden` [G, d]."""
         self._body.hidden = hidden.float()[None]
         output = type(self._shell).forward(self._shell, inputs_embeds=self._body.hidden)
         return output[0][0]
 
 
 def body_of(model: PreTrainedModel) -> nn.Module:
-    """Returns the module that turns tokens into hidden states. Raises `ConfigurationError` for a
-    model without one.
+    """Returns the module that turns tokens into hidden states; raises `ConfigurationError` without
+    one.
     """
     body = getattr(model, model.base_model_prefix, None)
     if not isinstance(body, nn.Module):
@@ -66,7 +64,6 @@ def body_of(model: PreTrainedModel) -> nn.Module:
 
 
 def _head_of(model: PreTrainedModel) -> tuple[str, nn.Linear]:
-    """Returns the head's name and module. Raises `ConfigurationError` if it is no linear layer."""
     head = model.get_output_embeddings()
     for name, module in model.named_children():
         if module is head and isinstance(module, nn.Linear):
@@ -82,8 +79,6 @@ def _unsupported(model: PreTrainedModel, why: str) -> ConfigurationError:
 
 
 class _HeadProduct:
-    """Replaces the head by a product in float32."""
-
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight, self.bias = weight, bias
 
@@ -92,9 +87,7 @@ class _HeadProduct:
 
 
 class _GivenHidden:
-    """Replaces the body and each of its submodules: a call returns `hidden`. Other attributes are
-    the body's own.
-    """
+    """Replaces the body and each of its submodules: a call returns `hidden`."""
 
     hidden: Tensor
 
@@ -105,13 +98,13 @@ class _GivenHidden:
         return _BodyOutput(self.hidden)
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._own, name)
-        return self if isinstance(found, nn.Module) else found
+        attribute = getattr(self._own, name)
+        return self if isinstance(attribute, nn.Module) else attribute
 
 
 class _BodyOutput:
-    """Stands for a body's output with hidden states only: every other attribute (caches,
-    attentions, routing) is None.
+    """A body's output with hidden states only: other attributes (caches, attentions, routing) are
+    None.
     """
 
     def __init__(self, hidden: Tensor) -> None:
@@ -125,16 +118,15 @@ class _BodyOutput:
 
 
 LOGITS_MAX = 1 << 24
-"""Logits in memory at once: 64 MiB as float32. More are computed in slices of some tokens each, and
-again in the backward pass; otherwise 4 096 tokens over a vocabulary of 150 000 would hold 2.4 GB
-three times over.
+"""Logits in memory at once: 64 MiB as float32. More are computed in slices, and again in the
+backward pass: 4 096 tokens over a vocabulary of 150 000 would hold 2.4 GB three times over.
 """
 
 
 class TokenScores(NamedTuple):
-    """Holds the scores of G tokens: their log-probabilities [G], and the entropies [G], in nats, of
-    the distributions from which they were sampled. Both are differentiable. So are `states` [G, d],
-    the body's last hidden states from which the tokens were predicted, where a critic reads them.
+    """Scores of G tokens, differentiable: log-probabilities [G], entropies [G], in nats, of the
+    distributions that they were sampled from, and, where a critic reads them, `states` [G, d], the
+    body's last hidden states that predict them.
     """
 
     logprobs: Tensor
@@ -143,8 +135,6 @@ class TokenScores(NamedTuple):
 
 
 class _ScoreFunction(torch.autograd.Function):
-    """Computes `score`, and keeps of the [G, V] values only the probabilities for the gradient."""
-
     @staticmethod
     def forward(
         ctx: Any, logits: Tensor, targets: Tensor, temperature: Tensor
@@ -152,6 +142,7 @@ class _ScoreFunction(torch.autograd.Function):
         logprobs = torch.log_softmax(logits / temperature[:, None], dim=-1)
         probabilities = logprobs.exp()
         entropy = torch.linalg.vecdot(probabilities, logprobs).neg_()
+        # Of the [G, V] values only the probabilities are kept.
         ctx.save_for_backward(probabilities, entropy, targets, temperature)
         ctx.set_materialize_grads(False)  # None for what no loss uses
         return logprobs.gather(1, targets[:, None]).squeeze(1), entropy
@@ -160,18 +151,18 @@ class _ScoreFunction(torch.autograd.Function):
     def backward(
         ctx: Any, grad: Tensor | None, entropy_grad: Tensor | None
     ) -> tuple[Tensor | None, None, None]:
-        """d log p(target) / d logit = (1[target] − p) / T; dH / d logit = −p (log p + H) / T."""
+        # d log p(target) / d logit = (1[target] − p) / T; dH / d logit = −p (log p + H) / T.
         probabilities, entropy, targets, temperature = ctx.saved_tensors
-        found: Tensor | None = None
+        logits_grad: Tensor | None = None
         if grad is not None:
             scaled = (grad / temperature)[:, None]
-            found = (probabilities * -scaled).scatter_add_(1, targets[:, None], scaled)
+            logits_grad = (probabilities * -scaled).scatter_add_(1, targets[:, None], scaled)
         if entropy_grad is not None:
             scaled = (entropy_grad / temperature)[:, None]
             logprobs = probabilities.clamp(min=torch.finfo(torch.float32).tiny).log()
             of_entropy = probabilities * (logprobs + entropy[:, None]) * -scaled
-            found = of_entropy if found is None else found.add_(of_entropy)
-        return found, None, None
+            logits_grad = of_entropy if logits_grad is None else logits_grad.add_(of_entropy)
+        return logits_grad, None, None
 
 
 def score(logits: Tensor, targets: Tensor, temperature: Tensor) -> TokenScores:
@@ -183,7 +174,7 @@ def score(logits: Tensor, targets: Tensor, temperature: Tensor) -> TokenScores:
 
 def score_hidden(hidden: Tensor, head: Tensor, targets: Tensor, temperature: Tensor) -> TokenScores:
     """Returns the scores of `targets` where the logits are `hidden` [G, d] times `head` [V, d]
-    transposed, computed at most `LOGITS_MAX` at a time.
+    transposed.
     """
     return score_through(
         lambda some: F.linear(some, head), head.shape[0], hidden, targets, temperature
@@ -197,8 +188,8 @@ def score_through(
     targets: Tensor,
     temperature: Tensor,
 ) -> TokenScores:
-    """Returns the scores of `targets` where the logits are `logits_of(hidden)`. It is called with
-    slices [g, d] of `hidden` and returns [g, vocabulary], at most `LOGITS_MAX` logits at a time.
+    """Returns the scores of `targets`. `logits_of` maps slices [g, d] of `hidden` to [g,
+    vocabulary], at most `LOGITS_MAX` logits at a time.
     """
     rows = max(1, LOGITS_MAX // vocabulary)
     if len(targets) <= rows:

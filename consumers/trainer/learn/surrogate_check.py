@@ -1,5 +1,5 @@
 """Tries whether a user's loss keeps the contract of a surrogate (`check_surrogate`), on a small
-batch with ratios near and far from 1 and advantages of both signs. A learner calls it at its start.
+batch with ratios near and far from 1 and advantages of both signs.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ TOLERANCE = 1e-9
 
 
 def check_own_loss(settings: ObjectiveSettings) -> None:
-    """Import the function that `trainer.loss` names, if it is one of the user's own, and try its
-    contract, so that a learner refuses it before the first take. Raises `ConfigurationError`.
+    """Imports a user's function that `trainer.loss` names and tries its contract, so that a learner
+    refuses it before the first take. Raises `ConfigurationError`.
     """
     surrogate = find_surrogate(settings.loss)
     if settings.loss not in SURROGATES:
@@ -40,25 +40,25 @@ def check_surrogate(surrogate: Surrogate, settings: ObjectiveSettings | None = N
     * gives each sequence the losses that it gives it alone, so that micro-batches add up.
     """
     chosen = settings or ObjectiveSettings()
-    whole = _batch(range(len(LENGTHS)))
-    before = [tensor.detach().clone() for tensor in _tensors(whole)]
-    losses, flags = surrogate(whole, chosen)
-    for name, found in (("losses", losses), ("flags", flags)):
-        if found.shape != whole.logprobs.shape:
+    inputs = _batch(range(len(LENGTHS)))
+    before = [tensor.detach().clone() for tensor in _tensors(inputs)]
+    losses, flags = surrogate(inputs, chosen)
+    for name, values in (("losses", losses), ("flags", flags)):
+        if values.shape != inputs.logprobs.shape:
             _refuse(
-                f"{name} have the shape {tuple(found.shape)}, not {tuple(whole.logprobs.shape)}"
+                f"{name} have the shape {tuple(values.shape)}, not {tuple(inputs.logprobs.shape)}"
             )
     if not bool(losses.isfinite().all()):
         _refuse("a loss is not finite")
-    again, _ = surrogate(whole, chosen)
-    if not torch.equal(losses, again):
+    repeated, _ = surrogate(inputs, chosen)
+    if not torch.equal(losses, repeated):
         _refuse("a second call returns other losses; it must be pure")
-    if not all(map(torch.equal, before, _tensors(whole))):
+    if not all(map(torch.equal, before, _tensors(inputs))):
         _refuse("it changes its inputs")
-    _check_gradient(losses, whole)
+    _check_gradient(losses, inputs)
     for index in range(len(LENGTHS)):
         alone, _ = surrogate(_batch([index]), chosen)
-        mine = losses[whole.batch.sequence == index]
+        mine = losses[inputs.batch.sequence == index]
         if not torch.allclose(alone, mine, atol=TOLERANCE, rtol=0):
             _refuse(
                 "a sequence has other losses alone than beside others; sums would depend on "
@@ -86,20 +86,18 @@ def _tensors(inputs: SurrogateInputs) -> Sequence[Tensor]:
 
 
 def _batch(chosen: Sequence[int]) -> SurrogateInputs:
-    """Returns the sequences with these indices as a batch in float64; a sequence has the same
-    numbers in every batch.
-    """
     logprobs: list[Tensor] = []
     behaviour: list[Tensor] = []
     sequence: list[int] = []
     advantage: list[float] = []
     for place, index in enumerate(chosen):
+        # By index alone: a sequence has the same numbers in every batch.
         random = torch.Generator().manual_seed(index)
         length = LENGTHS[index]
         new = -3 * torch.rand(length, generator=random, dtype=torch.float64) - 0.05
-        apart = torch.randn(length, generator=random, dtype=torch.float64)
+        log_ratio = torch.randn(length, generator=random, dtype=torch.float64)
         logprobs.append(new)
-        behaviour.append((new - apart).clamp(max=-0.01))
+        behaviour.append((new - log_ratio).clamp(max=-0.01))
         sequence += [place] * length
         advantage += [ADVANTAGES[index]] * length
     new = torch.cat(logprobs).requires_grad_()

@@ -1,9 +1,7 @@
-"""Computes the parts of a loss that a configuration combines: importance ratios, surrogates
-(`SURROGATES`, or a user's own function), and masks against outliers. All are pure functions over
-the trained tokens of a micro-batch; `loss.py` puts them together.
-
-π is the policy being trained, μ the policy that emitted the token, A the advantage.
-docs/explanation/learning.md has the formulas and their papers.
+"""The parts of a loss that a configuration combines: importance ratios, surrogates and masks
+against outliers. Pure functions over the trained tokens of a micro-batch;
+docs/explanation/learning.md has formulas and papers. π is the policy being trained, μ the policy
+that emitted the token, A the advantage.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,8 +18,8 @@ from rollstream.errors import ConfigurationError
 from rollstream.import_path import find_callable
 
 LOG_RATIO_MAX = 20.0
-"""Bound of |log r|. e²⁰ is far above any sensible ratio; without the bound one broken
-log-probability gives inf · 0 and makes the update NaN.
+"""Bound of |log r|. e²⁰ is far above any sensible ratio; without it one broken log-probability
+gives inf · 0 and makes the update NaN.
 """
 
 
@@ -78,9 +76,9 @@ def ppo_clip(tokens: SurrogateInputs, settings: ObjectiveSettings) -> tuple[Tens
     losses = -torch.minimum(ratio * advantage, bounded * advantage)
     clipped = bounded * advantage < ratio * advantage
     if settings.clip_dual is not None:
-        most = -settings.clip_dual * advantage
-        is_above = (advantage < 0) & (losses > most)
-        losses, clipped = torch.where(is_above, most, losses), clipped | is_above
+        loss_max = -settings.clip_dual * advantage
+        is_above = (advantage < 0) & (losses > loss_max)
+        losses, clipped = torch.where(is_above, loss_max, losses), clipped | is_above
     return losses, clipped
 
 
@@ -111,17 +109,17 @@ def find_surrogate(name: str) -> Surrogate:
     if name in SURROGATES:
         return SURROGATES[name]
     if ":" not in name:
-        known = ", ".join(SURROGATES)
-        raise ConfigurationError(f"trainer.loss: {name!r} is neither of {known} nor 'module:name'")
+        names = ", ".join(SURROGATES)
+        raise ConfigurationError(f"trainer.loss: {name!r} is neither of {names} nor 'module:name'")
     return cast(Surrogate, find_callable(name, "trainer.loss"))
 
 
 def importance_log_ratio(
     token_log_ratio: Tensor, inputs: LossInputs, counts: Tensor, level: str
 ) -> Tensor:
-    """Returns for each trained token log π/μ at the `level` of `trainer.ratio`: `token`;
-    `sequence`, the mean over its sequence's trained tokens (GSPO, arXiv 2507.18071); `product`,
-    their sum; and 0 for `none`. `counts` has the number of trained tokens of each sequence.
+    """Returns log π/μ of each trained token at the `level` of `trainer.ratio`: `token`; `sequence`,
+    the mean over its sequence's trained tokens (GSPO, arXiv 2507.18071); `product`, their sum; 0
+    for `none`. `counts` are the trained tokens of each sequence.
     """
     if level == "token":
         return token_log_ratio
@@ -134,24 +132,22 @@ def importance_log_ratio(
 
 
 def reference_kl(logprobs: Tensor, reference: Tensor, form: str) -> Tensor:
-    """Returns for each trained token an estimate of KL(π ‖ reference) from its log-probabilities
-    under both, differentiable in `logprobs` (`trainer.reference_kl_form`; Schulman, "Approximating
-    KL divergence", 2020): `k1`, `k2` or `k3`.
+    """Returns an estimate of KL(π ‖ reference) for each trained token, differentiable in `logprobs`
+    (Schulman, "Approximating KL divergence", 2020): `k1`, `k2` or `k3`.
     """
-    apart = bounded_log_ratio(logprobs, reference)
+    log_ratio = bounded_log_ratio(logprobs, reference)
     if form == "k1":
-        return apart
+        return log_ratio
     if form == "k2":
-        return apart.square() / 2
-    return torch.expm1(-apart) + apart
+        return log_ratio.square() / 2
+    return torch.expm1(-log_ratio) + log_ratio
 
 
 @torch.no_grad()
 def kl_to_come(estimates: Tensor, inputs: LossInputs, counts: Tensor) -> Tensor:
-    """Returns for each trained token the sum of `estimates` [G] over it and the later trained
-    tokens of its sequence: what a KL in the reward of each token takes from the token's return
-    (REINFORCE++, arXiv 2501.03262). `counts` has the number of trained tokens of each sequence,
-    which lie one after the other.
+    """Returns for each trained token the sum of `estimates` [G] over it and the later ones of its
+    sequence: what a KL in the reward of each token takes from its return (REINFORCE++, arXiv
+    2501.03262). Sequences, of `counts` trained tokens, follow each other.
     """
     exact = estimates.double()
     up_to = exact.cumsum(0)
@@ -160,14 +156,12 @@ def kl_to_come(estimates: Tensor, inputs: LossInputs, counts: Tensor) -> Tensor:
 
 
 def bounded_log_ratio(logprobs: Tensor, others: Tensor) -> Tensor:
-    """Returns the log of the ratio of two policies from their log-probabilities [G], within
-    `LOG_RATIO_MAX`.
-    """
+    """Returns the log ratio [G] of two policies, within `LOG_RATIO_MAX`."""
     return (logprobs - others).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
 
 
 def sequence_sums(values: Tensor, inputs: LossInputs) -> Tensor:
-    """Returns the sum of `values` [G] over the trained tokens of each sequence."""
+    """Returns the sum of `values` [G] over each sequence."""
     return values.new_zeros(inputs.sequences).index_add(0, inputs.sequence, values)
 
 
@@ -175,26 +169,26 @@ def sequence_sums(values: Tensor, inputs: LossInputs) -> Tensor:
 def kept_tokens(
     token_log_ratio: Tensor, inputs: LossInputs, counts: Tensor, settings: ObjectiveSettings
 ) -> Tensor | None:
-    """Returns which tokens [G] keep their loss; None if no mask is set. Masked tokens still count
-    in the total weight: a mask removes outliers and does not raise the weight of the others.
+    """Returns which tokens [G] keep their loss; None if no mask is set.
 
     `mask_ratio` compares the token's own ratio (IcePop; masked importance sampling),
     `mask_sequence` the geometric mean over its sequence, `mask_negative` the mean log μ/π of
     sequences with A < 0 (off-policy sequence mask of DeepSeek-V3.2).
     """
-    kept: Tensor | None = None
+    # Masked tokens count in the total weight: a mask does not raise the weight of the others.
+    unmasked: Tensor | None = None
     if settings.mask_ratio is not None:
-        kept = _is_inside(token_log_ratio.exp(), settings.mask_ratio)
+        unmasked = _is_inside(token_log_ratio.exp(), settings.mask_ratio)
     if settings.mask_sequence is None and settings.mask_negative is None:
-        return kept
+        return unmasked
     means = sequence_sums(token_log_ratio, inputs) / counts
     if settings.mask_sequence is not None:
         inside = _is_inside(means.exp(), settings.mask_sequence)[inputs.sequence]
-        kept = inside if kept is None else kept & inside
+        unmasked = inside if unmasked is None else unmasked & inside
     if settings.mask_negative is not None:
         near = (-means <= settings.mask_negative)[inputs.sequence] | (inputs.advantage >= 0)
-        kept = near if kept is None else kept & near
-    return kept
+        unmasked = near if unmasked is None else unmasked & near
+    return unmasked
 
 
 def _is_inside(values: Tensor, bounds: tuple[float, float]) -> Tensor:

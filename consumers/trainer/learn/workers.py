@@ -1,8 +1,5 @@
-"""Provides the threads and the memory of a learner, the part of the trainer that computes gradients
-and updates: `OrderedWorkers` computes micro-batches in threads and keeps the order of the results,
-`BufferPool` lends host memory for copies of the weights and the state, two functions set the
-process's memory allocator (`keep_freed_memory`, `return_freed_memory`), and two tell where memory
-is short (`lends_state`, `is_out_of_memory`).
+"""Threads and memory of a learner: `OrderedWorkers` computes micro-batches in threads and keeps the
+order of results, `BufferPool` lends host memory for copies of weights and state.
 """
 
 import ctypes
@@ -23,17 +20,12 @@ Result = TypeVar("Result")
 
 
 class OrderedWorkers(Generic[Job, Result]):
-    """Runs `work` on each submitted job in one of `count` threads, and passes the results to
-    `hand_in` one at a time in the order of submission, from the threads that computed them. So a
-    sum of results has the same bits for any number of threads, whichever finishes first.
+    """Runs `work` on each job in one of `count` threads, and passes the results to `hand_in` one at
+    a time in the order of submission: a sum of results has the same bits for any number of threads.
 
-    Bounds (invariant 8): at most `count` jobs are queued, and a thread that finishes before its
-    turn waits with its one result.
-
-    After an exception in `work` or `hand_in` no further result is handed in, and every later
-    `submit` or `wait` raises that exception. `busy_s` is the CPU time that the threads spent in
-    `work` for the results handed in so far. Each worker computes with `torch_threads` threads of
-    torch.
+    Bounds (invariant 8): at most `count` jobs are queued, and a thread that finishes early waits
+    with its one result. After an exception no further result is handed in, and later calls raise
+    it. `busy_s` is the CPU time in `work`.
     """
 
     def __init__(
@@ -57,7 +49,7 @@ class OrderedWorkers(Generic[Job, Result]):
             thread.start()
 
     def submit(self, job: Job) -> None:
-        """Queue a job; waits while the queue is full. To be called from one thread."""
+        """Queues a job; waits while the queue is full. To be called from one thread."""
         while True:
             self._raise()
             try:
@@ -68,13 +60,13 @@ class OrderedWorkers(Generic[Job, Result]):
         self._submitted += 1
 
     def wait(self) -> None:
-        """Wait until the results of all submitted jobs were handed in."""
+        """Waits until the results of all submitted jobs were handed in."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure or self._done == self._submitted)
         self._raise()
 
     def close(self) -> None:
-        """End the threads after the jobs submitted so far. Idempotent."""
+        """Ends the threads after the jobs submitted so far. Idempotent."""
         while any(thread.is_alive() for thread in self._threads):
             try:
                 self._jobs.put(None, timeout=0.05)
@@ -112,43 +104,39 @@ class OrderedWorkers(Generic[Job, Result]):
 
 
 class BufferPool:
-    """Makes copies of a set of tensors in host memory, and reuses the memory of released copies for
-    later ones of the same names, shapes and types. A copy has no other user until `release`. At
-    most `copies_max` copies are in use at a time, and the memory of at most `idle_max` released
-    ones is kept (by default `copies_max`). Threads may share the pool.
-
-    Reuse saves time in which no step is trained: the kernel clears each page of fresh memory, so a
-    copy into it takes several times as long (78 ms against 15 ms for 62 M parameters to bf16, on
-    one core).
+    """Copies a set of tensors to host memory, and reuses the memory of released copies of the same
+    names, shapes and types. At most `copies_max` are in use at a time, and at most `idle_max`
+    released ones are kept. Thread-safe.
     """
 
     def __init__(self, copies_max: int, idle_max: int | None = None) -> None:
         self._copies_max = copies_max
         self._idle_max = copies_max if idle_max is None else idle_max
         self._used: list[dict[str, Tensor]] = []
+        # The kernel clears each page of fresh memory: 78 ms instead of 15 ms for a copy of 62 M
+        # parameters to bf16 on one core, in which no step is trained.
         self._idle: list[dict[str, Tensor]] = []
         self._lock = threading.Lock()
 
     @property
     def in_use(self) -> int:
-        """Number of copies that are in use."""
         return len(self._used)
 
     def copy(self, tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
-        """Returns a complete copy in host memory, with floating-point tensors converted to `dtype`
-        (None: unchanged). Names of one tensor (tied tensors) share memory in the copy too.
+        """Returns a copy of all tensors in host memory, floating-point ones as `dtype` (None:
+        unchanged). Tied tensors share memory in the copy too. It has no other user until `release`.
         """
-        kept, tied = untie(tensors)
-        copy = self._memory(kept, dtype)
-        for name, tensor in kept.items():
+        untied, tied = untie(tensors)
+        copy = self._memory(untied, dtype)
+        for name, tensor in untied.items():
             copy[name].copy_(tensor.detach(), non_blocking=True)
-        if any(tensor.is_cuda for tensor in kept.values()):
+        if any(tensor.is_cuda for tensor in untied.values()):
             torch.cuda.current_stream().synchronize()
         copy.update({name: copy[owner] for name, owner in tied.items()})
         return copy
 
     def release(self, copy: object) -> None:
-        """Returns a copy that is no longer read to the pool; a copy from elsewhere is ignored."""
+        """Takes back a copy that is no longer read; ignores a copy from elsewhere."""
         with self._lock:
             for index, mine in enumerate(self._used):
                 if mine is copy:
@@ -157,15 +145,18 @@ class BufferPool:
                         self._idle.append(mine)
                     return
 
-    def _memory(self, kept: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
-        wanted = {name: _dtype(tensor, dtype) for name, tensor in kept.items()}
+    def _memory(
+        self, tensors: Mapping[str, Tensor], dtype: torch.dtype | None
+    ) -> dict[str, Tensor]:
+        dtypes = {name: _dtype(tensor, dtype) for name, tensor in tensors.items()}
         with self._lock:
             assert len(self._used) < self._copies_max, "a copy was not released"
             copy = self._idle.pop() if self._idle else {}
             if any(
-                name not in copy or not _fits(copy[name], kept[name], wanted[name]) for name in kept
+                name not in copy or not _fits(copy[name], tensors[name], dtypes[name])
+                for name in tensors
             ):
-                copy = {name: _empty(tensor, wanted[name]) for name, tensor in kept.items()}
+                copy = {name: _empty(tensor, dtypes[name]) for name, tensor in tensors.items()}
             self._used.append(copy)
         return copy
 
@@ -175,9 +166,8 @@ LENT_BYTES_MIN = 1_000_000_000
 
 
 def lends_state(state_bytes: int, device: torch.device) -> bool:
-    """Whether a checkpoint is written from the learner's state (weights and optimiser) itself and
-    not from a copy. That is so for a large state on the CPU, where a copy would nearly double the
-    memory of the process. The next update then waits until the checkpoint is written.
+    """Whether a checkpoint is written from the learner's state itself, for which the next update
+    waits: a copy of a large state on the CPU would nearly double the process's memory.
     """
     return device.type == "cpu" and state_bytes > LENT_BYTES_MIN
 
@@ -191,9 +181,7 @@ def _fits(memory: Tensor, tensor: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _empty(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns uninitialised host memory for a copy of the tensor. For a CUDA tensor the memory is
-    pinned, so that the copy runs at the full speed of the link.
-    """
+    # Pinned for a CUDA tensor, so that the copy runs at the full speed of the link.
     return torch.empty(tensor.shape, dtype=dtype, pin_memory=tensor.is_cuda)
 
 
@@ -202,29 +190,22 @@ NEVER = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Make glibc keep freed memory in the process instead of returning it to the kernel. Returns
-    False, and changes nothing, where the C library has no such setting. Idempotent.
-
-    A training pass allocates and frees the same tens of megabytes again and again. By default glibc
-    returns large blocks at once, so the kernel must provide every page again in each pass: measured
-    at 5 to 20 % of a step's CPU time. Peak memory does not change.
-
-    All threads allocate from one arena (a heap of glibc): each further arena would keep the memory
-    of its own peak, and allocations are too rare for threads to wait for each other.
+    """Makes glibc keep freed memory in the process. Returns False, and changes nothing, where the C
+    library has no such setting. Idempotent.
     """
+    # A training pass allocates and frees the same tens of megabytes again and again; glibc returns
+    # large blocks at once, and the kernel's new pages cost 5 to 20 % of a step's CPU time. Peak
+    # memory stays. One arena: each further one would keep the memory of its own peak, and
+    # allocations are too rare for threads to wait.
     return _set_allocator({M_MMAP_THRESHOLD: 1 << 30, M_TRIM_THRESHOLD: NEVER, M_ARENA_MAX: 1})
 
 
 def return_freed_memory() -> bool:
-    """Make glibc return every block of a megabyte or more to the kernel when it is freed. Returns
-    False, and changes nothing, where the C library has no such setting. Idempotent. For a rank (one
-    of several processes that share a model) with a large state, where memory is scarce.
-
-    By default glibc raises this bound to the size of each larger block that is freed, up to 32 MB,
-    and keeps all freed blocks below the bound. So a rank of a model with 53 M parameters had
-    0.36 GB more than its state and the layers gathered for a pass. New pages for each pass cost
-    time, but a rank that does not fit cannot run at all.
+    """Makes glibc return every freed block of a megabyte or more to the kernel; returns as
+    `keep_freed_memory`. For a rank with a large state, where memory is scarce.
     """
+    # By default glibc raises this bound to the size of each larger freed block, up to 32 MB: a rank
+    # of a model with 53 M parameters had 0.36 GB more than its state and the gathered layers.
     return _set_allocator({M_MMAP_THRESHOLD: 1 << 20})
 
 
@@ -241,7 +222,7 @@ _CPU_ALLOCATOR = "can't allocate memory"  # DefaultCPUAllocator raises a plain R
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether the error reports a lack of memory, so that a smaller micro-batch may succeed."""
+    """Whether the error is a lack of memory, so that a smaller micro-batch may succeed."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and _CPU_ALLOCATOR in str(error)

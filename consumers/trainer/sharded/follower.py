@@ -1,10 +1,7 @@
-"""The trainer on a rank other than 0, called a follower. Ranks are processes that train one model
-together; rank 0 alone holds the lease and the term, chooses the trajectories of each take and
-appends all records. A follower receives no commands: it reads rank 0's takes in the ledger
+"""The trainer on a rank other than 0, a follower: it reads rank 0's takes in the ledger
 (`FollowedLedger`), trains them in the same order (`TakeFollower` in a `FollowerLoop`), and so
-enters the same collectives (operations that all ranks enter together). It appends no record. Of
-versions and checkpoints it writes its part of the tensors; rank 0 completes them with the manifest
-(docs/how-to/several-gpus.md, How it works).
+enters the same collectives without commands. It appends no record; of versions and checkpoints it
+writes its part of the tensors (docs/how-to/several-gpus.md, How it works).
 """
 
 import logging
@@ -52,41 +49,36 @@ from rollstream.streams.writer import FencedWriter
 log = logging.getLogger(__name__)
 
 IDLE_S = 0.2
-"""Longest wait for a record before a follower asks whether rank 0 has ended (`Ranks.has_ended`)."""
+"""Longest wait for a record before a follower asks whether rank 0 has ended."""
 
 
 class FollowedLedger:
-    """Reads the ledger of rank 0's `term` while rank 0 appends to it. `takes` holds, by step and
-    update, the takes of the term that were read and not trained yet. `has_ended` returns whether
-    rank 0 has ended.
+    """Reads the ledger of rank 0's `term` while rank 0 appends to it. `takes` has, by step and
+    update, the takes that were read and not trained yet.
 
-    Records of earlier terms after this term's `Opened` are void, as for every reader (invariant
-    7), so a zombie's takes are not trained. The `Opened` of a higher term means that rank 0 has
-    been replaced: reading it raises `Fenced`.
+    Records of earlier terms after this term's `Opened` are void (invariant 7), so a zombie's takes
+    are not trained. The `Opened` of a higher term, which has replaced rank 0, raises `Fenced`.
     """
 
     def __init__(self, bus: Bus, term: int, has_ended: Callable[[], bool]) -> None:
         self._bus, self._term, self._has_ended = bus, term, has_ended
         self.takes: dict[UpdateKey, list[Take]] = {}
         self.ended = threading.Event()
-        """Set once rank 0 has ended and every record that it appended is read."""
+        """Set once rank 0 has ended and all its records are read."""
         self._recorded = LedgerTail()
         self._is_opened = self._is_configured = False
 
     def open(self, position: Position, configuration_hash: str = "") -> LedgerTail:
-        """Read from a checkpoint's `position` up to this term's `Configured`, for which this waits,
-        and return these records; the hash is that of the checkpoint's configuration. Raises
+        """Reads from a checkpoint's `position` up to this term's `Configured`, for which it waits,
+        and returns these records; the hash is that of the checkpoint's configuration. Raises
         `Fenced` if a higher term has begun.
-
-        All ranks load the same checkpoint, and each reads the ledger from the position in it.
-        Takes before this term's `Opened` are of earlier terms and are trained again. Rank 0
-        decides about them (which are superseded, which groups are closed), appends these decisions
-        and then `Configured`. So once a follower has read `Configured` it knows the repeated takes,
-        and every take after it is new.
         """
         self.reader = TopicReader(self._bus, "ledger", {0: position}, with_opened=True)
         recorded = LedgerTail(since=position, since_configuration=configuration_hash)
         self._recorded = recorded
+        # Rank 0 appends its decisions about earlier takes (superseded, groups closed), then
+        # `Configured`: once that is read, the repeated takes are known, and every later take is
+        # new.
         while not self._is_configured:
             self.read(IDLE_S)
         for place, takes in recorded.takes.items():
@@ -94,30 +86,25 @@ class FollowedLedger:
         return recorded
 
     def read(self, wait_s: float) -> None:
-        """Read new records, and wait at most `wait_s` for them. Sets `ended` if none came and
+        """Reads new records, and waits at most `wait_s` for them. Sets `ended` if none came and
         rank 0 has ended.
-
-        While rank 0 waits for data, no rank is in a collective, so a follower may wait for takes
-        without limit. Before rank 0 ends it trains every full round (one micro-batch per rank) of
-        the takes that it appended, so followers that train the same takes stop at the same place.
         """
-        found = self._poll(wait_s)
-        for received in found:
+        # While rank 0 waits for data no rank is in a collective. Before it ends it trains every
+        # full round of its takes, so all ranks stop at the same place.
+        records = self._poll(wait_s)
+        for received in records:
             self._apply(received.record)
-        if not found and wait_s and self._has_ended():
+        if not records and wait_s and self._has_ended():
             self.ended.set()
 
     def _poll(self, wait_s: float) -> list[Received]:
-        """Read new records. If the next one was truncated meanwhile, continue at the first kept
-        one: no take is missed, because records are truncated only up to the position in a
-        checkpoint, and this rank has trained the takes before it and helped to write it. Raises
-        `PositionLost` if that happens before this term's `Configured` is read.
-        """
         try:
             return self.reader.follow(wait_s)
         except PositionLost:
             if not self._is_configured:
                 raise
+            # No take is missed: records are truncated up to the position in a checkpoint, and this
+            # rank has trained the takes before it and helped to write it.
             self.reader.positions = from_begin(self._bus, "ledger")
             return []
 
@@ -138,52 +125,47 @@ class FollowedLedger:
 
 @dataclass(slots=True, kw_only=True)
 class TakeFollower(TakeRepeater):
-    """Trains first the takes that the ledger held when the term began, as every rank does
-    (`TakeRepeater`), then those that rank 0 appends, as they arrive.
+    """Trains the takes that the ledger held when the term began, as every rank does, then those
+    that rank 0 appends, as they arrive.
     """
 
     ledger: FollowedLedger
     report: Callable[[Sequence[TakeFailed]], None]
-    """Hands failures of this rank to rank 0, which records them (`Ranks.report`)."""
+    """Passes failures of this rank to rank 0 (`Ranks.report`)."""
 
     def read(self, wait_s: float = 0.0) -> None:
-        """Read new records; waits for at most `IDLE_S`, or not at all if `wait_s` is 0."""
+        """Reads new records; waits at most `IDLE_S`, or not at all if `wait_s` is 0."""
         self.ledger.read(IDLE_S if wait_s else 0.0)
 
     def take_ready(self, progress: UpdateProgress, step_metrics: StepMetrics, now_s: float) -> int:
-        """Train the takes of this update that were read since the last call; returns their
-        number.
-        """
+        """Trains this update's takes that were read since the last call; returns their number."""
         takes = self.ledger.takes.pop((progress.step, progress.update), [])
         for take in takes:
             self.repeat(take, progress, step_metrics)
         return len(takes)
 
-    def record_repetition(self, again: TakesRepeated) -> None:
-        """Do nothing: rank 0 records it."""
+    def record_repetition(self, repetition: TakesRepeated) -> None:
+        """Does nothing: rank 0 records it."""
 
     def record_failure(self, failed: ComputeFailed) -> None:
-        """Let rank 0 record the failed takes: it alone appends to the ledger. This rank then ends
-        and its connections close, so that all ranks end and restart together.
-        """
+        """Lets rank 0, which alone appends to the ledger, record the failed takes."""
         self.report(self.failures(failed))
 
 
 @dataclass(slots=True, kw_only=True)
 class FollowerLoop(StepLoop[TakeFollower]):
-    """Runs the steps of a follower. The caller runs it until `ended` is set."""
+    """The steps of a follower, to be run until `ended` is set."""
 
     @property
     def ended(self) -> threading.Event:
-        """Set once rank 0 has ended and every record that it appended is read."""
         return self.take_feeder.ledger.ended
 
     def metric_values(self) -> MetricValues:
-        """Returns only the follower's step; rank 0 returns the metrics of the trainer."""
+        """Returns the follower's step alone; rank 0 has the trainer's metrics."""
         return {"trainer_step": self.step}
 
     def checkpoint_state(self, step: int) -> Mapping[str, Any]:
-        """Returns {}: only rank 0 writes the state beside the tensors into a checkpoint."""
+        """Returns {}: rank 0 writes the state beside the tensors."""
         return {}
 
 
@@ -193,16 +175,15 @@ def build_follower(
     plan: TrainerPlan,
     initial: InitialModel,
     run: str,
-    turned: Callable[[], object],
+    on_pause: Callable[[], object],
 ) -> FollowerLoop | None:
-    """Wait until rank 0 holds its term, and return the loop that follows it from the checkpoint
-    that all ranks load; None if rank 0 ended before. `turned` is called repeatedly during the wait,
-    so that the caller can show that it lives. The function performs the steps of `build_trainer`,
-    without those that belong to rank 0 alone.
+    """Waits until rank 0 holds its term, and returns the loop that follows it from the checkpoint
+    that all ranks load; None if rank 0 ended before. `on_pause` is called during the wait. The
+    steps are those of `build_trainer` that are not rank 0's alone.
     """
     ranks = initial.ranks
     assert ranks is not None, "one process has no rank to follow"
-    start = ranks.await_start(turned)
+    start = ranks.await_start(on_pause)
     if start is None:
         return None
     check_start(start, plan, initial, ranks.rank)
@@ -241,8 +222,8 @@ def build_follower(
 
 
 def check_start(start: TermStart, plan: TrainerPlan, initial: InitialModel, rank: int) -> None:
-    """Raise `ConfigurationError` unless this process has rank 0's starting model and settings, by
-    the hashes in rank 0's `start`.
+    """Raises `ConfigurationError` unless this process has rank 0's starting model and settings, by
+    their hashes.
     """
     if start.model != initial.model_hash:
         raise ConfigurationError(

@@ -1,11 +1,6 @@
-"""Trains a model that several processes (ranks) share: each rank has a `ShardedLearner` with a part
-of the model (`Shard`), and all ranks together execute each operation.
-
-Every rank submits the same micro-batches, those that the takes in the ledger name. As soon as there
-is one for each rank they form a round: each rank trains its own. The rest at the end of an update
-forms a last round, in which ranks without work train a micro-batch again at weight zero
-(`rank_plan.py`). Micro-batches without a trained token are left out. If memory ran out on a round,
-a later term trains it in halves, then in quarters (`ShardedLearner._passes`).
+"""Trains a model that several processes (ranks) share (`ShardedLearner`). Every rank submits the
+same micro-batches, those of the takes in the ledger: one for each rank form a round, the rest of an
+update a last one (`rank_plan.py`). Micro-batches without a trained token are left out.
 """
 
 import logging
@@ -56,19 +51,19 @@ class ShardedModel(LearnableModel):
 class _MicroBatch:
     samples: Sequence[Sample]
     number: int
-    """Number of the micro-batch within its step."""
+    """Within its step."""
     shortages: int
     """How often memory ran out on it in earlier terms."""
 
     @property
     def trained(self) -> int:
-        """Number of samples with a trained token; at least one, since others are not submitted."""
+        """Number of samples with a trained token, at least one."""
         return sum(bool(sample.mask.any()) for sample in self.samples)
 
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """Holds what a rank trains in one pass; with `counts` False its gradients are zero."""
+    """What a rank trains in one pass; with `counts` False its gradients are zero."""
 
     samples: Sequence[Sample]
     counts: bool
@@ -85,10 +80,9 @@ def split_samples(samples: Sequence[Sample], parts: int) -> list[list[Sample]]:
 
 
 class ShardedLearner:
-    """Implements `Learner` (`learn/base.py`) on every rank. All ranks must call its methods in the
-    same order, each from one thread. Methods that train or gather raise `RankLost` if another rank
-    is gone. Repeated on the same number of ranks, results are bit-identical; another number rounds
-    differently.
+    """Implements `Learner` on every rank; all must call its methods in the same order, from one
+    thread each. Methods that train or gather raise `RankLost` if another rank is gone. Results are
+    bit-identical for one number of ranks.
     """
 
     def __init__(self, sharded: ShardedModel, settings: TrainerSettings) -> None:
@@ -112,34 +106,31 @@ class ShardedLearner:
         self._waiting: list[_MicroBatch] = []  # those of the next round
         self._begins_step = True
         self.micro_batches = 0
-        """Number of micro-batches submitted in the step being trained, or just trained."""
         with self._ranks.collective():
             self._shard = Shard(sharded.start, settings, sharded.ranks)
 
     @property
     def updates(self) -> int:
-        """Number of updates behind the fp32 master weights, skipped updates included."""
         return self._shard.updates
 
     @property
     def version(self) -> int:
-        """Number of the version that the current step trains from."""
         return self.updates // self._settings.updates_in_step
 
     @property
     def busy_s(self) -> float:
-        """Seconds of this rank's passes, including its waits for other ranks within them."""
+        """Seconds of this rank's passes, waits for other ranks included."""
         return self._shard.busy_s
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the master weights and the optimiser's moments, of all ranks together."""
+        """Bytes of masters and moments of all ranks."""
         return self._shard.state_bytes
 
     def submit(self, samples: Sequence[Sample], shortages: int = 0) -> None:
-        """Submit one micro-batch of the update, and train a round once there is one for each rank.
-        Every rank passes the same `shortages`, those in the ledger before the term. Raises
-        `ComputeFailed`, with the numbers of the round's micro-batches, if computing fails.
+        """Submits one micro-batch, and trains a round once there is one for each rank. Every rank
+        passes the same `shortages`, those in the ledger before the term. Raises `ComputeFailed`
+        with the numbers of the round's micro-batches.
         """
         if self._begins_step:
             self.micro_batches, self._begins_step = 0, False
@@ -154,13 +145,11 @@ class ShardedLearner:
             self._round()
 
     def settle(self) -> None:
-        """Returns at once: `submit` trains full rounds itself, and the rest waits for
-        `finish_update`.
-        """
+        """Returns at once: full rounds are trained, and the rest waits for `finish_update`."""
 
     def finish_update(self) -> dict[str, float]:
-        """Train the remaining micro-batches, change the weights, and return the update's metrics.
-        Raises as `submit` does.
+        """Trains the remaining micro-batches, changes the weights, and returns the update's
+        metrics. Raises as `submit`.
         """
         busy_s = self.busy_s
         if self._waiting:
@@ -171,22 +160,22 @@ class ShardedLearner:
         return {**metrics, "busy_s": self.busy_s - busy_s}
 
     def snapshot(self, dtype: str, pool: BufferPool | None = None) -> RankTensors | AdapterTensors:
-        """Returns a copy of the weights to publish: of a whole model this rank's share of the
-        tensors, of an adapter all of it. The copy is in new memory: `pool` is not used.
+        """Returns a copy of the weights to publish, in new memory: this rank's share of a whole
+        model, or all of an adapter.
         """
         with self._ranks.collective():
             return self._shard.snapshot(dtype)
 
     def state(self, pool: BufferPool | None = None) -> RankTensors:
         """Returns this rank's rows of all tensors that the next update depends on: a copy, or the
-        state itself if `lends_state`. `pool` is not used.
+        state itself if `lends_state`.
         """
         return RankTensors(self._shard.state(), self._ranks)
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore a state that any number of ranks, or an unsharded learner, has saved; each rank
-        reads its rows. Raises `ConfigurationError` if the state is of another model, and
-        `CorruptObject` at all ranks if any of them finds damage.
+        """Restores a state of any number of ranks, or of an unsharded learner; each rank reads its
+        rows. Raises `ConfigurationError` for another model's state, and `CorruptObject` at all
+        ranks if any finds damage.
         """
         assert isinstance(tensors, StoredTensors), "ranks read their rows from the store"
         self._shard.check(tensors)
@@ -194,13 +183,10 @@ class ShardedLearner:
 
     @property
     def lends_state(self) -> bool:
-        """Whether `state` returns the state itself: it must be written before the next update."""
         return self._shard.lends_state
 
     def state_hash(self) -> str:
-        """Returns one xxh3-128 hash of the master weights and optimiser states of all ranks.
-        Another number of ranks gives another hash for the same state.
-        """
+        """Returns one xxh3-128 hash of the states of all ranks; it depends on their number."""
         with self._ranks.collective():
             return self._shard.state_hash()
 
@@ -208,14 +194,13 @@ class ShardedLearner:
         """Does nothing: the ranks end together (`Ranks.end`)."""
 
     def _round(self) -> None:
-        """Train the waiting micro-batches, at most one for each rank."""
         (turns,) = rounds(len(self._waiting), self._ranks.size)
         version, waiting, self._waiting = self.version, self._waiting, []
-        numbers = tuple(one.number for one in waiting)
+        numbers = tuple(batch.number for batch in waiting)
         try:
             with self._ranks.collective():
-                for one in self._passes(waiting, turns[self._ranks.rank]):
-                    self._shard.train(one.samples, version, one.counts)
+                for rank_pass in self._passes(waiting, turns[self._ranks.rank]):
+                    self._shard.train(rank_pass.samples, version, rank_pass.counts)
         except RankLost as lost:  # no evidence against these samples, unless memory ran out
             if is_out_of_memory(lost.__cause__):
                 raise ComputeFailed(numbers, lost.__cause__ or lost) from lost.__cause__
@@ -224,23 +209,17 @@ class ShardedLearner:
             raise ComputeFailed(numbers, error) from error
 
     def _passes(self, waiting: Sequence[_MicroBatch], mine: RankTurn) -> list[_Pass]:
-        """Returns the passes of this rank in a round: one over its micro-batch, or one over each
-        part of it if memory ran out on the round before. The number of passes is equal on all
-        ranks; a rank with fewer parts trains a sample again at weight zero.
-
-        One process halves a micro-batch as soon as its memory runs out. A rank cannot: say memory
-        runs out on rank 1 in layer 3, while rank 0 waits in the collective of layer 3. The first
-        half would enter that of layer 1, so the two would add different tensors, or wait until the
-        timeout. Nor can rank 1 ask for halves: the others would read its message only after the
-        collective. Therefore all ranks end. Rank 0 records the failure, and all read its record
-        before they enter a collective of the next term, so all divide the round in the same way. A
-        record that a replaced rank 0 appends later is void (invariant 7): no rank counts it.
-        Whenever the take is repeated, the same records are before it, and the sums have the same
-        bits.
-        """
+        # A rank cannot halve a micro-batch at once as one process does. Say memory runs out on rank
+        # 1 in layer 3, while rank 0 waits in the collective of layer 3: the first half would enter
+        # that of layer 1, so the two would add different tensors or wait until the timeout; nor
+        # would the others read a request before the collective. Therefore all ranks end, rank 0
+        # records the failure, and all read its record before the next term's collectives: all
+        # divide the round alike, with an equal number of passes. A record that a replaced rank 0
+        # appends later is void (invariant 7). A repeated take has the same records before it, so
+        # the sums have the same bits.
         micro_batch = waiting[mine.micro_batch]
-        shortages = max(one.shortages for one in waiting)
-        parts = parts_of_round([one.trained for one in waiting], shortages)
+        shortages = max(batch.shortages for batch in waiting)
+        parts = parts_of_round([batch.trained for batch in waiting], shortages)
         if parts == 1:
             return [_Pass(micro_batch.samples, mine.counts)]
         split = split_samples(micro_batch.samples, parts)
@@ -248,4 +227,5 @@ class ShardedLearner:
             count, halved = len(micro_batch.samples), sum(map(bool, split)) - 1
             log.warning("memory ran out on %d samples: trained in %d parts", count, halved + 1)
             self._shard.add_statistics(LossStatistics(halved=float(halved)))
+        # A rank with fewer parts trains a sample again at weight zero.
         return [_Pass(part or split[0][:1], mine.counts and bool(part)) for part in split]

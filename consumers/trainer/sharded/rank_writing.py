@@ -1,10 +1,7 @@
-"""Writes a version or a checkpoint from all ranks of a trainer at once: each rank writes the
-tensors that it holds, and receives the file lists of the other ranks.
-
-Every rank publishes the same steps in the same order in a thread of its own (`StepPublisher`), so
-that all ranks train meanwhile. These threads call the methods below in the same order: each method
-is a collective, which all ranks must enter. Rank 0 then completes the version with the manifest of
-all parts.
+"""Writes a version or a checkpoint from all ranks of a trainer at once: each writes its tensors and
+receives the file lists of the others; rank 0 completes the version with the manifest of all parts.
+Every rank publishes the same steps in the same order in a thread of its own (`StepPublisher`); each
+method here is a collective of these threads.
 """
 
 import logging
@@ -57,14 +54,14 @@ log = logging.getLogger(__name__)
 
 
 def rank_stem(stem: str, rank: int) -> str:
-    """Returns the file name stem of one rank: ranks write different files to the same folder."""
+    """Returns the file name stem of one rank: ranks write different files to one folder."""
     return f"{stem}-rank{rank}"
 
 
 def gather_results(work: Callable[[], Any], type_: Any, ranks: Ranks) -> list[Any]:
-    """Run `work` at all ranks; every rank returns the results of all, in the order of ranks. If
-    `work` fails at one rank, that rank raises its own error and the others raise `StoreError`,
-    which names the rank. `type_` is the type of a result.
+    """Runs `work` at all ranks; every rank returns the results of all, in the order of ranks. If
+    `work` fails at one rank, that one raises its own error and the others `StoreError`, which names
+    the rank. `type_` is the type of a result.
     """
     result, failed = b"", None
     try:
@@ -74,39 +71,35 @@ def gather_results(work: Callable[[], Any], type_: Any, ranks: Ranks) -> list[An
         failed = error
     problem = "" if failed is None else f"{type(failed).__name__}: {failed}"
     with ranks.collective():
-        found: list[tuple[str, bytes]] = ranks.gather(
+        outcomes: list[tuple[str, bytes]] = ranks.gather(
             (problem, result), tuple[str, bytes], ranks.writing
         )
     if failed is not None:
         raise failed
-    for rank, (problem, _) in enumerate(found):
+    for rank, (problem, _) in enumerate(outcomes):
         if problem:
             raise StoreError(f"rank {rank} of the trainer could not write: {problem}")
-    return [msgspec.msgpack.decode(encoded, type=type_) for _, encoded in found]
+    return [msgspec.msgpack.decode(encoded, type=type_) for _, encoded in outcomes]
 
 
 def gather_written(
     store: ObjectStore, write: Callable[[], Any], type_: Any, ranks: Ranks
 ) -> list[Any]:
-    """Gather the results of `write`, which writes to the store, as `gather_results` does. When this
-    function returns, all objects of all ranks are stored.
+    """Gathers the results of `write` as `gather_results` does; on return all objects of all ranks
+    are stored.
 
-    With relays every rank pushes its own parts to the chain of relays while it uploads them. A
-    version is written in this order:
+    With relays every rank pushes its parts to their chain while it uploads them, in this order:
 
-    1. Every rank hands its files to its push and its uploads (`PushingStore.create`), and does not
-       wait until they end.
-    2. Every rank waits until its uploads are stored; then it joins the gather of the file lists.
+    1. Every rank begins its push and its uploads (`PushingStore.create`).
+    2. Every rank waits until its uploads are stored, then joins the gather of the file lists.
     3. Rank 0 pushes and stores the manifest, moves the pointer, and announces the version
        (`VersionWriter.publish`).
 
-    Until the manifest arrives a relay offers nothing of the version; then it offers each part that
-    the manifest names, and counts the version as complete once it has all parts. No rank waits for
-    a push: a push may end between 1 and 2, after 3, or never, and the pushes of the ranks end in
-    any order. A part that no push brings is in the store (2) before any relay can detect that it is
-    missing (3), and the head of the chain reads it there (`storage/relay/intake.py`). An upload
-    that fails in 2 fails at all ranks, so 3 does not happen and no rollout acts on the pushed
-    parts.
+    Until the manifest arrives a relay offers nothing of the version. No rank waits for a push: a
+    push may end between 1 and 2, after 3, or never. A part that no push brings is in the store (2)
+    before any relay can detect that it is missing (3), and the head of the chain reads it there
+    (`storage/relay/intake.py`). An upload that fails in 2 fails at all ranks, so 3 does not happen
+    and no rollout acts on the pushed parts.
     """
 
     def write_through() -> Any:
@@ -118,8 +111,8 @@ def gather_written(
 
 
 class RankTensors(DistributedTensors):
-    """Holds the weights of a version or the state of a checkpoint, divided among the ranks; `mine`
-    is this rank's part. No update may change it until it is written.
+    """The weights of a version or the state of a checkpoint, divided among the ranks; `mine` is
+    this rank's part, which no update may change until it is written.
     """
 
     def __init__(self, mine: dict[str, Tensor], ranks: Ranks) -> None:
@@ -128,11 +121,11 @@ class RankTensors(DistributedTensors):
     def write_shards(
         self, store: ObjectStore, folder: str, stem: str, shard_bytes: int
     ) -> TensorFiles:
-        own = rank_stem(stem, self._ranks.rank)
+        rank_file_stem = rank_stem(stem, self._ranks.rank)
         return merge_files(
             gather_written(
                 store,
-                lambda: write_shards(store, folder, own, self.mine, shard_bytes),
+                lambda: write_shards(store, folder, rank_file_stem, self.mine, shard_bytes),
                 TensorFiles,
                 self._ranks,
             )
@@ -144,14 +137,14 @@ class RankTensors(DistributedTensors):
 
     def identities(self) -> tuple[dict[str, str], dict[str, str]]:
         kind = tuple[dict[str, str], dict[str, str]]
-        found = gather_results(lambda: tensor_hashes(self.mine), kind, self._ranks)
-        return merge_disjoint(part[0] for part in found), merge_disjoint(part[1] for part in found)
+        parts = gather_results(lambda: tensor_hashes(self.mine), kind, self._ranks)
+        return merge_disjoint(part[0] for part in parts), merge_disjoint(part[1] for part in parts)
 
 
 class FrozenTensors(DistributedTensors):
-    """Holds tensors that training never changes, the base model of adapters; `rows` is this rank's
-    part. Tensors with a shape in `shapes` are divided among the ranks, the others are whole at
-    every rank. A floating-point tensor is hashed and written as `dtype`.
+    """The base model of adapters, which training never changes; `rows` is this rank's part. Tensors
+    with a shape in `shapes` are divided among the ranks, the others whole at every rank.
+    Floating-point tensors are hashed and written as `dtype`.
 
     The files are those that a single process would write, so any number of ranks can repeat an
     interrupted write. A rank holds at most one whole file in memory.
@@ -185,8 +178,10 @@ class FrozenTensors(DistributedTensors):
 
         def write() -> TensorFiles:
             for number, names in enumerate(shards, start=1):
-                whole = {name: self._whole(name, (number - 1) % self._ranks.size) for name in names}
-                mine = {name: tensor for name, tensor in whole.items() if tensor is not None}
+                gathered = {
+                    name: self._whole(name, (number - 1) % self._ranks.size) for name in names
+                }
+                mine = {name: tensor for name, tensor in gathered.items() if tensor is not None}
                 if not mine or failed:
                     continue
                 try:
@@ -197,8 +192,8 @@ class FrozenTensors(DistributedTensors):
                 raise error
             return TensorFiles(tuple(files), entries, self._own_ties())
 
-        found = merge_files(gather_written(store, write, TensorFiles, self._ranks))
-        return replace(found, files=tuple(sorted(found.files, key=lambda file: file.name)))
+        merged = merge_files(gather_written(store, write, TensorFiles, self._ranks))
+        return replace(merged, files=tuple(sorted(merged.files, key=lambda file: file.name)))
 
     def differences(self, parent: Manifest, base: DistributedTensors) -> DistributedDifferences:
         raise AssertionError("frozen tensors have no differences")
@@ -209,18 +204,15 @@ class FrozenTensors(DistributedTensors):
         def identify() -> tuple[dict[str, str], dict[str, str]]:
             hashes: dict[str, str] = {}
             for name in self._rows:
-                whole = self._whole(name, owner[name])
-                hashes |= {} if whole is None else tensor_hashes({name: whole})[0]
+                tensor = self._whole(name, owner[name])
+                hashes |= {} if tensor is None else tensor_hashes({name: tensor})[0]
             return hashes, self._own_ties()
 
         kind = tuple[dict[str, str], dict[str, str]]
-        found = gather_results(identify, kind, self._ranks)
-        return merge_disjoint(part[0] for part in found), merge_disjoint(part[1] for part in found)
+        parts = gather_results(identify, kind, self._ranks)
+        return merge_disjoint(part[0] for part in parts), merge_disjoint(part[1] for part in parts)
 
     def _whole(self, name: str, owner: int) -> Tensor | None:
-        """Returns the whole tensor at rank `owner`, None at the others. A collective of the
-        publishing threads.
-        """
         rows = self._rows[name].detach()
         rounded = rows.to("cpu", self._dtype if rows.is_floating_point() else rows.dtype)
         if name not in self._shapes:
@@ -242,9 +234,7 @@ class FrozenTensors(DistributedTensors):
 
 
 class _RankDifferences(DistributedDifferences):
-    """Encodes this rank's part of a version; `bytes` and `weights`, which the manifest needs, cover
-    the parts of all ranks.
-    """
+    """This rank's encoded part of a version; `bytes` and `weights` cover the parts of all ranks."""
 
     def __init__(self, mine: dict[str, Tensor], base: ParentVersion, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -260,11 +250,11 @@ class _RankDifferences(DistributedDifferences):
         self.weights = merge_files(part[1] for part in parts)
 
     def write(self, store: ObjectStore, folder: str, parent: Manifest, shard_bytes: int) -> Delta:
-        own, mine = rank_stem(DELTA_STEM, self._ranks.rank), self._encoded.pop()
-        found = gather_written(
+        rank_file_stem, mine = rank_stem(DELTA_STEM, self._ranks.rank), self._encoded.pop()
+        deltas = gather_written(
             store,
-            lambda: write_delta(store, folder, mine, parent, shard_bytes, own),
+            lambda: write_delta(store, folder, mine, parent, shard_bytes, rank_file_stem),
             Delta,
             self._ranks,
         )
-        return merge_delta(found, parent)
+        return merge_delta(deltas, parent)

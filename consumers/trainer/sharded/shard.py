@@ -1,11 +1,7 @@
-"""Holds one rank's part of a model that several processes (ranks) train together (`Shard`).
-
-A rank has rows of each parameter: the fp32 masters and their AdamW moments (`shard_optimiser.py`).
-In each round it trains one micro-batch, for which FSDP gathers the model layer by layer; for a
-version it gathers whole tensors. The constructor and every method, unless its docstring excludes
-it, is a collective: all ranks call the same methods in the same order (`follower.py`). Names and
-types of tensors are those of `learner.py`, so any number of ranks resumes from a checkpoint of any
-other.
+"""One rank's part of a model that several processes (ranks) train together (`Shard`): rows of each
+parameter's fp32 master and AdamW moments. The constructor and every method, unless its docstring
+excludes it, is a collective: all ranks call the same ones in the same order. Tensors in checkpoints
+are those of `learner.py`, so any number of ranks resumes from any other's.
 """
 
 import math
@@ -69,17 +65,16 @@ from rollstream.storage.weights.tensors import state_hash
 
 COUNTERS = "optimiser.counters"
 PREFIXES = ("masters.", "optimiser.mean.", "optimiser.square.")
-"""A checkpoint has three tensors for each trained parameter; their names are these and its own."""
+"""Prefixes of a trained parameter's three tensors in a checkpoint."""
 
 
 class Shard:
-    """Trains, publishes and saves this rank's part of the model. It owns the float32 model `start`
-    from now on, divides it among `ranks` and keeps this rank's slices; all ranks must pass the same
-    model. `ShardedLearner` calls `train` for each round of an update, then `finish`.
+    """Trains, publishes and saves this rank's part of the float32 model `start`, which it owns and
+    divides; all ranks must pass the same model. `ShardedLearner` calls `train` for each round of an
+    update, then `finish`.
 
-    If the model has LoRA adapters (`storage/lora.py`), only the adapters are trained, published and
-    saved, as in `learner.py`; each rank holds its slices of the frozen base (all other parameters)
-    as well.
+    With LoRA adapters (`storage/lora.py`) only these are trained, published and saved, as in
+    `learner.py`; each rank holds its slices of the frozen base too.
     """
 
     def __init__(self, start: StartingModel, settings: TrainerSettings, ranks: Ranks) -> None:
@@ -87,15 +82,15 @@ class Shard:
         model = start.model
         self._settings, self._ranks, self._model = settings, ranks, model.eval()
         self._home = torch.device("cpu") if settings.cpu_offload else ranks.device
-        """The device of this rank's slices."""
+        """Device of the slices."""
         self._ownership = TensorOwnership(model, ranks)
         self._adapter = attached_adapter(model)
         self._base_hash: Tensor | None = None
         if self._adapter is None:
             model.requires_grad_()
         else:
-            found = base_hash(start, self._adapter.dtype) if ranks.rank == 0 else ""
-            self._base_hash = masters.hash_tensor(ranks.gather(found, str)[0])
+            digest = base_hash(start, self._adapter.dtype) if ranks.rank == 0 else ""
+            self._base_hash = masters.hash_tensor(ranks.gather(digest, str)[0])
         if lends_state(_state_bytes(self._ownership.shapes), self._home):
             return_freed_memory()
         if settings.compile:
@@ -110,13 +105,13 @@ class Shard:
         if isinstance(model, FSDPModule):
             model.reshard()  # FSDP leaves the parameters outside of the layers gathered
         parameters = dict(model.named_parameters())
-        self._parameters = {name: one for name, one in parameters.items() if one.requires_grad}
-        self._slices = {name: _local(one) for name, one in self._parameters.items()}
+        self._parameters = {n: p for n, p in parameters.items() if p.requires_grad}
+        self._slices = {name: _local(p) for name, p in self._parameters.items()}
         state = {} if self._adapter is None else base_state(model.state_dict())
         self._frozen = {
-            name: _local(one) if isinstance(one, DTensor) else one for name, one in state.items()
+            name: _local(tensor) if isinstance(tensor, DTensor) else tensor
+            for name, tensor in state.items()
         }
-        """Of a model with adapters: this rank's slices of the base, and its whole buffers."""
         slices = list(self._slices.values())
         self._optimiser = ShardOptimiser(slices, settings, _over_all_ranks)
         self._critic: Critic | None = None
@@ -127,20 +122,17 @@ class Shard:
         self.busy_s = 0.0
 
     def _fill(self, rows: ModelRows, names: Sequence[Sequence[str]]) -> None:
-        """Allocate this rank's slices of parameters without memory (on the meta device), and read
-        their rows from the stored model. `names` has all names of each parameter. Adapters have
-        memory and their values already.
-        """
-
         def materialised(tensor: Tensor) -> Tensor:
             if tensor.is_meta:
                 return torch.empty_like(tensor, device=self._home)
             return tensor.to(self._home if isinstance(tensor, DTensor) else self._ranks.device)
 
+        # Parameters were without memory (on the meta device); adapters have theirs, with values.
         self._model._apply(materialised)  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType]
         parameters = dict(self._model.named_parameters())
         for mine in names:
             local = _local(parameters[mine[0]])
+            # `names` has all names of each parameter.
             stored = next((name for name in mine if name in rows), None)
             if local.numel() and stored is not None:
                 read = rows.rows(stored, *self._rows(mine[0]))
@@ -148,7 +140,6 @@ class Shard:
 
     @property
     def updates(self) -> int:
-        """Number of updates that made the masters, skipped ones included."""
         return self._optimiser.updates
 
     @property
@@ -157,15 +148,15 @@ class Shard:
         return {name: self._ownership.shapes[name] for name in self._slices}
 
     def add_statistics(self, sums: LossStatistics) -> None:
-        """Add statistics that no pass gives. `finish` adds those of all ranks, so each is to be
-        added on one rank alone. Not a collective.
+        """Adds statistics that no pass gives, each on one rank alone: `finish` adds those of all
+        ranks. Not a collective.
         """
         self._sums += sums
 
     def train(self, samples: Sequence[Sample], version: int, counts: bool) -> None:
-        """Add the gradients of this rank's micro-batch of a round, or of a part of it; `version` is
-        the number of the version that is trained from. A rank that has less to train than others
-        passes any samples with `counts` False: it makes the same passes and adds zeros.
+        """Adds the gradients of this rank's micro-batch of a round, or of a part of it, trained
+        from `version`. A rank that has less to train passes any samples with `counts` False: it
+        makes the same passes and adds zeros.
         """
         began = time.monotonic()
         rows, critic = to_device(token_rows(samples), self._ranks.device), self._critic
@@ -194,8 +185,8 @@ class Shard:
         self.busy_s += time.monotonic() - began
 
     def finish(self) -> dict[str, float]:
-        """Update the masters by the gradients of all rounds since the last call. Returns the
-        update's metrics, which are equal on every rank.
+        """Updates the masters by the gradients of all rounds since the last call. Returns the
+        update's metrics, equal on every rank.
         """
         total = LossStatistics()
         for part in self._ranks.gather(self._sums, LossStatistics):
@@ -209,7 +200,7 @@ class Shard:
         if critic is not None and critic.is_warming(version):
             done = self._optimiser.hold()
         else:
-            gradients = [_gradient(one) for one in self._parameters.values()]
+            gradients = [_gradient(p) for p in self._parameters.values()]
             done = self._optimiser.update(gradients, divisor, total.ess)
         for parameter in self._parameters.values():
             parameter.grad = None
@@ -223,32 +214,31 @@ class Shard:
         }
 
     def snapshot(self, dtype: str) -> RankTensors | AdapterTensors:
-        """Returns a copy of the tensors to publish, as `dtype` in host memory. Each tensor is whole
-        on one rank, its owner; a tied tensor (one tensor with several names) has all its names. Of
-        a model with adapters, every rank returns the whole adapter.
+        """Returns a copy of the tensors to publish, as `dtype` in host memory: each whole on its
+        owner, under all its names; of a model with adapters, the whole adapter on every rank.
         """
-        wanted: torch.dtype = getattr(torch, dtype)
+        published_type: torch.dtype = getattr(torch, dtype)
         if self._adapter is None:
-            mine = self._ownership.gather(self._slices, wanted)
-            named = self._ownership.named(mine, self._model, wanted)
-            return RankTensors(named, self._ranks)
-        factors = gather_everywhere(self._slices, self.shapes, wanted, self._ranks)
+            mine = self._ownership.gather(self._slices, published_type)
+            tensors = self._ownership.named(mine, self._model, published_type)
+            return RankTensors(tensors, self._ranks)
+        factors = gather_everywhere(self._slices, self.shapes, published_type, self._ranks)
         config, scaling = self._adapter.config, self._adapter.scaling
-        return AdapterTensors(adapter_state(factors), config, scaling, lambda: self._base(wanted))
+        return AdapterTensors(
+            adapter_state(factors), config, scaling, lambda: self._base(published_type)
+        )
 
     def _base(self, dtype: torch.dtype) -> FrozenTensors:
-        """Returns this rank's part of the frozen base. Not a collective. The model is trained while
-        the base is written, so only `_frozen`, which no update changes, is read.
-        """
         owned = self._ownership
         shapes = {name: owned.shapes[name] for name in owned.names if name in owned.shapes}
+        # No update changes these: the model is trained while the base is written. Not a collective.
         rows = {name: self._frozen[name] for name in owned.names}
         return FrozenTensors(rows, shapes, owned.tied, dtype, self._ranks)
 
     def state(self) -> dict[str, Tensor]:
-        """Returns this rank's rows of the state (masters, moments, counters), in host memory. With
-        several ranks a name contains the rows (`part_name`), so that readers can join them. The
-        tensors are the state itself where `lends_state`, else a copy. Not a collective.
+        """Returns this rank's rows of the state (masters, moments, counters): the state itself
+        where `lends_state`, else a copy in host memory. With several ranks a name contains the rows
+        (`part_name`). Not a collective.
         """
         mine: dict[str, Tensor] = {}
         is_lent, is_alone = self.lends_state, self._ranks.size == 1
@@ -263,15 +253,15 @@ class Shard:
         return mine
 
     def check(self, tensors: StoredTensors) -> None:
-        """Raise `ConfigurationError` if a checkpoint is of another model. Not a collective."""
+        """Raises `ConfigurationError` if a checkpoint is of another model. Not a collective."""
         masters.check_base_hash(tensors.get(masters.BASE_HASH), self._base_hash)
         for prefix in PREFIXES:
             for name, shape in self.shapes.items():
                 masters.check_checkpoint_shape(prefix + name, tensors.shape(prefix + name), shape)
 
     def load(self, tensors: StoredTensors) -> None:
-        """Restore a checkpoint of any number of ranks: every rank reads its own rows. If any rank
-        finds damage, all ranks raise `CorruptObject`, and the state is undefined.
+        """Restores a checkpoint of any number of ranks: every rank reads its own rows. If any rank
+        finds damage, all raise `CorruptObject`, and the state is undefined.
         """
         with self._ranks.together():
             for prefix, slices in self._state().items():
@@ -284,48 +274,40 @@ class Shard:
                 self._critic.load_state(tensors, updates)
 
     def _rows(self, name: str) -> tuple[int, int]:
-        """Returns start and end of the rows of a parameter that this rank holds."""
         return slice_of(self._ownership.shapes[name][0], self._ranks.rank, self._ranks.size)
 
     @property
     def state_bytes(self) -> int:
-        """Size of masters and moments of all ranks together, in bytes."""
+        """Bytes of masters and moments of all ranks."""
         return _state_bytes(self.shapes)
 
     @property
     def lends_state(self) -> bool:
-        """Whether `state` returns the state itself, so that the next update must wait until it is
-        written (`Learner.lends_state`).
-        """
+        """Whether `state` returns the state itself (`Learner.lends_state`)."""
         return lends_state(self.state_bytes, self._home)
 
     def state_hash(self) -> str:
-        """Returns one xxh3-128 hash of the masters and optimiser states of all ranks. It covers the
-        slices, so another number of ranks gives another hash for the same state.
+        """Returns one xxh3-128 hash of the masters and optimiser states of all ranks; another
+        number of ranks gives another one.
         """
         flat = {
-            p + name: one for p, slices in self._state().items() for name, one in slices.items()
+            p + name: rows for p, slices in self._state().items() for name, rows in slices.items()
         }
         flat |= self._single()
         hashes = self._ranks.gather(state_hash(flat), str)
         return xxhash.xxh3_128_hexdigest("".join(hashes).encode())
 
     def _state(self) -> dict[str, dict[str, Tensor]]:
-        """Return, by the prefixes of names in a checkpoint (`PREFIXES`), this rank's slices by
-        parameter name. Not a collective.
-        """
         adam, names = self._optimiser, list(self._slices)
         moments = (dict(zip(names, m, strict=True)) for m in (adam.mean, adam.square))
         return dict(zip(PREFIXES, (self._slices, *moments), strict=True))
 
     def _single(self) -> dict[str, Tensor]:
-        """Returns the tensors of the state that every rank holds whole: the numbers of updates, a
-        critic's head, and, with adapters, the hash of their base.
-        """
         counters = torch.tensor([self.updates, self._optimiser.applied])
         base = {} if self._base_hash is None else {masters.BASE_HASH: self._base_hash}
         critic = {} if self._critic is None else self._critic.state()
-        copied = {name: one.to("cpu", copy=True) for name, one in critic.items()}
+        copied = {name: tensor.to("cpu", copy=True) for name, tensor in critic.items()}
+        # What every rank holds whole.
         return {COUNTERS: counters, **base, **copied}
 
 
@@ -334,7 +316,7 @@ def _state_bytes(shapes: Mapping[str, tuple[int, ...]]) -> int:
 
 
 def _local(sharded: Tensor) -> Tensor:
-    """Returns this rank's rows of a sharded tensor; they share its memory."""
+    # Shares the tensor's memory.
     return sharded.detach().to_local()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
 
 

@@ -11,12 +11,12 @@ from rollstream.consumers.trainer.learn import masters
 
 
 class ShardOptimiser:
-    """Updates this rank's slices of the parameters in place by AdamW. The update is the one of
-    `learn/masters.py`, with the norm of the whole gradient: `over_all_ranks` sums a tensor over all
-    ranks. `mean` and `square` are AdamW's moments, one tensor for each of `slices`.
+    """Updates this rank's slices in place by AdamW as `learn/masters.py` does, with the norm of the
+    whole gradient: `over_all_ranks` sums a tensor over all ranks. `mean` and `square` are the
+    moments of each of `slices`.
 
-    Every rank is given the same weight and computes the same norm, so either all ranks apply an
-    update or all skip it.
+    Every rank is given the same weight and computes the same norm, so all ranks apply an update or
+    all skip it.
     """
 
     def __init__(
@@ -26,9 +26,9 @@ class ShardOptimiser:
         over_all_ranks: Callable[[Tensor], Tensor],
     ) -> None:
         self._settings, self._over_all_ranks = settings, over_all_ranks
-        self._parameters = [torch.nn.Parameter(one) for one in slices]
-        self.mean = [torch.zeros_like(one) for one in slices]
-        self.square = [torch.zeros_like(one) for one in slices]
+        self._parameters = [torch.nn.Parameter(rows) for rows in slices]
+        self.mean = [torch.zeros_like(rows) for rows in slices]
+        self.square = [torch.zeros_like(rows) for rows in slices]
         self._adam = torch.optim.AdamW(
             self._parameters,
             lr=settings.lr,
@@ -37,7 +37,7 @@ class ShardOptimiser:
             weight_decay=settings.weight_decay,
             fused=True,
         )
-        self._applied = [torch.zeros((), device=one.device) for one in slices]
+        self._applied = [torch.zeros((), device=rows.device) for rows in slices]
         for index, parameter in enumerate(self._parameters):
             self._adam.state[parameter] = {
                 "step": self._applied[index],
@@ -45,29 +45,28 @@ class ShardOptimiser:
                 "exp_avg_sq": self.square[index],
             }
         self.updates = 0
-        """Number of updates, skipped ones included."""
+        """Updates, skipped ones included."""
         self.applied = 0
-        """Number of updates that were not skipped."""
+        """Updates that were not skipped."""
 
     def load(self, updates: int, applied: int) -> None:
-        """Set the numbers of updates to those of a checkpoint. The caller copies the checkpoint's
-        moments into `mean` and `square`. Not a collective.
+        """Sets the numbers of updates from a checkpoint; the caller copies its moments. Not a
+        collective.
         """
         self.updates, self.applied = updates, applied
-        for one in self._applied:
-            one.fill_(applied)
+        for count in self._applied:
+            count.fill_(applied)
 
     def hold(self) -> masters.UpdateResult:
-        """Count an update as `Optimiser.hold` does. Not a collective."""
+        """Counts an update as `Optimiser.hold` does. Not a collective."""
         self.updates += 1
         return masters.UpdateResult(0.0, 0.0, 0)
 
     def update(
         self, gradients: Sequence[Tensor | None], weight: float, ess: float
     ) -> masters.UpdateResult:
-        """Apply one update by the gradients divided by `weight`, clipped by their norm; the
-        gradients are overwritten. `weight` and `ess` are those of all ranks, and an update is
-        skipped, as in `Optimiser.update`.
+        """Applies or skips one update as `Optimiser.update` does; overwrites the gradients.
+        `weight` and `ess` are those of all ranks.
         """
         rate = masters.learning_rate(self.updates, self._settings)
         rate = masters.guarded_rate(rate, ess, self._settings)

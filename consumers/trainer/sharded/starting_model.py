@@ -1,10 +1,6 @@
-"""Hashes the model that the trainer's processes (ranks) start from, to find that a machine has
-another model before anything is trained. No function communicates with other ranks.
-
-All ranks compare their `model_hash` when a term starts; of a model that ranks read in parts it
-covers only samples, so that it is fast. `base_hash` covers every value of a model under an adapter,
-and is the same however the model is loaded. Checkpoints hold it, so that an adapter never continues
-over another base.
+"""Hashes the model that the trainer's ranks start from: they compare their `model_hash` when a term
+starts, so a machine with another model is found before anything is trained. No function
+communicates with other ranks.
 """
 
 import math
@@ -24,9 +20,8 @@ HASHED_NUMBERS = 1 << 24  # read and hashed at a time: 64 MiB as float32
 
 @dataclass(frozen=True, slots=True)
 class StartingModel:
-    """The model that training starts from. Without `rows` it is whole. With `rows` its parameters
-    have no memory yet (torch's meta device), and each rank reads its own rows of them from the
-    model's folder through this reader.
+    """The model that training starts from. With `rows` its parameters have no memory yet (torch's
+    meta device), and each rank reads its own rows from the model's folder through this reader.
     """
 
     model: PreTrainedModel
@@ -34,9 +29,9 @@ class StartingModel:
 
 
 def model_hash(start: StartingModel) -> str:
-    """Returns an xxh3-128 hash, which is equal at ranks with equal starting models. It covers all
-    tensors in memory, and adapter settings. Of parameters that are read by rows it covers only
-    `ModelRows.identity`: configuration, the files' headers, and the first row of each tensor.
+    """Returns an xxh3-128 hash, equal at ranks with equal starting models, over all tensors in
+    memory and adapter settings. Of parameters read by rows it covers only `ModelRows.identity`
+    (configuration, headers of files, first row of each tensor), so that it is fast.
     """
     hasher, tensors = xxhash.xxh3_128(), start.model.state_dict()
     adapter = attached_adapter(start.model)
@@ -52,9 +47,9 @@ def model_hash(start: StartingModel) -> str:
 
 
 def base_hash(start: StartingModel, dtype: torch.dtype) -> str:
-    """Returns the `state_hash` of all tensors of the model without its adapters. Parameters that
-    are read by rows are rounded to `dtype`, as a whole model under an adapter is, and hashed as
-    float32. At most `HASHED_NUMBERS` of their numbers are in memory, or one row if that is larger.
+    """Returns the `state_hash` of all tensors without adapters, the same however the model is
+    loaded; parameters read by rows are rounded to `dtype` and hashed as float32. Checkpoints hold
+    it, so that an adapter never continues over another base.
     """
     state, rows = base_state(start.model.state_dict()), start.rows
     if rows is None:
@@ -70,6 +65,7 @@ def base_hash(start: StartingModel, dtype: torch.dtype) -> str:
         if not tensor.is_meta:
             hasher.update(tensor_bytes(tensor))
             continue
+        # At most `HASHED_NUMBERS`, or one larger row, are in memory.
         count, step = tensor.shape[0], max(1, HASHED_NUMBERS // math.prod(tensor.shape[1:]))
         for begin in range(0, count, step):
             read = rows.rows(stored[name], begin, min(count, begin + step))

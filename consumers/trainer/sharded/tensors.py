@@ -1,9 +1,7 @@
-"""Divides a model's parameters among the trainer's ranks (`shard_model`): each rank holds a slice
-of every parameter, consecutive rows of its first dimension. For publishing, whole tensors are
-gathered again, each at the one rank that owns it (`TensorOwnership`, `gather_rows`), or at every
-rank if they are small (`gather_everywhere`).
-
-The gathering functions are collectives: every rank must call them, in the same order.
+"""Divides a model's parameters among the trainer's ranks (`shard_model`): each holds consecutive
+rows of every parameter's first dimension. For publishing, whole tensors are gathered at the rank
+that owns each (`TensorOwnership`), or, if small, at every rank. The gathering functions are
+collectives.
 """
 
 import warnings
@@ -37,8 +35,8 @@ def gather_rows(
     group: dist.ProcessGroup | None = None,
 ) -> Tensor | None:
     """Returns the whole tensor of this shape, in new host memory, at rank `owner`, and None at the
-    others. `mine` are this rank's rows of it. The ranks communicate through the process group of
-    training, or through `group`, which works in host memory: then `mine` must be there.
+    others. `mine` are this rank's rows; with another process `group` than that of training they
+    must be in host memory, where it works.
     """
     if ranks.size == 1:
         return mine.detach().to("cpu", copy=True)
@@ -57,10 +55,10 @@ def gather_everywhere(
     ranks: Ranks,
 ) -> dict[str, Tensor]:
     """Returns the whole tensors as `dtype`, in new host memory at every rank. `slices` are this
-    rank's rows of the tensors with these `shapes`. A single collective sends all of them, so they
-    must be small together, as an adapter's are.
+    rank's rows of the tensors with these `shapes`.
     """
     padded = {name: _padded(rows.to(dtype), shapes[name], ranks) for name, rows in slices.items()}
+    # One collective for all: they are small together, as an adapter's are.
     mine = torch.cat([rows.flatten() for rows in padded.values()])
     parts = [torch.empty_like(mine) for _ in range(ranks.size)]
     dist.all_gather(parts, mine)  # pyright: ignore[reportUnknownMemberType]
@@ -73,10 +71,10 @@ def gather_everywhere(
 
 
 def _padded(rows: Tensor, shape: tuple[int, ...], ranks: Ranks) -> Tensor:
-    """Returns the rows of a tensor of this shape, padded to the number that every rank sends."""
     each = rows_per_rank(shape[0], ranks.size)
     if rows.shape[0] == each:
         return rows.contiguous()
+    # Every rank sends the same number of rows.
     padded = rows.new_zeros((each, *shape[1:]))
     padded[: rows.shape[0]] = rows
     return padded
@@ -84,46 +82,45 @@ def _padded(rows: Tensor, shape: tuple[int, ...], ranks: Ranks) -> Tensor:
 
 class TensorOwnership:
     """Plans which rank owns each tensor of a model, balanced by bytes, and gathers tensors at their
-    owners. It must be created before the model is sharded.
+    owners; to be created before the model is sharded.
 
-    A tensor is stored once, though tied parameters give it several names: `names` are the names
-    under which tensors are stored, and `tied` maps each further name to one of these. An adapter's
-    tensors are in neither and have no owner.
+    A tensor is stored once: `names` are the stored names, and `tied` maps each further name of a
+    tied parameter to one of these. An adapter's tensors are in neither and have no owner.
     """
 
     def __init__(self, model: PreTrainedModel, ranks: Ranks) -> None:
-        kept, tied = untie(base_state(model.state_dict()))
+        stored, tied = untie(base_state(model.state_dict()))
         self.shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-        """Shapes of the unsharded parameters by name, those of adapters included."""
-        self.names, self.tied = tuple(kept), tied
+        """Of the unsharded parameters, adapters included."""
+        self.names, self.tied = tuple(stored), tied
         self._ranks = ranks
-        self._buffers = [name for name in kept if name not in self.shapes]
-        self._owners = owners({name: tensor.nbytes for name, tensor in kept.items()}, ranks.size)
+        self._buffers = [name for name in stored if name not in self.shapes]
+        self._owners = owners({name: tensor.nbytes for name, tensor in stored.items()}, ranks.size)
 
     def gather(self, slices: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
         """Returns the whole parameters that this rank owns, as `dtype`, for a model without
-        adapters. `slices` are this rank's slices of all parameters. A collective: it rounds and
-        gathers one tensor at a time, so it needs little memory besides the result.
+        adapters; `slices` are this rank's. A collective.
         """
         mine: dict[str, Tensor] = {}
         for name, shape in self.shapes.items():
-            whole = gather_rows(slices[name].to(dtype), shape, self._owners[name], self._ranks)
-            if whole is not None:
-                mine[name] = whole
+            # One tensor at a time: little memory is needed besides the result.
+            tensor = gather_rows(slices[name].to(dtype), shape, self._owners[name], self._ranks)
+            if tensor is not None:
+                mine[name] = tensor
         return mine
 
     def named(
         self, parameters: Mapping[str, Tensor], model: PreTrainedModel, dtype: torch.dtype
     ) -> dict[str, Tensor]:
-        """Returns the tensors that this rank contributes to a version: `parameters` (the result of
-        `gather`) and the buffers that this rank owns, under all their names. Not a collective.
+        """Returns this rank's tensors of a version: `parameters` (the result of `gather`) and its
+        buffers, under all their names. Not a collective.
         """
         mine, values = dict(parameters), model.state_dict()
         for name in self._buffers:
             if self._owners[name] == self._ranks.rank:
                 tensor = values[name].detach()
-                wanted = dtype if tensor.is_floating_point() else tensor.dtype
-                mine[name] = tensor.to("cpu", wanted, copy=True)
+                published_type = dtype if tensor.is_floating_point() else tensor.dtype
+                mine[name] = tensor.to("cpu", published_type, copy=True)
         tied = {name: mine[owner] for name, owner in self.tied.items() if owner in mine}
         return {**mine, **tied}
 
@@ -131,19 +128,16 @@ class TensorOwnership:
 def shard_model(
     model: PreTrainedModel, mesh: DeviceMesh, compute: str, offload: bool = False
 ) -> None:
-    """Shard `model` in place by FSDP2; afterwards each rank holds its slice of every parameter.
+    """Shards `model` in place by FSDP2 (Zhao et al., "PyTorch FSDP", arXiv 2304.11277): each
+    decoder layer is an FSDP group, all other modules are one more.
 
-    FSDP2 is the per-parameter sharding of torch 2 (Zhao et al., "PyTorch FSDP", arXiv 2304.11277).
-    It gathers the parameters of one FSDP group at a time: each decoder layer is a group, and all
-    other modules are one more. Gradients are summed over ranks, not averaged, because an update
-    divides by the weight of all its tokens, which is known only at its end. With `compute`
-    "bfloat16" layers compute in bf16, on a cast of the fp32 masters (the trained parameters), and
-    their gradients are summed in fp32; embedding, final norm and head stay fp32. With `offload`
-    slices and their gradients are in host memory, and move to the device when they are gathered.
+    Gradients are summed over ranks, not averaged. With `compute` "bfloat16" layers compute in bf16,
+    on a cast of the fp32 masters (the trained parameters), and their gradients are summed in fp32;
+    embedding, final norm and head stay fp32. With `offload` slices and their gradients are in host
+    memory, and move to the device when they are gathered.
 
-    In a model with adapters all other parameters are frozen. They are held in the type `compute`,
-    also embedding, final norm and head, as in the learner of one process; only the adapters'
-    factors have fp32 masters and gradients.
+    Beside adapters all parameters are frozen and held in the type `compute`, also embedding, final
+    norm and head.
     """
     # FSDP2 warns of in-place writes into a returned view; no code writes into the scores.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
@@ -160,20 +154,20 @@ def shard_model(
     for layer in layers:
         # The final norm and the head after the last layer are fp32 and need fp32 input.
         is_last = layer is layers[-1] and compute == "bfloat16" and not is_frozen
-        own = replace(policy, output_dtype=torch.float32) if is_last else policy
-        fully_shard(layer, mesh=mesh, mp_policy=own, offload_policy=place)
+        layer_policy = replace(policy, output_dtype=torch.float32) if is_last else policy
+        fully_shard(layer, mesh=mesh, mp_policy=layer_policy, offload_policy=place)
     root = policy if is_frozen else MixedPrecisionPolicy()
     fully_shard(model, mesh=mesh, mp_policy=root, offload_policy=place)
     for module in model.modules():
         if isinstance(module, FSDPModule):
+            # An update divides by the weight of all its tokens, known only at its end.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo supports no other reduction
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """Returns the model's decoder layers in order: the modules of the classes that transformers
-    lists as not to be split (`_no_split_modules`). Without such a list there are none, so the model
-    is a single FSDP group and is gathered as a whole.
+    """Returns the model's decoder layers in order: modules of the classes in `_no_split_modules` of
+    transformers. Without them the model is a single FSDP group, gathered as a whole.
     """
     names = set(model._no_split_modules or ())  # pyright: ignore[reportPrivateUsage]
     return [module for module in model.modules() if type(module).__name__ in names]
