@@ -119,7 +119,9 @@ def pass_at_k(counts: Sequence[tuple[int, int]]) -> dict[int, float]:
     number of answers. `counts` has each prompt's right answers and all answers.
     """
     answers_min = min((answers for _, answers in counts), default=0)
-    sizes = [1 << power for power in range(1, answers_min.bit_length()) if 1 << power <= answers_min]
+    sizes = [
+        1 << power for power in range(1, answers_min.bit_length()) if 1 << power <= answers_min
+    ]
     return {
         k: float(np.mean([1 - comb(n - right, k) / comb(n, k) for right, n in counts]))
         for k in sizes
@@ -131,7 +133,11 @@ def _by_prompt(answers: Sequence[JudgedAnswer]) -> tuple[tuple[int, int, float],
     for answer in answers:
         rewards.setdefault(answer.prompt, []).append(_reward(answer))
     return tuple(
-        (sum(reward >= RIGHT for reward in prompt_rewards), len(prompt_rewards), float(np.mean(prompt_rewards)))
+        (
+            sum(reward >= RIGHT for reward in prompt_rewards),
+            len(prompt_rewards),
+            float(np.mean(prompt_rewards)),
+        )
         for _, prompt_rewards in sorted(rewards.items())
     )
 
@@ -217,7 +223,9 @@ def held_out_answers(task: Task, plan: EvaluationPlan) -> dict[str, HeldOutAnswe
         for kind, sampling in kinds.items():
             name = f"held-out-{group}/{kind}"
             empty = np.zeros(0, np.float32)
-            prompt_sampling = sampling if prompt.stop is None else replace(sampling, stop=prompt.stop)
+            prompt_sampling = (
+                sampling if prompt.stop is None else replace(sampling, stop=prompt.stop)
+            )
             request = GenerationRequest(
                 name, group, tokens, sources, prompt_sampling, plan.seed, empty, hold=hold
             )

@@ -78,7 +78,11 @@ def _event(value: object) -> str:
 
 def _usage(answer: TurnAnswer) -> dict[str, int]:
     prompt_tokens, gained = len(answer.prompt_ids), len(answer.token_ids)
-    return {"prompt_tokens": prompt_tokens, "completion_tokens": gained, "total_tokens": prompt_tokens + gained}
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": gained,
+        "total_tokens": prompt_tokens + gained,
+    }
 
 
 def _envelope(

@@ -192,7 +192,9 @@ class TemplateChat:
             raise ChatRefused(str(error)) from error
 
     def _given(self, messages: Sequence[JsonObject]) -> list[dict[str, Any]]:
-        plain_messages = [{**message, "content": text_of(message.get("content"))} for message in messages]
+        plain_messages = [
+            {**message, "content": text_of(message.get("content"))} for message in messages
+        ]
         return [dict(message) for message in self.template.with_own_roles(plain_messages)]
 
     def encode(self, text: str) -> list[int]:
@@ -267,7 +269,11 @@ class TemplateChat:
         last: int | None,
     ) -> str | None:
         plain_messages = self._given(messages)
-        history, answer, further = plain_messages[: count - 1], plain_messages[count - 1], plain_messages[count:]
+        history, answer, further = (
+            plain_messages[: count - 1],
+            plain_messages[count - 1],
+            plain_messages[count:],
+        )
         has_calls = any(message.get("tool_calls") for message in messages)
         # A fork would lose the calls that such a template leaves out of earlier answers.
         must_continue = has_calls and not self.template.shows_calls

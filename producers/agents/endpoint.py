@@ -206,7 +206,9 @@ class AgentEndpoint:
                 await asyncio.wait({turn}, timeout=KEEPALIVE_S)
                 if turn.done():
                     turn.result()  # an error becomes a status
-                return StreamingResponse(self._events(turn, turn_request), media_type="text/event-stream")
+                return StreamingResponse(
+                    self._events(turn, turn_request), media_type="text/event-stream"
+                )
             response = answer_json(turn_request, await self._answer(episode, turn_request))
             return Response(msgspec.json.encode(response), media_type="application/json")
 
@@ -240,7 +242,10 @@ class AgentEndpoint:
 
     def _asked(self, episode: Episode, turn_request: TurnRequest) -> "asyncio.Future[Turn]":
         # Equal requests share one turn; a client that goes away cancels its own future alone.
-        waiting, future = episode.asked.get(turn_request.digest), asyncio.get_running_loop().create_future()
+        waiting, future = (
+            episode.asked.get(turn_request.digest),
+            asyncio.get_running_loop().create_future(),
+        )
         if waiting is not None:
             self.episodes.counts.repeated += 1
             waiting.append(future)

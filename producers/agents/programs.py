@@ -54,8 +54,7 @@ class ProgramEnd:
 class Programs(Protocol):
     """Runs the programs of episodes. `key` in an order names the episode's session."""
 
-    def start(self, order: EpisodeOrder) -> None:
-        ...
+    def start(self, order: EpisodeOrder) -> None: ...
 
     def kill(self, key: str) -> None:
         """Ends the program of an episode, which then has no outcome. Idempotent."""

@@ -186,7 +186,11 @@ def _completion(body: JsonObject, parameters: JsonObject) -> dict[str, Any]:
     items = cast("list[object]", raw_prompt) if isinstance(raw_prompt, list) else []
     if len(items) == 1 and not isinstance(items[0], int):
         raw_prompt = items[0]
-    prompt = raw_prompt if isinstance(raw_prompt, str) else _token_ids(cast("object", raw_prompt), "prompt")
+    prompt = (
+        raw_prompt
+        if isinstance(raw_prompt, str)
+        else _token_ids(cast("object", raw_prompt), "prompt")
+    )
     return {
         "prompt": prompt,
         "tokens_max": _count(parameters, "max_tokens"),
@@ -205,7 +209,9 @@ def _tokens(body: JsonObject, parameters: JsonObject) -> dict[str, Any]:
 def _response(body: JsonObject, parameters: JsonObject) -> dict[str, Any]:
     raw_input: Any = body.get("input")
     items: Sequence[JsonObject] = (
-        [{"role": "user", "content": raw_input}] if isinstance(raw_input, str) else _objects(raw_input, "input")
+        [{"role": "user", "content": raw_input}]
+        if isinstance(raw_input, str)
+        else _objects(raw_input, "input")
     )
     messages: list[JsonObject] = []
     if body.get("instructions"):

@@ -173,7 +173,9 @@ class EpisodeTurns:
         del self._waiting[episode.name]
         ended, episode.ended = episode.ended, []
         answered = [
-            (open_turn.pending, turn) for open_turn in ended if (turn := self._taken(episode, open_turn)) is not None
+            (open_turn.pending, turn)
+            for open_turn in ended
+            if (turn := self._taken(episode, open_turn)) is not None
         ]
         if not answered:
             return
@@ -275,7 +277,9 @@ def cut_at_limit(turn: OpenTurn, emission: Emission) -> Emission:
     if tokens_max is None:
         return emission
     tokens_left = tokens_max - turn.count
-    if len(emission.tokens) < tokens_left or (len(emission.tokens) == tokens_left and emission.finish):
+    if len(emission.tokens) < tokens_left or (
+        len(emission.tokens) == tokens_left and emission.finish
+    ):
         return emission
     return _first_tokens(emission, tokens_left)
 

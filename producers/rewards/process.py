@@ -192,7 +192,9 @@ def _token(token: object) -> int:
 
 def _numbers(values: Mapping[object, object] | Mapping[str, float]) -> dict[str, float]:
     values_by_name = {reason_text(name, _NAME_MAX): value for name, value in values.items()}
-    return {name: finite_number(value, f"the score {name!r}") for name, value in values_by_name.items()}
+    return {
+        name: finite_number(value, f"the score {name!r}") for name, value in values_by_name.items()
+    }
 
 
 def _read_questions(source: int) -> Iterator[RewardQuestion]:

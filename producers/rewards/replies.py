@@ -63,7 +63,9 @@ class ReplyPool:
         if number is None:
             return
         if self._held.pop(number, None) is None:
-            self._waiting = deque(pending for pending in self._waiting if pending.question.number != number)
+            self._waiting = deque(
+                pending for pending in self._waiting if pending.question.number != number
+            )
         elif self._worker is not None:
             self._worker.give(ReplyQuestion(number, cancelled=True))
 

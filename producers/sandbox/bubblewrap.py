@@ -218,7 +218,10 @@ def _interpreter(mounts: Mounts) -> str:
         return python
     # This process's own Python serves, if its folder is among the readable ones.
     this_python = Path(sysconfig.get_config_var("BINDIR") or "/") / "python3"
-    if any(this_python.is_relative_to(folder) for folder in mounts.folders) and this_python.exists():
+    if (
+        any(this_python.is_relative_to(folder) for folder in mounts.folders)
+        and this_python.exists()
+    ):
         return str(this_python)
     raise SandboxRefused(
         f"no python3 in {SEARCH_PATH}, which a sandbox can read: install one there (Debian: "

@@ -97,7 +97,9 @@ def find_control_groups(
     except OSError:
         return None
     control_groups = _version_1(mounts, groups) or _version_2(mounts, groups)
-    if control_groups is None or not all(os.access(folder, os.W_OK) for folder in (control_groups.memory, control_groups.pids)):
+    if control_groups is None or not all(
+        os.access(folder, os.W_OK) for folder in (control_groups.memory, control_groups.pids)
+    ):
         return None
     return control_groups
 

@@ -245,7 +245,9 @@ def _opened(folder: str, path: str, flags: int, make: bool) -> int:
     at, name = _walk(folder, path, make)
     try:
         # Without O_NONBLOCK a named pipe would block for ever.
-        descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644, dir_fd=at)
+        descriptor = os.open(
+            name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644, dir_fd=at
+        )
     finally:
         os.close(at)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

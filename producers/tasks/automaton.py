@@ -132,7 +132,8 @@ class Automaton:
         available = len(self._splits["held_out"])
         if count > available:
             raise TooFewHeldOut(
-                f"evaluation.prompts = {count}: automaton holds out {available}; ask for no more", available
+                f"evaluation.prompts = {count}: automaton holds out {available}; ask for no more",
+                available,
             )
         return [self._make_prompt(question, 0) for question in self._spread("held_out", count)]
 

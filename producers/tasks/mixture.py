@@ -233,9 +233,13 @@ class TaskMixture:
             return [_labelled(part, prompt) for prompt in part.task.held_out(count)]
         except TooFewHeldOut as error:
             first_missing = PartPosition(number, error.available)
-            prompts_max = next(n for n, at in enumerate(self._held_out_order()) if at == first_missing)
+            prompts_max = next(
+                n for n, at in enumerate(self._held_out_order()) if at == first_missing
+            )
             share = f"its share of {total} prompts"
-            raise TooFewHeldOut(f"task.parts: {part.label}, {share}: {error}", prompts_max) from error
+            raise TooFewHeldOut(
+                f"task.parts: {part.label}, {share}: {error}", prompts_max
+            ) from error
         except ConfigurationError as error:
             raise ConfigurationError(f"task.parts: {part.label}: {error}") from error
 
@@ -252,7 +256,11 @@ class EnvironmentMixture(TaskMixture):
 
     def reply(self, reference: str, state: str, turns: Turns) -> Reply:
         part, inner_reference = self._part_of(reference)
-        return part.reply(inner_reference, state, turns) if isinstance(part, Environment) else Reply(())
+        return (
+            part.reply(inner_reference, state, turns)
+            if isinstance(part, Environment)
+            else Reply(())
+        )
 
 
 class AsyncEnvironmentMixture(TaskMixture):
@@ -300,13 +308,19 @@ def part_reference(reference: str, label: str) -> str:
         return reference
     fields = cast("dict[str, object]", packed)
     inner_reference = fields["of"]
-    return inner_reference if fields["part"] == label and isinstance(inner_reference, str) else reference
+    return (
+        inner_reference
+        if fields["part"] == label and isinstance(inner_reference, str)
+        else reference
+    )
 
 
 def _check_same_tokenizer(first: MixturePart, other: MixturePart) -> None:
     first_tokenizer, other_tokenizer = first.task.tokenizer(), other.task.tokenizer()
     # As far as size, special tokens and the encoding of `_PROBE` show.
-    if first_tokenizer is not other_tokenizer and _identity(first_tokenizer) != _identity(other_tokenizer):
+    if first_tokenizer is not other_tokenizer and _identity(first_tokenizer) != _identity(
+        other_tokenizer
+    ):
         raise ConfigurationError(
             f"task.parts: {first.label} and {other.label} have different tokenizers "
             f"({first_tokenizer.size} and {other_tokenizer.size} tokens), and a model has one; mix "

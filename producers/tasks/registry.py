@@ -137,7 +137,9 @@ def _build(name: str, options: Mapping[str, Option], text: TaskText, where: str)
 def _check_options(
     where: str, arguments: Mapping[str, object], parameters: Mapping[str, inspect.Parameter]
 ) -> None:
-    accepted = {n: p for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    accepted = {
+        n: p for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    }
     accepted.pop("text", None)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for option in arguments:

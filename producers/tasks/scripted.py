@@ -77,7 +77,9 @@ class Scripted:
         script = json.loads(reference)["script"]
         expected = [f"{total % 10};" for total in accumulate(script)]
         answers = [self._tokenizer.decode(turn) for turn in turns[::2]]
-        right = sum(expected_text == other for expected_text, other in zip(expected, answers, strict=False))
+        right = sum(
+            expected_text == other for expected_text, other in zip(expected, answers, strict=False)
+        )
         return Score(right / len(expected), {"turns": float(len(answers))})
 
     @cached_property
