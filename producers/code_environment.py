@@ -1,9 +1,6 @@
-"""The environment of processes that run code of a task: named variables without the run's
-credentials (`allowed_variables`), and where they find modules.
-
-A process that runs the user's functions in Rollstream's Python finds what this process finds
-(`with_own_path`). A program that the user gives as a command is started as a shell would start it
-(`of_a_program`): another Python would break on Rollstream's modules.
+"""The environment of processes that run a task's code: named variables without the run's
+credentials (`allowed_variables`), and the path of modules, in Rollstream's Python (`with_own_path`)
+or for a user's command (`of_a_program`).
 """
 
 import os
@@ -11,9 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 OWN_VARIABLES = ("KAFKA_", "AWS_", "ROLLSTREAM_")
-"""Prefixes of the environment variables that hold the run's credentials and settings. The processes
-that run a task's code get no such variable.
-"""
+"""Prefixes of the variables with the run's credentials and settings, which no task's code gets."""
 _NAMES = """
     PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR
     VIRTUAL_ENV CONDA_PREFIX LD_LIBRARY_PATH LD_PRELOAD CUDA_HOME CUDA_VISIBLE_DEVICES
@@ -24,20 +19,18 @@ _NAMES = """
 _ALLOWED_PREFIXES = ("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "KMP_")
 
 
-def allowed_variables(environment: Mapping[str, str], named: Sequence[str]) -> dict[str, str]:
-    """Returns those variables of `environment` that a task's code gets: paths of programs,
-    libraries and caches, language, threads, and those that `task.environment` names (`named`).
-    Variables of the run's credentials and settings (`OWN_VARIABLES`) are left out even if they are
-    named.
-
-    A task's code may execute a part of a model's answer. An answer that prints its environment
-    finds neither the broker's password nor the store's keys.
+def allowed_variables(environment: Mapping[str, str], extra_names: Sequence[str]) -> dict[str, str]:
+    """Returns the variables of `environment` that a task's code gets: paths of programs, libraries
+    and caches, language, threads, and `extra_names` (`task.environment`). `OWN_VARIABLES` are left
+    out even if they are named.
     """
-    wanted = {*_NAMES.split(), *named}
+    # A task's code may execute a part of an answer, and an answer that prints its environment must
+    # find neither the broker's password nor the store's keys.
+    names = {*_NAMES.split(), *extra_names}
     return {
         name: text
         for name, text in environment.items()
-        if (name in wanted or name.startswith(_ALLOWED_PREFIXES))
+        if (name in names or name.startswith(_ALLOWED_PREFIXES))
         and not name.startswith(OWN_VARIABLES)
     }
 
@@ -47,13 +40,16 @@ _PATH, _GIVEN_PATH = "PYTHONPATH", "PYTHONPATH_GIVEN"
 
 def with_own_path(variables: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables of a process that imports what this process can import."""
-    found = os.pathsep.join(path for path in sys.path if path)
-    given = variables.get(_GIVEN_PATH, variables.get(_PATH, ""))
-    return {**variables, _PATH: found, _GIVEN_PATH: given}
+    module_path = os.pathsep.join(path for path in sys.path if path)
+    outer_path = variables.get(_GIVEN_PATH, variables.get(_PATH, ""))
+    return {**variables, _PATH: module_path, _GIVEN_PATH: outer_path}
 
 
 def of_a_program(variables: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables of a command of the user, below any number of `with_own_path`."""
-    kept = {name: text for name, text in variables.items() if name not in (_PATH, _GIVEN_PATH)}
-    given = variables.get(_GIVEN_PATH, variables.get(_PATH, ""))
-    return {**kept, _PATH: given} if given else kept
+    """Returns the variables of a user's command, as a shell would start it, below any number of
+    `with_own_path`.
+    """
+    # Another Python would break on Rollstream's modules.
+    others = {name: text for name, text in variables.items() if name not in (_PATH, _GIVEN_PATH)}
+    outer_path = variables.get(_GIVEN_PATH, variables.get(_PATH, ""))
+    return {**others, _PATH: outer_path} if outer_path else others

@@ -1,10 +1,6 @@
-"""Evaluates a version (`evaluate`): for each held-out prompt an engine generates several sampled
-answers and one greedy answer, the reward pool judges them, and `measure` turns the rewards into
-metrics (`Evaluation`).
-
-Sampling depends on seed, trajectory name and position (invariant 10), and every version gets the
-same prompts, names and seed, so two evaluations differ by the version only. If the task's code
-fails in a process of the pool, the answer is dead and the evaluation continues.
+"""Evaluates a version (`evaluate`) by sampled and greedy answers to held-out prompts, which the
+reward pool judges. Every version gets the same prompts, names and seed (invariant 10), so two
+evaluations differ by the version only.
 """
 
 import time
@@ -37,8 +33,8 @@ _IDLE_S = 0.002  # pause while the engine is idle and rewards are computed
 
 @dataclass(frozen=True, slots=True)
 class JudgedAnswer:
-    """Holds the verdict on an answer to a held-out prompt, the answer's `length` in generated
-    tokens, the name of its task if the run has a mixture of tasks, and the number of its prompt.
+    """Holds the verdict on an answer, its `length` in generated tokens, the name of its task in a
+    mixture, and its prompt's number.
     """
 
     verdict: RewardVerdict
@@ -50,16 +46,14 @@ class JudgedAnswer:
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """Holds a version's metrics on held-out prompts. Accuracy is the mean reward. Lengths (in
-    tokens), `shares` and `accuracy_by_task` are those of the sampled answers. `shares` has the mean
-    of each score that the task names `style/…`; `accuracy_by_task` is empty with a single task. An
-    answer without a reward (dead) counts as wrong, and adds to `dead`.
+    tokens), `shares` (the mean of each score `style/…`) and `accuracy_by_task` (empty with a single
+    task) are those of the sampled answers. A dead answer counts as wrong, and in `dead`.
 
-    `by_prompt` has for each prompt, in their order, its number of right sampled answers (a reward
-    of 1 or more), their number, and their mean reward. `prompts` is a hash of the prompts' tokens:
-    evaluations of two runs may be paired by prompt where it is the same.
+    `by_prompt` has each prompt's right sampled answers (a reward of 1 or more), all of them, and
+    their mean reward. Evaluations with an equal hash of the `prompts` may be paired by prompt.
 
-    Sampled accuracy is the metric to watch. When the model's most likely style
-    changes, all greedy answers change at once, although the model's skill does not.
+    Watch sampled accuracy: when the most likely style changes, all greedy answers change at once,
+    although the model's skill does not.
     """
 
     accuracy_sampled: float
@@ -77,8 +71,8 @@ class Evaluation:
     """That of the sampled answers."""
 
     def line(self, step: int, seconds: float | None) -> dict[str, object]:
-        """Returns the line of `metrics/eval.jsonl`; `seconds` count from the run's start, and are
-        left out if they are unknown (None).
+        """Returns the line of `metrics/eval.jsonl`; `seconds` since the run's start are left out if
+        unknown (None).
         """
         accuracies: dict[str, object] = {
             f"accuracy_sampled/{task}": round(accuracy, 6)
@@ -121,12 +115,13 @@ def measure(sampled: Sequence[JudgedAnswer], greedy: Sequence[JudgedAnswer]) -> 
 
 def pass_at_k(counts: Sequence[tuple[int, int]]) -> dict[int, float]:
     """Returns the mean over prompts of the probability that at least one of k answers, drawn
-    without replacement from a prompt's own, is right (arXiv 2107.03374, section 2.1): for k = 2, 4,
-    … up to the least number of answers. `counts` has for each prompt its right answers and all
-    answers.
+    without replacement, is right (arXiv 2107.03374, section 2.1): for k = 2, 4, … up to the least
+    number of answers. `counts` has each prompt's right answers and all answers.
     """
-    least = min((answers for _, answers in counts), default=0)
-    sizes = [1 << power for power in range(1, least.bit_length()) if 1 << power <= least]
+    answers_min = min((answers for _, answers in counts), default=0)
+    sizes = [
+        1 << power for power in range(1, answers_min.bit_length()) if 1 << power <= answers_min
+    ]
     return {
         k: float(np.mean([1 - comb(n - right, k) / comb(n, k) for right, n in counts]))
         for k in sizes
@@ -135,11 +130,15 @@ def pass_at_k(counts: Sequence[tuple[int, int]]) -> dict[int, float]:
 
 def _by_prompt(answers: Sequence[JudgedAnswer]) -> tuple[tuple[int, int, float], ...]:
     rewards: dict[int, list[float]] = {}
-    for one in answers:
-        rewards.setdefault(one.prompt, []).append(_reward(one))
+    for answer in answers:
+        rewards.setdefault(answer.prompt, []).append(_reward(answer))
     return tuple(
-        (sum(reward >= RIGHT for reward in found), len(found), float(np.mean(found)))
-        for _, found in sorted(rewards.items())
+        (
+            sum(reward >= RIGHT for reward in prompt_rewards),
+            len(prompt_rewards),
+            float(np.mean(prompt_rewards)),
+        )
+        for _, prompt_rewards in sorted(rewards.items())
     )
 
 
@@ -159,20 +158,20 @@ def _reward(answer: JudgedAnswer) -> float:
 
 
 def _shares(answers: Sequence[JudgedAnswer]) -> dict[str, float]:
-    """Returns the mean of each `style/…` score over all answers; a missing score counts as 0."""
     totals: dict[str, float] = {}
     for answer in answers:
         for name, value in answer.verdict.scores.items():
             if name.startswith(STYLE_PREFIX):
                 style = name.removeprefix(STYLE_PREFIX)
                 totals[style] = totals.get(style, 0.0) + value
+    # A missing score counts as 0.
     return {style: totals[style] / len(answers) for style in sorted(totals)}
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPlan:
-    """Sets the size of an evaluation: for each of `prompts` held-out prompts `samples` answers at
-    this temperature and one greedy answer, each of at most `tokens_max` tokens.
+    """Sets the size of an evaluation: for each of `prompts` held-out prompts `samples` sampled
+    answers and a greedy one, each of at most `tokens_max` tokens.
     """
 
     prompts: int
@@ -184,9 +183,8 @@ class EvaluationPlan:
 
 @dataclass(slots=True)
 class HeldOutAnswer:
-    """Holds one answer in progress. `tokens` and `sources` are the pieces after the prompt, in
-    order: generated tokens and replies of the environment. `state` is the environment's state;
-    `over` means that no further turn follows.
+    """Holds one answer in progress: its pieces after the prompt in order (generated tokens and
+    replies), and the environment's `state`; `over`: no further turn follows.
     """
 
     prompt: TaskPrompt
@@ -197,28 +195,23 @@ class HeldOutAnswer:
     over: bool = False
 
     def add(self, tokens: Tokens, source: int) -> None:
-        """Append a piece; all of its tokens have this source."""
+        """Appends a piece; all of its tokens have this source."""
         self.tokens.append(tokens)
         self.sources.append(np.full(len(tokens), source, np.uint8))
 
     def turns(self) -> list[list[int]]:
-        """Returns the tokens after the prompt, cut into turns of the model and the environment."""
         return turns_of(np.concatenate(self.tokens), np.concatenate(self.sources))
 
     @property
     def sampled(self) -> bool:
-        """True for a sampled answer, False for a greedy one."""
         return self.request.sampling.temperature > 0
 
     def generated(self) -> int:
-        """Returns the number of tokens that the model generated."""
         return int(np.count_nonzero(np.concatenate(self.sources) == GENERATED))
 
 
 def held_out_answers(task: Task, plan: EvaluationPlan) -> dict[str, HeldOutAnswer]:
-    """Returns all answers to generate, by trajectory name. The answers of a task with an
-    environment keep their slots in the engine between turns.
-    """
+    # Answers of an environment keep their slots in the engine between turns.
     hold = isinstance(task, Environment)
     sampling_drawn = Sampling(plan.temperature, tokens_max=plan.tokens_max, stop=tuple(task.stop))
     kinds = {f"sample-{index}": sampling_drawn for index in range(plan.samples)}
@@ -230,9 +223,11 @@ def held_out_answers(task: Task, plan: EvaluationPlan) -> dict[str, HeldOutAnswe
         for kind, sampling in kinds.items():
             name = f"held-out-{group}/{kind}"
             empty = np.zeros(0, np.float32)
-            own = sampling if prompt.stop is None else replace(sampling, stop=prompt.stop)
+            prompt_sampling = (
+                sampling if prompt.stop is None else replace(sampling, stop=prompt.stop)
+            )
             request = GenerationRequest(
-                name, group, tokens, sources, own, plan.seed, empty, hold=hold
+                name, group, tokens, sources, prompt_sampling, plan.seed, empty, hold=hold
             )
             answers[name] = HeldOutAnswer(prompt, request)
     return answers
@@ -245,34 +240,28 @@ def evaluate(
     engine: Engine,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Evaluation:
-    """Evaluate the version that `engine` serves; returns its metrics once every answer is judged.
-
-    The engine must have no other trajectories, and the pool no other answers to judge.
+    """Evaluates the version that `engine` serves; returns its metrics once every answer is judged.
+    The engine and the pool must have no other work.
     """
     answers_by_name = held_out_answers(task, plan)
     judged = _EvaluationRound(engine, rewards, answers_by_name).run(sleep)
-    found = measure(
+    evaluation = measure(
         [answer for name, answer in judged.items() if answers_by_name[name].sampled],
         [answer for name, answer in judged.items() if not answers_by_name[name].sampled],
     )
     prompts = _prompts_hash(answers_by_name.values())
-    return replace(found, prompts=prompts, temperature=plan.temperature)
+    return replace(evaluation, prompts=prompts, temperature=plan.temperature)
 
 
 def _prompts_hash(answers: Iterable[HeldOutAnswer]) -> str:
-    """Returns a hash of the tokens of all prompts, in their order."""
     tokens = [answer.request.tokens for answer in answers if not answer.sampled]
-    ends = np.cumsum([len(one) for one in tokens]).astype(np.uint32)
+    # The ends separate the prompts within the joined tokens.
+    ends = np.cumsum([len(prompt_tokens) for prompt_tokens in tokens]).astype(np.uint32)
     return record_hash(np.concatenate([ends, *tokens]).tobytes())
 
 
 @dataclass(slots=True)
 class _EvaluationRound:
-    """Runs one evaluation. An answer whose turn has ended waits in `to_judge` for room in the
-    reward pool. The pool returns a verdict, which ends the answer, or the reply of an environment,
-    with which the engine continues it.
-    """
-
     engine: Engine
     rewards: RewardPool
     answers_by_name: dict[str, HeldOutAnswer]
@@ -280,13 +269,13 @@ class _EvaluationRound:
     to_judge: deque[HeldOutAnswer] = field(default_factory=deque[HeldOutAnswer])
 
     def run(self, sleep: Callable[[float], None]) -> dict[str, JudgedAnswer]:
-        """Generate and judge all answers; returns them by name."""
         for answer in self.answers_by_name.values():
             self.engine.submit(answer.request)
         while len(self.judged) < len(self.answers_by_name):
             emissions = self.engine.poll(_POLL_S)
             for emission in emissions:
                 self._grow(self.answers_by_name[emission.trajectory], emission)
+            # An answer whose turn has ended waits for room in the pool.
             while self.to_judge and self.rewards.can_submit():
                 self._judge(self.to_judge.popleft())
             outcomes = self.rewards.poll()
@@ -297,14 +286,12 @@ class _EvaluationRound:
         return self.judged
 
     def _grow(self, answer: HeldOutAnswer, emission: Emission) -> None:
-        """Add new tokens to an answer; at the end of a turn queue it for the reward pool."""
         answer.add(emission.tokens, GENERATED)
         if emission.finish is not None:
             answer.over = emission.finish == "length" or not answer.request.hold
             self.to_judge.append(answer)
 
     def _judge(self, answer: HeldOutAnswer) -> None:
-        """Submit a complete answer for its reward, or an ended turn for the environment's reply."""
         name, reference, turns = answer.request.trajectory, answer.prompt.reference, answer.turns()
         if answer.over:
             self.rewards.submit(name, reference, turns)
@@ -314,9 +301,6 @@ class _EvaluationRound:
     def _apply_outcome(
         self, name: str, answer: HeldOutAnswer, outcome: RewardVerdict | Reply
     ) -> None:
-        """Apply a result of the pool: a verdict ends the answer. A reply of the environment
-        continues it; an empty reply completes it, so that it is queued for its reward.
-        """
         if isinstance(outcome, Reply) and outcome.tokens:
             tokens = np.array(outcome.tokens, np.uint32)
             answer.add(tokens, ENVIRONMENT)
@@ -330,6 +314,7 @@ class _EvaluationRound:
             return
         if not answer.over:  # its last turn still holds a slot
             self.engine.abort(name)
+        # An empty reply completes the answer.
         if isinstance(outcome, Reply):
             answer.over = True
             self.to_judge.append(answer)

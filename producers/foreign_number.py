@@ -1,7 +1,5 @@
-"""Reads the numbers that a user's own code returns (`finite_number`), such as rewards: whatever
-stands for one real number is taken as one, and everything else is refused by name.
-
-No library is imported for it: a value of numpy or torch is known by its shape.
+"""Reads the numbers that a user's own code returns (`finite_number`), such as rewards. Values of
+numpy or torch are known by their shape, so no library is imported.
 """
 
 import math
@@ -15,9 +13,9 @@ class NoFiniteNumber(ValueError):
 
 
 def finite_number(value: object, name: str) -> float:
-    """Returns the number: any of Python (bool, Fraction, Decimal …), or a value of numpy or torch
-    without dimensions. Raises `NoFiniteNumber`, which begins with `name`, for everything else; a
-    text is no number, nor is a complex number or an array of one element.
+    """Returns the number: any real one of Python, or a value of numpy or torch without dimensions.
+    Raises `NoFiniteNumber`, which begins with `name`, for everything else, such as a text, a
+    complex number or an array of one element.
     """
     shape: Any = getattr(value, "shape", None)
     kind = type(value).__name__

@@ -1,10 +1,7 @@
-"""Keeps the `prompts` topic a bounded number of prompts ahead of admission, in the task's seeded
-order (the role `prompts`). `PromptOrder` computes the prompt at each position of that order;
-`PromptSource` appends the next prompts when dispatch has admitted earlier ones.
-
-A group's number is its position in the order. So the role's only state is the number of the last
-published prompt, which a new holder of the role reads from the topic itself: no prompt is repeated
-or skipped, whenever a holder dies.
+"""Keeps the topic `prompts` a bounded number of prompts ahead of admission, in the task's seeded
+order (the role `prompts`). A group's number is its position in that order, so the role's only state
+is the last published number, which a new holder reads from the topic: no prompt is repeated or
+skipped.
 """
 
 import logging
@@ -32,10 +29,9 @@ REFILL_PARTS = 4  # publish when a quarter of `ahead` was admitted: few appends 
 
 @dataclass(frozen=True, slots=True)
 class PromptOrder:
-    """Gives the prompt at each position of the order, with its sampling parameters. `prompt` is the
-    task's function of (seed, position); each group has `samples` samples, and `redundancy` more, of
-    which the first that end count. `tokens_max` is the most tokens that the engine's context leaves
-    for a prompt; None: no bound. `settings` names the configuration that all this is of.
+    """Gives the prompt at each position of the order. `prompt` is the task's function of (seed,
+    position). Each group has `samples` samples and `redundancy` more, of which the first that end
+    count. `tokens_max` bounds a prompt (None: no bound); `settings` names the configuration.
     """
 
     task: str
@@ -48,10 +44,9 @@ class PromptOrder:
     settings: SettingsSince | None = None
 
     def at(self, group: int) -> Prompt:
-        """Returns the prompt of a group, a pure function of the seed and the group's number.
-
-        Raises `ConfigurationError` for a prompt that is empty or longer than `tokens_max`, or that
-        the task cannot make: an engine would refuse all its samples after every restart.
+        """Returns the prompt of a group, a pure function of the seed and the group's number. Raises
+        `ConfigurationError` for one that is empty, longer than `tokens_max`, or that the task
+        cannot make.
         """
         try:
             prompt = self.prompt(self.seed, group)
@@ -63,6 +58,7 @@ class PromptOrder:
                 f"task {self.task}, prompt {group} of seed {self.seed} cannot be made: "
                 f"{type(error).__name__}: {reason_text(error)}"
             ) from error
+        # An engine would refuse all samples of a bad prompt after every restart.
         self._check(group, prompt)
         stop = self.sampling.stop if prompt.stop is None else prompt.stop
         return Prompt(
@@ -91,10 +87,10 @@ class PromptOrder:
 
 @dataclass(slots=True)
 class PromptSource:
-    """Runs one term of the role. `ahead` bounds the published prompts that are not admitted. What
-    is published stays as it is: if the run's configuration, with the hash `configuration`, was
-    changed, it holds from the next prompt on, and every later prompt names this group. `next_group`
-    is the next group to publish, `admitted` the newest admitted one; -1 if none is.
+    """Runs one term of the role. `ahead` bounds the published prompts that are not admitted;
+    `next_group` is the next one to publish, `admitted` the newest admitted one, -1 if none is. A
+    changed configuration, with the hash `configuration`, holds from the next prompt on, and every
+    later prompt names this group.
     """
 
     bus: Bus
@@ -106,12 +102,11 @@ class PromptSource:
     admitted: int = -1
     admissions: TopicReader | None = None
     has_gap: bool = False
-    """Whether admissions were truncated before this source read them, and it has read none since:
-    `admitted` may then be too low.
+    """Whether admissions were truncated unread, and none was read since: `admitted` may be too
+    low.
     """
 
     def run(self, stop: threading.Event) -> None:
-        """Publish prompts until `stop` is set."""
         writer = FencedWriter(self.bus, "prompts", "prompts", self.term)
         upto = {partition: offset + 1 for partition, offset in writer.open().items()}
         published = self._published(upto)
@@ -133,9 +128,6 @@ class PromptSource:
             stop.wait(POLL_S)
 
     def metric_values(self) -> MetricValues:
-        """Returns how many prompts are published in the whole run, how many of them are not
-        admitted yet, and the bound of the latter.
-        """
         return {
             "prompts_published_total": self.next_group,
             "prompts_ahead": max(0, self.next_group - self.admitted - 1),
@@ -143,28 +135,24 @@ class PromptSource:
         }
 
     def readers(self) -> list[TopicReader]:
-        """Returns the reader of `admissions`, for its metrics; [] before `run`."""
         return [] if self.admissions is None else [self.admissions]
 
     def _read_admissions(self, reader: TopicReader) -> None:
-        """Update `admitted`, the newest admitted group.
-
-        Admissions are truncated once their groups are trained. A source that was stopped or slow
-        for so long finds no admission, and publishes nothing; without new prompts dispatch admits
-        nothing, and both would wait for ever. In that case the topic `prompts` shows what was
-        admitted: dispatch truncates only prompts that it has admitted, and keeps the newest prompt.
-        So all prompts before the first one in the topic are admitted.
-        """
         try:
-            found = reader.follow()
+            batch = reader.follow()
         except PositionLost:
             reader.positions = from_begin(self.bus, "admissions")
-            self.has_gap, found = True, []
-        records = [received.record for received in found]
+            # Admissions are truncated once their groups are trained. A source that was stopped for
+            # so long finds none and publishes nothing; without new prompts dispatch admits none:
+            # both would wait for ever.
+            self.has_gap, batch = True, []
+        records = [received.record for received in batch]
         admitted = [record.group for record in records if isinstance(record, Admitted)]
         if admitted:
             self.has_gap = False
         elif self.has_gap:
+            # Dispatch truncates only admitted prompts, and keeps the newest: all prompts before the
+            # first in the topic are admitted.
             try:
                 present = self._published(self.bus.end("prompts"))
                 oldest = min((prompt.group for prompt in present), default=0)
@@ -174,7 +162,6 @@ class PromptSource:
         self.admitted = max([self.admitted, *admitted])
 
     def _settings_after(self, newest: Prompt | None) -> SettingsSince:
-        """Returns from which group on the present configuration holds, by the newest prompt."""
         before = None if newest is None else newest.settings
         if before is not None and before.configuration_hash == self.configuration:
             return before
@@ -183,7 +170,6 @@ class PromptSource:
         return SettingsSince(self.next_group, self.configuration)
 
     def _published(self, upto: dict[int, int]) -> list[Prompt]:
-        """Returns the prompts of all terms that are still in the log below `upto`."""
         reader = TopicReader(self.bus, "prompts", from_begin(self.bus, "prompts"))
         records = [received.record for received in reader.read_to(upto)]
         return [prompt for prompt in records if isinstance(prompt, Prompt)]

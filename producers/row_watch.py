@@ -1,5 +1,5 @@
-"""Names the rows of a data set that are skipped, as soon as they are known (`RowWatch`): beside the
-role `prompts`, a thread counts the tokens of rows that may be too long, the longest first.
+"""Names the skipped rows of a data set as soon as they are known (`RowWatch`): a thread beside the
+role `prompts` counts the tokens of rows that may be too long, the longest first.
 """
 
 import logging
@@ -18,9 +18,9 @@ LOGGED_MAX = 20  # rows that the role's log names
 
 
 class RowWatch:
-    """Watches the rows of `task`; `note` is called with the records whenever more rows are skipped,
-    and at the end. If too many are, `stop` is set and `close` raises the `ConfigurationError` that
-    lists them.
+    """Watches the rows of `task`; `note` gets the records whenever more rows are skipped, and at
+    the end. If too many are, `stop` is set and `close` raises the `ConfigurationError` that lists
+    them.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class RowWatch:
         ]
 
     def start(self) -> None:
-        """Begin to count, if the task reads rows; they are read here."""
+        """Begins to count, if the task reads rows; they are read here."""
         if not isinstance(self._task, ReadsRows):
             return
         self._task.read_rows()
@@ -48,7 +48,7 @@ class RowWatch:
             thread.start()
 
     def close(self) -> None:
-        """End the threads. Raises the refusal if there is one."""
+        """Ends the threads. Raises the refusal if there is one."""
         self._ended.set()
         for thread in self._threads:
             if thread.is_alive():
@@ -59,7 +59,6 @@ class RowWatch:
             raise self._refusal
 
     def metric_values(self) -> MetricValues:
-        """Returns the numbers of rows that were read and that are skipped."""
         records = self._records()
         return {
             "prompts_rows": sum(record.rows for record in records),

@@ -1,8 +1,6 @@
-"""Writes the answer of a turn in the form of each route: as one JSON object (`answer_json`), or as
-the events of a stream (`answer_events`), and an error as a status and a body (`error_body`). Pure.
-
-A turn's answer is durable in the log before it leaves, so a stream is written when the turn has
-ended; clients that need a stream get one. Token ids are in an answer only on request.
+"""Writes a turn's answer in the form of each route: one JSON object (`answer_json`) or the events
+of a stream (`answer_events`). An answer is durable in the log before it leaves, so a stream is
+written after its turn has ended.
 """
 
 import json
@@ -29,9 +27,9 @@ MESSAGE_MAX = 1000  # characters of an error
 
 @dataclass(frozen=True, slots=True)
 class TurnAnswer:
-    """Holds a turn's answer: `content`, `reasoning` and `tool_calls` (in the form of chat
-    completions) were parsed from the tokens. `pieces` are the texts of the tokens. `finish` is
-    stop, length or tool_calls; `created_s` is when the episode began.
+    """Holds a turn's answer. `content`, `reasoning` and `tool_calls` are parsed from the tokens,
+    `pieces` are the tokens' texts; `finish` is stop, length or tool_calls; `created_s` is the
+    episode's begin.
     """
 
     digest: str
@@ -64,7 +62,6 @@ def answer_json(request: TurnRequest, answer: TurnAnswer) -> dict[str, Any]:
 
 
 def answer_events(request: TurnRequest, answer: TurnAnswer) -> Iterator[str]:
-    """Yield the server-sent events of a streamed response."""
     if request.route == "response":
         yield from _response_events(request, answer)
         return
@@ -80,8 +77,12 @@ def _event(value: object) -> str:
 
 
 def _usage(answer: TurnAnswer) -> dict[str, int]:
-    asked, gained = len(answer.prompt_ids), len(answer.token_ids)
-    return {"prompt_tokens": asked, "completion_tokens": gained, "total_tokens": asked + gained}
+    prompt_tokens, gained = len(answer.prompt_ids), len(answer.token_ids)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": gained,
+        "total_tokens": prompt_tokens + gained,
+    }
 
 
 def _envelope(
@@ -163,8 +164,6 @@ def _text_choice(request: TurnRequest, answer: TurnAnswer) -> dict[str, Any]:
 
 
 def _chat_chunks(request: TurnRequest, answer: TurnAnswer) -> Iterator[dict[str, Any]]:
-    """Yield a chunk with the role, one with the content, one per tool call, one with the end."""
-
     def chunk(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": 0, "delta": delta, "finish_reason": finish}
         if finish is not None and request.with_ids:
@@ -250,14 +249,13 @@ def _output_items(answer: TurnAnswer) -> list[dict[str, Any]]:
 
 
 def _response_events(request: TurnRequest, answer: TurnAnswer) -> Iterator[str]:
-    """Yield the events of a response, each with its number."""
-    whole = _response(request, answer)
-    begun: dict[str, Any] = {**whole, "status": "in_progress", "output": [], "usage": None}
+    response = _response(request, answer)
+    begun: dict[str, Any] = {**response, "status": "in_progress", "output": [], "usage": None}
     events: list[dict[str, Any]] = [
         {"type": "response.created", "response": begun},
         {"type": "response.in_progress", "response": begun},
     ]
-    for index, item in enumerate(whole["output"]):
+    for index, item in enumerate(response["output"]):
         place = {"output_index": index, "item_id": item["id"]}
         empty: dict[str, Any] = {"content": []} if "content" in item else {"arguments": ""}
         opened: dict[str, Any] = {**item, "status": "in_progress", **empty}
@@ -266,7 +264,7 @@ def _response_events(request: TurnRequest, answer: TurnAnswer) -> Iterator[str]:
         events += write.get(item["type"], _call_events)(item, place)
         events.append({"type": "response.output_item.done", "output_index": index, "item": item})
     ending = "incomplete" if answer.finish == "length" else "completed"
-    events.append({"type": f"response.{ending}", "response": whole})
+    events.append({"type": f"response.{ending}", "response": response})
     for number, event in enumerate(events):
         yield f"event: {event['type']}\n{_event({**event, 'sequence_number': number})}"
 
@@ -292,10 +290,10 @@ def _thought_events(item: dict[str, Any], place: dict[str, Any]) -> list[dict[st
 
 
 def _call_events(item: dict[str, Any], place: dict[str, Any]) -> list[dict[str, Any]]:
-    given = {"arguments": item["arguments"], "name": item["name"]}
+    call_fields = {"arguments": item["arguments"], "name": item["name"]}
     return [
         {"type": "response.function_call_arguments.delta", **place, "delta": item["arguments"]},
-        {"type": "response.function_call_arguments.done", **place, **given},
+        {"type": "response.function_call_arguments.done", **place, **call_fields},
     ]
 
 
@@ -327,7 +325,6 @@ def _status_of(error: Exception) -> tuple[int, str]:
 
 
 def error_event(error: Exception) -> str:
-    """Returns the event that ends a stream with an error."""
     return _event(error_body(error)[1])
 
 
@@ -335,6 +332,7 @@ def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
     """Returns the status of an error, and the body in OpenAI's form."""
     status, code = _status_of(error)
     message = reason_text(error, MESSAGE_MAX)
+    # OpenAI's code for a full context, by which clients recognise it.
     if "context_length_exceeded" in message:
         code = "context_length_exceeded"
     return status, {"error": {"message": message, "type": "rollstream", "code": code}}

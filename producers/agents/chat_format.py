@@ -1,9 +1,6 @@
-"""Converts chat messages to text and tokens, and an answer's tokens to text and tool calls
-(`ChatFormat`): what the endpoint needs to know about a model.
-
-A task of texts uses the chat template of the run's tokenizer (`TemplateChat`). A tokenizer without
-one, such as that of the small built-in tasks, gets the messages' texts one after the other
-(`PlainChat`). A `TurnBridge` (`renderer_bridge`) knows a model's chat without its template.
+"""Converts chat messages to tokens, and an answer's tokens to text and tool calls (`ChatFormat`):
+by the chat template of the run's tokenizer (`TemplateChat`), else the messages' plain texts
+(`PlainChat`). A `TurnBridge` knows a model's chat without its template.
 """
 
 import logging
@@ -51,8 +48,8 @@ class TurnBridge(Protocol):
         messages: Sequence[JsonObject],
         tools: Sequence[JsonObject],
     ) -> list[int] | None:
-        """Returns the tokens that these new `messages` add behind `prompt` and `answer`, up to the
-        next answer; None if that is not known.
+        """Returns the tokens that `messages` add behind `prompt` and `answer`, up to the next
+        answer; None if unknown.
         """
         ...
 
@@ -63,8 +60,8 @@ class ChatFormat(Protocol):
     def render(
         self, messages: Sequence[JsonObject], tools: Sequence[JsonObject], is_asked: bool
     ) -> str:
-        """Returns the messages as text; `is_asked`: with the beginning of the assistant's answer.
-        Raises `ChatRefused`.
+        """Returns the messages as text, with `is_asked` up to the begin of the answer. Raises
+        `ChatRefused`.
         """
         ...
 
@@ -74,13 +71,13 @@ class ChatFormat(Protocol):
         ...
 
     def user_text(self, prompt: Sequence[int]) -> str:
-        """Returns the user's message in a prompt that has no other, or a system message before it;
-        else the prompt's text.
+        """Returns the user's message of a prompt with no other but a system message, else the whole
+        text.
         """
         ...
 
     def system_text(self, prompt: Sequence[int]) -> str:
-        """Returns the system message before the user's in such a prompt, "" without one."""
+        """Returns the system message of such a prompt, "" without one."""
         ...
 
     def bridged(
@@ -90,36 +87,32 @@ class ChatFormat(Protocol):
         messages: Sequence[JsonObject],
         tools: Sequence[JsonObject],
     ) -> list[int] | None:
-        """Returns what a turn's bridge returns (`TurnBridge.added_tokens`); None without one."""
+        """Returns the tokens of `TurnBridge.added_tokens`; None without a bridge."""
         ...
 
     def continuation(
         self,
-        whole: str,
+        rendered: str,
         messages: Sequence[JsonObject],
         count: int,
         tools: Sequence[JsonObject],
         last: int | None,
     ) -> str | None:
         """Returns the text of the messages behind the first `count`, the last of which is an answer
-        that ends in the token `last`, None for one that was cut off. `whole` are all messages as
-        text. Return None if the messages before that answer are not rendered as they were when it
-        was asked for.
+        that ends in the token `last` (None: it was cut off). `rendered` are all messages as text.
+        Returns None if the messages before that answer are rendered otherwise than when it was
+        requested.
         """
         ...
 
     def parse(
         self, tokens: Sequence[int], tools: Sequence[JsonObject], call_prefix: str
     ) -> ParsedAnswer:
-        """Returns the parts of an answer; ids of tool calls begin with `call_prefix`."""
+        """Returns the parts of an answer; the ids of its calls begin with `call_prefix`."""
         ...
 
 
 class PlainChat:
-    """Implements `ChatFormat` without a template: the texts of the messages, one after the
-    other.
-    """
-
     def __init__(self, tokenizer: Tokenizer, tool_format: str = "hermes") -> None:
         self._tokenizer, self._tool_format = tokenizer, tool_format
 
@@ -151,7 +144,7 @@ class PlainChat:
 
     def continuation(
         self,
-        whole: str,
+        rendered: str,
         messages: Sequence[JsonObject],
         count: int,
         tools: Sequence[JsonObject],
@@ -169,8 +162,8 @@ class PlainChat:
 
 
 class TemplateChat:
-    """Implements `ChatFormat` by the chat template of a tokenizer; a `bridge`, if any, comes before
-    the template where a turn continues another one.
+    """Implements `ChatFormat` by a tokenizer's chat template; where a turn continues another one, a
+    `bridge` comes before the template.
     """
 
     def __init__(
@@ -190,20 +183,19 @@ class TemplateChat:
     ) -> str:
         if tools and self.tool_format == UNKNOWN:
             raise ChatRefused(f"{unknown_format(self.tokenizer.where)}: set agent.tool_format")
-        given = self._given(messages)
+        plain_messages = self._given(messages)
         try:
-            for place, message in enumerate(given):
+            for place, message in enumerate(plain_messages):
                 self.template.refuse_left_out(str(message.get("role")), is_first=not place)
-            return self.template.render(given, tools, is_asked)
+            return self.template.render(plain_messages, tools, is_asked)
         except ConfigurationError as error:
             raise ChatRefused(str(error)) from error
 
     def _given(self, messages: Sequence[JsonObject]) -> list[dict[str, Any]]:
-        """Returns the messages with text as their contents, and under the roles that the template
-        has.
-        """
-        given = [{**message, "content": text_of(message.get("content"))} for message in messages]
-        return [dict(message) for message in self.template.with_own_roles(given)]
+        plain_messages = [
+            {**message, "content": text_of(message.get("content"))} for message in messages
+        ]
+        return [dict(message) for message in self.template.with_own_roles(plain_messages)]
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text)
@@ -212,9 +204,6 @@ class TemplateChat:
         return self.tokenizer.decode(tokens)
 
     def _around_user(self, system: str = "") -> tuple[str, str]:
-        """Returns what the template writes before and after a user's message, with the message
-        `system` before it, if any; a template that refuses it writes neither.
-        """
         if system not in self._around:
             self._around[system] = self._written_around_user(system)
         return self._around[system]
@@ -226,21 +215,20 @@ class TemplateChat:
                 [*messages, {"role": "user", "content": MARK}], (), is_asked=True
             )
         except ChatRefused:
+            # The template refuses a system message.
             return "", ""
         before, _, after = rendered.partition(MARK)
         return before, after
 
     @cached_property
     def _around_system(self) -> tuple[str, str, str]:
-        """What stands before a system message, between it and the user's, and after that; nothing
-        where no sign of the template separates them, which a text could not have, too.
-        """
         before, after = self._around_user(_SYSTEM_MARK)
         before, _, between = before.partition(_SYSTEM_MARK)
+        # Only a sign of the template, which no text has, can separate the two messages.
         return (before, between, after) if between.strip() else ("", "", "")
 
     def _asked(self, prompt: Sequence[int]) -> tuple[str, str] | None:
-        """Returns the system message and the user's in a prompt; None if it has others."""
+        """Returns the system message and the user's; None for a prompt with others."""
         text = self.tokenizer.light.decode(list(prompt), skip_special_tokens=False)
         if self.system and (user := _within(text, *self._around_user(self.system))) is not None:
             return self.system, user
@@ -253,12 +241,12 @@ class TemplateChat:
         return None if user is None else ("", user)
 
     def user_text(self, prompt: Sequence[int]) -> str:
-        asked = self._asked(prompt)
-        return self.decode(prompt) if asked is None else asked[1]
+        texts = self._asked(prompt)
+        return self.decode(prompt) if texts is None else texts[1]
 
     def system_text(self, prompt: Sequence[int]) -> str:
-        asked = self._asked(prompt)
-        return "" if asked is None else asked[0]
+        texts = self._asked(prompt)
+        return "" if texts is None else texts[0]
 
     def bridged(
         self,
@@ -269,24 +257,28 @@ class TemplateChat:
     ) -> list[int] | None:
         if self.bridge is None:
             return None
-        given = self._given(messages)
-        return self.bridge.added_tokens(prompt, answer, given, tools)
+        plain_messages = self._given(messages)
+        return self.bridge.added_tokens(prompt, answer, plain_messages, tools)
 
     def continuation(
         self,
-        whole: str,
+        rendered: str,
         messages: Sequence[JsonObject],
         count: int,
         tools: Sequence[JsonObject],
         last: int | None,
     ) -> str | None:
-        given = self._given(messages)
-        history, answer, further = given[: count - 1], given[count - 1], given[count:]
+        plain_messages = self._given(messages)
+        history, answer, further = (
+            plain_messages[: count - 1],
+            plain_messages[count - 1],
+            plain_messages[count:],
+        )
         has_calls = any(message.get("tool_calls") for message in messages)
         # A fork would lose the calls that such a template leaves out of earlier answers.
         must_continue = has_calls and not self.template.shows_calls
         before = "" if must_continue else self.render(messages[: count - 1], tools, is_asked=True)
-        if not whole.startswith(before):
+        if not rendered.startswith(before):
             return None
         try:
             text = self.template.continuation(
@@ -294,16 +286,15 @@ class TemplateChat:
             )
         except ConfigurationError:  # the whole chat is rendered: the turn forks
             return None
-        return text if whole.endswith(text) else None
+        return text if rendered.endswith(text) else None
 
     def parse(
         self, tokens: Sequence[int], tools: Sequence[JsonObject], call_prefix: str
     ) -> ParsedAnswer:
-        """Returns the parts of an answer. Special tokens are read, since calls of some models begin
-        with them, and left out of its texts.
-        """
+        """Returns the parts of an answer, without special tokens in its texts."""
         ends = self.template.stop | self.tokenizer.ends
         written = list(tokens[:-1] if len(tokens) and tokens[-1] in ends else tokens)
+        # Special tokens are read: calls of some models begin with them.
         text = self.tokenizer.light.decode(written, skip_special_tokens=False)
         is_read = bool(tools) or self.tool_format in OF_MESSAGES
         if not is_read:
@@ -318,7 +309,6 @@ class TemplateChat:
 
 
 def _within(text: str, before: str, after: str) -> str | None:
-    """Returns what stands between the two; None if they do not surround the text."""
     is_around = bool(before or after) and text.startswith(before) and text.endswith(after)
     if not is_around or len(text) < len(before) + len(after):
         return None
@@ -332,8 +322,8 @@ def _without(text: str, names: Sequence[str]) -> str:
 
 
 def chat_format(task: Task, tool_format: str = "auto", system: str = "") -> ChatFormat:
-    """Returns the format of the run's tokenizer. With `auto` the chat template decides how tools
-    are called. `system` is the message that the task puts before its prompts.
+    """Returns the format of the run's tokenizer. With `auto` the chat template decides the format
+    of calls. `system` is the message that the task puts before its prompts.
     """
     tokenizer = task.tokenizer()
     sources = ChatTemplate(tokenizer).sources if isinstance(tokenizer, TextTokenizer) else ()
@@ -347,7 +337,9 @@ def chat_format(task: Task, tool_format: str = "auto", system: str = "") -> Chat
 
 
 def text_of(content: object) -> str:
-    """Returns the text of a message's `content`: a text, or the texts of its parts; "" for None."""
+    """Returns the text of a message's `content`: itself, or its parts joined; "" for None. Raises
+    `ChatRefused`.
+    """
     if content is None:
         return ""
     if isinstance(content, str):

@@ -1,11 +1,9 @@
-"""Finds the tokens of a program's request among those that an episode already has (`Conversation`):
-tokens are never guessed (invariant 13).
+"""Finds the tokens of a request among those that an episode already has (`Conversation`): tokens
+are never guessed (invariant 13).
 
-A request names its history as messages. Its hash chain finds the answered turn that it continues.
-The tokens behind that turn come from a renderer (`renderer_bridge`), else from the text that the
-rendered messages have after its end; they are appended to the held tokens. Where neither is known,
-or the history is another one, the tokens fork: a new path, which shares the longest common prefix
-with a held one, counted by its cause.
+The hash chain of its history finds the answered turn that a request continues; a renderer
+(`renderer_bridge`) or the rendered text gives the tokens behind it. Without either the tokens fork:
+a new path, which shares the longest common prefix with a held one, counted by its cause.
 """
 
 import hashlib
@@ -23,18 +21,17 @@ from rollstream.streams.values import Branch, Floats, Sources, Tokens, Turn
 TEMPLATE, RETOKENISED = "template", "retokenised"
 REWRITTEN, CONVERSATION = "history_rewritten", "conversation"
 FORK_CAUSES = (TEMPLATE, RETOKENISED, REWRITTEN, CONVERSATION)
-"""Why a turn began a branch. `template`: the chat template renders the earlier messages in another
-way than before. `retokenised`: the request has its history as text, whose tokens differ.
-`history_rewritten`: it names an answer that no turn gave. `conversation`: it starts a history of
-its own, or continues an earlier turn a second time.
+"""Why a turn began a branch. `template`: the chat template renders the earlier messages otherwise
+than before. `retokenised`: the history came as text, whose tokens differ. `history_rewritten`: it
+names an answer that no turn gave. `conversation`: it starts its own history, or continues an
+earlier turn a second time.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedPrompt:
-    """States the tokens that a turn adds to an episode: `tokens` behind the token at flat index
-    `at` (-1: a path of their own). `cause` is the cause of the fork, if the turn is one: that is
-    decided when it begins (`Episode.is_fork`).
+    """States the tokens that a turn adds behind the token at flat index `at` (-1: a path of their
+    own). `cause` counts if the turn forks, which is decided at its begin (`Episode.is_fork`).
     """
 
     at: int
@@ -44,8 +41,8 @@ class PlannedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class HeldTokens:
-    """Holds the tokens of an episode's answered turns, with their sources and branches, and the
-    log-probability of each generated one.
+    """Holds the tokens of an episode's answered turns, with sources, branches, and the
+    log-probability of each generated token.
     """
 
     tokens: Tokens
@@ -55,17 +52,16 @@ class HeldTokens:
 
 
 def digest_of(body: JsonObject, idempotency_key: str = "") -> str:
-    """Returns the digest of a request, equal for equal requests. How the answer is delivered
-    (streamed or not) is no part of it.
-    """
-    kept = {name: value for name, value in body.items() if not name.startswith("stream")}
-    text = json.dumps([kept, idempotency_key], sort_keys=True, separators=(",", ":"))
+    """Returns the digest of a request, equal for equal requests."""
+    # The delivery of the answer (streamed or not) is no part of the request.
+    fields = {name: value for name, value in body.items() if not name.startswith("stream")}
+    text = json.dumps([fields, idempotency_key], sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
 def history_hashes(messages: Sequence[JsonObject], tools: Sequence[JsonObject]) -> list[str]:
-    """Returns the hash of the history up to each message: that before the first, which covers the
-    tools, and then one per message.
+    """Returns the hashes of the history: before the first message (it covers the tools), and after
+    each.
     """
     hashes = [_hash("", json.dumps(tools, sort_keys=True))]
     for message in messages:
@@ -79,9 +75,8 @@ def _hash(before: str, text: str) -> str:
 
 
 def _canonical(message: JsonObject) -> str:
-    """Returns a text that is equal for messages of equal meaning: clients leave out empty fields,
-    write a content as text or as parts, and write the arguments of calls again.
-    """
+    # Messages of equal meaning differ: clients leave out empty fields, write a content as text or
+    # parts, and write the arguments of calls again.
     calls = [_call(call) for call in message.get("tool_calls") or ()]
     fields: list[Any] = [
         message.get("role"),
@@ -99,15 +94,13 @@ def _call(call: JsonObject) -> list[Any]:
     return [call.get("id"), function.get("name"), _arguments(function.get("arguments"))]
 
 
-def _arguments(given: object) -> object:
-    """Returns the value of a call's arguments, which are JSON text or an object; other text as it
-    is. JavaScript writes `1.0` as `1`.
-    """
+def _arguments(arguments: object) -> object:
     try:
-        text = given if isinstance(given, str) else json.dumps(given)
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        # JavaScript writes `1.0` as `1`.
         return json.loads(text, parse_float=_plain_number)
     except (ValueError, RecursionError):
-        return given
+        return arguments
 
 
 def _plain_number(text: str) -> float:
@@ -118,8 +111,7 @@ def _plain_number(text: str) -> float:
 @dataclass(slots=True)
 class Conversation:
     """Holds the answered turns of one episode and finds the place of each request among their
-    tokens. Turns that are generated meanwhile change no place: tokens are only ever added. `add`
-    may run in another thread than the other calls: what it adds last is what they look up first.
+    tokens. Tokens are only ever added, so turns that are generated meanwhile change no place.
     """
 
     chat: ChatFormat
@@ -127,16 +119,16 @@ class Conversation:
     _by_digest: dict[str, Turn] = field(default_factory=dict[str, Turn])
     _by_history: dict[str, Turn] = field(default_factory=dict[str, Turn])
 
-    def add(self, turns: Sequence[Turn], held: HeldTokens) -> None:
-        """Add turns that are in the log; `held` are all tokens up to the last of them."""
-        self.held = held
+    def add(self, turns: Sequence[Turn], content: HeldTokens) -> None:
+        """Adds turns that are in the log; `content` are all tokens up to the last of them."""
+        # Another thread may plan meanwhile: the entries that it looks up first are added last.
+        self.held = content
         for turn in turns:
             if turn.history:
                 self._by_history[turn.history] = turn
             self._by_digest[turn.digest] = turn
 
     def answered(self, digest: str) -> Turn | None:
-        """Returns the turn that answered a request of this digest."""
         return self._by_digest.get(digest)
 
     def plan(
@@ -145,8 +137,8 @@ class Conversation:
         tools: Sequence[JsonObject],
         prompt: str | Sequence[int] | None,
     ) -> PlannedPrompt:
-        """Returns the tokens that a request adds, of messages or of a prompt. Raises `ChatRefused`
-        for messages that cannot be rendered.
+        """Returns the tokens that a request of messages or of a prompt adds. Raises
+        `ChatRefused`.
         """
         if messages:
             return self.plan_messages(messages, tools)
@@ -156,38 +148,33 @@ class Conversation:
     def plan_messages(
         self, messages: Sequence[JsonObject], tools: Sequence[JsonObject]
     ) -> PlannedPrompt:
-        """Returns the tokens that these messages add to the episode. Raises `ChatRefused` if the
-        messages cannot be rendered.
-        """
-        whole = self.chat.render(messages, tools, is_asked=True)
-        found = self._parent(messages, tools)
-        if found is None:
+        """Returns the tokens that these messages add to the episode. Raises `ChatRefused`."""
+        rendered = self.chat.render(messages, tools, is_asked=True)
+        match = self._parent(messages, tools)
+        if match is None:
             claims = any(message.get("role") == "assistant" for message in messages)
-            return self._fork(self.chat.encode(whole), REWRITTEN if claims else CONVERSATION)
-        index, parent = found
+            return self._fork(self.chat.encode(rendered), REWRITTEN if claims else CONVERSATION)
+        index, parent = match
         path = self.held.tokens[path_to(parent.end - 1, self.held.branches)].tolist()
         at = len(path) - (parent.end - parent.generated)
         added = self.chat.bridged(path[:at], path[at:], messages[index:], tools)
         if added is None:
             last = None if parent.finish == "length" else path[-1]
-            text = self.chat.continuation(whole, messages, index, tools, last)
+            text = self.chat.continuation(rendered, messages, index, tools, last)
             if text is None:
-                return self._fork(self.chat.encode(whole), TEMPLATE)
+                return self._fork(self.chat.encode(rendered), TEMPLATE)
             added = self.chat.encode(text)
         return PlannedPrompt(parent.end - 1, np.array(added, np.uint32), CONVERSATION)
 
     def plan_tokens(self, prompt: Sequence[int], is_text: bool) -> PlannedPrompt:
-        """Returns the tokens that a prompt of tokens adds; `is_text`: it was given as text, so that
-        another tokenization of the same history is the likely cause of a fork.
-        """
+        """Returns the tokens that a prompt of tokens adds."""
+        # A text's other tokenization is the likely cause of its fork.
         return self._fork(prompt, RETOKENISED if is_text else REWRITTEN)
 
     def _parent(
         self, messages: Sequence[JsonObject], tools: Sequence[JsonObject]
     ) -> tuple[int, Turn] | None:
-        """Returns the newest turn whose history this request continues, and the number of messages
-        that it covers.
-        """
+        # The longest history first: its turn is the newest.
         hashes = history_hashes(messages, tools)
         for count in range(len(messages), 0, -1):
             turn = self._by_history.get(hashes[count])
@@ -196,21 +183,19 @@ class Conversation:
         return None
 
     def _fork(self, prompt: Sequence[int], cause: str) -> PlannedPrompt:
-        """Returns the plan for a whole prompt: it continues the held path with the longest common
-        prefix. That is no fork if the prompt contains a whole path up to an answer's end.
-        """
-        wanted, held = np.array(prompt, np.uint32), self.held
+        prompt_tokens, content = np.array(prompt, np.uint32), self.held
+        # Continues the path with the longest common prefix; no fork if that is a whole path up to
+        # an answer's end.
         best: tuple[int, int] = 0, -1  # length of the prefix, flat index of its last token
-        for path in leaves(len(held.tokens), held.branches) if len(held.tokens) else []:
-            tokens = held.tokens[path]
-            most = min(len(tokens), len(wanted))
-            differing = np.flatnonzero(tokens[:most] != wanted[:most])
-            common = int(differing[0]) if len(differing) else most
+        for path in leaves(len(content.tokens), content.branches) if len(content.tokens) else []:
+            tokens = content.tokens[path]
+            overlap = min(len(tokens), len(prompt_tokens))
+            differing = np.flatnonzero(tokens[:overlap] != prompt_tokens[:overlap])
+            common = int(differing[0]) if len(differing) else overlap
             if common > best[0]:
                 best = common, int(path[common - 1])
         length, at = best
-        return PlannedPrompt(at, wanted[length:], cause)
+        return PlannedPrompt(at, prompt_tokens[length:], cause)
 
     def path_length(self, plan: PlannedPrompt) -> int:
-        """Returns the number of tokens of the path with the planned ones."""
         return len(path_to(plan.at, self.held.branches)) + len(plan.tokens)

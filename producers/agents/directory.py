@@ -1,5 +1,5 @@
-"""Finds the rollout that runs an episode (`RolloutDirectory`), by the log: `assignments` names the
-rollout and its term, `status` the rollout's address. The role `endpoint` forwards requests by it.
+"""Finds the rollout that runs an episode (`RolloutDirectory`) by the log: `assignments` names the
+rollout and its term, `status` its address.
 """
 
 from collections import OrderedDict
@@ -24,14 +24,14 @@ class RolloutDirectory:
     _rollouts: dict[str, RolloutStatus] = field(default_factory=dict[str, RolloutStatus])
     _readers: dict[str, TopicReader] = field(default_factory=dict[str, TopicReader])
 
-    def read(self, whole: bool = False) -> None:
-        """Read new records of both topics; `whole`: all that are in the log now."""
+    def read(self, to_end: bool = False) -> None:
+        """Reads new records of both topics; with `to_end` all that are in the log now."""
         for topic in ("status", "assignments"):
-            for received in self._follow(topic, whole):
+            for received in self._follow(topic, to_end):
                 self._apply(received)
 
     def is_released(self, trajectory: str) -> bool:
-        """Returns whether dispatch released the episode, because its group needs it no more."""
+        """Returns whether dispatch released the episode: its group needs it no more."""
         assigned = self._assigned.get(trajectory)
         return assigned is not None and assigned.kind == "release" and not assigned.onward
 
@@ -43,24 +43,24 @@ class RolloutDirectory:
         return list(self._readers.values())
 
     def url_of(self, trajectory: str) -> str:
-        """Returns the address of the rollout that runs the episode; "" if none does now."""
+        """Returns the address of the rollout that runs the episode; "" if none does."""
         assigned = self._assigned.get(trajectory)
         if assigned is None or assigned.kind == "release":
             return ""
         rollout = self._rollouts.get(assigned.rollout)
+        # The status of another term is that of a replaced process.
         is_there = rollout is not None and rollout.term == assigned.rollout_term
         return rollout.url if rollout is not None and is_there else ""
 
     def urls(self) -> list[str]:
-        """Returns the addresses of all rollouts with open episodes."""
         return [rollout.url for _, rollout in sorted(self._rollouts.items()) if rollout.url]
 
-    def _follow(self, topic: str, whole: bool) -> list[Received]:
+    def _follow(self, topic: str, to_end: bool) -> list[Received]:
         if topic not in self._readers:
             self._readers[topic] = TopicReader(self.bus, topic, from_begin(self.bus, topic))
         try:
             reader = self._readers[topic]
-            return reader.read_to(self.bus.end(topic)) if whole else reader.follow()
+            return reader.read_to(self.bus.end(topic)) if to_end else reader.follow()
         except PositionLost:  # truncated records are of episodes that have ended
             del self._readers[topic]
             return []
@@ -68,12 +68,12 @@ class RolloutDirectory:
     def _apply(self, received: Received) -> None:
         record = received.record
         if isinstance(record, RolloutStatus):
-            known = self._rollouts.get(record.rollout)
-            if known is None or record.term >= known.term:
+            status = self._rollouts.get(record.rollout)
+            if status is None or record.term >= status.term:
                 self._rollouts[record.rollout] = record
         elif isinstance(record, Assignment):
-            known = self._assigned.get(record.trajectory)
-            if known is None or record.attempt >= known.attempt:
+            assignment = self._assigned.get(record.trajectory)
+            if assignment is None or record.attempt >= assignment.attempt:
                 self._assigned[record.trajectory] = record
                 self._assigned.move_to_end(record.trajectory)
             while len(self._assigned) > EPISODES_MAX:

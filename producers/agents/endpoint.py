@@ -1,12 +1,7 @@
-"""Serves the programs of episodes by HTTP (`endpoint_app`): OpenAI's routes and vLLM's token route,
-each also below `/sessions/{id}`, and the routes that open a session, set its reward and end it.
-
-The endpoint's thread finds the episode by its key, plans the tokens of a request, and waits for the
-rollout's loop, which alone changes episodes. A request that was answered before gets the stored
-answer, and equal requests at the same time share one. Others are generated together.
-
-If the episode is not open here, the log decides. It has ended: a repeated end or reward gets its
-first answer, anything else 409. A rollout is to take it up: 503, ask again.
+"""Serves the programs of episodes by HTTP (`AgentEndpoint`): OpenAI's routes and vLLM's token
+route, each also below `/sessions/{id}`, and the routes that open a session, set its reward and end
+it. The endpoint's thread plans the tokens of a request; the rollout's loop alone changes
+episodes.
 """
 
 import asyncio
@@ -93,7 +88,6 @@ class AgentEndpoint:
         self.fates = EpisodeFates(self.episodes.parts.publisher.bus)
 
     def app(self) -> Starlette:
-        """Returns the ASGI application."""
         turns = [
             Route("/v1/chat/completions", self._turn("chat"), methods=["POST"]),
             Route("/v1/completions", self._turn("completion"), methods=["POST"]),
@@ -123,7 +117,7 @@ class AgentEndpoint:
         return JSONResponse({"object": "list", "data": [model]})
 
     async def open_session(self, request: Request) -> Response:
-        """Give an episode that waits to an outside program; 204 if none waits."""
+        """Gives a waiting episode to an outside program; 204 if none waits."""
         check_service(request, self.episodes.settings.key_env)
         base = str(request.base_url).rstrip("/")  # a wrong Host header shall cost no episode
         ticket = OpenTicket()
@@ -136,9 +130,9 @@ class AgentEndpoint:
         )
 
     async def set_reward(self, request: Request) -> Response:
-        """Record the episode's reward; it ends when its program does, and until then another reward
-        replaces it, with its scores. After its end the reward is final, unless the run takes late
-        rewards: then the first one counts.
+        """Records the episode's reward. Until the program's end another reward replaces it, with
+        its scores. Then it is final, unless the run takes late rewards: the first of them
+        counts.
         """
         identity = self._identity(request)
         body = await self._body(request)
@@ -155,8 +149,8 @@ class AgentEndpoint:
         return Response(status_code=204)
 
     async def end_session(self, request: Request) -> Response:
-        """End the episode, with the reason of a failure in the body, or with a reward, which
-        replaces an earlier one; without both, with the reward that it has.
+        """Ends the episode: as a failure with the body's reason, with a reward, which replaces an
+        earlier one, or with the reward that it has.
         """
         identity = self._identity(request)
         body = await self._body(request)
@@ -173,8 +167,8 @@ class AgentEndpoint:
         return Response(status_code=204)
 
     async def _reward_late(self, identity: SessionIdentity, reward: float) -> None:
-        """Record the reward of an episode that has ended without one."""
         end = await self._end_of(identity)
+        # An end without a reward waits for a late one.
         if end.reward is None and not end.failure:
             values = np.array([reward], np.float32)
             name = self.episodes.parts.publisher.name
@@ -184,11 +178,11 @@ class AgentEndpoint:
             raise SessionSealed(f"episode {identity.trajectory} has ended: its reward is final")
 
     async def _end_of(self, identity: SessionIdentity) -> EpisodeEnd:
-        """Returns how an episode that is not open here has ended. Raises `EpisodeMoved` if a
-        rollout is to take it up, and `SessionSealed` if the log has no completion of it and no
-        order.
+        """Returns the end of an episode that is not open here. Raises `EpisodeMoved` if a rollout
+        is to take it up, else `SessionSealed`.
         """
         name = identity.trajectory
+        # The log decides: a repeated end or reward gets its first answer, anything else is refused.
         if (end := await asyncio.to_thread(self.fates.end_of, name)) is not None:
             return end
         if await asyncio.to_thread(self.fates.is_assigned, name):
@@ -205,75 +199,75 @@ class AgentEndpoint:
             body = await self._body(request)
             sampling = episode.running.assignment.sampling
             key = request.headers.get("idempotency-key", "")
-            asked = read_request(route, body, sampling, key)
-            asked = replace(asked, model=self.model)
-            if asked.is_streamed:
-                turn = asyncio.ensure_future(self._answer(episode, asked))
+            turn_request = read_request(route, body, sampling, key)
+            turn_request = replace(turn_request, model=self.model)
+            if turn_request.is_streamed:
+                turn = asyncio.ensure_future(self._answer(episode, turn_request))
                 await asyncio.wait({turn}, timeout=KEEPALIVE_S)
                 if turn.done():
                     turn.result()  # an error becomes a status
-                return StreamingResponse(self._events(turn, asked), media_type="text/event-stream")
-            whole = answer_json(asked, await self._answer(episode, asked))
-            return Response(msgspec.json.encode(whole), media_type="application/json")
+                return StreamingResponse(
+                    self._events(turn, turn_request), media_type="text/event-stream"
+                )
+            response = answer_json(turn_request, await self._answer(episode, turn_request))
+            return Response(msgspec.json.encode(response), media_type="application/json")
 
         return self._guarded(answer)
 
     async def _events(
-        self, turn: "asyncio.Future[TurnAnswer]", asked: TurnRequest
+        self, turn: "asyncio.Future[TurnAnswer]", turn_request: TurnRequest
     ) -> AsyncIterator[str]:
-        """Yield comments until the answer is there, and then its events."""
+        # Comments keep the connection alive until the answer is there.
         while not turn.done():
             yield ": generating\n\n"
             await asyncio.wait({turn}, timeout=KEEPALIVE_S)
         try:
-            for event in answer_events(asked, turn.result()):
+            for event in answer_events(turn_request, turn.result()):
                 yield event
         except Exception as error:  # noqa: BLE001 (the boundary of one request)
             yield error_event(self._noted(error))
 
     # ---- turns ---------------------------------------------------------------------------------
 
-    async def _answer(self, episode: Episode, asked: TurnRequest) -> TurnAnswer:
-        """Returns the answer: the stored one of an equal request, or a new turn's."""
+    async def _answer(self, episode: Episode, turn_request: TurnRequest) -> TurnAnswer:
         episode.check_open()
-        turn = episode.conversation.answered(asked.digest)
+        turn = episode.conversation.answered(turn_request.digest)
         if turn is not None:
+            # An equal request was answered before and gets the stored answer.
             self.episodes.counts.repeated += 1
             episode.reached.add(turn.digest)
         else:
-            turn = await self._asked(episode, asked)
-        return self._answer_of(episode, turn, asked)
+            turn = await self._asked(episode, turn_request)
+        return self._answer_of(episode, turn, turn_request)
 
-    def _asked(self, episode: Episode, asked: TurnRequest) -> "asyncio.Future[Turn]":
-        """Returns a future of the turn that answers this request; equal requests share the turn. A
-        client that goes away cancels its own future alone.
-        """
-        waiting, own = episode.asked.get(asked.digest), asyncio.get_running_loop().create_future()
+    def _asked(self, episode: Episode, turn_request: TurnRequest) -> "asyncio.Future[Turn]":
+        # Equal requests share one turn; a client that goes away cancels its own future alone.
+        waiting, future = (
+            episode.asked.get(turn_request.digest),
+            asyncio.get_running_loop().create_future(),
+        )
         if waiting is not None:
             self.episodes.counts.repeated += 1
-            waiting.append(own)
-            return own
+            waiting.append(future)
+            return future
         if len(episode.asked) >= TURNS_PER_EPISODE:
             raise EndpointBusy(f"{len(episode.asked)} requests of this episode are being answered")
         asked_s = self.episodes.parts.clock()
-        pending = PendingTurn(asked, self._planned(episode, asked), asked_s)
+        pending = PendingTurn(turn_request, self._planned(episode, turn_request), asked_s)
         pending.outcome.add_done_callback(
-            partial(resolve_soon, own.get_loop(), episode.asked, asked.digest)
+            partial(resolve_soon, future.get_loop(), episode.asked, turn_request.digest)
         )
-        episode.asked[asked.digest] = [own]
+        episode.asked[turn_request.digest] = [future]
         try:
             self.episodes.inbox.put(TurnTicket(episode, pending))  # the loop runs from here on
         except EndpointBusy:
-            del episode.asked[asked.digest]
+            del episode.asked[turn_request.digest]
             raise
-        return own
+        return future
 
-    def _planned(self, episode: Episode, asked: TurnRequest) -> PlannedPrompt:
-        """Returns the tokens that the request adds. Raises `LimitReached` if the context is
-        full.
-        """
+    def _planned(self, episode: Episode, turn_request: TurnRequest) -> PlannedPrompt:
         conversation = episode.conversation
-        plan = conversation.plan(asked.messages, asked.tools, asked.prompt)
+        plan = conversation.plan(turn_request.messages, turn_request.tools, turn_request.prompt)
         length = conversation.path_length(plan)
         if not length:
             raise RequestRefused("the prompt has no tokens")
@@ -285,21 +279,21 @@ class AgentEndpoint:
             )
         return plan
 
-    def _answer_of(self, episode: Episode, turn: Turn, asked: TurnRequest) -> TurnAnswer:
-        """Returns a turn's answer with its tokens, as far as the request needs them."""
-        held = episode.conversation.held
-        path = path_to(turn.end - 1, held.branches)
+    def _answer_of(self, episode: Episode, turn: Turn, turn_request: TurnRequest) -> TurnAnswer:
+        content = episode.conversation.held
+        path = path_to(turn.end - 1, content.branches)
         count = turn.end - turn.generated
-        gained = held.tokens[turn.generated : turn.end].tolist()
+        gained = content.tokens[turn.generated : turn.end].tolist()
         logprobs: list[float] = []
         pieces: list[str] = []
-        if asked.with_logprobs:
-            first = int(np.count_nonzero(held.sources[: turn.generated] == GENERATED))
-            logprobs = held.logprobs[first : first + count].tolist()
+        if turn_request.with_logprobs:
+            # Log-probabilities are those of generated tokens alone.
+            first = int(np.count_nonzero(content.sources[: turn.generated] == GENERATED))
+            logprobs = content.logprobs[first : first + count].tolist()
             pieces = [episode.conversation.chat.decode([token]) for token in gained]
         return replace(
             stored_answer(turn),
-            prompt_ids=held.tokens[path[:-count]].tolist(),
+            prompt_ids=content.tokens[path[:-count]].tolist(),
             token_ids=gained,
             logprobs=logprobs,
             pieces=pieces,
@@ -314,10 +308,10 @@ class AgentEndpoint:
     # ---- who asks ------------------------------------------------------------------------------
 
     def _identity(self, request: Request) -> SessionIdentity:
-        """Returns the session of the key: the bearer's, or the one in the path."""
         name = request.path_params.get("id", "")
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         key = bearer.strip() if scheme.lower() == "bearer" else ""
+        # The key is the bearer's, or the one in the path.
         identity = self.episodes.keys.identity(key) or self.episodes.keys.identity(name)
         if identity is None:
             raise SessionKeyRefused(
@@ -332,12 +326,11 @@ class AgentEndpoint:
         return identity
 
     async def _body(self, request: Request) -> dict[str, Any]:
-        """Returns the JSON object in the body, at most `body_bytes_max` bytes of it."""
-        most, data = self.episodes.settings.body_bytes_max, bytearray()
+        bytes_max, data = self.episodes.settings.body_bytes_max, bytearray()
         async for chunk in request.stream():
             data += chunk
-            if len(data) > most:
-                raise BodyTooLarge(f"a body of more than {most} bytes (agent.body_bytes_max)")
+            if len(data) > bytes_max:
+                raise BodyTooLarge(f"a body of more than {bytes_max} bytes (agent.body_bytes_max)")
         try:
             body: Any = read_json(data) if data else {}
         except ForeignValueRefused as error:
@@ -349,8 +342,6 @@ class AgentEndpoint:
     def _guarded(
         self, answer: Callable[[Request], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """Returns the route with its errors as statuses."""
-
         async def guarded(request: Request) -> Response:
             try:
                 return await answer(request)
@@ -364,10 +355,8 @@ class AgentEndpoint:
         return guarded
 
     def _noted(self, error: Exception) -> RollstreamError:
-        """Returns the error of a request, counted by its code. One that nothing foresaw is logged
-        and becomes a `RequestRefused`: what one request does wrong ends that request.
-        """
         refused = error
+        # An unforeseen error ends this request alone.
         if not isinstance(error, RollstreamError):
             log.error("a request could not be served", exc_info=error)
             refused = RequestRefused(
@@ -380,16 +369,16 @@ class AgentEndpoint:
 
 
 def check_service(request: Request, variable: str) -> None:
-    """Raise `SessionKeyRefused` if this client may not open sessions: it needs the key in the
-    environment variable `agent.key_env`; without that setting, only programs of this machine may.
+    """Raises `SessionKeyRefused` for a client that may not open sessions: it needs the key in the
+    environment variable `agent.key_env`, or without that setting runs on this machine.
     """
     if not variable:
         if request.client is None or request.client.host not in ("127.0.0.1", "::1"):
             raise SessionKeyRefused("set agent.key_env to open sessions from other machines")
         return
-    wanted = service_key(variable)
-    given = request.headers.get("authorization", "").partition(" ")[2].strip()
-    if not wanted or not hmac.compare_digest(given.encode(), wanted.encode()):
+    key = service_key(variable)
+    sent_key = request.headers.get("authorization", "").partition(" ")[2].strip()
+    if not key or not hmac.compare_digest(sent_key.encode(), key.encode()):
         raise SessionKeyRefused(f"send the key of ${variable} (agent.key_env)")
 
 
@@ -398,5 +387,6 @@ def error_response(error: RollstreamError) -> Response:
     status, body = error_body(error)
     headers = {"retry-after": "1"} if status in (429, 503) else {}
     if status in (400, 401, 409, 413, 422):
+        # The same request would fail again, so OpenAI's client shall not retry.
         headers["x-should-retry"] = "false"
     return JSONResponse(body, status, headers)

@@ -1,5 +1,5 @@
-"""Holds one open episode of an agent (`Episode`) with its requests until they are answered, the
-counts of all (`AgentCounts`), and the rules by which an episode fails and ends.
+"""Holds one open episode of an agent (`Episode`), the counts of all (`AgentCounts`), and the rules
+by which an episode fails and ends.
 """
 
 import asyncio
@@ -40,21 +40,20 @@ _CODES = (*REFUSAL_CODES, "unforeseen")
 
 
 def succeed(outcome: "Future[Result]", result: Result) -> None:
-    """Set the outcome of a ticket, whose request may have been cancelled."""
+    """Sets the outcome of a ticket, whose request may have been cancelled."""
     with suppress(InvalidStateError):
         outcome.set_result(result)
 
 
 def fail(outcome: "Future[Any]", error: Exception) -> None:
-    """Set the error of a ticket, whose request may have been cancelled."""
     with suppress(InvalidStateError):
         outcome.set_exception(error)
 
 
 @dataclass(frozen=True, slots=True)
 class PendingTurn:
-    """Holds a request for a turn with the tokens that it adds; the outcome is the turn, once it is
-    in the log.
+    """Holds a request for a turn with the tokens that it adds; the outcome is the turn in the
+    log.
     """
 
     request: TurnRequest
@@ -65,13 +64,12 @@ class PendingTurn:
 
 @dataclass(slots=True)
 class OpenTurn:
-    """Holds a turn from its begin until its tokens are those of the episode. Until then nothing of
-    it is in the log, and no other turn continues it.
+    """Holds a turn until its tokens are the episode's: before, nothing of it is in the log, and no
+    other turn continues it.
     """
 
     pending: PendingTurn
     engine_name: str
-    """The name of its request in the engine."""
     fork: str
     waiting_s: float
     is_kept: bool = False
@@ -86,7 +84,7 @@ class OpenTurn:
 @dataclass(slots=True)
 class Episode:
     """Holds one open episode. The loop changes it; the endpoint's thread uses `conversation`,
-    `asked`, `reached` and what never changes.
+    `asked`, `reached` and the fields that never change.
     """
 
     identity: SessionIdentity
@@ -110,15 +108,15 @@ class Episode:
     asked: "dict[str, list[asyncio.Future[Turn]]]" = field(
         default_factory=lambda: dict[str, "list[asyncio.Future[Turn]]"]()
     )
-    """By digest, what awaits each request that is being answered; of the endpoint's event loop."""
+    """By digest, the futures of requests that are being answered; of the endpoint's event loop."""
     reached: set[str] = field(default_factory=set[str])
-    """Digests of the turns of earlier attempts that the present program has asked for."""
+    """Digests of earlier attempts' turns that the present program has requested."""
     adopted: SessionIdentity | None = None
     """The earlier attempt whose outside program continues the episode with its own key."""
     seal: Exception | None = None
     """Why its requests are refused; None while it is open."""
     limit: str = ""
-    """The limit of the run for which it was refused a turn, if one was."""
+    """The run's limit at which it was refused a turn, if any."""
 
     @property
     def name(self) -> str:
@@ -126,12 +124,11 @@ class Episode:
 
     @property
     def tokens_left(self) -> int:
-        """Number of tokens that may still be generated."""
         return self.running.assignment.sampling.tokens_max - self.running.generated
 
     @property
     def open_turns(self) -> list[OpenTurn]:
-        """The turns whose tokens the episode does not have yet."""
+        """The turns whose tokens the episode lacks yet."""
         return [*self.generating.values(), *self.ended]
 
     @property
@@ -140,13 +137,12 @@ class Episode:
         return {*self.held.values(), *(turn.engine_name for turn in self.open_turns)}
 
     def check_open(self) -> None:
-        """Raise the error that a request of an ended episode gets."""
         if self.seal is not None:
             raise self.seal
 
     def is_fork(self, at: int) -> bool:
-        """Returns whether a turn forks that continues the token at flat index `at`: another turn
-        continues it too, or it is no turn's last token.
+        """Returns whether a turn behind flat index `at` forks: another turn continues that token
+        too, or it ends no turn.
         """
         running = self.running
         continued = continued_tokens(running.turns, running.branches)
@@ -155,30 +151,30 @@ class Episode:
         return at >= 0 and all(turn.end - 1 != at for turn in running.turns)
 
     def adopt(self, identity: SessionIdentity, now_s: float) -> None:
-        """Let a service continue with the key of an earlier attempt. It had asked for the turns
-        from that attempt on.
-        """
+        """Lets a service continue with the key of an earlier attempt."""
         self.adopted, self.opened_s = identity, now_s
+        # The service had requested the turns from that attempt on.
         pairs = zip(self.running.turns, self.running.inherited, strict=False)
         self.reached.update(turn.digest for turn, by in pairs if by >= identity.attempt)
 
     def abandoned(self) -> tuple[int, ...]:
-        """Returns the indices of the turns that the present program has neither asked for nor
-        continued. If it has ended the episode already, they are in the state.
+        """Returns the indices of the turns that the present program neither requested nor
+        continued.
         """
         running = self.running
         state = read_state(running.environment)
         if state.ended is not None:
+            # Recorded when the program ended the episode: none requests turns any more.
             return state.abandoned
         inherited = len(running.inherited)
-        asked = [
+        requested = [
             number
             for number, turn in enumerate(running.turns)
             if number >= inherited or turn.digest in self.reached
         ]
-        if len(asked) == len(running.turns):
+        if len(requested) == len(running.turns):
             return ()
-        reached = reached_turns(running.turns, running.branches, asked)
+        reached = reached_turns(running.turns, running.branches, requested)
         return tuple(number for number in range(len(running.turns)) if number not in reached)
 
 
@@ -190,20 +186,19 @@ class AgentCounts:
     repeated: int = 0
     """Requests that got a stored answer; the endpoint's thread counts them."""
     abandoned: int = 0
-    """Turns that are not trained, because the restarted program took another way."""
+    """Turns that are not trained: the restarted program took another way."""
     forks: Counter[str] = field(default_factory=Counter[str])
     failures: int = 0
     retried: int = 0
     """Failed tries of episodes that were tried again."""
     broken: int = 0
-    """Turns and episodes that ended because what they brought could not be handled."""
+    """Turns and episodes that ended because their content could not be handled."""
     refused: Counter[str] = field(default_factory=Counter[str])
     """Refused requests by code; the endpoint's thread counts them."""
     waiting_s: float = 0.0
     generating_s: float = 0.0
 
     def add(self, turn: Turn) -> None:
-        """Count an answered turn."""
         self.turns += 1
         self.waiting_s += turn.waiting_s
         self.generating_s += turn.generating_s
@@ -211,7 +206,6 @@ class AgentCounts:
             self.forks[turn.fork] += 1
 
     def metric_values(self) -> MetricValues:
-        """Returns the counts as metrics of the rollout."""
         return {
             "rollout_agent_turns_total": self.turns,
             "rollout_agent_repeated_total": self.repeated,
@@ -229,7 +223,7 @@ class AgentCounts:
 
 
 def held_tokens(running: RunningTrajectory) -> HeldTokens:
-    """Returns a copy of what an episode has so far."""
+    """Returns a copy of the episode's tokens."""
     tokens, sources = running.content()
     return HeldTokens(tokens, sources, running.generated_logprobs(), tuple(running.branches))
 
@@ -254,9 +248,8 @@ class RecordedAnswer(msgspec.Struct):
 
 
 class EpisodeState(msgspec.Struct, omit_defaults=True):
-    """Holds the JSON in `Partial.environment` of an episode: the reward and the scores that its
-    program has set, and once it has ended the episode, as what failure (`ended`; "": none), and
-    which turns it had abandoned.
+    """Holds the JSON in `Partial.environment` of an episode: its program's reward and scores, and
+    at its end the failure (`ended`; "": none) and the abandoned turns.
     """
 
     reward: float | None = None
@@ -266,11 +259,10 @@ class EpisodeState(msgspec.Struct, omit_defaults=True):
 
 
 def read_state(environment: str) -> EpisodeState:
-    """Returns the state in a partial; a new one for "". Its texts are clean, also where an earlier
-    release wrote others. Raises `DecodeError` for any text that is no state of an episode.
-    """
+    """Returns the state in a partial, a new one for "". Raises `DecodeError` for any other text."""
     if not environment:
         return EpisodeState()
+    # Texts of earlier releases are cleaned, too.
     state = _converted(environment, EpisodeState)
     if not all(map(is_bounded_number, (state.reward or 0.0, *state.scores.values()))):
         raise DecodeError("the state of an episode: a reward or a score out of bounds")
@@ -278,7 +270,7 @@ def read_state(environment: str) -> EpisodeState:
 
 
 def read_answer(turn: Turn) -> RecordedAnswer:
-    """Returns the answer that a turn stores. Raises `DecodeError` for a text that is none."""
+    """Returns the answer that a turn stores. Raises `DecodeError` for another text."""
     return _converted(turn.answer, RecordedAnswer)
 
 
@@ -290,7 +282,6 @@ def _converted(text: str, kind: type[Result]) -> Result:
 
 
 def stored_answer(turn: Turn) -> TurnAnswer:
-    """Returns the answer that a turn stores, without its tokens."""
     stored = read_answer(turn)
     return TurnAnswer(
         digest=turn.digest,
@@ -314,9 +305,8 @@ def stored_answer(turn: Turn) -> TurnAnswer:
 
 
 def unusable_chain(content: ChainContent) -> str:
-    """Returns why an episode cannot continue from its chain of partials, or "" if it can. Any
-    process can append a partial, and only an episode knows what these fields mean.
-    """
+    """Returns why an episode cannot continue from its chain of partials, "" if it can."""
+    # Any process can append a partial; only an episode knows what these fields mean.
     turns, length = content.turns, len(content.tokens)
     problem = branch_problem(length, content.branches) or turns_problem(turns, content.sources)
     if problem:
@@ -333,21 +323,21 @@ def unusable_chain(content: ChainContent) -> str:
 
 
 def failure_of(episode: Episode, reason: str) -> str:
-    """Returns why an episode that ends has failed; "" if it has not. `reason` is the failure of its
-    program, "" for a normal end. A limit at which it was refused a turn comes first.
+    """Returns why an ending episode has failed, "" if it has not. `reason` is its program's
+    failure.
     """
     if not reason:
         running = episode.running
         has_any = len(running.turns) > len(running.abandoned)
         return "" if has_any else "its program ended without a turn"
+    # The limit at which the episode was refused a turn comes first.
     return f"{episode.limit}; {reason}" if episode.limit else reason
 
 
 def is_retried(episode: Episode, reason: str, retries: int) -> bool:
-    """Returns whether an episode that failed for this `reason` is tried again. At a limit of the
-    run it is not: the same requests would reach it again, and where they would not, the retries
-    would prefer short episodes.
-    """
+    """Returns whether an episode that failed for this `reason` is tried again."""
+    # Not at a limit of the run: the same requests would reach it again, and where they would not,
+    # the retries would prefer short episodes.
     return bool(reason) and not episode.limit and len(episode.running.failures) < retries
 
 
@@ -368,24 +358,23 @@ def ended_state(
     abandoned: Collection[int],
 ) -> str:
     """Returns the state of an episode that its program has ended: with this reward and its scores,
-    else those that it set before, or as a `failure`. It keeps the turns that the program abandoned,
-    because none runs any more that could tell.
+    else the earlier ones, or as a `failure`.
     """
     before = read_state(environment)
     chosen = (before.reward, before.scores) if reward is None else (reward, dict(scores))
+    # No program runs any more that could name the abandoned turns.
     return state_text(EpisodeState(*chosen, failure, tuple(abandoned)))
 
 
 def state_text(state: EpisodeState) -> str:
-    """Returns the state as the text that a partial has. Earlier releases need `reward` and `scores`
-    in it.
-    """
+    """Returns the state as the text of a partial."""
     fields = msgspec.to_builtins(state)
+    # Earlier releases need `reward` and `scores` in it.
     return json.dumps({"reward": state.reward, "scores": state.scores, **fields})
 
 
 def end_of(environment: str) -> str | None:
-    """Returns why the episode's program ended it as a failure, "" if it simply ended it, and None
-    if it has not ended it.
+    """Returns the failure as which the program ended the episode: "" for a normal end, None before
+    the end.
     """
     return read_state(environment).ended

@@ -1,27 +1,16 @@
-"""Runs the episodes of agents in the rollout's loop (`AgentEpisodes`): from the assignment over the
-turns that the program asks for to the record that ends the episode (invariant 13).
+"""Runs the episodes of agents in the rollout's loop (`AgentEpisodes`; invariant 13). A turn that a
+program has seen is never sampled again, whichever step is the last before a `kill -9`:
 
-A turn is answered in four steps. Each of them may be the last one before a `kill -9`:
-
-1. The engine generates. Killed here: nothing was answered; the program's retry is sampled again,
-   from the same random numbers.
-2. At the turn's end one partial has its tokens and its `Turn`, with those of other turns that ended
-   meanwhile (`turns.py`). Killed before the log has it: as 1.
+1. The engine generates. Killed here: the program's retry is sampled again, from the same random
+   numbers.
+2. One partial has the turn's tokens and its `Turn`, with those of turns that ended meanwhile
+   (`turns.py`). Killed before the log has it: as 1.
 3. The log has acknowledged the partial. Killed before the answer leaves: the next rollout reads the
-   turn in the chain of partials; the retry has the same digest and gets the stored answer.
+   turn in the chain; the retry has the same digest and gets the stored answer.
 4. The answer leaves. A retry whose first answer was lost gets the same one.
 
-So no turn that a program has seen is sampled again. A rollout that was replaced meanwhile may still
-answer its own program; what it appends is in no chain that an assignment names. Between turns an
-episode uses no slot.
-
-A program that is started again may take another way than before. The turns of earlier attempts that
-it neither asks for again nor continues are then abandoned: the record names them, and they are not
-trained.
-
-An episode that fails is tried again as often as `task.retries` allows: without its turns, with a
-fresh program and another key, so that the program of the failed try is refused. A partial records
-the failure before that program starts.
+A replaced rollout may still answer its own program: its partials are in no chain that an assignment
+names.
 """
 
 import logging
@@ -87,12 +76,12 @@ TURN_S = 0.002  # of decoding between two looks for requests
 CHECK_S = 0.1  # between two checks of deadlines
 LEAVE_S = 10.0  # within which a program that has ended its episode ends itself
 VALUE_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What a value that nothing foresaw raises; a failure of a device or a network raises others."""
+"""Errors of a value that nothing foresaw; a failing device or network raises others."""
 
 
 @dataclass(slots=True)
 class AgentEpisodes:
-    """The `TurnDriver` of episodes. Holds the open ones of a rollout, by trajectory. Used by the
+    """The `TurnDriver` of episodes: the open ones of a rollout, by trajectory. Used by the
     rollout's loop; `find` and `counts.repeated` also by the endpoint's thread.
     """
 
@@ -107,7 +96,9 @@ class AgentEpisodes:
     url: str = ""
     """Address of the endpoint, without a path."""
     endpoint: "EndpointThread | None" = None
-    """Listens for the programs. It outlives `close`, to tell them that their episodes move on."""
+    """Listens for the programs. It outlives `close`, so that they learn that their episodes move
+    on.
+    """
     prompt_text: Callable[[RunningTrajectory], str] = lambda _: ""
     system_text: Callable[[RunningTrajectory], str] = lambda _: ""
     """Returns the text of the task's prompt."""
@@ -139,16 +130,16 @@ class AgentEpisodes:
         return len(self.open)
 
     def find(self, identity: SessionIdentity) -> Episode | None:
-        """Returns the open episode that a key names; None if it is not open here. Raises
-        `SessionSealed` for an attempt that was replaced, and for a try that failed. A service keeps
-        the key of an earlier attempt: it continues the episode, unless another program has opened
-        the new attempt.
+        """Returns the open episode of a key; None if it is not open here. Raises `SessionSealed`
+        for a replaced attempt and a failed try.
         """
         episode = self.open.get(identity.trajectory)
         if episode is None or identity in (episode.identity, episode.adopted):
             return episode
         if identity.retry != episode.identity.retry:
             raise SessionSealed(f"episode {identity.trajectory} has failed and is tried again")
+        # A service keeps the key of an earlier attempt: it continues the episode, unless another
+        # program has opened the new attempt.
         is_older, programs = identity.attempt < episode.identity.attempt, self.programs
         if is_older and isinstance(programs, ServicePrograms) and programs.claim(episode.key):
             episode.adopt(identity, self.parts.clock())
@@ -158,7 +149,7 @@ class AgentEpisodes:
         )
 
     def start(self, running: RunningTrajectory) -> None:
-        """Open an episode, with the turns that it has if it is resumed, and start its program."""
+        """Opens an episode, with its turns if it is resumed, and starts its program."""
         assignment = running.assignment
         identity = SessionIdentity(
             assignment.trajectory,
@@ -167,9 +158,9 @@ class AgentEpisodes:
             self.parts.publisher.term,
             len(running.failures),
         )
-        held = held_tokens(running)
-        conversation = Conversation(self.chat, held)
-        conversation.add(running.turns, held)
+        content = held_tokens(running)
+        conversation = Conversation(self.chat, content)
+        conversation.add(running.turns, content)
         key = self.keys.issue(identity)
         is_outside = isinstance(self.programs, ServicePrograms)
         opened_s = float("inf") if is_outside else self.parts.clock()
@@ -192,7 +183,6 @@ class AgentEpisodes:
             self.programs.start(self.order_of(episode))
 
     def order_of(self, episode: Episode) -> EpisodeOrder:
-        """Returns what a program needs to run the episode."""
         assignment = episode.running.assignment
         return EpisodeOrder(
             episode.key,
@@ -207,13 +197,12 @@ class AgentEpisodes:
         )
 
     def drop(self, trajectory: str) -> None:
-        """Close the episode without a record: it was released or assigned again."""
+        """Closes the episode without a record: it was released or assigned again."""
         self.parts.judging.drop(trajectory)
         if (episode := self.open.get(trajectory)) is not None:
             self._close(episode, SessionSealed(f"episode {trajectory} is no longer needed"))
 
     def leave(self, trajectory: str) -> None:
-        """Close the episode, which another rollout resumes."""
         episode = self.open[trajectory]
         self._close(episode, EpisodeMoved(f"episode {trajectory} continues on another rollout"))
         self.parts.publisher.give_up([episode.running])
@@ -223,16 +212,13 @@ class AgentEpisodes:
             self.leave(trajectory)
 
     def close(self) -> None:
-        """Refuse all requests and end all programs."""
         self.inbox.close()
         self.programs.close()
 
     def _close(self, episode: Episode, seal: Exception, leaves: bool = False) -> None:
-        """Seal an episode: end its program, and drop its turns that are not in the trajectory. A
-        program that `leaves`, because it asked for the end, gets the answer and a while to finish.
-        """
         episode.seal = seal
         del self.open[episode.name]
+        # A program that asked for the end gets the answer and a while to finish.
         if leaves and not isinstance(self.programs, ServicePrograms):
             self._leaving[episode.key] = self.parts.clock() + LEAVE_S
         else:
@@ -240,7 +226,6 @@ class AgentEpisodes:
         self.turns.close(episode, seal)
 
     def metric_values(self) -> MetricValues:
-        """Returns the rollout's metrics about agents."""
         return {
             **self.counts.metric_values(),
             "rollout_agent_episodes": len(self.open),
@@ -283,7 +268,7 @@ class AgentEpisodes:
         return max(0, self.open_max(0) - self.parts.settings.slots)
 
     def accept(self) -> None:
-        """Take the requests that arrived and the programs that ended, and check deadlines."""
+        """Takes the requests that arrived and the programs that ended, and checks deadlines."""
         tickets = self.inbox.take()
         self.turns.commit_waiting()  # a partial that is durable after this wakes the inbox again
         for ticket in tickets:
@@ -330,12 +315,11 @@ class AgentEpisodes:
 
     @contextmanager
     def _boundary(self, episode: Episode, outcome: "Future[Any] | None" = None) -> Generator[None]:
-        """End this episode alone, dead with the reason, if what it brought cannot be handled.
-        Errors of the engine, of the log and of settings pass: they concern every episode.
-        """
         try:
             yield
         except VALUE_ERRORS as error:
+            # Errors of the engine, the log and settings pass: they concern every episode. Others
+            # end this episode alone.
             if isinstance(error, RollstreamError):
                 raise
             self.give_up(episode, f"{type(error).__name__}: {reason_text(error)}", error)
@@ -343,7 +327,7 @@ class AgentEpisodes:
                 fail(outcome, TurnFailed(f"the episode has ended: {reason_text(error)}"))
 
     def give_up(self, episode: Episode, reason: str, error: Exception | None = None) -> None:
-        """End an episode dead, for this reason: there is no other way to end it."""
+        """Ends an episode dead, for this reason: there is no other way to end it."""
         log.error("episode %s is given up: %s", episode.name, reason, exc_info=error)
         self.counts.broken += 1
         self.counts.failures += 1
@@ -356,12 +340,12 @@ class AgentEpisodes:
         return episode if episode is not None and episode.key == key else None
 
     def _open_next(self, ticket: OpenTicket) -> None:
-        programs, found = self.programs, None
+        programs, episode = self.programs, None
         if isinstance(programs, ServicePrograms) and (key := programs.next()):
-            found = self._by_key(key)
-        if found is not None:
-            found.opened_s = self.parts.clock()
-        succeed(ticket.outcome, found)
+            episode = self._by_key(key)
+        if episode is not None:
+            episode.opened_s = self.parts.clock()
+        succeed(ticket.outcome, episode)
 
     def _begin_turn(self, ticket: TurnTicket) -> None:
         episode = ticket.episode
@@ -376,7 +360,6 @@ class AgentEpisodes:
         self.turns.begin(episode, ticket.turn)
 
     def _set_reward(self, ticket: RewardTicket) -> None:
-        """Record the reward in a partial, and acknowledge it when the log has it."""
         episode = ticket.episode
         if episode.seal is not None:
             fail(ticket.outcome, episode.seal)
@@ -390,19 +373,17 @@ class AgentEpisodes:
         )
 
     def _end_by_request(self, ticket: EndTicket) -> None:
-        """End the episode for its program. That goes to the log at once: if the rollout is killed
-        after it, `start` ends the episode, and its program need not ask again.
-        """
         episode = ticket.episode
         if episode.seal is not None:
             fail(ticket.outcome, episode.seal)
             return
+        # The end goes to the log at once: after a kill `start` ends the episode, and its program
+        # need not ask again.
         before, abandoned = episode.running.environment, episode.abandoned()
         state = ended_state(before, ticket.reward, ticket.scores, ticket.failure, abandoned)
         self._end(episode, ticket.reward, ticket.failure, ticket.outcome, state)
 
     def _end_by_program(self, episode: Episode, ended: ProgramEnd) -> None:
-        """End the episode whose function returned, or whose program ended."""
         reason = ended.reason
         if ended.scores and not reason:
             try:
@@ -420,27 +401,28 @@ class AgentEpisodes:
         outcome: "Future[None] | None" = None,
         state: str = "",
     ) -> None:
-        """End the episode: with the reward that its program gave, else the task judges; or as a
-        failure for this reason, after which it is tried again or dead. The `outcome` is set when
-        the log has that, or the `state`, if one is given.
-        """
-        asked = outcome or Future[None]()
-        on_durable = partial(succeed, asked, None)
+        """`outcome` is set when the log has the end, or the `state` if one is given."""
+        future = outcome or Future[None]()
+        on_durable = partial(succeed, future, None)
 
         def on_refused(why: str) -> None:
-            fail(asked, TurnFailed(why))
+            fail(future, TurnFailed(why))
 
         seal = SessionSealed(f"episode {episode.name} has ended")
         self._close(episode, seal, leaves=outcome is not None)
         running = episode.running
+        # A restarted program may take another way: turns that it neither requests nor continues are
+        # abandoned, which the record names, and not trained.
         running.abandoned = episode.abandoned()
         reason = failure_of(episode, reason)
+        # The next try has no turns, a fresh program and another key, so the failed try's program is
+        # refused. A partial records the failure before the program starts.
         if is_retried(episode, reason, self.retries):
             log.info("episode %s is tried again: %s", episode.name, reason)
             self.counts.retried += 1
-            again = running.retried(f"agent: {reason}", self.parts.clock())
-            self.parts.publisher.episode(again, on_durable, on_refused)
-            self.start(again)
+            retried = running.retried(f"agent: {reason}", self.parts.clock())
+            self.parts.publisher.episode(retried, on_durable, on_refused)
+            self.start(retried)
             return
         if state:
             running.environment = state
@@ -449,12 +431,12 @@ class AgentEpisodes:
         self._finish(episode, reward, reason)
 
     def _finish(self, episode: Episode, reward: float | None, reason: str) -> None:
-        """Make the record of a closed episode, or ask for its reward."""
         running = episode.running
         if reason:
             self.counts.failures += 1
             self.finished.append(self.parts.judging.dead_record(running, f"agent: {reason}"))
             return
+        # The last trained turn decides how the record ends.
         last = max(set(range(len(running.turns))) - set(running.abandoned))
         finish = "length" if running.turns[last].finish == "length" else "stop"
         state = read_state(running.environment)

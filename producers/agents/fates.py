@@ -1,9 +1,5 @@
-"""Finds in the log what became of an episode that is not open on this rollout (`EpisodeFates`): it
-has ended, or a rollout is to take it up. A program whose rollout was killed asks with a key that
-another process issued, and one whose last answer was lost repeats its last request.
-
-Nothing is read before the first such request. Memory grows with the log that is kept, up to
-`EPISODES_MAX` ends.
+"""Finds in the log the fate of an episode that is not open on this rollout (`EpisodeFates`): it has
+ended, or a rollout is to take it up. Memory grows with the kept log, up to `EPISODES_MAX` ends.
 """
 
 import threading
@@ -29,8 +25,8 @@ class EpisodeEnd:
     failure: str = ""
 
     def agrees(self, reward: float | None, failure: str) -> bool:
-        """Returns whether a program asked for this end: with this `reward` (None: whatever it is),
-        or as this `failure`.
+        """Returns whether a program asked for this end: this `reward` (None: any), or this
+        `failure`.
         """
         if failure or self.failure:
             return failure == self.failure.removeprefix("agent: ")
@@ -54,21 +50,20 @@ class EpisodeFates:
 
     def end_of(self, trajectory: str) -> EpisodeEnd | None:
         """Returns how the episode ended, as far as the log still has it; None if it has not."""
+        # A program asks whose rollout was killed, or whose last answer was lost. Nothing is read
+        # before.
         group = trajectory.rpartition(".")[0]
         with self._lock:
             self._read(partition_of(group.encode(), self.bus.partitions(TOPIC)))
             return self._ends.get(trajectory)
 
     def is_assigned(self, trajectory: str) -> bool:
-        """Returns whether a rollout has the episode or is to take it up: the log keeps the order
-        for an episode while that is open.
-        """
+        # The log keeps the order of an episode while that is open.
         with self._lock:
-            self._directory.read(whole=True)
+            self._directory.read(to_end=True)
             return self._directory.is_assigned(trajectory)
 
     def _read(self, partition: int) -> None:
-        """Keep the first completion of each episode, which alone counts (invariant 2)."""
         if partition not in self._readers:
             begin = from_begin(self.bus, TOPIC)[partition]
             self._readers[partition] = TopicReader(self.bus, TOPIC, {partition: begin})
@@ -83,6 +78,7 @@ class EpisodeFates:
 
     def _keep(self, record: Trajectory) -> None:
         end = EpisodeEnd(record.group, record.reward, record.reason)
+        # The first completion alone counts (invariant 2).
         self._ends.setdefault(record.trajectory, end)
         while len(self._ends) > EPISODES_MAX:
             self._ends.popitem(last=False)

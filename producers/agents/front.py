@@ -1,9 +1,7 @@
 """Forwards the requests of programs to the rollouts that run their episodes (`EndpointFront`): one
-address for all rollouts, the role `endpoint`.
-
-It keeps no state: the key names the episode, the log names its rollout. While a rollout is
+address for all rollouts, the role `endpoint`, without a state of its own. While a rollout is
 replaced, requests wait here and are sent again, which is safe because an equal request is answered
-once. So a program outside sees a late answer, never a lost one. A killed front is as harmless.
+once: a program sees a late answer, never a lost one.
 """
 
 import asyncio
@@ -32,7 +30,7 @@ WAIT_S = 120.0  # longest wait for a rollout that runs the episode
 PAUSE_S = 0.1
 READ_S = 0.05  # between two reads of the log
 _UNREACHABLE = (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError)
-"""What a request to a rollout raises that is gone, or whose status names no address."""
+"""The errors of a request to a rollout that is gone, or whose status names no address."""
 _METHODS = ["GET", "POST", "DELETE"]
 _MOVING = b'"code":"moving"'  # in the event with which a rollout gives an episode up
 _DROPPED = frozenset({"host", "content-length", "connection", "transfer-encoding"})
@@ -56,7 +54,6 @@ class EndpointFront:
     _read_s: float = 0.0
 
     def app(self) -> Starlette:
-        """Returns the ASGI application."""
         return Starlette(
             routes=[
                 Route("/health", self._health),
@@ -70,7 +67,6 @@ class EndpointFront:
         return JSONResponse({"status": "ok", "rollouts": len(self.directory.urls())})
 
     async def _open(self, request: Request) -> Response:
-        """Open an episode of the next rollout that has one; 204 if none has."""
         try:
             check_service(request, self.key_env)
         except SessionKeyRefused as error:
@@ -80,44 +76,43 @@ class EndpointFront:
         urls = self.directory.urls()
         self._next += 1
         refused: Response | None = None
+        # Each request begins at the next rollout.
         for index in range(len(urls)):
             url = urls[(self._next + index) % len(urls)]
             try:
-                found = await self._send("POST", f"{url}/sessions", request, body)
-                data = await found.aread()
+                answer = await self._send("POST", f"{url}/sessions", request, body)
+                data = await answer.aread()
             except _UNREACHABLE:
                 continue
-            if found.status_code == 200:
+            if answer.status_code == 200:
                 base = str(request.base_url).rstrip("/")
                 return JSONResponse({**json.loads(data), "base_url": f"{base}/v1"})
-            if found.status_code != 204:
-                refused = Response(data, found.status_code, media_type="application/json")
+            if answer.status_code != 204:
+                refused = Response(data, answer.status_code, media_type="application/json")
         return refused or Response(status_code=204)
 
     async def _forward(self, request: Request) -> Response:
-        """Forward a request to its episode's rollout, again while that is replaced."""
         trajectory = self._trajectory(request)
         if trajectory is None:
             return _error(401, "send the session's key as the API key", "invalid_api_key")
         body = await self._body(request)
         if body is None:
             return _error(413, f"a body of more than {self.body_bytes_max} bytes", "too_large")
-        found = await self._ask(trajectory, request, body)
-        if isinstance(found, Response):
-            return found
-        events = self._events(found, trajectory, request, body)
-        return StreamingResponse(events, found.status_code, _kept(found))
+        answer = await self._ask(trajectory, request, body)
+        if isinstance(answer, Response):
+            return answer
+        events = self._events(answer, trajectory, request, body)
+        return StreamingResponse(events, answer.status_code, _kept(answer))
 
     async def _events(
-        self, found: httpx2.Response, trajectory: str, request: Request, body: bytes
+        self, answer: httpx2.Response, trajectory: str, request: Request, body: bytes
     ) -> AsyncIterator[bytes]:
-        """Yields the events of a stream. A rollout that is gone, or gives the episode up, before it
-        sent more than comments is replaced: the request is sent again, and the stream goes on.
-        """
         has_begun = False
         while True:
             try:
-                async for chunk in found.aiter_bytes():
+                async for chunk in answer.aiter_bytes():
+                    # Before more than comments were sent, a rollout that is gone or gives the
+                    # episode up is replaced: the request is sent again, and the stream continues.
                     if not has_begun and _MOVING in chunk:
                         break
                     has_begun = has_begun or not _is_comment(chunk)
@@ -131,18 +126,15 @@ class EndpointFront:
                     )
                     return
             self.repeated += 1
-            again = await self._ask(trajectory, request, body)
-            if isinstance(again, Response):
-                yield b"data: " + bytes(again.body) + b"\n\n"
+            next_answer = await self._ask(trajectory, request, body)
+            if isinstance(next_answer, Response):
+                yield b"data: " + bytes(next_answer.body) + b"\n\n"
                 return
-            found = again
+            answer = next_answer
 
     async def _ask(
         self, trajectory: str, request: Request, body: bytes
     ) -> Response | httpx2.Response:
-        """Returns the answer of the episode's rollout, a stream as it comes, or why there is
-        none.
-        """
         give_up = time.monotonic() + self.wait_s
         while True:
             await self._read()
@@ -161,21 +153,21 @@ class EndpointFront:
     async def _try(
         self, url: str, request: Request, body: bytes
     ) -> Response | httpx2.Response | None:
-        """Returns the rollout's answer; None if it is gone, or gave the episode up."""
         target = f"{url}{request.url.path}"
         try:
-            found = await self._send(request.method, target, request, body)
-            if found.status_code == 503:
-                await found.aread()
+            answer = await self._send(request.method, target, request, body)
+            # The rollout gave the episode up.
+            if answer.status_code == 503:
+                await answer.aread()
                 return None
-            if "text/event-stream" in found.headers.get("content-type", ""):
+            if "text/event-stream" in answer.headers.get("content-type", ""):
                 self.forwarded += 1
-                return found
-            data = await found.aread()
+                return answer
+            data = await answer.aread()
         except _UNREACHABLE:
             return None
         self.forwarded += 1
-        return Response(data, found.status_code, _kept(found))
+        return Response(data, answer.status_code, _kept(answer))
 
     async def _send(
         self, method: str, url: str, request: Request, body: bytes | None
@@ -183,23 +175,22 @@ class EndpointFront:
         if self._client is None:
             limits = httpx2.Limits(max_connections=4096, max_keepalive_connections=1024)
             self._client = httpx2.AsyncClient(timeout=None, trust_env=False, limits=limits)
-        kept = {k: v for k, v in request.headers.items() if k not in _DROPPED}
-        sent = self._client.build_request(method, url, headers=kept, content=body or b"")
+        headers = {k: v for k, v in request.headers.items() if k not in _DROPPED}
+        sent = self._client.build_request(method, url, headers=headers, content=body or b"")
         return await self._client.send(sent, stream=True)
 
     def metric_values(self) -> MetricValues:
-        """Returns how many requests were forwarded, and how often one was sent again."""
         return {
             "endpoint_requests_total": self.forwarded,
             "endpoint_repeated_total": self.repeated,
         }
 
     def _trajectory(self, request: Request) -> str | None:
-        """Returns the episode of the key: the bearer's, or the one in the path."""
         bearer = request.headers.get("authorization", "").partition(" ")[2].strip()
         parts = request.url.path.split("/")
-        named = parts[2] if len(parts) > 2 and parts[1] == "sessions" else ""
-        identity = self.keys.identity(bearer) or self.keys.identity(named)
+        path_key = parts[2] if len(parts) > 2 and parts[1] == "sessions" else ""
+        # The key is the bearer's, or the one in the path.
+        identity = self.keys.identity(bearer) or self.keys.identity(path_key)
         return None if identity is None else identity.trajectory
 
     async def _body(self, request: Request) -> bytes | None:
@@ -212,16 +203,15 @@ class EndpointFront:
         return bytes(data)
 
     async def _read(self) -> None:
-        """Read the log, at most every `READ_S` seconds."""
         async with self._lock:
+            # All requests share one read in `READ_S` seconds.
             if time.monotonic() - self._read_s >= READ_S:
                 await asyncio.to_thread(self.directory.read)
                 self._read_s = time.monotonic()
 
 
-def _kept(found: httpx2.Response) -> dict[str, str]:
-    """Returns the headers of an answer that are passed on."""
-    return {k: v for k, v in found.headers.items() if k not in _DROPPED}
+def _kept(answer: httpx2.Response) -> dict[str, str]:
+    return {k: v for k, v in answer.headers.items() if k not in _DROPPED}
 
 
 def _is_comment(chunk: bytes) -> bool:

@@ -1,6 +1,6 @@
 """Hands the requests of programs from the endpoint's thread to the rollout's loop (`AgentInbox`),
-which alone changes episodes. Each ticket has a future for its outcome; a ticket that is not taken
-before the loop ends fails. `resolve_soon` hands the outcome of a turn back.
+which alone changes episodes, and the outcomes of turns back (`resolve_soon`). Each ticket has a
+future for its outcome; a ticket that is not taken before the loop ends fails.
 """
 
 import asyncio
@@ -20,8 +20,6 @@ WAITING_MAX = 8192  # tickets
 
 @dataclass(frozen=True, slots=True)
 class TurnTicket:
-    """Asks for one turn of an episode."""
-
     episode: Episode
     turn: PendingTurn
 
@@ -66,14 +64,14 @@ class AgentInbox:
         self._closed = False
 
     def put(self, ticket: Ticket) -> None:
-        """Queue a ticket. Raises `EndpointBusy` if the queue is full or the loop has ended."""
+        """Queues a ticket. Raises `EndpointBusy` if the queue is full or the loop has ended."""
         if self._closed or len(self._waiting) >= WAITING_MAX:
             raise EndpointBusy("the rollout takes no more requests now")
         self._waiting.append(ticket)
         self._arrived.set()
 
     def defer(self, ticket: Ticket) -> None:
-        """Queue a taken ticket again, for the loop's next look."""
+        """Queues a taken ticket again, for the loop's next look."""
         self._waiting.append(ticket)
 
     def take(self) -> list[Ticket]:
@@ -85,17 +83,14 @@ class AgentInbox:
         return taken
 
     def wake(self) -> None:
-        """End the present or next `wait`: the loop has something to do."""
+        """Ends the present or next `wait`: the loop has something to do."""
         self._arrived.set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Returns when a ticket waits or `wake` was called, or after `timeout_s`; whether it did
-        not time out.
-        """
+        """Returns whether a ticket waits or `wake` was called within `timeout_s`."""
         return self._arrived.wait(timeout_s)
 
     def close(self) -> None:
-        """Refuse all tickets from now on."""
         self._closed = True
         for ticket in self.take():
             outcome = ticket.turn.outcome if isinstance(ticket, TurnTicket) else ticket.outcome
@@ -108,10 +103,10 @@ def resolve_soon(
     digest: str,
     outcome: "Future[Turn]",
 ) -> None:
-    """Let the endpoint's loop answer all that wait for a turn (`waiting`, by digest). Called in the
-    thread that ended it, once the log has it: one wake-up, whose callback resolves what the
-    requests await.
+    """Lets the endpoint's loop answer all that wait for a turn (`waiting`, by digest); called in
+    the thread that ended it, once the log has it.
     """
+    # One wake-up, whose callback resolves all futures of the turn.
     with suppress(RuntimeError):  # the endpoint's loop is closed
         loop.call_soon_threadsafe(_resolve, waiting, digest, outcome)
 
@@ -120,10 +115,10 @@ def _resolve(
     waiting: "dict[str, list[asyncio.Future[Turn]]]", digest: str, outcome: "Future[Turn]"
 ) -> None:
     error = outcome.exception()
-    for own in waiting.pop(digest):
-        if own.done():  # its client went away
+    for future in waiting.pop(digest):
+        if future.done():  # its client went away
             continue
         if error is None:
-            own.set_result(outcome.result())
+            future.set_result(outcome.result())
         else:
-            own.set_exception(error)
+            future.set_exception(error)

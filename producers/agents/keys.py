@@ -1,9 +1,6 @@
-"""Makes and checks the keys of sessions (`SessionKeys`): what a program sends as its API key.
-
-A key names the episode (trajectory), the attempt, the try and the rollout's term, and is authentic
-by an HMAC-SHA256 with a secret of the run, so a program of a replaced attempt or of a failed try is
-recognised and refused (invariant 13). The secret is in the run's store: a program outside keeps its
-key while rollouts restart. Neither keys nor secret are ever logged.
+"""Makes and checks the keys of sessions (`SessionKeys`), which programs send as their API key. An
+HMAC-SHA256 with a secret of the run makes them authentic, so the program of a replaced attempt or a
+failed try is recognised and refused (invariant 13). Neither keys nor the secret are ever logged.
 """
 
 import base64
@@ -27,9 +24,7 @@ KNOWN_MAX = 8192  # keys of open episodes, about 1 MB
 
 @dataclass(frozen=True, slots=True)
 class SessionIdentity:
-    """Names one attempt of an episode on one rollout (of one term), and which try of it: `retry`
-    failed before.
-    """
+    """Names one attempt of an episode on one rollout's term, and the try: `retry` failed before."""
 
     trajectory: str
     attempt: int
@@ -45,10 +40,9 @@ class SessionKeys:
         assert len(secret) >= 16, "a secret of 128 bits or more"
         self._secret = secret
         self._known: dict[str, SessionIdentity] = {}
-        """Authentic keys: one is issued or checked once, not with each request."""
+        """Authentic keys: each is issued or checked once, not with each request."""
 
     def issue(self, identity: SessionIdentity) -> str:
-        """Returns the key of a session."""
         fields = [identity.trajectory, identity.attempt, identity.rollout, identity.term]
         fields += [identity.retry] if identity.retry else []
         payload = _text(json.dumps(fields, separators=(",", ":")).encode())
@@ -58,8 +52,8 @@ class SessionKeys:
 
     def identity(self, key: str) -> SessionIdentity | None:
         """Returns the session that an authentic key names, else None."""
-        if (known := self._known.get(key)) is not None:
-            return known
+        if (cached := self._known.get(key)) is not None:
+            return cached
         payload, dot, mac = key.removeprefix(_PREFIX).partition(".")
         if not (key.startswith(_PREFIX) and dot and key.isascii()):
             return None
@@ -83,13 +77,14 @@ class SessionKeys:
 
 def run_session_keys(store: ObjectStore) -> SessionKeys:
     """Returns the keys of the run; the first process creates the secret."""
+    # In the run's store, so that a program outside keeps its key while rollouts restart.
     try:
         return SessionKeys(store.get(SECRET_KEY))
     except ObjectMissing:
         pass
     try:
         secret = secrets.token_bytes(32)
-        # On a machine of several users nobody else may read it.
+        # On a machine of several users no other user may read it.
         create = store.create_private if isinstance(store, FileStore) else store.create
         create(SECRET_KEY, secret)
     except ObjectExists:  # another process was first

@@ -1,7 +1,6 @@
 """Runs a command for one episode and ends with its exit code; `programs.py` starts it. When its
-standard input ends (the rollout was killed), it kills the command and all its child processes,
-which share its process group. What the command prints becomes lines of the rollout's log
-(`program_output.py`).
+standard input ends (the rollout was killed), it kills the command's process group, itself
+included.
 """
 
 import os
@@ -14,7 +13,7 @@ from rollstream.program_output import OutputPipe
 
 
 def main(command: list[str]) -> int:
-    """Run the command; returns its exit code, or 127 if it cannot be started."""
+    """Runs the command; returns its exit code, or 127 if it cannot be started."""
 
     def watch() -> None:
         while os.read(0, 4096):
@@ -22,6 +21,7 @@ def main(command: list[str]) -> int:
         os.killpg(os.getpgrp(), signal.SIGKILL)
 
     threading.Thread(target=watch, daemon=True).start()
+    # The command's output becomes lines of the rollout's log (`program_output.py`).
     printed = OutputPipe(2)
     try:
         process = subprocess.Popen(

@@ -1,15 +1,7 @@
-"""Runs episodes of a user's async function in a process of its own, many at a time:
-`python -m rollstream.producers.agents.program_process FUNCTION SANDBOX`. `programs.py` starts it;
-SANDBOX has the settings of the sandboxes that the function opens, as JSON.
-
-Orders arrive as JSON lines on stdin, outcomes leave as JSON lines on stdout; the first line has no
-key and states that the process is ready. The function is called as `episode(client, task)`:
-`client` is an `AsyncOpenAI` of the library openai whose requests belong to this episode, `task` a
-dictionary. It returns the reward, the reward and named scores, or None if the task judges. Each
-exception is an outcome with a reason; a machine without the sandbox that the code needs ends the
-run. A cancelled episode has an outcome at once, though its code may continue: it shows that no
-episode blocks the loop which they share. SIGABRT prints where one does. When stdin ends, the
-process exits.
+"""Runs episodes of a user's async function `episode(client, task)` in one process, many at a time:
+`python -m rollstream.producers.agents.program_process FUNCTION SANDBOX` (the settings of its
+sandboxes as JSON). Orders are JSON lines on stdin, outcomes JSON lines on stdout; the first,
+without a key, states that the process is ready.
 """
 
 import asyncio
@@ -42,7 +34,7 @@ RETRIES = 4  # of the client: a request waits for the rollout, and is answered o
 
 class EpisodeOrder(msgspec.Struct, frozen=True):
     """Orders one episode: its session's `key`, the URLs of the endpoint and of the session, and the
-    task that the program gets.
+    program's task.
     """
 
     key: str
@@ -52,8 +44,8 @@ class EpisodeOrder(msgspec.Struct, frozen=True):
 
 
 class EpisodeOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Holds how an episode ended; `scores` are recorded beside the reward. `refused` states why the
-    function cannot be used at all.
+    """Holds how an episode ended, with `scores` beside the reward; `refused`: the function cannot
+    be used at all, for this reason.
     """
 
     key: str = ""
@@ -77,8 +69,8 @@ Episode = Callable[[Any, dict[str, Any]], Awaitable[object]]
 
 
 async def run_episode(function: Episode, order: _Line, http: Any) -> EpisodeOutcome:
-    """Call the function for one episode; any exception of it becomes an outcome, `SystemExit` too:
-    the process runs other episodes.
+    """Calls the function with an `AsyncOpenAI` whose requests belong to this episode, and its task.
+    It returns the reward, the reward and named scores, or None if the task judges.
     """
     # No time-out of its own: the rollout alone ends an episode (agent.episode_s).
     client = _client_class()(
@@ -95,8 +87,11 @@ async def run_episode(function: Episode, order: _Line, http: Any) -> EpisodeOutc
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
+        # Cancelled by the user's own code, which is a failure.
         return EpisodeOutcome(order.key, reason=failure_text(error))
     except (Exception, SystemExit) as error:  # noqa: BLE001 (the user's code: any failure counts)
+        # Any exception is an outcome, `SystemExit` too: the process runs other episodes. Only a
+        # machine without the sandbox ends the run.
         if refusal := _sandbox_refusal(error):
             return EpisodeOutcome(order.key, refused=str(refusal))
         return EpisodeOutcome(order.key, reason=failure_text(error))
@@ -107,16 +102,14 @@ def _client_class() -> type[Any]:
     from openai import AsyncOpenAI
 
     class EpisodeClient(AsyncOpenAI):
-        """The client of one episode."""
-
         async def close(self) -> None:
-            """Leave the connections open: all episodes of this process share them."""
+            """Leaves the connections open: all episodes of this process share them."""
 
     return EpisodeClient
 
 
 def _sandbox_refusal(error: BaseException) -> SandboxRefused | None:
-    """Returns the refusal of a sandbox that this error is, also within a group of errors."""
+    # Task groups raise groups of errors.
     if isinstance(error, BaseExceptionGroup):
         errors = cast("BaseExceptionGroup[BaseException]", error).exceptions
         return next(filter(None, map(_sandbox_refusal, errors)), None)
@@ -124,24 +117,24 @@ def _sandbox_refusal(error: BaseException) -> SandboxRefused | None:
 
 
 def _reward_and_scores(returned: object) -> tuple[float | None, dict[str, float]]:
-    """Returns the reward, and the scores of a pair or a `Score`, as a verifier returns them."""
     if returned is None:
         return None, {}
     reward, scores = returned, cast("object", {})
     if isinstance(returned, Score):
         reward, scores = returned.reward, returned.scores
+    # A pair, as a verifier returns it.
     elif isinstance(returned, tuple) and len(cast("tuple[object, ...]", returned)) == 2:
         reward, scores = cast("tuple[object, object]", returned)
     if not isinstance(scores, Mapping):
         raise NoFiniteNumber("the returned scores are no dict of numbers by name")
-    named = cast("Mapping[object, object]", scores).items()
+    pairs = cast("Mapping[object, object]", scores).items()
     return finite_number(reward, "the returned reward"), {
-        str(name): finite_number(value, f"the returned score {name!r}") for name, value in named
+        str(name): finite_number(value, f"the returned score {name!r}") for name, value in pairs
     }
 
 
 def failure_text(error: BaseException) -> str:
-    """Returns what an exception of the user's code was, and where it was raised."""
+    """Returns an exception of the user's code as text, with the place where it was raised."""
     if isinstance(error, NoFiniteNumber):
         return reason_text(str(error), REASON_MAX)
     frame = extract_tb(error.__traceback__)[-1]
@@ -150,8 +143,8 @@ def failure_text(error: BaseException) -> str:
 
 
 def find_episode(path: str) -> Episode:
-    """Import the function that `agent.episode` names. Raises `ConfigurationError` if it is not
-    there, takes other arguments, or is no `async def`.
+    """Imports the function that `agent.episode` names. Raises `ConfigurationError` if it is
+    missing, takes other arguments, or is no `async def`.
     """
     function = find_function(path, "agent.episode", ("client", "task"))
     forms = (function, unwrap(function), type(function).__call__)  # decorated, or an object
@@ -164,8 +157,6 @@ def find_episode(path: str) -> Episode:
 
 
 class _EpisodeRunner:
-    """Runs the ordered episodes as tasks of one event loop."""
-
     def __init__(
         self,
         function: Episode,
@@ -178,11 +169,12 @@ class _EpisodeRunner:
         self._encode = msgspec.json.Encoder().encode
 
     def take(self, line: _Line) -> None:
-        """Start an episode, or cancel one, which its rollout then counts as ended."""
         if line.cancel:
             task = self._running.get(line.cancel)
             if task is not None:
                 task.cancel()
+            # At once, though its code may continue: it shows that no episode blocks the loop which
+            # they share.
             self._send(EpisodeOutcome(line.cancel, reason="cancelled"))
             return
         self._printed.allow()
@@ -210,6 +202,7 @@ async def _serve(
         with open(source, "rb") as lines:
             for line in lines:
                 loop.call_soon_threadsafe(runner.take, decode(line))
+        # Stdin ends with the rollout.
         os._exit(0)
 
     write(msgspec.json.encode(EpisodeOutcome()) + b"\n")  # the function is imported, the loop turns
@@ -218,20 +211,21 @@ async def _serve(
 
 
 def _pass_on(printed: OutputPipe, stderr: int) -> None:
-    """Pass on the rest of what was printed, such as the traceback with which this process ends."""
+    # The rest, such as the traceback with which this process ends.
     for descriptor in (1, 2):
         os.dup2(stderr, descriptor)
     printed.close()
 
 
 def main(path: str, sandbox: str) -> None:
-    """Import the function and run its episodes until the pipe closes."""
+    """Imports the function and runs its episodes until the pipe closes."""
     if sandbox:
         configure_sandboxes(msgspec.json.decode(sandbox, type=PlainSandbox))
     source, sink = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     stderr = os.dup(2)
+    # On SIGABRT it prints the line that blocks the loop.
     faulthandler.enable(stderr, all_threads=False)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     printed = OutputPipe(stderr)

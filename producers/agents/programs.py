@@ -1,10 +1,6 @@
-"""Starts the programs that run episodes, beside the rollout: a command for each episode
-(`CommandPrograms`), processes that call a user's async function (`FunctionPrograms`), or none,
-where a service elsewhere opens the episodes (`ServicePrograms`).
-
-Programs get the environment of a task's code, which has none of the run's credentials, and the
-address and key of their episode. A program that ends, or is killed, takes its child processes with
-it, and all end with the rollout.
+"""Starts the programs that run episodes: commands (`CommandPrograms`), processes that call a user's
+async function (`FunctionPrograms`), or a service elsewhere (`ServicePrograms`). Programs get none
+of the run's credentials, and end with the rollout, child processes included.
 """
 
 import json
@@ -45,8 +41,8 @@ POLL_S = 0.02  # between two looks at processes
 
 @dataclass(frozen=True, slots=True)
 class ProgramEnd:
-    """States that a program's episode ended: with a `reward` (None: the program gave none) and
-    named `scores` beside it, or with the `reason` why it failed.
+    """States that a program's episode ended: with a `reward` (None: it gave none) and named
+    `scores`, or with the `reason` of its failure.
     """
 
     key: str
@@ -58,12 +54,10 @@ class ProgramEnd:
 class Programs(Protocol):
     """Runs the programs of episodes. `key` in an order names the episode's session."""
 
-    def start(self, order: EpisodeOrder) -> None:
-        """Start the program of an episode, now or when there is room."""
-        ...
+    def start(self, order: EpisodeOrder) -> None: ...
 
     def kill(self, key: str) -> None:
-        """End the program of an episode; it has no outcome. Idempotent."""
+        """Ends the program of an episode, which then has no outcome. Idempotent."""
         ...
 
     def poll(self) -> list[ProgramEnd]:
@@ -71,14 +65,12 @@ class Programs(Protocol):
         ...
 
     def close(self) -> None:
-        """End all programs."""
+        """Ends all programs."""
         ...
 
 
 class ServicePrograms:
-    """Implements `Programs` for a service elsewhere: episodes wait until it opens them. Threads may
-    call it: each waiting episode is given away once.
-    """
+    """Implements `Programs` for a service elsewhere: episodes wait until it opens them."""
 
     def __init__(self) -> None:
         self._waiting: deque[str] = deque()
@@ -87,14 +79,15 @@ class ServicePrograms:
         self._waiting.append(order.key)
 
     def next(self) -> str:
-        """Remove the episode that waits longest and return its key; "" if none waits."""
+        """Removes the episode that waits longest and returns its key; "" if none waits."""
+        # Threads may call it: each waiting episode is given away once.
         try:
             return self._waiting.popleft()
         except IndexError:
             return ""
 
     def claim(self, key: str) -> bool:
-        """Remove a waiting episode; returns whether it waited."""
+        """Removes a waiting episode; returns whether it waited."""
         try:
             self._waiting.remove(key)
         except ValueError:
@@ -111,9 +104,8 @@ class ServicePrograms:
         self._waiting.clear()
 
 
-def program_variables(order: EpisodeOrder, named: Sequence[str]) -> dict[str, str]:
-    """Returns the environment of a program: that of a task's code, and its episode's."""
-    variables = of_a_program(allowed_variables(os.environ, named))
+def program_variables(order: EpisodeOrder, variable_names: Sequence[str]) -> dict[str, str]:
+    variables = of_a_program(allowed_variables(os.environ, variable_names))
     return {
         **variables,
         **without_proxy(variables, order.base_url),
@@ -125,7 +117,6 @@ def program_variables(order: EpisodeOrder, named: Sequence[str]) -> dict[str, st
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process that leads a group, with the group, and reap it."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -133,9 +124,8 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 
 @dataclass(slots=True)
 class CommandPrograms:
-    """Implements `Programs` with a process for each episode: `command`. What it prints goes to the
-    rollout's standard error, printable and bounded (`program_output.py`). A keeper process ends it
-    should the rollout be killed.
+    """Implements `Programs` with a process of `command` for each episode. Its output goes to the
+    rollout's standard error, printable and bounded (`program_output.py`).
     """
 
     command: Sequence[str]
@@ -148,6 +138,7 @@ class CommandPrograms:
 
     def start(self, order: EpisodeOrder) -> None:
         self.kill(order.key)
+        # The keeper ends the command if the rollout is killed.
         keeper = [sys.executable, "-P", "-c", _KEEPER, json.dumps(sys.path), *self.command]
         try:
             self._running[order.key] = subprocess.Popen(
@@ -197,11 +188,9 @@ def _close(process: subprocess.Popen[bytes]) -> None:
 
 
 class FunctionProcess:
-    """Holds one process that runs a function's episodes, and the pipes to it."""
-
-    def __init__(self, function: str, named: Sequence[str], sandbox: str) -> None:
+    def __init__(self, function: str, variable_names: Sequence[str], sandbox: str) -> None:
         self.keys: set[str] = set()
-        self.cancelled: dict[str, float] = {}  # by key when; until the process says that it is
+        self.cancelled: dict[str, float] = {}  # by key when; until the process confirms it
         self.ready_s: float | None = None  # when its loop turned first; imports may take long
         self.aborted_s: float | None = None
         self._incoming = bytearray()
@@ -211,7 +200,7 @@ class FunctionProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            env=with_own_path(allowed_variables(os.environ, named)),
+            env=with_own_path(allowed_variables(os.environ, variable_names)),
             start_new_session=True,
         )
         assert self.process.stdin is not None
@@ -221,13 +210,11 @@ class FunctionProcess:
         os.set_blocking(self._out, False)
 
     def write(self) -> None:
-        """Write as many queued bytes as the pipe accepts."""
         if self.outgoing:
             with suppress(BlockingIOError, BrokenPipeError):
                 del self.outgoing[: os.write(self._into, self.outgoing)]
 
     def read(self) -> list[bytes]:
-        """Returns the whole lines that arrived."""
         with suppress(BlockingIOError):
             while data := os.read(self._out, 1 << 16):
                 self._incoming += data
@@ -236,13 +223,13 @@ class FunctionProcess:
         return lines
 
     def end_if_blocked(self, now: float) -> None:
-        """End a process that was ready if a cancellation has had no answer for `BLOCKED_S`: an
-        episode blocks the loop, and each later one would wait in vain. SIGABRT prints where.
-        """
+        """Ends a ready process that left a cancellation unanswered for `BLOCKED_S`."""
         if self.ready_s is None:
             return
         if self.aborted_s is None:
-            since_s = (max(asked, self.ready_s) for asked in self.cancelled.values())
+            # An episode blocks the loop, and each later one would wait in vain. SIGABRT prints
+            # where.
+            since_s = (max(cancelled_s, self.ready_s) for cancelled_s in self.cancelled.values())
             if any(now - since > BLOCKED_S for since in since_s):
                 self.aborted_s = now
                 self.process.send_signal(signal.SIGABRT)
@@ -250,7 +237,6 @@ class FunctionProcess:
             self.process.kill()
 
     def reason(self) -> str:
-        """Returns why the process, which has ended, ended."""
         if self.aborted_s is None:
             return f"its process ended with code {self.process.returncode}"
         return (
@@ -272,15 +258,15 @@ STARTS_MAX = 3  # processes in a row that end before an outcome
 
 class FunctionPrograms:
     """Implements `Programs` with `processes` processes that call the async function `function`
-    (`module:function`), each for many episodes at a time. Raises `ConfigurationError` from `poll`
-    if the function cannot be imported, or this machine lacks the sandbox that it needs. `sandbox`
-    are the settings of the sandboxes that it opens, as JSON; empty: the defaults.
+    (`module:function`), each for many episodes. `sandbox` are the settings of its sandboxes as
+    JSON; "": the defaults. `poll` raises `ConfigurationError` if the function cannot be imported,
+    or this machine lacks the sandbox.
     """
 
     def __init__(
-        self, function: str, processes: int, named: Sequence[str] = (), sandbox: str = ""
+        self, function: str, processes: int, variable_names: Sequence[str] = (), sandbox: str = ""
     ) -> None:
-        self._function, self._named, self._sandbox = function, tuple(named), sandbox
+        self._function, self._named, self._sandbox = function, tuple(variable_names), sandbox
         self._slots: list[FunctionProcess | None] = [None] * processes
         self._encode = msgspec.json.Encoder().encode
         self._decode = msgspec.json.Decoder(EpisodeOutcome).decode
@@ -359,6 +345,7 @@ class FunctionPrograms:
             return ended
         process.end()
         self._slots[index] = None
+        # An aborted process had started well.
         self._starts_failed += process.aborted_s is None
         if self._starts_failed > STARTS_MAX:
             code = process.process.returncode
@@ -371,7 +358,6 @@ class FunctionPrograms:
 
 
 def open_programs(settings: AgentSettings, task: TaskSettings) -> Programs:
-    """Returns what runs the episodes by the settings: a function, a command, or a service."""
     if settings.episode:
         sandbox = task.sandbox.model_dump_json()
         return FunctionPrograms(settings.episode, settings.processes, task.environment, sandbox)
@@ -381,17 +367,17 @@ def open_programs(settings: AgentSettings, task: TaskSettings) -> Programs:
 
 
 def task_of(prompt: str, reference: str, label: str = "", system: str = "") -> Mapping[str, object]:
-    """Returns the task that a program gets: the text of the prompt, the task's own JSON, and where
-    there are any, the text of the prompt's system message and the label of a mixture's part.
+    """Returns a program's task: the prompt's text, the task's own JSON, and where there are any the
+    system message and the label of the mixture's part.
     """
-    own = part_reference(reference, label)
+    task_reference = part_reference(reference, label)
     try:
-        decoded: object = read_json(own) if own else None
+        decoded: object = read_json(task_reference) if task_reference else None
     except ForeignValueRefused:
-        decoded = own
+        decoded = task_reference
     task: dict[str, object] = {"prompt": prompt, "reference": decoded}
     if system:
         task["system"] = system
-    if own is not reference:
+    if task_reference is not reference:
         task["part"] = label
     return task

@@ -1,10 +1,6 @@
 """Bridges an answer and the next turn with the library `renderers` (`RendererBridge`), which has
-the chat formats of published models as code: it appends to the tokens that an episode holds, where
-a chat template can only render a whole history again.
-
-A renderer is used only if it bridges test chats to what the run's chat template renders
-(`with_renderer`). Of what it returns only tokens behind the unchanged held ones are used (invariant
-13). No file is downloaded.
+chat formats as code: it appends to held tokens, where a chat template renders the whole history
+again. Only tokens behind the unchanged held ones are used (invariant 13). No file is downloaded.
 """
 
 import logging
@@ -58,18 +54,16 @@ LIBRARY_ERRORS = (
     TypeError,
     ValueError,
 )
-"""What renderers raise: they assert what they need of a tokenizer, and refuse messages."""
+"""Errors of renderers: they assert their needs of a tokenizer, and refuse messages."""
 
 
 class BridgedTokens(Protocol):
-    """What a renderer returns: the held tokens and those behind them."""
+    """The result of a renderer: the held tokens and those behind them."""
 
     token_ids: list[int]
 
 
 class Renderer(Protocol):
-    """The methods of a renderer of the library that are used."""
-
     def render_ids(
         self,
         messages: list[JsonObject],
@@ -90,8 +84,6 @@ class Renderer(Protocol):
 
 
 class RendererBridge:
-    """Implements `TurnBridge` by a `renderer`."""
-
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
 
@@ -102,10 +94,10 @@ class RendererBridge:
         messages: Sequence[JsonObject],
         tools: Sequence[JsonObject],
     ) -> list[int] | None:
-        """Returns None if the renderer cannot bridge the messages, and if what it returns does not
-        begin with every held token.
+        """Returns None if the renderer cannot bridge the messages, or returns other tokens than the
+        held ones first.
         """
-        held = [*prompt, *answer]
+        prefix = [*prompt, *answer]
         try:
             bridged = self._renderer.bridge_to_next_turn(
                 list(prompt), list(answer), list(messages), tools=list(tools) or None
@@ -113,25 +105,24 @@ class RendererBridge:
         except LIBRARY_ERRORS as error:
             log.warning("the renderer failed at a turn: %s: %s", type(error).__name__, error)
             return None
-        if bridged is None or bridged.token_ids[: len(held)] != held:
+        if bridged is None or bridged.token_ids[: len(prefix)] != prefix:
             return None
-        return bridged.token_ids[len(held) :] or None
+        return bridged.token_ids[len(prefix) :] or None
 
 
 def with_renderer(chat: ChatFormat, name: str) -> ChatFormat:
-    """Returns the chat with the bridge that the setting `agent.renderer` names. With `auto` it is
-    the first renderer that fits the chat template, if any does; its name is logged. Raises
-    `ConfigurationError` if the library is not installed or does not know the `name`, or if that
-    renderer does not fit.
+    """Returns the chat with the bridge that `agent.renderer` names; with `auto` the first renderer
+    that fits the chat template, if any. Raises `ConfigurationError` if the library is missing, or
+    the named renderer is unknown or does not fit.
     """
     if name == NONE:
         return chat
-    known = _known_names(name)
+    renderer_names = _known_names(name)
     if not isinstance(chat, TemplateChat):
         if name == AUTO:
             return chat
         raise ConfigurationError(f"agent.renderer = {name!r} needs a model with a chat template")
-    for each in known if name == AUTO else (name,):
+    for each in renderer_names if name == AUTO else (name,):
         try:
             bridge = _fitting(each, chat)
         except ValueError as error:
@@ -148,9 +139,6 @@ def with_renderer(chat: ChatFormat, name: str) -> ChatFormat:
 
 
 def _known_names(name: str) -> list[str]:
-    """Returns the names of the usable renderers. Raises `ConfigurationError` if `name` is neither
-    one of them nor `auto`.
-    """
     try:
         import renderers
         from renderers.base import MODEL_RENDERER_MAP
@@ -160,31 +148,30 @@ def _known_names(name: str) -> list[str]:
             f"({error}): pip install 'rollstream[renderers]', or beside vLLM as "
             "docs/how-to/train-an-agent.md says"
         ) from error
-    known = sorted({*MODEL_RENDERER_MAP.values()} - _UNUSABLE.keys())
-    if name != AUTO and name not in known:
+    renderer_names = sorted({*MODEL_RENDERER_MAP.values()} - _UNUSABLE.keys())
+    if name != AUTO and name not in renderer_names:
         reason = _UNUSABLE.get(name, f"renderers {renderers.__version__} has no such renderer")
-        names = ", ".join([NONE, AUTO, *known])
+        names = ", ".join([NONE, AUTO, *renderer_names])
         raise ConfigurationError(f"agent.renderer = {name!r}: {reason}; choose one of {names}")
-    return known
+    return renderer_names
 
 
 def _fitting(name: str, chat: TemplateChat) -> RendererBridge:
-    """Returns the bridge of a renderer, with or without thinking, whichever fits the chat. Raises
-    `ValueError` if neither does. Reasoning of earlier turns stays, as the tokens of an episode do.
-    """
     import renderers
 
     kind = type(renderers.config_from_name(name))
+    # With or without thinking, whichever fits the chat.
     variants: list[dict[str, bool]] = [{}]
     if "enable_thinking" in kind.model_fields:
         variants.append({"enable_thinking": False})
     reasons: list[str] = []
     for variant in variants:
         try:
+            # Reasoning of earlier turns stays, as the tokens of an episode do.
             config = kind(thinking_retention="all", **variant)
-            found = cast("Renderer", renderers.create_renderer(chat.tokenizer.whole, config))
-            if not (reason := misfit(found, chat)):
-                return RendererBridge(found)
+            renderer = cast("Renderer", renderers.create_renderer(chat.tokenizer.whole, config))
+            if not (reason := misfit(renderer, chat)):
+                return RendererBridge(renderer)
         except LIBRARY_ERRORS as error:
             reason = f"{type(error).__name__}: {error}"
         reasons.append(reason)
@@ -192,28 +179,26 @@ def _fitting(name: str, chat: TemplateChat) -> RendererBridge:
 
 
 def misfit(renderer: Renderer, chat: TemplateChat) -> str:
-    """Returns why a renderer does not fit a chat template, by test chats; "" if it fits. Both must
-    render the first prompts alike, and the new messages of a later turn; how the renderer would
-    render an earlier answer does not matter, since its tokens are held. A chat that the template
-    refuses is left out.
-    """
+    """Returns why a renderer does not fit a chat template, by test chats; "" if it fits."""
+    # A chat that the template refuses is left out.
     for messages in ([_QUESTION], [_SYSTEM, _QUESTION]):
-        wanted = _rendered(chat, messages, ())
-        given = renderer.render_ids(messages, add_generation_prompt=True)
-        if wanted is not None and given != wanted:
+        template_ids = _rendered(chat, messages, ())
+        renderer_ids = renderer.render_ids(messages, add_generation_prompt=True)
+        if template_ids is not None and renderer_ids != template_ids:
             return f"it renders {_roles(messages)} otherwise than the chat template"
     bridged = 0
+    # The rendering of an earlier answer does not matter: its tokens are held.
     for answer, message, tools in ((_ANSWER, _QUESTION, ()), (_CALL, _RESULT, (_TOOL,))):
         prompt = _rendered(chat, [_QUESTION], tools)
-        wanted = _rendered(chat, [_QUESTION, answer, message], tools)
-        if prompt is None or wanted is None:
+        template_ids = _rendered(chat, [_QUESTION, answer, message], tools)
+        if prompt is None or template_ids is None:
             continue
         for text in ("5", "</think>\n\n5"):  # a prompt that begins a thought needs its end
-            held = chat.encode(text + chat.template.last_text)
-            added = RendererBridge(renderer).added_tokens(prompt, held, [message], tools)
+            answer_ids = chat.encode(text + chat.template.last_text)
+            added = RendererBridge(renderer).added_tokens(prompt, answer_ids, [message], tools)
             if added is None:
                 continue
-            if wanted[-len(added) :] != added:
+            if template_ids[-len(added) :] != added:
                 return f"it renders {_roles([message])} after an answer otherwise than the template"
             bridged += 1
             break
@@ -223,7 +208,6 @@ def misfit(renderer: Renderer, chat: TemplateChat) -> str:
 def _rendered(
     chat: TemplateChat, messages: Sequence[JsonObject], tools: Sequence[JsonObject]
 ) -> list[int] | None:
-    """Returns the tokens of the messages up to the next answer; None if the template refuses."""
     try:
         return chat.encode(chat.render(messages, tools, is_asked=True))
     except ChatRefused:

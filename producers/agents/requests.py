@@ -1,10 +1,7 @@
-"""Reads the bodies of the endpoint's routes into one form (`TurnRequest`): OpenAI's chat
-completions, completions and responses, and vLLM's token route. Pure. Also names why a request is
-refused.
-
-The run decides how tokens are sampled, since it trains them. What a client asks otherwise is
-overridden, and its name is recorded with the turn. What cannot be left out without changing what
-the client gets (several choices, an earlier response by its id) raises `RequestRefused`.
+"""Reads the bodies of the endpoint's routes into one form (`TurnRequest`). The run decides how
+tokens are sampled: a client's other wish is overridden, and its name recorded with the turn. A wish
+that would change the answer (several choices, an earlier response by its id) raises
+`RequestRefused`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,8 +36,8 @@ class SessionKeyRefused(RollstreamError, PermissionError):
 
 
 class EpisodeMoved(RollstreamError, ConnectionError):
-    """Raised for a request that was not answered because the episode continues on another rollout;
-    the same request is answered there.
+    """Raised for an unanswered request of an episode that continues on another rollout, where the
+    same request is answered.
     """
 
 
@@ -64,8 +61,8 @@ SHOWN_MAX = 80  # characters of a client's value in a message
 @dataclass(frozen=True, slots=True)
 class TurnRequest:
     """Holds one request for a turn: `messages` with `tools`, or a `prompt` (text or tokens).
-    `tokens_max` is the most tokens that the client wants; None: what the run allows. `with_ids` and
-    `with_logprobs` state that the answer shall have token ids and log-probabilities.
+    `tokens_max` is the client's bound (None: the run's). With `with_ids` and `with_logprobs` the
+    answer has token ids and log-probabilities.
     """
 
     route: Route
@@ -85,7 +82,7 @@ class TurnRequest:
 def read_request(
     route: Route, body: JsonObject, run: Sampling, idempotency_key: str = ""
 ) -> TurnRequest:
-    """Returns the request of this route's body; `run` is the sampling of the run. Raises
+    """Returns the request of this route's body; `run` is the run's sampling. Raises
     `RequestRefused`.
     """
     readers = {"chat": _chat, "completion": _completion, "response": _response, "tokens": _tokens}
@@ -127,7 +124,7 @@ _REFUSED = {
     "suffix": "a text is continued at its end alone",
     "continue_final_message": "an answer begins behind the last message; use /v1/completions",
 }
-"""What would change the prompt that the client means, with what to do."""
+"""Fields that would change the prompt, each with the remedy."""
 # fmt: off
 _KNOWN = frozenset([
     "model", "messages", "prompt", "input", "instructions", "token_ids", "sampling_params", "tools",
@@ -137,7 +134,7 @@ _KNOWN = frozenset([
     "priority", "add_generation_prompt",
 ])
 # fmt: on
-"""What a request asks and gets, or what concerns no answer."""
+"""Fields that are served, or concern no answer."""
 _DEFAULTS = {
     "parallel_tool_calls": True,
     "response_format": {"type": "text"},
@@ -145,32 +142,30 @@ _DEFAULTS = {
     "modalities": ["text"],
     "truncation": "disabled",
 }
-"""Parameters that no answer follows, with the values that ask for nothing."""
+"""Parameters that no answer follows, with their neutral values."""
 NAMED_MAX = 16  # overridden parameters that are recorded with a turn
 
 
 def _overridden(parameters: JsonObject, run: Sampling) -> tuple[str, ...]:
-    """Returns the names of the parameters that the client asked otherwise than the run samples, and
-    of those that no answer follows.
-    """
     present = {**_SAMPLED, "temperature": run.temperature, "top_p": run.top_p, "top_k": run.top_k}
-    found = [
+    names = [
         name
         for name, value in present.items()
         if parameters.get(name) is not None
         and parameters[name] not in (value, -1 if name == "top_k" else value)
     ]
-    found += [
+    # Parameters that no answer follows are named, too.
+    names += [
         name
         for name, value in parameters.items()
         if name not in _KNOWN and name not in _SAMPLED and len(name) <= LABEL_MAX
         if (value not in (None, _DEFAULTS[name]) if name in _DEFAULTS else value)
     ]
     if isinstance(parameters.get("logprobs"), int) and parameters["logprobs"] > 1:
-        found.append("logprobs")  # those of the sampled tokens alone are known
+        names.append("logprobs")  # those of the sampled tokens alone are known
     if parameters.get("tool_choice") not in (None, "auto", "none"):
-        found.append("tool_choice")
-    return tuple(found[:NAMED_MAX])
+        names.append("tool_choice")
+    return tuple(names[:NAMED_MAX])
 
 
 def _chat(body: JsonObject, parameters: JsonObject) -> dict[str, Any]:
@@ -187,11 +182,15 @@ def _chat(body: JsonObject, parameters: JsonObject) -> dict[str, Any]:
 
 
 def _completion(body: JsonObject, parameters: JsonObject) -> dict[str, Any]:
-    given: object = body.get("prompt")
-    items = cast("list[object]", given) if isinstance(given, list) else []
+    raw_prompt: object = body.get("prompt")
+    items = cast("list[object]", raw_prompt) if isinstance(raw_prompt, list) else []
     if len(items) == 1 and not isinstance(items[0], int):
-        given = items[0]
-    prompt = given if isinstance(given, str) else _token_ids(cast("object", given), "prompt")
+        raw_prompt = items[0]
+    prompt = (
+        raw_prompt
+        if isinstance(raw_prompt, str)
+        else _token_ids(cast("object", raw_prompt), "prompt")
+    )
     return {
         "prompt": prompt,
         "tokens_max": _count(parameters, "max_tokens"),
@@ -208,9 +207,11 @@ def _tokens(body: JsonObject, parameters: JsonObject) -> dict[str, Any]:
 
 
 def _response(body: JsonObject, parameters: JsonObject) -> dict[str, Any]:
-    given: Any = body.get("input")
+    raw_input: Any = body.get("input")
     items: Sequence[JsonObject] = (
-        [{"role": "user", "content": given}] if isinstance(given, str) else _objects(given, "input")
+        [{"role": "user", "content": raw_input}]
+        if isinstance(raw_input, str)
+        else _objects(raw_input, "input")
     )
     messages: list[JsonObject] = []
     if body.get("instructions"):
@@ -228,12 +229,11 @@ def _response(body: JsonObject, parameters: JsonObject) -> dict[str, Any]:
 
 
 def _add_item(messages: list[JsonObject], item: JsonObject) -> None:
-    """Append an item of a response's input as a chat message. Calls of one turn are items of their
-    own; they join the message of the assistant before them, as an answer joins its thought.
-    """
     kind = item.get("type", "message")
     if kind == "message":
         role = "system" if item.get("role") == "developer" else item.get("role")
+        # Calls of one turn are items of their own: they join the assistant's message before them,
+        # as an answer joins its thought.
         is_answer = role == "assistant" and _is_thought(messages)
         thought: JsonObject = messages.pop() if is_answer else {}
         messages.append({**thought, "role": role, "content": text_of(item.get("content"))})
@@ -257,7 +257,6 @@ def _add_item(messages: list[JsonObject], item: JsonObject) -> None:
 
 
 def _is_thought(messages: Sequence[JsonObject]) -> bool:
-    """Whether the last message is a thought whose answer follows."""
     last: JsonObject = messages[-1] if messages else {}
     return bool(last.get("reasoning_content")) and not (
         last.get("content") or last.get("tool_calls")
@@ -265,7 +264,6 @@ def _is_thought(messages: Sequence[JsonObject]) -> bool:
 
 
 def _nested_tool(tool: JsonObject) -> JsonObject:
-    """Returns a tool of the route `responses` in the form of chat completions."""
     if tool.get("type") != "function":
         kind = _shown(tool.get("type"))
         raise RequestRefused(f"a tool of type {kind} is not served: run it yourself")
@@ -274,9 +272,7 @@ def _nested_tool(tool: JsonObject) -> JsonObject:
 
 
 def _checked_messages(messages: Sequence[JsonObject], name: str) -> tuple[JsonObject, ...]:
-    """Returns the messages, each of which has the types of the protocol: what reads them later, a
-    chat template too, meets no others.
-    """
+    # Later readers, a chat template too, meet no other types.
     return tuple(_checked_message(each, f"{name}[{at}]") for at, each in enumerate(messages))
 
 
@@ -293,9 +289,6 @@ def _checked_message(message: JsonObject, where: str) -> JsonObject:
 
 
 def _check_call(call: JsonObject, where: str) -> None:
-    """Refuse a call of a tool that has no name, or arguments that are neither JSON text nor an
-    object.
-    """
     _check_text(call.get("id"), f"{where}.id")
     function = _named_function(call, where)
     arguments: object = function.get("arguments")
@@ -304,7 +297,6 @@ def _check_call(call: JsonObject, where: str) -> None:
 
 
 def _checked_tools(tools: Sequence[JsonObject]) -> tuple[JsonObject, ...]:
-    """Returns the tools, each of which has a function with a name."""
     for at, tool in enumerate(tools):
         function = _named_function(tool, f"tools[{at}]")
         _check_text(function.get("description"), f"tools[{at}].function.description")
@@ -328,7 +320,6 @@ def _check_text(value: object, where: str) -> None:
 
 
 def _shown(value: object) -> str:
-    """Returns a client's value for a message, cut where it is long."""
     text = repr(value)
     return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"
 
@@ -371,43 +362,43 @@ def _count(parameters: JsonObject, *names: str) -> int | None:
     return None
 
 
-def refuse_unknown(body: JsonObject, *known: str) -> None:
-    """Raise `RequestRefused` for a field that a route of sessions does not have: a misspelt one
-    would be an end without its reward or its failure, and trained.
-    """
+def refuse_unknown(body: JsonObject, *field_names: str) -> None:
+    """Raises `RequestRefused` for a field that a route of sessions does not have."""
+    # A misspelt field would be an end without its reward or its failure, and trained.
     for name in body:
-        if name not in known:
+        if name not in field_names:
             raise RequestRefused(
-                f"unknown field {_shown(name)}{nearest(name, known)}; known are {', '.join(known)}"
+                f"unknown field {_shown(name)}{nearest(name, field_names)}; known are "
+                f"{', '.join(field_names)}"
             )
 
 
 def reward_in(body: JsonObject) -> float | None:
-    """Returns the reward in the body of a route of sessions, None without one; `true` and `false`
-    are 1 and 0. Raises `RequestRefused`.
+    """Returns the reward in a session's body, None without one; `true` and `false` are 1 and 0.
+    Raises `RequestRefused`.
     """
     reward: object = body.get("reward")
     return None if reward is None else _bounded(reward, "reward")
 
 
 def scores_in(body: JsonObject) -> dict[str, float]:
-    """Returns the named scores in the body of a route of sessions. Raises `RequestRefused` for what
-    no trajectory may have beside its reward.
+    """Returns the named scores in a session's body. Raises `RequestRefused` for scores that no
+    trajectory may have.
     """
     scores: object = body.get("scores")
     if scores is None:
         return {}
     if not isinstance(scores, dict):
         raise RequestRefused("scores is not an object of numbers")
-    named = cast("dict[str, object]", scores)
-    for name in named:
+    scores_by_name = cast("dict[str, object]", scores)
+    for name in scores_by_name:
         if not name.strip() or not name.isprintable():
             raise RequestRefused(f"scores has the name {_shown(name)}; give one of visible signs")
-    if len(named) > SCORES_MAX or any(len(name) > LABEL_MAX for name in named):
+    if len(scores_by_name) > SCORES_MAX or any(len(name) > LABEL_MAX for name in scores_by_name):
         raise RequestRefused(
             f"scores has more than {SCORES_MAX} names, or one of more than {LABEL_MAX} characters"
         )
-    return {name: _bounded(value, f"scores[{name!r}]") for name, value in named.items()}
+    return {name: _bounded(value, f"scores[{name!r}]") for name, value in scores_by_name.items()}
 
 
 def _bounded(value: object, where: str) -> float:
@@ -419,8 +410,8 @@ def _bounded(value: object, where: str) -> float:
 
 
 def failure_in(body: JsonObject) -> str:
-    """Returns the reason of the failure in the body that ends a session; "" without one. Raises
-    `RequestRefused` for one that is no text, or that has a reward beside it.
+    """Returns the reason of the failure in a session's body, "" without one. Raises
+    `RequestRefused` if it is no text, or has a reward beside it.
     """
     failure: object = body.get("failed")
     if failure is None:

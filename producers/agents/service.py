@@ -1,6 +1,4 @@
-"""Opens the driver of episodes with what it needs (`open_episodes`): keys, programs and the
-endpoint at which they ask for their turns.
-"""
+"""Opens the driver of episodes with its keys, programs and endpoint (`open_episodes`)."""
 
 from importlib.util import find_spec
 
@@ -15,9 +13,8 @@ from rollstream.producers.tasks.base import Task
 
 
 def open_episodes(parts: RolloutParts, task: Task, scope: DriverScope) -> AgentEpisodes:
-    """Returns the driver of the run's episodes, whose endpoint listens for their programs from now
-    on. Raises `ConfigurationError` if a library of the extra `agents` or the service's key is
-    missing.
+    """Returns the driver of the run's episodes, whose endpoint listens from now on. Raises
+    `ConfigurationError` if a library of the extra `agents` or the service's key is missing.
     """
     settings = scope.agent
     _require_libraries(settings)

@@ -23,7 +23,7 @@ STOP_S = 2.0  # for answers on their way when the endpoint ends
 
 
 class GuardedApp:
-    """Passes the requests that a rule serves on to an ASGI application, and refuses others."""
+    """Passes the requests that a rule admits on to an ASGI application, and refuses others."""
 
     def __init__(self, app: ASGIApp, rule: HostRule) -> None:
         self._app, self._rule = app, rule
@@ -73,14 +73,14 @@ class EndpointThread:
         # which those of `create_server` do not: answers then wait 40 ms for the client's ACK.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.port = int(self._socket.getsockname()[1])
-        most = connections_allowed(CONNECTIONS_MAX)
+        connections_max = connections_allowed(CONNECTIONS_MAX)
         settings = uvicorn.Config(
             GuardedApp(app, program_rule(host, [name])),
-            http=bounded_protocol(ConnectionBounds(most)),
+            http=bounded_protocol(ConnectionBounds(connections_max)),
             log_level="warning",
             access_log=False,
             lifespan="off",
-            limit_concurrency=most + 1,
+            limit_concurrency=connections_max + 1,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=int(STOP_S),
         )
@@ -88,7 +88,6 @@ class EndpointThread:
         self._thread = threading.Thread(target=self._run, name="agent-endpoint", daemon=True)
 
     def start(self) -> None:
-        """Accept connections from now on."""
         self._thread.start()
 
     def _run(self) -> None:
@@ -97,7 +96,7 @@ class EndpointThread:
             runner.run(self._server.serve(sockets=[self._socket]))
 
     def close(self) -> None:
-        """Stop listening; answers on their way have a moment."""
+        """Stops listening; answers on their way have a moment."""
         self._server.should_exit = True
         if self._thread.is_alive():
             self._thread.join(2 * STOP_S)

@@ -1,19 +1,11 @@
 """Generates the turns that the programs of a rollout ask for (`EpisodeTurns`), several of one
-episode at a time: each turn is a request of its own in the engine.
+episode at a time, each a request of its own in the engine. Their order is that of their entry in
+the log.
 
-The order of an episode's turns is that of their entry in the log, and their tokens become the
-episode's only then, turn after turn. One partial of an episode is on its way to the log at a time;
-turns that end meanwhile wait and share the next one. So the chain of partials stays one line, and
-every part of it that a kill leaves is whole: a turn is behind the turn that it continues, because a
-program can only continue an answer that it got.
-
-Without that wait two turns that end together would both publish a partial behind the same
-predecessor. A resume follows one of them back, and the other turn, which its program has seen, is
-sampled again.
-
-What a turn draws depends on no order: its random numbers are those of (seed, trajectory, digest of
-the request), at the positions of its tokens in its path. A request that is asked again after a kill
-draws the same ones, whatever else was generated before or beside it.
+One partial of an episode is on its way to the log at a time; turns that end meanwhile share the
+next one. Without that wait two turns that end together would both publish behind the same
+predecessor: a resume follows one of them, and the other, which its program has seen, is sampled
+again.
 """
 
 import dataclasses
@@ -46,8 +38,8 @@ from rollstream.streams.values import Turn
 log = logging.getLogger(__name__)
 
 SHORT_TOKENS = 32
-"""Fewest tokens of a request for which the engine keeps the KV for the next one. It may generate as
-many more than asked, which are dropped: more than that costs more than the prompt's prefill.
+"""Fewest tokens of a request for which the engine keeps the KV. It may generate so many in vain;
+more would cost more than the next prompt's prefill.
 """
 
 
@@ -64,7 +56,6 @@ class EpisodeTurns:
     wake: Callable[[], None]
     """Called when a partial is in the log; the next one can follow."""
     generating: dict[str, RunningTrajectory] = field(default_factory=dict[str, RunningTrajectory])
-    """The episodes of which the engine generates a turn."""
     parked: dict[str, RunningTrajectory] = field(default_factory=dict[str, RunningTrajectory])
     """The other open episodes, which wait for their program."""
     _episodes: dict[str, Episode] = field(default_factory=dict[str, Episode])
@@ -73,7 +64,7 @@ class EpisodeTurns:
     """The episodes with ended turns that wait for a partial."""
 
     def begin(self, episode: Episode, pending: PendingTurn) -> None:
-        """Let the engine generate a turn (step 1 of `episodes.py`)."""
+        """Lets the engine generate a turn (step 1 of `episodes.py`)."""
         try:
             check_limits(episode, self.settings)
         except LimitReached as error:
@@ -101,9 +92,7 @@ class EpisodeTurns:
         self.parked.pop(episode.name, None)
 
     def _name(self, episode: Episode, at: int, fork: str) -> str:
-        """Returns the turn's name in the engine: that of the request whose KV it continues, else
-        one that is free.
-        """
+        # The turn continues the request whose KV ends there.
         if not fork and at in episode.held:
             return episode.held[at]
         if not episode.open_turns:
@@ -113,31 +102,33 @@ class EpisodeTurns:
         return next(name for name in names if name not in used)
 
     def _submit(self, episode: Episode, turn: OpenTurn) -> None:
-        """Continue in the engine's KV if the path is one that it holds, else prefill it."""
         running, plan, request = episode.running, turn.pending.plan, turn.pending.request
+        # Random numbers are those of (seed, trajectory, digest) at the positions of the path: a
+        # request that is repeated after a kill draws the same ones, in any order of turns.
         noise = f"{episode.name}/{request.digest}"
-        wanted = min(request.tokens_max or episode.tokens_left, episode.tokens_left)
+        request_max = min(request.tokens_max or episode.tokens_left, episode.tokens_left)
         if episode.held.get(plan.at) == turn.engine_name:
             del episode.held[plan.at]
             if len(plan.tokens):
                 turn.is_kept = True
                 self.engine.append(turn.engine_name, plan.tokens, noise)
                 return
+            # Without further tokens the path is prefilled again.
             self.engine.abort(turn.engine_name)
         version = None
         if episode.version is None:
             episode.version = running.spans[0].version if running.spans else self.engine.version
         if self.keep_version and self.engine.is_side_by_side:
             version = episode.version
-        whole = running.path_request(plan.at, plan.tokens)
-        is_short = wanted < min(episode.tokens_left, SHORT_TOKENS)
-        most = len(whole.logprobs) + (wanted if is_short else episode.tokens_left)
+        path_request = running.path_request(plan.at, plan.tokens)
+        is_short = request_max < min(episode.tokens_left, SHORT_TOKENS)
+        tokens_max = len(path_request.logprobs) + (request_max if is_short else episode.tokens_left)
         turn.is_kept = not is_short
         self.engine.submit(
             dataclasses.replace(
-                whole,
+                path_request,
                 trajectory=turn.engine_name,
-                sampling=dataclasses.replace(whole.sampling, tokens_max=most),
+                sampling=dataclasses.replace(path_request.sampling, tokens_max=tokens_max),
                 hold=not is_short,
                 version=version,
                 noise=noise,
@@ -145,8 +136,8 @@ class EpisodeTurns:
         )
 
     def grow(self, emission: Emission) -> None:
-        """Append an emission to its turn. Tokens beyond those that the request asked for are
-        dropped, and with them the turn ends in the engine, too.
+        """Appends an emission to its turn. At the request's limit the turn ends in the engine,
+        too.
         """
         episode = self._episodes.get(emission.trajectory)
         if episode is None:
@@ -170,29 +161,30 @@ class EpisodeTurns:
         self._commit(episode)
 
     def commit_waiting(self) -> None:
-        """Publish the turns whose predecessors have reached the log meanwhile."""
         for episode in list(self._waiting.values()):
             self._commit(episode)
 
     def _commit(self, episode: Episode) -> None:
-        """Publish one partial with all ended turns (step 2), unless one is on its way. Once it is
-        in the log, the answers leave (3, 4).
-        """
         running = episode.running
+        # Step 2. A turn stands behind the one that it continues, since a program can only continue
+        # an answer that it got: each part of the chain that a kill leaves is whole.
         if running.flushing:
             return
         del self._waiting[episode.name]
         ended, episode.ended = episode.ended, []
         answered = [
-            (one.pending, turn) for one in ended if (turn := self._taken(episode, one)) is not None
+            (open_turn.pending, turn)
+            for open_turn in ended
+            if (turn := self._taken(episode, open_turn)) is not None
         ]
         if not answered:
             return
         running.turns += [turn for _, turn in answered]
-        held, now = held_tokens(running), self.clock()
+        content, now = held_tokens(running), self.clock()
 
+        # Steps 3 and 4: the log has the partial, and the answers leave.
         def on_durable() -> None:
-            episode.conversation.add([turn for _, turn in answered], held)
+            episode.conversation.add([turn for _, turn in answered], content)
             episode.answered_s = now
             for pending, turn in answered:
                 succeed(pending.outcome, turn)
@@ -206,17 +198,15 @@ class EpisodeTurns:
         self.publisher.episode(running, on_durable, on_refused)
 
     def _taken(self, episode: Episode, ended: OpenTurn) -> Turn | None:
-        """Append an ended turn's tokens to the episode, at most as many as it may still have; None
-        if that is none.
-        """
-        running, plan, left = episode.running, ended.pending.plan, episode.tokens_left
-        if left < 1:
+        running, plan, tokens_left = episode.running, ended.pending.plan, episode.tokens_left
+        if tokens_left < 1:
             self._drop(episode, ended)
             fail(ended.pending.outcome, _out_of_tokens(episode))
             return None
-        if ended.count > left:
+        # Turns that were generated together have used up the episode's tokens.
+        if ended.count > tokens_left:
             self._drop(episode, ended)
-            _shorten(ended, left)
+            _shorten(ended, tokens_left)
         try:
             turn = answered_turn(episode, ended)
         except Exception as error:  # noqa: BLE001 (the boundary of one turn: text of a model)
@@ -231,7 +221,6 @@ class EpisodeTurns:
         return turn
 
     def _fail(self, episode: Episode, turn: OpenTurn, error: Exception) -> None:
-        """End a turn whose answer cannot be made; nothing of it becomes the episode's."""
         log.error("a turn of episode %s has no answer", episode.name, exc_info=error)
         self._drop(episode, turn)
         self.counts.broken += 1
@@ -239,19 +228,17 @@ class EpisodeTurns:
         fail(turn.pending.outcome, TurnFailed(reason))
 
     def _drop(self, episode: Episode, turn: OpenTurn) -> None:
-        """Drop a turn from the engine, if it is there."""
         self.engine.abort(turn.engine_name)
         turn.is_kept = False
 
     def _release(self, episode: Episode) -> None:
-        """Drop the KV that the engine holds for the episode."""
         for name in episode.held.values():
             self.engine.abort(name)
         episode.held.clear()
 
     def close(self, episode: Episode, seal: Exception) -> None:
-        """Drop all that the engine has of the episode, and fail the requests whose turns are not in
-        the trajectory.
+        """Drops all that the engine has of the episode, and fails the requests whose turns are not
+        in the trajectory.
         """
         self.generating.pop(episode.name, None)
         self.parked.pop(episode.name, None)
@@ -266,9 +253,9 @@ class EpisodeTurns:
 
 
 def check_limits(episode: Episode, settings: AgentSettings) -> None:
-    """Raise `LimitReached` if the run's limits allow the episode no further turn. The turns that a
-    program which died has left are none of the present one's; their tokens count all the same.
-    """
+    """Raises `LimitReached` if the run's limits allow the episode no further turn."""
+    # Turns left by a program that died are none of the present one's; their tokens count all the
+    # same.
     turns = len(episode.running.turns) - len(episode.abandoned()) + len(episode.open_turns)
     if turns >= settings.turns_max:
         episode.limit = f"turns_max of {settings.turns_max} reached"
@@ -278,51 +265,47 @@ def check_limits(episode: Episode, settings: AgentSettings) -> None:
 
 
 def _out_of_tokens(episode: Episode) -> LimitReached:
-    most = episode.running.assignment.sampling.tokens_max
-    episode.limit = f"tokens_max of {most} generated tokens reached"
+    tokens_max = episode.running.assignment.sampling.tokens_max
+    episode.limit = f"tokens_max of {tokens_max} generated tokens reached"
     return LimitReached(f"sampling.{episode.limit}")
 
 
 def cut_at_limit(turn: OpenTurn, emission: Emission) -> Emission:
-    """Returns the emission without the tokens beyond those that the request asked for; the turn
-    then ends by `length`. The engine is not told the limit of a request, so that it can keep the KV
-    for the next one.
-    """
-    wanted = turn.pending.request.tokens_max
-    if wanted is None:
+    """Returns the emission up to the request's limit, at which the turn ends by `length`."""
+    # The engine does not know the limit of a request, so that it can keep the KV for the next one.
+    tokens_max = turn.pending.request.tokens_max
+    if tokens_max is None:
         return emission
-    left = wanted - turn.count
-    if len(emission.tokens) < left or (len(emission.tokens) == left and emission.finish):
+    tokens_left = tokens_max - turn.count
+    if len(emission.tokens) < tokens_left or (
+        len(emission.tokens) == tokens_left and emission.finish
+    ):
         return emission
-    return _first_tokens(emission, left)
+    return _first_tokens(emission, tokens_left)
 
 
-def _first_tokens(emission: Emission, most: int) -> Emission:
-    """Returns the emission with its first tokens alone, which end a turn by `length`."""
+def _first_tokens(emission: Emission, tokens_max: int) -> Emission:
     return dataclasses.replace(
         emission,
-        tokens=emission.tokens[:most],
-        logprobs=emission.logprobs[:most],
+        tokens=emission.tokens[:tokens_max],
+        logprobs=emission.logprobs[:tokens_max],
         finish="length",
-        drafts=None if len(emission.tokens) > most else emission.drafts,
+        drafts=None if len(emission.tokens) > tokens_max else emission.drafts,
     )
 
 
-def _shorten(turn: OpenTurn, most: int) -> None:
-    """Leave a turn its first `most` tokens: turns that were generated together have used up what
-    the episode may generate.
-    """
-    kept: list[Emission] = []
+def _shorten(turn: OpenTurn, tokens_max: int) -> None:
+    emissions: list[Emission] = []
     for emission in turn.emissions:
-        if most > 0:
-            kept.append(_first_tokens(emission, most))
-        most -= len(emission.tokens)
-    turn.emissions, turn.finish = kept, "length"
+        if tokens_max > 0:
+            emissions.append(_first_tokens(emission, tokens_max))
+        tokens_max -= len(emission.tokens)
+    turn.emissions, turn.finish = emissions, "length"
 
 
 def answered_turn(episode: Episode, ended: OpenTurn) -> Turn:
-    """Returns the turn that answers a request: what the engine generated for it, parsed, with the
-    hash of the history that it ends, as the next tokens of the episode, which is not changed.
+    """Returns the turn that answers a request: the engine's tokens, parsed, as the next ones of the
+    episode, which is not changed.
     """
     request, start, plan = ended.pending.request, episode.running.length, ended.pending.plan
     chat = episode.conversation.chat
@@ -341,8 +324,9 @@ def answered_turn(episode: Episode, ended: OpenTurn) -> Turn:
     answer = {"content": content, "reasoning": reasoning, "tool_calls": calls}
     history = ""
     if request.messages:
-        said = assistant_message(content, reasoning, calls)
-        history = history_hashes([*request.messages, said], request.tools)[-1]
+        # The next request finds the turn by the history that ends with its answer.
+        message = assistant_message(content, reasoning, calls)
+        history = history_hashes([*request.messages, message], request.tools)[-1]
     return Turn(
         digest=request.digest,
         history=history,

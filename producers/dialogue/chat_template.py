@@ -1,10 +1,7 @@
 """Renders chats by a tokenizer's chat template, and continues a dialogue by its tokens
-(`ChatTemplate`): tasks and agents use this one mechanism.
-
-The tokens of an answer are never made again. What the template writes for further messages is found
-by a mark: the chat is rendered with the mark in place of the answer, and the text behind the token
-that ends the answer is inserted. So it does not matter whether the template leaves thoughts out of
-earlier answers, or how it prints their calls.
+(`ChatTemplate`). An answer's tokens are never made again: the chat is rendered with a mark in its
+place, and the text behind it is inserted. So templates may leave thoughts out of earlier answers,
+or print calls in any way.
 """
 
 import json
@@ -58,10 +55,9 @@ _XML_TOOLS = "xml_tools"  # SmolLM3's name for `tools`
 
 @dataclass(slots=True)
 class _TurnEnds:
-    """Holds the special tokens with which the template ends an answer (`closing`), and those with
-    which it begins the message behind one that it does not end (`opening`). `earlier` are others
-    that stand behind answers once messages follow: gpt-oss ends each part of an answer with such a
-    token, so it stops none. `last` ends an answer behind which no message follows.
+    """Holds special tokens: `closing` ones end an answer, `opening` ones begin the message behind
+    an answer without an end. `earlier` ones stand behind answers once messages follow: gpt-oss ends
+    each part of an answer so, hence they stop none. `last` ends a chat's last answer.
     """
 
     closing: set[str] = field(default_factory=set[str])
@@ -71,8 +67,8 @@ class _TurnEnds:
 
 
 class ChatTemplate:
-    """Renders and continues chats by the chat template of a tokenizer, with the values that the run
-    gives to its variables (`TextTokenizer.template_values`, `template_date`).
+    """Renders and continues chats by a tokenizer's chat template, with the run's values of its
+    variables (`TextTokenizer.template_values`, `template_date`).
     """
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
@@ -92,10 +88,9 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema], is_asked: bool
     ) -> str:
-        """Returns the messages in the chat template's form; `is_asked`: with the beginning of the
-        assistant's answer. Raises `ConfigurationError` if there is no template, if it refuses them,
-        if it does not end within bounds (`render_bounded`), or if it lacks a variable of
-        `task.template_values`.
+        """Returns the messages in the template's form, with `is_asked` up to the begin of the
+        answer. Raises `ConfigurationError` if there is no template, if it refuses or passes its
+        bounds (`render_bounded`), or if it lacks a variable of `task.template_values`.
         """
         has_calls = any(message.get("tool_calls") for message in messages)
         form = (self._form if has_calls else None) or CallForm()
@@ -155,23 +150,19 @@ class ChatTemplate:
 
     @cached_property
     def _dated(self) -> str:
-        """Returns the beginning of a template that replaces transformers' function for the present
-        day by a macro which writes the run's day, so that prompts are equal on every day; "" if no
-        template asks for it. Transformers gives no values to a template that can be called.
-        """
-        given = self.tokenizer.template_date
-        if not given or not any(_DATE in source for source in self.sources):
+        # Prompts are equal on every day: the run's day replaces transformers' function for the
+        # present one. By a macro, because transformers gives no values to a template that can be
+        # called.
+        day_text = self.tokenizer.template_date
+        if not day_text or not any(_DATE in source for source in self.sources):
             return ""
-        day = date.fromisoformat(given)
+        day = date.fromisoformat(day_text)
         moment = datetime(day.year, day.month, day.day, tzinfo=UTC)
         parts = {letter: moment.strftime(f"%{letter}") for letter in _DIRECTIVES}
         return f"{{%- set rollstream_day = {json.dumps(parts)} -%}}{_DATE_MACRO}"
 
     @cached_property
     def _form(self) -> CallForm | None:
-        """Returns the first form in which the template shows a call as an object; None if it leaves
-        calls out in all of them.
-        """
         call = marked((SAMPLE_CALL,), MARK)
         for form in CALL_FORMS:
             for tools in ((), (SAMPLE_TOOL,)):
@@ -188,7 +179,7 @@ class ChatTemplate:
 
     @property
     def shows_calls(self) -> bool:
-        """Whether the template writes the calls of an answer, and not its content alone."""
+        """Whether the template writes the calls of an answer."""
         return self._form is not None
 
     # ---- continuing ------------------------------------------------------------------------------
@@ -202,11 +193,11 @@ class ChatTemplate:
         last: int | None = None,
         has_ended: bool = True,
     ) -> str:
-        """Returns the text of further `messages` behind an answer with these `calls`, from the
-        answer's last token to the place where the next answer starts. `before` are the messages
-        before the answer, and `last` is its last token; None: the one that ends it in the template.
-        `has_ended` is False for an answer that was cut off. Raises `ConfigurationError` if the
-        template refuses the messages or leaves them or the calls out.
+        """Returns the text of `messages` behind an answer with these `calls`, from the answer's
+        last token (`last`; None: the template's end) to the begin of the next answer. `before` are
+        the messages before the answer; `has_ended` is False if it was cut off. Raises
+        `ConfigurationError` if the template refuses the messages or leaves them or the calls
+        out.
         """
         for message in messages:
             self._check_shown(str(message.get("role")), bool(calls))
@@ -231,10 +222,11 @@ class ChatTemplate:
         tools: Sequence[ToolSchema],
         is_asked: bool,
     ) -> tuple[str, str]:
-        """Returns the texts before and behind the answer's content, or the arguments of its last
-        call.
+        """Returns the texts before and behind the answer's content, or its last call's
+        arguments.
         """
         texts = json.dumps([*before, *messages, *calls], ensure_ascii=False, default=str)
+        # No text of the chat may contain the mark.
         mark = MARK
         while mark in texts:
             mark += "-"
@@ -249,7 +241,6 @@ class ChatTemplate:
         return head, tail
 
     def _check_shown(self, role: str, is_result: bool) -> None:
-        """Raise `ConfigurationError` if the template leaves out messages of this role."""
         calls = (SAMPLE_CALL,) if is_result else ()
         message = {"role": role, "content": _SAMPLE_TEXT, "name": TOOL_NAME}
         if role == "tool":
@@ -262,9 +253,8 @@ class ChatTemplate:
             )
 
     def with_own_roles(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-        """Returns the messages under the roles that the template has: OpenAI's newer name for
-        `system` is `developer`.
-        """
+        """Returns the messages under the template's roles."""
+        # OpenAI's newer name of `system` is `developer`.
         if any("developer" in source for source in self.sources):
             return list(messages)
         return [
@@ -273,9 +263,9 @@ class ChatTemplate:
         ]
 
     def refuse_left_out(self, role: str, is_first: bool) -> None:
-        """Raise `ConfigurationError` if the template leaves out messages of this role, the first
-        one of a chat or a later one: the model would not see them. Users' messages, answers and
-        results are not looked at.
+        """Raises `ConfigurationError` if the template leaves out messages of this role, first in a
+        chat or later: the model would not see them. Users' messages, answers and results are not
+        checked.
         """
         if role in ("user", "assistant", "tool"):
             return
@@ -289,19 +279,16 @@ class ChatTemplate:
             )
 
     def _shows_sample(self, place: tuple[str, str], chat: Sequence[ChatMessage]) -> bool:
-        """Returns whether the template shows the sample in this chat, which a role and its place
-        stand for. A chat that it refuses counts: the messages themselves are rendered, and refused
-        with the reason.
-        """
         if place not in self._shown:
             try:
                 self._shown[place] = _SAMPLE_TEXT in self.render(chat, (), True)
             except ConfigurationError:
+                # A refused sample counts as shown: the messages themselves are refused, with the
+                # reason.
                 self._shown[place] = True
         return self._shown[place]
 
     def _after_end(self, tail: str, last: int | None, has_ended: bool) -> str:
-        """Returns the text behind the token that ends an answer."""
         name = "" if last is None else self.tokenizer.light.id_to_token(last) or ""
         closing = self._ends.closing | self._ends.earlier
         names = sorted(closing | self._ends.opening, key=len, reverse=True)
@@ -316,6 +303,7 @@ class ChatTemplate:
             return tail[end.end() if is_sampled else end.start() :]
         if not has_ended:
             return tail[end.start() :]
+        # A template may end an answer by several tokens; the model sampled one of them.
         ends = [end]
         while (end := pattern.match(tail, end.end())) and end[0] in closing:
             ends.append(end)
@@ -338,8 +326,8 @@ class ChatTemplate:
 
     @property
     def last_text(self) -> str:
-        """The special token that the template writes after a chat's last answer, "" if it writes
-        none. In some models it differs from the token that ends a text.
+        """The special token behind a chat's last answer, "" without one. In some models it differs
+        from the token that ends a text.
         """
         return self._ends.last
 
@@ -362,10 +350,8 @@ class ChatTemplate:
     def _add_ends(
         self, ends: _TurnEnds, last: str, following: str, inner: Sequence[str] | None
     ) -> None:
-        """Add the ends that follow from the texts behind an answer: that at the end of a chat, and
-        that before a message. `inner` are special tokens inside of the answer's calls, which end no
-        answer; None for one without calls.
-        """
+        # `inner` are special tokens inside of calls, which end no answer; None: the answer has no
+        # calls.
         is_text, inner = inner is None, inner or ()
         first = [name for name in self._special(last) if name not in inner]
         then = [name for name in self._special(following) if name not in inner]
@@ -384,11 +370,9 @@ class ChatTemplate:
             ends.opening.update(then[:1])
 
     def _special(self, text: str) -> list[str]:
-        """Returns the special tokens in a text, in their order, without those that are parts of
-        calls.
-        """
         pattern = self._special_pattern
         names = pattern.findall(text) if pattern else []
+        # Parts of calls end no answer.
         return [name for name in names if not _PART_OF_CALL.search(name)]
 
     @cached_property
@@ -404,8 +388,8 @@ class ChatTemplate:
 
     @cached_property
     def opened(self) -> str:
-        """The thought with which the template begins every answer, such as `<think>`: these tokens
-        are the prompt's, and no part of what the model writes. "" without one.
+        """The thought with which the template begins every answer, such as `<think>`, "" without
+        one: these tokens are the prompt's, and no part of the answer.
         """
         tail = self._render([{"role": "user", "content": MARK}], (), True).rpartition(MARK)[2]
         starts = [at for sign in _OPENED if (at := tail.rfind(sign)) >= 0]

@@ -1,9 +1,6 @@
-"""Bounds the rendering of a chat template (`render_bounded`), which is a program that comes with
-the model's files: nested loops and macros could run without end, in the thread that serves agents.
-
-The library that renders compiles a template to Python, so the interpreter's trace function sees
-each line of it that runs. Counting them needs no change of the library and does not depend on time.
-What one operation takes is not bounded, except powers, which are refused.
+"""Bounds the rendering of a chat template (`render_bounded`): a program that comes with the model's
+files, which could run without end in the thread that serves agents. One operation is not bounded,
+except powers, which are refused.
 """
 
 import sys
@@ -20,12 +17,13 @@ _FILE = "<template>"  # the file name of compiled templates
 
 
 def render_bounded(render: Callable[[], str], templates: Sequence[str]) -> str:
-    """Returns the text of `render`, which renders one of `templates`. Raises `ValueError` if it
-    runs more than `TEMPLATE_STEPS_MAX` lines of the template or makes more than `TEMPLATE_TEXT_MAX`
-    characters.
+    """Returns the text of `render`, which renders one of `templates`. Raises `ValueError` above
+    `TEMPLATE_STEPS_MAX` lines of the template or `TEMPLATE_TEXT_MAX` characters.
     """
     if any(_has_powers(template) for template in templates):
         raise ValueError("it raises to a power (**), for which no bound holds")
+    # Templates are compiled to Python, so the trace function sees each line that runs. Counting
+    # depends on no time and changes no library.
     before = sys.gettrace()
     sys.settrace(_TemplateTrace().call)
     try:
@@ -35,8 +33,6 @@ def render_bounded(render: Callable[[], str], templates: Sequence[str]) -> str:
 
 
 class _TemplateTrace:
-    """Counts the lines of templates that run in this thread, and the characters that they yield."""
-
     def __init__(self) -> None:
         self._steps = self._characters = 0
 
@@ -56,7 +52,6 @@ class _TemplateTrace:
 
 @lru_cache(maxsize=16)
 def _has_powers(template: str) -> bool:
-    """Returns whether the template has the operator `**`; `f(**values)` has none."""
     from jinja2 import Environment, TemplateSyntaxError
 
     before = ""
@@ -64,6 +59,7 @@ def _has_powers(template: str) -> bool:
         for _, kind, text in Environment().lex(template):
             if kind == "whitespace":
                 continue
+            # `f(**values)` has no power.
             if kind == "operator" and text == "**" and before not in ("(", ","):
                 return True
             before = text

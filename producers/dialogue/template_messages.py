@@ -1,5 +1,5 @@
-"""The messages with which a chat template is tried, and the form in which it takes calls of tools
-(`CallForm`): templates of different makers expect different ones.
+"""The messages with which a chat template is tried, and the form in which it takes calls
+(`CallForm`), which differs between makers.
 """
 
 import json
@@ -40,9 +40,8 @@ SAMPLE_TOOL: ToolSchema = {
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """States how messages with calls are given to a template: `arguments` as an object or as JSON
-    text, an empty `content` as "" or None, and ids as they are or as nine letters and digits, which
-    Mistral's templates demand.
+    """States the form of messages with calls: `arguments` as an object or JSON text, an empty
+    `content` as "" or None, ids as they are or as nine letters and digits (Mistral's templates).
     """
 
     is_object: bool = True
@@ -50,7 +49,6 @@ class CallForm:
     has_short_ids: bool = False
 
     def message(self, message: ChatMessage) -> dict[str, Any]:
-        """Returns the message in this form."""
         written = dict(message)
         if calls := written.get("tool_calls"):
             written["tool_calls"] = [self._call(call) for call in calls]
@@ -95,7 +93,6 @@ def marked(calls: Sequence[Mapping[str, Any]], mark: str) -> dict[str, Any]:
 
 
 def _short(name: str) -> str:
-    """Returns the id if it has nine letters and digits, else nine that stand for it."""
     if re.fullmatch(r"[A-Za-z0-9]{9}", name):
         return name
     return blake2b(name.encode(errors="surrogatepass"), digest_size=8).hexdigest()[:9]

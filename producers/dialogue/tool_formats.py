@@ -60,17 +60,17 @@ _SIGNS = {
 
 
 def format_of_template(chat_template: str) -> str:
-    """Returns the format in which models of this chat template call tools. `hermes` if the template
-    takes no tools: a program that describes them itself most likely means that one. `UNKNOWN` if it
-    takes tools and no format is recognised.
+    """Returns the format in which models of this chat template call tools; `UNKNOWN` if it takes
+    tools and no format is recognised.
     """
     formats = (name for sign, name in _SIGNS.items() if sign in chat_template)
+    # A program that describes tools itself, without the template, most likely means Hermes' format.
     default = UNKNOWN if _TAKES_TOOLS.search(chat_template) else "hermes"
     return next(formats, default)
 
 
 def unknown_format(where: str) -> str:
-    """Returns what is wrong with a template of an unknown format, for a log or an error."""
+    """Returns the fault of a template of an unknown format, for a log or an error."""
     return (
         f"the chat template of {where} takes tools, and how its model writes calls is not "
         f"recognised; the known formats are {', '.join(TOOL_FORMATS)}"
@@ -87,7 +87,7 @@ def _hermes(text: str, tools: ToolSchemas) -> Iterator[CallSpan]:
 
 def _llama3_json(text: str, tools: ToolSchemas) -> Iterator[CallSpan]:
     """`{"name": …, "parameters": {…}}` as the whole answer, several separated by `;`, perhaps after
-    `<|python_tag|>`; behind that also `name.call(key="value")`, as built-in tools are called.
+    `<|python_tag|>`; behind that also `name.call(key="value")`, for built-in tools.
     """
     tag = "<|python_tag|>"
     start = text.find(tag)
@@ -134,7 +134,7 @@ def _mistral(text: str, tools: ToolSchemas) -> Iterator[CallSpan]:
 
 
 def _named(part: str) -> WrittenCall:
-    """Read `name{…}` or `name[ARGS]{…}`."""
+    """Reads `name{…}` or `name[ARGS]{…}`."""
     name, brace, arguments = part.partition("{")
     if not brace:
         raise MalformedCall("a call without arguments")
@@ -164,17 +164,15 @@ def _python_calls(text: str) -> Iterator[WrittenCall]:
     for call in tree.elts:
         if not isinstance(call, ast.Call) or call.args:
             raise MalformedCall("not a call with named arguments")
-        arguments = {one.arg: _literal(one.value) for one in call.keywords}
+        arguments = {keyword.arg: _literal(keyword.value) for keyword in call.keywords}
         if None in arguments:
             raise MalformedCall("not a call with named arguments")
         yield written_call(_dotted(call.func), arguments)
 
 
 def _dotted(node: ast.expr) -> str:
-    """Returns the name `a.b.c` of a called function. Its parts are a chain of nodes, each inside of
-    the next, so a function that calls itself for each would go as deep as the text has dots.
-    """
     parts: list[str] = []
+    # A loop, since recursion would go as deep as the text has dots.
     while isinstance(node, ast.Attribute) and len(parts) < NAME_MAX:
         parts.append(node.attr)
         node = node.value
@@ -209,10 +207,6 @@ def _phi4(text: str, tools: ToolSchemas) -> Iterator[CallSpan]:
 
 
 def _json_between(begin: str, end: str) -> ToolCallFinder:
-    """Returns the finder of a format that writes a call or a list of calls as JSON between two
-    signs.
-    """
-
     def find(text: str, tools: ToolSchemas) -> Iterator[CallSpan]:
         for start, stop, inner in blocks(text, begin, end):
             yield read_span(start, stop, lambda inner=inner: json_calls(read_call_json(inner)))
@@ -241,7 +235,6 @@ TOOL_FORMATS: Mapping[str, ToolCallFinder] = {
     "hunyuan_a13b": _json_between("<tool_calls>", "</tool_calls>"),
     "cohere": _json_between("<|START_ACTION|>", "<|END_ACTION|>"),
 }
-"""Name of a format → the function that finds its calls."""
 OF_MESSAGES = (HARMONY, "atem")
 """Formats in which an answer consists of messages, each with a header."""
 WITHOUT_SIGN = ("llama3_json", "pythonic")

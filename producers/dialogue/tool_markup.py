@@ -23,8 +23,8 @@ from rollstream.producers.dialogue.tool_parts import (
 
 @dataclass(frozen=True, slots=True)
 class TagDialect:
-    """States the tags of a format: those around the calls, around a call and around an argument.
-    The patterns `call` and `argument` have the name as their group.
+    """States the tags of a format: around the calls, a call and an argument. The patterns `call`
+    and `argument` have the name as their group.
     """
 
     begin: str
@@ -35,7 +35,6 @@ class TagDialect:
     argument_end: str
 
     def find(self, text: str, tools: ToolSchemas) -> Iterator[CallSpan]:
-        """Yield the calls between each `begin` and `end`."""
         for start, stop, inner in blocks(text, self.begin, self.end):
             yield read_span(start, stop, lambda inner=inner: self._calls(inner, tools))
 
@@ -62,7 +61,6 @@ class TagDialect:
 
 
 def _without_breaks(text: str) -> str:
-    """Returns the text without the line breaks that stand between tags and a value."""
     return text.removeprefix("\n").removesuffix("\n")
 
 
@@ -133,7 +131,6 @@ _KIMI_CALL = ("<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_
 
 
 def _each(inner: str, begin: str, end: str, between: str) -> tuple[WrittenCall, ...]:
-    """Read calls of which `between` stands between the name and the arguments."""
     calls = tuple(_divided(part, between) for _, _, part in blocks(inner, begin, end))
     if not calls:
         raise MalformedCall("no call between the tokens of calls")
@@ -183,7 +180,7 @@ _THOUGHT = re.compile(r"<\|channel\|>analysis|\bto=self\b")
 
 def split_messages(text: str) -> tuple[str, str]:
     """Returns the thoughts of an answer of several messages (gpt-oss, Muse), and the rest: the
-    texts of its other messages, and calls of gpt-oss as they are written.
+    texts of other messages, and gpt-oss's calls as written.
     """
     thoughts: list[str] = []
     rest: list[str] = []
@@ -208,9 +205,6 @@ def harmony(text: str, tools: ToolSchemas) -> Iterator[CallSpan]:
 
 
 def _messages(text: str) -> Iterator[tuple[int, str, str, str]]:
-    """Yield the place, the whole text, the header and the body of each message; a text behind the
-    last one, or without any, is a body.
-    """
     at = 0
     while (middle := text.find(_MESSAGE, at)) >= 0:
         close = _MESSAGE_END.search(text, middle)
@@ -220,5 +214,6 @@ def _messages(text: str) -> Iterator[tuple[int, str, str, str]]:
             end = stop
         yield at, text[at:end], text[at:middle], text[middle + len(_MESSAGE) : stop]
         at = end
+    # A text behind the last message, or without any, is a body.
     if at < len(text):
         yield at, text[at:], "", text[at:]

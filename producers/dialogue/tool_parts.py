@@ -34,9 +34,7 @@ class WrittenCall:
 
 @dataclass(frozen=True, slots=True)
 class CallSpan:
-    """States a part of the text that is meant as calls: the calls, or the reason why it cannot be
-    read.
-    """
+    """States a part of the text that is meant as calls: the calls, or why it cannot be read."""
 
     start: int
     end: int
@@ -52,8 +50,8 @@ class MalformedCall(ValueError):
 
 
 def blocks(text: str, begin: str, end: str) -> Iterator[tuple[int, int, str]]:
-    """Yield the start, the end and the inner text of each part between `begin` and `end`; the end
-    of the last may be missing.
+    """Yields the start, the end and the inner text of each part between `begin` and `end`; the last
+    may lack its end.
     """
     at = text.find(begin)
     while at >= 0:
@@ -64,10 +62,9 @@ def blocks(text: str, begin: str, end: str) -> Iterator[tuple[int, int, str]]:
 
 
 def read_span(start: int, end: int, calls: Callable[[], Sequence[WrittenCall]]) -> CallSpan:
-    """Returns the calls of a part of the text, or why it has none: whatever goes wrong at a text of
-    the model is a reason.
-    """
+    """Returns the calls of a part of the text, or why it has none."""
     try:
+        # Any fault of a model's text is a reason.
         return CallSpan(start, end, tuple(calls()))
     except MalformedCall as error:
         return CallSpan(start, end, reason=reason_text(error, REASON_MAX))
@@ -94,7 +91,7 @@ def read_call_json(text: str) -> object:
 
 def read_first_json(text: str, at: int) -> tuple[object, int]:
     """Returns the JSON value that begins at a place of the text, and its end. The caller has
-    checked the depth of the whole text once: a check before each value is quadratic in the values.
+    checked the whole text's depth once: a check before each value is quadratic.
     """
     try:
         return _DECODER.raw_decode(text, at)
@@ -103,8 +100,8 @@ def read_first_json(text: str, at: int) -> tuple[object, int]:
 
 
 def check_depth(text: str) -> None:
-    """Refuse brackets that are nested deeper than parsers can go; those inside of strings count
-    too.
+    """Raises `MalformedCall` for brackets nested deeper than parsers can go; those inside of
+    strings count too.
     """
     depth = 0
     for bracket in _BRACKET.finditer(text):
@@ -117,7 +114,7 @@ def check_depth(text: str) -> None:
 
 
 def json_call(value: object) -> WrittenCall:
-    """Read `{"name": …, "arguments" or "parameters": {…}}`; the arguments may be JSON text."""
+    """Reads `{"name": …, "arguments" or "parameters": {…}}`; the arguments may be JSON text."""
     if not isinstance(value, dict):
         raise MalformedCall("not an object with a name")
     table = cast(dict[str, object], value)
@@ -131,7 +128,6 @@ def json_call(value: object) -> WrittenCall:
 
 
 def json_calls(value: object) -> tuple[WrittenCall, ...]:
-    """Read one call, or a list of them."""
     values = cast(list[object], value) if isinstance(value, list) else [value]
     return tuple(json_call(each) for each in values)
 
@@ -158,8 +154,8 @@ def _object_text(arguments: object) -> str:
 
 
 def typed_arguments(name: str, texts: Mapping[str, str], tools: ToolSchemas) -> dict[str, object]:
-    """Returns the arguments of a format that writes them without quotes: as the tool declares them,
-    a text as it is, anything else as JSON if it can be read.
+    """Returns arguments that are written without quotes, as the tool declares them: a text as it
+    is, others as JSON where possible.
     """
     declared = _properties(name, tools)
     return {key: _typed(text, declared.get(key)) for key, text in texts.items()}

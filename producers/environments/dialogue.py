@@ -1,10 +1,7 @@
-"""Dialogues: after each turn of the model the task's environment replies, and the trajectory
-continues, until the environment says nothing more; then the task judges the whole (`Dialogue`).
-
-Replies come from the task's code in the reward pool's processes, as rewards do. Each question to an
-environment has exactly one outcome: a reply, or the reason of a failure (invariant 1). After a
-failure the environment is asked again as often as `task.retries` allows; then the failure ends the
-trajectory. A trajectory that waits for a reply keeps its KV in the engine, but no slot.
+"""Runs dialogues (`Dialogue`): after each turn of the model the task's environment replies, until
+its reply is empty; then the task judges the whole. Each question to an environment has exactly one
+outcome, a reply or the reason of a failure (invariant 1). A waiting trajectory keeps its KV in the
+engine, but no slot.
 """
 
 import logging
@@ -26,7 +23,6 @@ log = logging.getLogger(__name__)
 
 
 def open_dialogue(parts: RolloutParts, task: Task, scope: DriverScope) -> "Dialogue":
-    """Returns the driver of dialogues with the environment of this task, whose processes ask it."""
     del task
     return Dialogue(parts, retries=scope.task.retries, turns_max=scope.task.turns_max)
 
@@ -41,16 +37,14 @@ class Dialogue(SingleTurn):
     retries: int = 0
     """How often an environment that failed is asked again (`task.retries`)."""
     turns_max: int | None = None
-    """Most turns of the model (`task.turns_max`)."""
     retried: int = 0
     """Number of replies that were asked for again."""
     _asked_s: dict[str, float] = field(default_factory=dict[str, float])
-    """By trajectory that waits for a reply the time since which it does."""
+    """Since when each trajectory waits for a reply."""
 
     def end_turn(self, running: RunningTrajectory, finish: Finish) -> None:
-        """Ask the environment if the turn ended by `stop`; the answer that reached a limit is
-        complete.
-        """
+        """Asks the environment if the turn ended by `stop`."""
+        # An answer that reached a limit is complete.
         if finish != "stop":
             SingleTurn.end_turn(self, running, finish)
             return
@@ -84,9 +78,6 @@ class Dialogue(SingleTurn):
     def _answered(
         self, running: RunningTrajectory, outcome: RewardVerdict | Reply
     ) -> Trajectory | None:
-        """Continue after the environment's reply. Returns the dead record of a trajectory that this
-        ends; None for one that continues, is asked for again or is to be judged.
-        """
         if isinstance(outcome, RewardVerdict):
             return self._failed(running, f"environment: {outcome.reason}")
         judging, context_max = self.parts.judging, self.parts.settings.context_max
@@ -116,13 +107,11 @@ class Dialogue(SingleTurn):
         return None
 
     def _failed(self, running: RunningTrajectory, reason: str) -> Trajectory | None:
-        """Ask again after a failure of the environment, or return the dead record. The earlier
-        failures of the trajectory are recorded with it, however it ends.
-        """
         if len(running.failures) >= self.retries:
             return self.parts.judging.dead_record(running, reason)
         log.info("%s asks its environment again: %s", running.assignment.trajectory, reason)
         self.retried += 1
+        # Earlier failures are recorded with the trajectory, however it ends.
         running.failures += (reason,)
         self._ask(running)
         return None

@@ -1,10 +1,7 @@
-"""Runs a task's `async def reply` in a process of its own, for many dialogues at once. `replies.py`
-starts it: `python -m rollstream.producers.rewards.environment SETTINGS`, where SETTINGS are the
-task's settings as JSON.
-
-Questions arrive as JSON lines on stdin; each is a task of one event loop, and is answered on stdout
-when it is done. A reply has one owner of its deadline: this process, which cancels it after
-`reply_timeout_s`. Every `Exception` and every result becomes an answer of valid types.
+"""Runs a task's `async def reply` in a process of its own, for many dialogues at once: `python -m
+rollstream.producers.rewards.environment SETTINGS` (as JSON). Questions are JSON lines on stdin,
+answers JSON lines on stdout, in any order. This process alone owns a reply's deadline
+(`reply_timeout_s`).
 """
 
 import asyncio
@@ -30,8 +27,8 @@ from rollstream.producers.tasks.registry import load_task
 
 
 class ReplyQuestion(msgspec.Struct, frozen=True, array_like=True):
-    """Asks for the environment's reply to the last of `turns`, as `Environment.reply` does. With
-    `cancelled` it ends the question of this number instead, which then has no answer.
+    """Asks for the environment's reply to the last of `turns`; with `cancelled` it ends the
+    question of this number, which then has no answer.
     """
 
     number: int
@@ -42,9 +39,9 @@ class ReplyQuestion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class NumberedAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """Holds the outcome of one question: the environment's `tokens` and new `state`, or the
-    `reason` why there is no reply; `refused`: no call of this task can succeed on this machine.
-    The first line of a process is one of number 0.
+    """Holds the outcome of one question: `tokens` and new `state`, or the `reason` why there is no
+    reply; `refused`: no call of this task can succeed on this machine. The first line of a process
+    has number 0.
     """
 
     number: int
@@ -63,7 +60,7 @@ class ReplyLoop:
         self._encoder = msgspec.json.Encoder()
 
     async def run(self, source: int) -> None:
-        """Answer the questions of the pipe `source` until it ends; then exit the process."""
+        """Answers the questions of the pipe `source` until it ends; then exits the process."""
         loop, decoder = asyncio.get_running_loop(), msgspec.json.Decoder(ReplyQuestion)
 
         def read() -> None:
@@ -97,6 +94,7 @@ class ReplyLoop:
             answer = await self._reply(question)
         except asyncio.CancelledError:
             if question.number not in self._tasks:
+                # The pool cancelled it, so it has no answer.
                 return
             answer = failed_answer("reply() was cancelled by the task's own code")
         if self._tasks.pop(question.number, None) is not None:
@@ -105,9 +103,9 @@ class ReplyLoop:
     async def _reply(self, question: ReplyQuestion) -> RewardAnswer:
         limit = asyncio.timeout(self._limit_s)
         try:
-            asked = self._environment.reply(question.reference, question.state, question.turns)
+            reply = self._environment.reply(question.reference, question.state, question.turns)
             async with limit:
-                return reply_answer(await cast("Awaitable[object]", asked))
+                return reply_answer(await cast("Awaitable[object]", reply))
         except SandboxRefused as error:
             return RewardAnswer("refused", reason=str(error))
         except Exception as error:  # noqa: BLE001 (the task's code: any failure is an outcome)
@@ -117,7 +115,7 @@ class ReplyLoop:
 
 
 def main(settings: str) -> None:
-    """Build the task and write a greeting, with the reason if the task cannot be built. Then answer
+    """Builds the task and writes a greeting, with the reason if it cannot be built; then answers
     questions until the pipe closes.
     """
     description = msgspec.json.decode(settings, type=PlainTask)

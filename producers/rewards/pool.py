@@ -1,11 +1,6 @@
 """Computes rewards in reward processes (`process.py`), which run the task's code without the run's
-credentials. Every question (an answer to judge, a turn to reply to, or a trajectory to score) gets
-an outcome, also if the task's code raises, hangs or ends its process.
-
-`RewardPool.submit`, `submit_turn` and `submit_finished` queue a question. Each `poll` hands
-questions to the processes (`RewardWorker`), reads their answers, replaces processes that ended or
-hang, and returns outcomes. No call waits for an answer, so a rollout generates meanwhile. The
-replies of an environment with an `async def reply` come from a process of their own (`replies.py`).
+credentials. Every question of `RewardPool` gets an outcome, also if the code raises, hangs or ends
+its process. No call waits for an answer, so a rollout generates meanwhile.
 """
 
 import time
@@ -34,8 +29,8 @@ from rollstream.streams.values import Floats
 
 @dataclass(frozen=True, slots=True)
 class RewardVerdict:
-    """Holds a reward with its named scores, or the `reason` why there will be none: then it is a
-    dead verdict. `vectors` are scores of several values, which only a scorer's model gives.
+    """Holds a reward with its named scores, or the `reason` why there will be none (a dead
+    verdict). `vectors` are scores of several values, which only a scorer's model gives.
     """
 
     reward: float = 0.0
@@ -57,11 +52,10 @@ RewardOutcome = RewardVerdict | Reply
 
 
 class RewardPool:
-    """Gives every submitted question exactly one outcome, in any order; `key` names a question in
-    `poll`. It runs `task.reward_processes` processes and starts each when a question waits for it.
-    At most `capacity` questions are unanswered. `function` is the import path of the scorer's
-    function, "" in a rollout. `is_asynchronous` states that the task's `reply` is an `async def`:
-    then one more process waits for all replies together.
+    """Gives every submitted question exactly one outcome, in any order, under its `key`. A process
+    starts when a question waits for it; at most `capacity` questions are unanswered. `function` is
+    the import path of the scorer's function, "" in a rollout. With `is_asynchronous` one more
+    process waits for all replies.
     """
 
     def __init__(
@@ -88,14 +82,14 @@ class RewardPool:
         return self._outstanding() < self._capacity
 
     def submit(self, key: str, reference: str, turns: Turns) -> None:
-        """Queue a complete answer to judge; its outcome is a verdict with the task's reward.
-        `turns` are all tokens after the prompt, `reference` is that of the prompt (`TaskPrompt`).
+        """Queues a complete answer to judge; its outcome is a verdict. `turns` are all tokens after
+        the prompt, `reference` is the prompt's (`TaskPrompt`).
         """
         self._queue(key, RewardQuestion("judge", reference, "", _lists(turns)))
 
     def submit_turn(self, key: str, reference: str, state: str, turns: Turns) -> None:
-        """Queue a turn for the task's environment; its outcome is the reply to the last of `turns`,
-        or a dead verdict. `state` is that of the environment's previous reply, "" at first.
+        """Queues a turn for the task's environment; its outcome is the reply to the last of
+        `turns`, or a dead verdict. `state` is that of the previous reply, "" at first.
         """
         if self._replies is not None:
             assert self.can_submit(), "call can_submit() first"
@@ -104,8 +98,8 @@ class RewardPool:
         self._queue(key, RewardQuestion("reply", reference, state, _lists(turns)))
 
     def cancel(self, key: str) -> None:
-        """Stop working on a question if possible. Its outcome may arrive nevertheless, unless the
-        reply comes from an `async def`.
+        """Stops working on a question if possible. Its outcome may still arrive, unless the reply
+        is an `async def`.
         """
         if self._replies is not None:
             self._replies.cancel(key)
@@ -114,15 +108,14 @@ class RewardPool:
     def submit_finished(
         self, key: str, reference: str, turns: Turns, facts: TrajectoryFacts
     ) -> None:
-        """Queue a finished trajectory for the scorer's function. The numbers that the function
-        returns are the `scores` of the verdict; if it returns a single one, its name is "".
+        """Queues a finished trajectory for the scorer's function, whose numbers are the verdict's
+        `scores`; the name of a single one is "".
         """
         self._queue(key, RewardQuestion("score", reference, "", _lists(turns), facts))
 
     def poll(self) -> list[tuple[str, RewardOutcome]]:
-        """Serve all processes and return the new outcomes, each with its question's key. Raises
-        `ConfigurationError` if the task cannot be built, or if this machine cannot provide the
-        sandbox that its code needs.
+        """Serves all processes and returns the new outcomes by key. Raises `ConfigurationError` if
+        the task cannot be built, or this machine lacks the sandbox that its code needs.
         """
         decided: list[tuple[str, RewardOutcome]] = []
         if not self._outstanding():
@@ -135,7 +128,6 @@ class RewardPool:
         return decided
 
     def close(self) -> None:
-        """End the processes; unanswered questions are dropped."""
         if self._replies is not None:
             self._replies.close()
         for index, worker in enumerate(self._workers):
@@ -145,9 +137,8 @@ class RewardPool:
         self._waiting.clear()
 
     def _outstanding(self) -> int:
-        """Returns the number of questions without an outcome."""
-        held = sum(len(worker.held) for worker in self._workers if worker is not None)
-        return len(self._waiting) + held + (0 if self._replies is None else len(self._replies))
+        in_flight = sum(len(worker.held) for worker in self._workers if worker is not None)
+        return len(self._waiting) + in_flight + (0 if self._replies is None else len(self._replies))
 
     def _queue(self, key: str, question: RewardQuestion) -> None:
         assert self.can_submit(), "call can_submit() first"
@@ -159,9 +150,6 @@ class RewardPool:
     def _serve_process(
         self, index: int, now: float, decided: list[tuple[str, RewardOutcome]]
     ) -> None:
-        """Start the process if it is needed, read its answers into `decided`, write questions to
-        it, and replace it if it ended or hangs.
-        """
         worker = self._workers[index]
         if worker is None:
             if not self._waiting:
@@ -184,7 +172,6 @@ class RewardPool:
             self._replace(index, worker, reason, decided)
 
     def _check_greeting(self, worker: RewardWorker) -> None:
-        """Raise `ConfigurationError` if the greeting states that the task could not be built."""
         if worker.greeting:
             try:
                 refusal = self._decoder.decode(worker.greeting).reason
@@ -217,14 +204,9 @@ class RewardPool:
         reason: str,
         decided: list[tuple[str, RewardOutcome]],
     ) -> None:
-        """End the process, which ended or hangs. If it was ready, it did so at its oldest question:
-        that one gets a dead verdict with this `reason`. Its other questions return to the front of
-        the queue, for any process. Raises `ConfigurationError` after `STARTS_MAX` processes in a
-        row that were never ready.
-        """
         worker.kill()
         self._workers[index] = None
-        held = list(worker.held)
+        questions = list(worker.held)
         if not worker.greeting:
             self._starts_failed += 1
             if self._starts_failed >= STARTS_MAX:
@@ -233,9 +215,11 @@ class RewardPool:
                     f"{STARTS_MAX} reward processes in a row ended before they were ready "
                     f"({reason}); see what task {self._task.name!r} does when it is imported"
                 )
-        elif held:
-            decided.append((held.pop(0).key, RewardVerdict(reason=reason)))
-        self._waiting.extendleft(reversed(held))
+        elif questions:
+            # The process ended or hangs at its oldest question; the others return to the front of
+            # the queue, for any process.
+            decided.append((questions.pop(0).key, RewardVerdict(reason=reason)))
+        self._waiting.extendleft(reversed(questions))
 
 
 def _lists(turns: Turns) -> list[list[int]]:

@@ -1,10 +1,7 @@
-"""Runs the code of a task (or a scorer's function) in a process of its own, a reward process.
-`pool.py` starts it: `python -m rollstream.producers.rewards.process SETTINGS [FUNCTION]`, where
-SETTINGS are the task's settings as JSON and FUNCTION is the import path of a scorer's function.
-
-Questions arrive as JSON lines on stdin and are answered in order as JSON lines on stdout. Every
-`Exception` and every result of the code becomes a `RewardAnswer` of valid types, so no result can
-end the role that asked. The pool replaces a process that hangs or ends.
+"""Runs a task's code, or a scorer's function, in a process of its own: `python -m
+rollstream.producers.rewards.process SETTINGS [FUNCTION]` (settings as JSON, an import path).
+Questions are JSON lines on stdin, answered in order on stdout. Every result becomes a
+`RewardAnswer` of valid types, so none can end the role that asked.
 """
 
 import os
@@ -47,10 +44,10 @@ _TOKENS = 1 << 32  # tokens are uint32 in records; the engine checks its own voc
 
 
 class RewardQuestion(msgspec.Struct, frozen=True, array_like=True):
-    """Asks for one call, by `kind`: `judge`, the task's reward of a complete answer; `reply`, the
-    next turn of the task's environment, whose previous `state` is given; `score`, the scorer's
-    function, which also gets `facts`. `turns` are all tokens after the prompt, cut where the source
-    changes; `reference` is the task's own JSON about the prompt.
+    """Asks for one call, by `kind`: `judge`, the reward of a complete answer; `reply`, the
+    environment's next turn after `state`; `score`, the scorer's function, with `facts`. `turns` are
+    all tokens after the prompt, cut where the source changes; `reference` is the task's own JSON
+    about the prompt.
     """
 
     kind: Literal["judge", "reply", "score"]
@@ -62,8 +59,8 @@ class RewardQuestion(msgspec.Struct, frozen=True, array_like=True):
 
 class RewardAnswer(msgspec.Struct, frozen=True, array_like=True):
     """Holds the result of one call, by `kind`: `score`, a `reward` with named `scores`; `reply`,
-    the environment's `tokens` and new `state`; `failed`, the `reason` why there is no result;
-    `refused`, the `reason` why no call of this task can succeed on this machine.
+    the environment's `tokens` and new `state`; `failed`, the `reason`; `refused`, the `reason` why
+    no call of this task can succeed on this machine.
     """
 
     kind: Literal["score", "reply", "failed", "refused"]
@@ -75,8 +72,8 @@ class RewardAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 def failed_answer(reason: str) -> RewardAnswer:
-    """Returns an answer of kind `failed` with this reason, cut off at `_REASON_MAX` characters and
-    with characters that UTF-8 cannot encode replaced.
+    """Returns an answer of kind `failed`, its reason cut at `_REASON_MAX` characters and encodable
+    as UTF-8.
     """
     return RewardAnswer("failed", reason=reason_text(reason, _REASON_MAX))
 
@@ -84,9 +81,9 @@ def failed_answer(reason: str) -> RewardAnswer:
 def answer_question(
     task: Task, function: ScoringCall | None, question: RewardQuestion
 ) -> RewardAnswer:
-    """Make the call that the question asks for; `function` is the scorer's. Any `Exception` of the
-    code, and any result of a wrong type or value, becomes an answer of kind `failed`; a machine
-    without the sandbox that the code needs, one of kind `refused`.
+    """Makes the call that the question asks for; `function` is the scorer's. Any `Exception` and
+    any unusable result becomes an answer of kind `failed`; a missing sandbox, one of kind
+    `refused`.
     """
     try:
         if question.kind == "judge":
@@ -107,9 +104,6 @@ def answer_question(
 
 
 def error_answer(error: Exception) -> RewardAnswer:
-    """Returns the answer of kind `failed` for an exception that the task's code raised, or that its
-    result caused.
-    """
     if isinstance(error, _UnusableResult | UnusableScore | NoFiniteNumber):
         return failed_answer(str(error))
     frame = extract_tb(error.__traceback__)[-1]
@@ -125,9 +119,7 @@ class _UnusableResult(ValueError):
 
 
 def _judge_answer(score: object) -> RewardAnswer:
-    """Returns the answer for a task's judgement, which may be a plain number, or a pair of it and
-    named scores, as a verifier's is.
-    """
+    # A pair of a number and named scores, as a verifier's is.
     if isinstance(score, tuple):
         pair = cast("tuple[object, ...]", score)
         if len(pair) != 2 or not isinstance(pair[1], Mapping):
@@ -148,9 +140,6 @@ def _judge_answer(score: object) -> RewardAnswer:
 
 
 def _function_answer(result: object) -> RewardAnswer:
-    """Returns the answer for a scorer's result: numbers by name, or one number, which gets the name
-    "".
-    """
     if isinstance(result, Mapping):
         return RewardAnswer("score", scores=_numbers(cast("Mapping[object, object]", result)))
     return RewardAnswer("score", scores={"": finite_number(result, "the result")})
@@ -177,15 +166,14 @@ def _state(state: object) -> str:
 
 
 def _tokens(tokens: object) -> tuple[int, ...]:
-    """Returns a reply's tokens if they are at most `_REPLY_MAX` whole numbers in [0, 2**32)."""
     if isinstance(tokens, str | bytes) or not isinstance(tokens, Iterable):
         raise _UnusableResult(
             f"reply() gave tokens that are a {type(tokens).__name__}, not a sequence"
         )
-    found = list(islice(cast("Iterable[object]", tokens), _REPLY_MAX + 1))
-    if len(found) > _REPLY_MAX:
+    reply_tokens = list(islice(cast("Iterable[object]", tokens), _REPLY_MAX + 1))
+    if len(reply_tokens) > _REPLY_MAX:
         raise _UnusableResult(f"reply() gave more than {_REPLY_MAX} tokens")
-    return tuple(_token(token) for token in found)
+    return tuple(_token(token) for token in reply_tokens)
 
 
 def _token(token: object) -> int:
@@ -198,17 +186,17 @@ def _token(token: object) -> int:
 
 
 def _numbers(values: Mapping[object, object] | Mapping[str, float]) -> dict[str, float]:
-    named = {reason_text(name, _NAME_MAX): value for name, value in values.items()}
-    return {name: finite_number(value, f"the score {name!r}") for name, value in named.items()}
+    values_by_name = {reason_text(name, _NAME_MAX): value for name, value in values.items()}
+    return {
+        name: finite_number(value, f"the score {name!r}") for name, value in values_by_name.items()
+    }
 
 
 def _read_questions(source: int) -> Iterator[RewardQuestion]:
-    """Yield the questions that arrive on the pipe. When the parent ends for any reason, the pipe
-    ends and this process exits. A thread of its own reads the pipe, so this works even while a call
-    hangs.
-    """
     arrived: SimpleQueue[bytes] = SimpleQueue()
 
+    # When the parent ends for any reason, the pipe ends and this process exits: by a thread, so
+    # even while a call hangs.
     def read() -> None:
         with open(source, "rb") as lines:
             for line in lines:
@@ -222,8 +210,8 @@ def _read_questions(source: int) -> Iterator[RewardQuestion]:
 
 
 def claim_pipes() -> tuple[int, int]:
-    """Returns new descriptors of the pipes for questions and answers, and replace the standard
-    ones: what the task's code prints goes to stderr, and its stdin is empty.
+    """Returns new descriptors of the pipes for questions and answers. The standard ones change:
+    prints of the task's code go to stderr, and its stdin is empty.
     """
     source, sink = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -233,15 +221,15 @@ def claim_pipes() -> tuple[int, int]:
 
 
 def alarm_s(limit_s: float) -> float:
-    """Returns the CPU seconds after which a call of at most `limit_s` seconds is ended, if threads
-    of it compute on all cores.
+    """Returns the CPU seconds after which a call of at most `limit_s` seconds is ended: its threads
+    may compute on all cores.
     """
     return (2 * limit_s + 1) * (os.cpu_count() or 1)
 
 
 def main(settings: str, function_path: str = "") -> None:
-    """Build the task and write a first answer, the greeting: `score` if the task was built, or
-    `failed` with the reason. Then answer questions until the pipe closes.
+    """Builds the task and writes a greeting: `score`, or `failed` with the reason. Then answers
+    questions until the pipe closes.
     """
     description = msgspec.json.decode(settings, type=PlainTask)
     configure_sandboxes(description.sandbox)
@@ -258,11 +246,10 @@ def main(settings: str, function_path: str = "") -> None:
             return
         out.write(encode(RewardAnswer("score")) + b"\n")
         for question in _read_questions(source):
-            # The alarm ends this process after so many CPU seconds in one call, those of all its
-            # threads together, which may run on every core. A living parent
-            # ends the process earlier (after `reward_timeout_s`). The alarm is for a call that
-            # outlives the parent and holds the interpreter's lock: then the thread that would
-            # notice the end of the pipe cannot run.
+            # The alarm ends this process after so many CPU seconds of all its threads in one call.
+            # A living parent ends it earlier (after `reward_timeout_s`): the alarm is for a call
+            # that outlives the parent and holds the interpreter's lock, so that the thread at the
+            # pipe cannot run.
             is_reply = question.kind == "reply"
             limit_s = description.reply_timeout_s if is_reply else description.reward_timeout_s
             signal.setitimer(signal.ITIMER_VIRTUAL, alarm_s(limit_s))

@@ -1,9 +1,7 @@
-"""Asks an environment whose `reply` is an `async def` (`ReplyPool`). One process (`environment.py`)
-waits for thousands of replies at once; they come in any order.
-
-The process owns the deadline of a reply (`task.reply_timeout_s`). It is replaced if it ends, or if
-it keeps a reply long after its deadline, because the task's code blocks its event loop. Every
-question has exactly one outcome, unless it is cancelled.
+"""Asks an environment whose `reply` is an `async def` (`ReplyPool`): one process (`environment.py`)
+waits for thousands of replies at once and owns their deadlines (`task.reply_timeout_s`). It is
+replaced if it ends, or keeps a reply long after its deadline. Every question has exactly one
+outcome, unless it is cancelled.
 """
 
 import os
@@ -31,8 +29,6 @@ DEATHS_MAX = 3
 
 @dataclass(slots=True)
 class _PendingReply:
-    """Holds a question without an outcome. `since` is the time from which its deadline counts."""
-
     key: str
     question: ReplyQuestion
     since: float = 0.0
@@ -56,24 +52,26 @@ class ReplyPool:
         return len(self._waiting) + len(self._held)
 
     def submit(self, key: str, reference: str, state: str, turns: list[list[int]]) -> None:
-        """Queue a question under this key, which no other present question has."""
+        """Queues a question under this key, which no other present question has."""
         self._next += 1
         self._numbers[key] = self._next
         self._waiting.append(_PendingReply(key, ReplyQuestion(self._next, reference, state, turns)))
 
     def cancel(self, key: str) -> None:
-        """Drop a question: its reply is cancelled, and has no outcome. Ignores unknown keys."""
+        """Drops a question, which then has no outcome. Ignores unknown keys."""
         number = self._numbers.pop(key, None)
         if number is None:
             return
         if self._held.pop(number, None) is None:
-            self._waiting = deque(one for one in self._waiting if one.question.number != number)
+            self._waiting = deque(
+                pending for pending in self._waiting if pending.question.number != number
+            )
         elif self._worker is not None:
             self._worker.give(ReplyQuestion(number, cancelled=True))
 
     def poll(self, now: float) -> list[tuple[str, NumberedAnswer]]:
-        """Serve the process without blocking, and return the new outcomes by key. Raises
-        `ConfigurationError` if the task cannot be built, or lacks its sandbox on this machine.
+        """Serves the process without blocking and returns the new outcomes by key. Raises
+        `ConfigurationError` if the task cannot be built, or this machine lacks its sandbox.
         """
         if self._worker is None:
             if not self._waiting:
@@ -82,23 +80,23 @@ class ReplyPool:
         worker, decided = self._worker, list[tuple[str, NumberedAnswer]]()
         has_ended = worker.has_ended()  # before the read, which then returns its last answers
         for answer in worker.read():
-            one = self._held.pop(answer.number, None)
-            if one is not None and answer.kind == "refused":
+            pending = self._held.pop(answer.number, None)
+            if pending is not None and answer.kind == "refused":
                 self.close()
                 raise ConfigurationError(answer.reason)
-            if one is not None:
-                del self._numbers[one.key]
-                decided.append((one.key, answer))
+            if pending is not None:
+                del self._numbers[pending.key]
+                decided.append((pending.key, answer))
         if worker.refusal:
             self.close()
             raise ConfigurationError(worker.refusal)
         if worker.is_ready:
             self._starts_failed = 0
             while self._waiting and not has_ended:
-                one = self._waiting.popleft()
-                one.since = now
-                self._held[one.question.number] = one
-                worker.give(one.question)
+                pending = self._waiting.popleft()
+                pending.since = now
+                self._held[pending.question.number] = pending
+                worker.give(pending.question)
             worker.write()
         reason = worker.ended_reason() if has_ended else self._overdue(worker, now)
         if reason:
@@ -106,7 +104,6 @@ class ReplyPool:
         return decided
 
     def close(self) -> None:
-        """End the process; unanswered questions are dropped."""
         if self._worker is not None:
             self._worker.kill()
         self._worker = None
@@ -115,7 +112,6 @@ class ReplyPool:
         self._numbers.clear()
 
     def _overdue(self, worker: "_EnvironmentProcess", now: float) -> str:
-        """Returns why the process must be replaced; "" if it need not be."""
         if not worker.is_ready:
             late = now - worker.started > START_S
             return f"its process was not ready after {START_S:g} s" if late else ""
@@ -123,6 +119,7 @@ class ReplyPool:
         oldest = next(iter(self._held.values()), None)
         if oldest is None or now - oldest.since <= limit_s + GRACE_S:
             return ""
+        # The task's code blocks the event loop: the reply is not asked for again.
         oldest.deaths = DEATHS_MAX
         return f"took longer than {limit_s:g} s, and its process did not end it"
 
@@ -132,9 +129,6 @@ class ReplyPool:
         reason: str,
         decided: list[tuple[str, NumberedAnswer]],
     ) -> None:
-        """End the process. Its questions are asked again, except those at too many deaths. Raises
-        `ConfigurationError` after `STARTS_MAX` processes in a row that were never ready.
-        """
         worker.kill()
         self._worker = None
         if not worker.is_ready:
@@ -145,21 +139,19 @@ class ReplyPool:
                     f"{STARTS_MAX} environment processes in a row ended before they were ready "
                     f"({reason}); see what task {self._task.name!r} does when it is imported"
                 )
-        again: list[_PendingReply] = []
-        for number, one in self._held.items():
-            one.deaths += 1
-            if one.deaths < DEATHS_MAX:
-                again.append(one)
+        requeued: list[_PendingReply] = []
+        for number, pending in self._held.items():
+            pending.deaths += 1
+            if pending.deaths < DEATHS_MAX:
+                requeued.append(pending)
                 continue
-            del self._numbers[one.key]
-            decided.append((one.key, NumberedAnswer(number, "failed", reason=reason)))
+            del self._numbers[pending.key]
+            decided.append((pending.key, NumberedAnswer(number, "failed", reason=reason)))
         self._held.clear()
-        self._waiting.extendleft(reversed(again))
+        self._waiting.extendleft(reversed(requeued))
 
 
 class _EnvironmentProcess(CodeProcess):
-    """Exchanges lines with one process, without blocking."""
-
     def __init__(self, task: TaskSettings, now: float) -> None:
         self.started = now
         self.is_ready = False
@@ -170,29 +162,26 @@ class _EnvironmentProcess(CodeProcess):
         self._decoder = msgspec.json.Decoder(NumberedAnswer)
 
     def give(self, question: ReplyQuestion) -> None:
-        """Queue a line for the process; `write` sends it."""
         self.queue(self._encoder.encode(question) + b"\n")
 
     def write(self) -> None:
-        """Write as many queued bytes as the pipe accepts."""
         with suppress(BlockingIOError, BrokenPipeError):  # a broken pipe shows in has_ended()
             while self._outgoing:
                 del self._outgoing[: os.write(self._into, self._outgoing[:READ_BYTES])]
 
     def read(self) -> list[NumberedAnswer]:
-        """Returns the answers that have arrived. Lines that are no answers are the task's own
-        output and are dropped; the deadline ends the replies that they may have replaced.
-        """
         with suppress(BlockingIOError):
             while data := os.read(self._out, READ_BYTES):
                 self._incoming += data
         *lines, rest = bytes(self._incoming).split(b"\n")
         self._incoming[:] = rest
-        found: list[NumberedAnswer] = []
+        answers: list[NumberedAnswer] = []
+        # Other lines are the task's own output. The deadline ends the replies that they may have
+        # replaced.
         for line in lines:
             with suppress(ValueError, RecursionError):
-                found.append(self._decoder.decode(line))
-        if found and not self.is_ready:
-            greeting = found.pop(0)
+                answers.append(self._decoder.decode(line))
+        if answers and not self.is_ready:
+            greeting = answers.pop(0)
             self.is_ready, self.refusal = True, greeting.reason
-        return found
+        return answers

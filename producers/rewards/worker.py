@@ -1,7 +1,6 @@
 """Starts and ends the processes that run a task's own code, without the run's credentials, and
-exchanges lines with one reward process (`RewardWorker`). `pool.py` and `replies.py` use it.
-
-Every process leads a process group, which ends with it. Only named environment variables reach it.
+exchanges lines with one reward process (`RewardWorker`). Every process leads a process group, which
+ends with it.
 """
 
 import os
@@ -27,8 +26,8 @@ STARTS_MAX = 3  # processes in a row that end before their greeting
 
 @dataclass(frozen=True, slots=True)
 class PendingQuestion:
-    """Holds a question without an outcome: its caller's key, the line for a process, and the most
-    seconds for the answer.
+    """Holds a question without an outcome: its key, its line, and the most seconds for the
+    answer.
     """
 
     key: str
@@ -37,9 +36,8 @@ class PendingQuestion:
 
 
 class CodeProcess:
-    """Runs a module with a task's own code; the pipes to it and from it do not block. What the code
-    prints reaches the log of this role in printable lines, and as many bytes as `queue` makes room
-    for (`program_output.py`).
+    """Runs a module with a task's own code; its pipes do not block. Prints reach this role's log in
+    printable lines, as many bytes as `queue` makes room for (`program_output.py`).
     """
 
     def __init__(self, module: str, task: TaskSettings, *arguments: str) -> None:
@@ -53,7 +51,7 @@ class CodeProcess:
         os.set_blocking(self._out, False)
 
     def queue(self, line: bytes) -> None:
-        """Queue the line of a question, and make room for what is printed until its answer."""
+        """Queues the line of a question, with room for prints until its answer."""
         self._printed.output.allow()
         self._outgoing += line
 
@@ -61,22 +59,19 @@ class CodeProcess:
         return self._process.poll() is not None
 
     def ended_reason(self) -> str:
-        """Returns how the process ended; to be called after `has_ended` returned True."""
+        """Returns how the process ended; call it after `has_ended` returned True."""
         return ended_reason(self._process)
 
     def kill(self) -> None:
-        """End the process and all processes that it started (it leads a process group), and reap
-        it.
-        """
+        """Ends the process with its process group, and reaps it."""
         end_process(self._process)
         self._printed.close()
 
 
 class RewardWorker(CodeProcess):
-    """Runs one reward process and exchanges lines with it, without blocking. The process writes a
-    first line when its task is built or cannot be built: `greeting`, b"" until then. After that it
-    answers its questions in order. `held` are the unanswered ones, oldest first, so a process that
-    hangs or ends does so at `held[0]`.
+    """Runs one reward process and exchanges lines with it, without blocking. `greeting` is its
+    first line, b"" until its task is built or refused. It answers in order: a process that hangs or
+    ends does so at `held[0]`, the oldest unanswered question.
     """
 
     def __init__(self, task: TaskSettings, now: float, function: str = "") -> None:
@@ -87,30 +82,27 @@ class RewardWorker(CodeProcess):
         super().__init__("rollstream.producers.rewards.process", task, function)
 
     def give(self, question: PendingQuestion, now: float) -> None:
-        """Queue a question for the process. If the process is idle its time limit runs from now,
-        else from the last bytes that the process writes before it takes up the question.
-        """
+        # The time limit of an idle process runs from now, else from the last bytes that it writes
+        # before it takes up the question.
         if self.greeting and not self.held:
             self._progress_s = now
         self.held.append(question)
         self.queue(question.line)
 
     def write(self, now: float) -> None:
-        """Write as many queued bytes as the pipe accepts. If the pipe was full and accepts bytes
-        again, the process has read from it; this restarts its time limit, as an answer does.
-        """
         if not self._outgoing:
             return
         count = 0
         with suppress(BlockingIOError, BrokenPipeError):  # a broken pipe shows in has_ended()
             count = os.write(self._into, self._outgoing)
+        # A full pipe that accepts bytes again was read, which restarts the time limit as an answer
+        # does.
         if count and self._was_full:
             self._progress_s = now
         del self._outgoing[:count]
         self._was_full = bool(self._outgoing)
 
     def read(self, now: float) -> Iterator[tuple[PendingQuestion, bytes]]:
-        """Yield the answers that have arrived, each with its question."""
         with suppress(BlockingIOError):
             while data := os.read(self._out, READ_BYTES):
                 self._incoming += data
@@ -128,8 +120,8 @@ class RewardWorker(CodeProcess):
             yield self.held.popleft(), line
 
     def overdue_reason(self, now: float) -> str:
-        """Returns why the process must be replaced: it was not ready, or made no progress, within
-        its time limit. Return "" if it need not be replaced.
+        """Returns why the process must be replaced, "" if it need not be: not ready, or no
+        progress, within its time limit.
         """
         if not self.greeting:
             late = now - self._progress_s > START_S
@@ -142,9 +134,8 @@ class RewardWorker(CodeProcess):
 def spawn_process(
     module: str, task: TaskSettings, *arguments: str, stderr: IO[bytes] | int
 ) -> subprocess.Popen[bytes]:
-    """Start a process that runs this module with the task's settings and the arguments. It is in a
-    session of its own, so that Ctrl-C in the terminal reaches only the parent. `stderr` gets what
-    the user's code prints.
+    """Starts a process that runs this module with the task's settings and the arguments. `stderr`
+    gets the prints of the user's code.
     """
     return subprocess.Popen(
         module_command(module, task.model_dump_json(), *arguments),
@@ -153,12 +144,12 @@ def spawn_process(
         stderr=stderr,
         bufsize=0,
         env=with_own_path(allowed_variables(os.environ, task.environment)),
+        # Ctrl-C in the terminal reaches only the parent.
         start_new_session=True,
     )
 
 
 def end_process(process: subprocess.Popen[bytes]) -> None:
-    """End the process and all processes of its group, and reap it."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -168,7 +159,6 @@ def end_process(process: subprocess.Popen[bytes]) -> None:
 
 
 def ended_reason(process: subprocess.Popen[bytes]) -> str:
-    """Returns how the process, which has ended, did so."""
     code = process.returncode
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     if code == -signal.SIGVTALRM:

@@ -11,13 +11,9 @@ _DELIMITERS = (";", "\t", ",")  # spreadsheets write ; where the comma is the de
 
 
 class CsvTable:
-    """Has the names in the first line, `header`, and iterates over the records behind it, each with
-    the number of its first line; an error stands for a line that is no record. A header without the
+    """Iterates over the records behind the first line, whose names are `header`, each with the
+    number of its first line; an error stands for a line that is no record. A header without the
     `delimiter` has another one.
-
-    A quote that is never closed, or is closed by the begin of another one, would take all lines up
-    to there into one field. Only its own line is at fault: the lines after it are read again. A
-    line of tabs may have quotes that quote nothing, and is then cut at its tabs.
     """
 
     def __init__(self, text: TextIO, delimiter: str) -> None:
@@ -46,6 +42,9 @@ class CsvTable:
             try:
                 fields = next(reader, None)
             except csv.Error as error:
+                # A quote that is never closed, or closed by the begin of another one, takes all
+                # lines up to there into one field. Only its own line is at fault: the lines after
+                # it are read again.
                 fields = self._cut_at_tabs(error)
                 self._again += reversed(self._taken[1:])
                 del self._taken[1:]
@@ -55,7 +54,7 @@ class CsvTable:
             self._number += len(self._taken)
 
     def _cut_at_tabs(self, error: csv.Error) -> list[str] | csv.Error:
-        """Returns the fields of the line that is at fault, or the error if it has no tabs."""
+        # A line of tabs may have quotes that quote nothing.
         fields = self._taken[0].rstrip("\r\n").split("\t") if self._delimiter == "\t" else []
         return fields if len(fields) > 1 else error
 
@@ -66,8 +65,6 @@ class CsvTable:
 
 
 def _stated_separator(line: str) -> str | None:
-    """Returns the character that a first line `sep=;`, as Excel writes it, states; None if the line
-    is none of this kind.
-    """
+    # Excel states its separator in a first line `sep=;`.
     text = line.rstrip("\r\n").strip('"')
     return text[4] if len(text) == 5 and text[:4].lower() == "sep=" else None

@@ -18,10 +18,9 @@ _ABOUT_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "
 
 
 def data_files(option: str) -> list[Path]:
-    """Returns the files that a path of `task.options` names: a file, the data files in a folder, or
-    those of a pattern (`data/*.parquet`), in the order of names. `~` is the home folder. Raises
-    `ConfigurationError` if there is none, and for a folder with files of several splits: training
-    would read the test split, too.
+    """Returns the files that a path of `task.options` names, in the order of names: a file, the
+    data files in a folder, or those of a pattern (`data/*.parquet`). `~` is the home folder. Raises
+    `ConfigurationError` if there is none, and for a folder with files of several splits.
     """
     path = Path(option).expanduser()
     if path.is_file():
@@ -32,6 +31,7 @@ def data_files(option: str) -> list[Path]:
             raise ConfigurationError(
                 f"data set {option}: the folder has no file of {KINDS}{_below(path)}"
             )
+        # Training would read the test split, too.
         _refuse_splits(option, files)
         return files
     if has_magic(str(path)):
@@ -56,7 +56,6 @@ _SPLITS = {
 
 
 def _split_of(path: Path) -> str:
-    """Returns the split that the file's name states; "" if it states none."""
     if shard := _SHARD.match(path.name):
         return shard[1]
     words = re.split(r"[-._ 0-9]+", path.name)
@@ -64,22 +63,20 @@ def _split_of(path: Path) -> str:
 
 
 def _refuse_splits(option: str, files: Sequence[Path]) -> None:
-    """Raise `ConfigurationError` if names state more than one split; it has a pattern for each."""
     splits: dict[str, list[Path]] = {}
     for file in files:
         if split := _split_of(file):
             splits.setdefault(split, []).append(file)
     if len(splits) < 2:
         return
-    named = ", ".join(f"{split} ({_pattern(members)})" for split, members in splits.items())
+    splits_text = ", ".join(f"{split} ({_pattern(members)})" for split, members in splits.items())
     raise ConfigurationError(
-        f"data set {option}: the folder has the splits {named}; name the one to train on as `path` "
-        f"and one to evaluate as `held_out`, or all files as {files[0].parent / '*'}"
+        f"data set {option}: the folder has the splits {splits_text}; name the one to train on "
+        f"as `path` and one to evaluate as `held_out`, or all files as {files[0].parent / '*'}"
     )
 
 
 def _pattern(files: Sequence[Path]) -> str:
-    """Returns the file of a split, or a pattern of its files, as far as their names have one."""
     shard = _SHARD.match(files[0].name)
     if len(files) > 1 and shard is not None:
         return str(files[0].parent / f"{shard[1]}-*")
@@ -90,9 +87,7 @@ _BELOW_MAX = 2_000  # of a tree that may be a whole disk
 
 
 def _below(folder: Path) -> str:
-    """Returns the end of an error message that names the pattern of data files in subfolders, which
-    are often splits and not read by themselves; "" if there are none.
-    """
+    # Subfolders are often splits, so they are not read by themselves.
     looked_at = sorted(islice(folder.rglob("*"), _BELOW_MAX))
     first = next((file for file in looked_at if _is_data(file)), None)
     if first is None:

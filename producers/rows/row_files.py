@@ -1,9 +1,6 @@
 """Reads the rows of a data set's files (`read_file_rows`): JSON Lines, a JSON list, CSV, TSV or
-Parquet, compressed or not. A file is known by its content, and by its name where the content does
-not tell.
-
-Only the named columns are read and converted. A row that cannot be read is yielded as a `RowFault`
-with its place, and the rows after it follow; a file that cannot be read is refused by name.
+Parquet, compressed or not, known by the content, else by the name. Only the named columns are read.
+A row that cannot be read is yielded as a `RowFault`, and the rows after it follow.
 """
 
 import csv
@@ -52,8 +49,8 @@ class RowFault:
 
 @dataclass(slots=True)
 class RowSampling:
-    """Chooses which rows of large files are read: the first ones, and every so many-th of the rest.
-    `rows` counts all that were passed, up to `ROWS_PASSED_MAX`; behind these reading ends.
+    """Chooses the rows of large files that are read: the first ones, and every so many-th of the
+    rest. `rows` counts all that were passed, up to `ROWS_PASSED_MAX`, where reading ends.
     """
 
     rows: int = 0
@@ -63,7 +60,6 @@ class RowSampling:
         return self.rows >= ROWS_PASSED_MAX
 
     def takes_next(self) -> bool:
-        """Count one more row; returns whether it is read."""
         self.rows += 1
         return self.rows <= FIRST_ROWS or self.rows % SAMPLED_EVERY == 0
 
@@ -73,7 +69,6 @@ PlacedValues = tuple[str, Mapping[str, Any]]
 
 
 def kind_of(path: Path) -> str:
-    """Returns the suffix that tells the kind of a file, which may be compressed."""
     bare = path.with_suffix("") if path.suffix.lower() in (".gz", ".zst") else path
     return bare.suffix.lower()
 
@@ -81,8 +76,8 @@ def kind_of(path: Path) -> str:
 def read_file_rows(
     path: Path, columns: Sequence[str], sampling: RowSampling | None = None
 ) -> Iterator[PlacedValues | RowFault]:
-    """Yields the rows of a file in their order, or those that `sampling` chooses; blank lines are
-    no rows. Raises `ConfigurationError` if the file is missing, damaged or of another kind.
+    """Yields the rows of a file in their order, or those that `sampling` chooses, without blank
+    lines. Raises `ConfigurationError` if the file is missing, damaged or of another kind.
     """
     try:
         with path.open("rb") as file:
@@ -98,8 +93,8 @@ def read_file_rows(
 
 @contextmanager
 def open_text(path: Path, begin: bytes) -> Generator[IO[bytes]]:
-    """Open a file for reading text as bytes, decompressed; `begin` are its first bytes. Raises
-    `ConfigurationError` for the content of another kind of file.
+    """Opens a file as decompressed bytes of a text; `begin` are its first bytes. Raises
+    `ConfigurationError` for another kind of file.
     """
     if is_lfs_pointer(begin):
         raise ConfigurationError(f"data set {lfs_refusal(path)}")
@@ -121,12 +116,10 @@ def open_text(path: Path, begin: bytes) -> Generator[IO[bytes]]:
 
 
 def _zstd_stream(file: IO[bytes]) -> io.RawIOBase:
-    """Returns the decompressed bytes. Unlike zstandard's reader, that of pyarrow raises `OSError`
-    for a frame that is cut.
-    """
     import pyarrow
 
     arrow: Any = pyarrow  # it has no types
+    # Unlike zstandard's reader, that of pyarrow raises `OSError` for a frame that is cut.
     return arrow.CompressedInputStream(arrow.PythonFile(file, mode="r"), "zstd")
 
 
@@ -175,7 +168,6 @@ def _chosen(
 
 
 def _is_json(line: bytes) -> bool:
-    """Returns whether the line alone is JSON, so a list in it is a row and not the file."""
     try:
         parse_loose_json(line)
     except ValueError:
@@ -184,8 +176,8 @@ def _is_json(line: bytes) -> bool:
 
 
 def column_value(values: Mapping[str, Any], column: str) -> tuple[Any, ...]:
-    """Returns the value of a column as a tuple of one, () if the row has no such column. A name
-    with dots that is no column itself is a path into nested ones (`reward_model.ground_truth`).
+    """Returns the value of a column as a tuple of one, () without it. A name with dots that is no
+    column itself is a path into nested ones (`reward_model.ground_truth`).
     """
     if column in values:
         return (values[column],)
@@ -195,11 +187,6 @@ def column_value(values: Mapping[str, Any], column: str) -> tuple[Any, ...]:
 
 
 class _LineDecoder:
-    """Decodes one line to its named columns. The strict and fast decoder reads only these; what it
-    refuses (`NaN`, halves of surrogate pairs, wrong lines) goes to Python's, whose errors name the
-    place in the line.
-    """
-
     def __init__(self, columns: Sequence[str]) -> None:
         self._columns = tuple(columns)
         tops = (column.partition(".")[0] for column in columns)
@@ -211,12 +198,12 @@ class _LineDecoder:
             [(field, Any, msgspec.UNSET) for _, field in self._names],
             rename={field: name for name, field in self._names},
         )
+        # The strict and fast decoder reads only the named columns. Lines that it refuses (`NaN`,
+        # halves of surrogate pairs, wrong ones) go to Python's, whose errors name the place.
         self._decode = msgspec.json.Decoder(struct).decode
 
     def values(self, line: bytes) -> Mapping[str, Any]:
-        """Returns the columns of the line. Raises ValueError for a line that has
-        none, or is nested too deep.
-        """
+        """Raises `ValueError` for a line without the columns, or nested too deep."""
         if any(line.count(key) > 1 for key in self._keys):  # the decoder would take the last one
             return _columns_of(_parse_pairs(line), self._columns)
         try:
@@ -237,8 +224,7 @@ class _NoObject(ValueError):
 
 
 class _RepeatingRow(dict[str, Any]):
-    """An object that had some names twice: `repeated`."""
-
+    # Names that the object had twice.
     repeated: tuple[str, ...] = ()
 
 
@@ -287,8 +273,8 @@ def _json_lines(
 def _list_rows(
     path: Path, data: bytes, columns: Sequence[str], sampling: RowSampling | None
 ) -> Iterator[PlacedValues | RowFault]:
-    """Yields the objects of a JSON list, which stands in the memory as a whole."""
     try:
+        # The list stands in the memory as a whole.
         items = _parse_pairs(data)
     except ValueError as error:
         raise ConfigurationError(f"data set {path} is not JSON: {error}") from None
@@ -308,7 +294,6 @@ def _csv_rows(
     delimiter: str,
     sampling: RowSampling | None,
 ) -> Iterator[PlacedValues | RowFault]:
-    """Yields the rows behind the header; every column is text."""
     # Bytes that are not UTF-8 become halves of surrogate pairs, so their row is refused by itself.
     table = CsvTable(io.TextIOWrapper(lines, "utf-8-sig", "surrogateescape", newline=""), delimiter)
     header = table.header
@@ -373,9 +358,6 @@ _UNCONVERTED = (ArithmeticError, LookupError, ValueError)
 
 
 def _batch_rows(batch: Any, places: Sequence[int]) -> Iterator[Mapping[str, Any] | str]:
-    """Yields the rows at these places of a batch; for a row with a value that Python cannot hold,
-    why.
-    """
     if not places:
         return
     try:
@@ -383,6 +365,7 @@ def _batch_rows(batch: Any, places: Sequence[int]) -> Iterator[Mapping[str, Any]
         return
     except _UNCONVERTED:
         pass
+    # One value that Python cannot hold fails the whole batch, so each row is converted by itself.
     for place in places:
         try:
             yield batch.slice(place, 1).to_pylist()[0]

@@ -1,9 +1,7 @@
 """Defines the contract of a sandbox, in which programs run that a model wrote: three verbs (`exec`,
-`read`, `write`), the bounds of each call (`SandboxLimits`), and its result (`SandboxResult`).
-
-A sandbox has no network, sees no file of the host but programs and libraries (read-only), and no
-process of the host. Where a machine cannot provide one, `SandboxRefused` is raised: no back end
-ever runs a program unconfined. This module imports nothing heavy: reward processes use it.
+`read`, `write`), the bounds (`SandboxLimits`), and the result (`SandboxResult`). A sandbox has no
+network, and sees of the host only programs and libraries (read-only). Where a machine cannot
+provide one, `SandboxRefused` is raised: no program ever runs unconfined.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +16,6 @@ from rollstream.errors import SandboxRefused as SandboxRefused
 WORK_FOLDER = "/work"
 """The folder in which programs run: the only one that they may write to, besides /dev/shm."""
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""`PATH` in a sandbox."""
 PATH_MAX = 1024  # most characters of a path that the host names
 NOT_STARTED = 127
 """Exit code of a program that cannot be started, as a shell's."""
@@ -49,9 +46,9 @@ class SandboxFileError(RollstreamError, OSError):
 
 @dataclass(frozen=True, slots=True)
 class SandboxLimits:
-    """Bounds one sandbox. `time_s` and `output_bytes` (stdout and stderr together) bound each
-    `exec`; `memory_bytes`, `processes` (threads count) and `disk_bytes` bound all of the sandbox.
-    docs/how-to/run-code-in-a-sandbox.md states which mechanism holds each bound, and where.
+    """Bounds one sandbox: `time_s` and `output_bytes` (stdout and stderr together) each `exec`;
+    `memory_bytes`, `processes` (threads count) and `disk_bytes` all of it.
+    docs/how-to/run-code-in-a-sandbox.md states the mechanism of each bound.
     """
 
     time_s: float = 5.0
@@ -63,8 +60,8 @@ class SandboxLimits:
 
 @dataclass(frozen=True, slots=True)
 class SandboxResult:
-    """Holds the outcome of one program. `code` is its exit code, 128 + n after signal n, and 127 if
-    it could not be started.
+    """Holds the outcome of one program. `code` is its exit code, 128 + n after signal n, 127 if it
+    could not be started.
     """
 
     ended: Ending
@@ -80,12 +77,10 @@ class SandboxResult:
 
     @property
     def text(self) -> str:
-        """What the program wrote to stdout, as text."""
         return self.stdout.decode(errors="replace")
 
     @property
     def errors(self) -> str:
-        """What the program wrote to stderr, as text."""
         return self.stderr.decode(errors="replace")
 
 
@@ -95,7 +90,7 @@ class Sandbox(Protocol):
     """
 
     def exec(self, command: Sequence[str], stdin: bytes = b"") -> SandboxResult:
-        """Run a command in the work folder. No process that it started outlives this call."""
+        """Runs a command in the work folder. No process that it started outlives this call."""
         ...
 
     def read(self, path: str) -> bytes:
@@ -105,13 +100,13 @@ class Sandbox(Protocol):
         ...
 
     def write(self, path: str, data: bytes) -> None:
-        """Write a regular file of the work folder, and its folders. Links are refused. Raises
+        """Writes a regular file of the work folder, and its folders. Links are refused. Raises
         `SandboxFileError`.
         """
         ...
 
     def close(self) -> None:
-        """End all processes of the sandbox and remove its files. May be called twice."""
+        """Ends all processes of the sandbox and removes its files. May be called twice."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -125,9 +120,7 @@ class Sandbox(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SandboxOptions:
-    """Holds what a back end needs besides limits: the Docker `image`, and `readable`, folders of
-    the host that programs may read.
-    """
+    """Holds the Docker `image`, and `readable`, the folders of the host that programs may read."""
 
     image: str = ""
     readable: tuple[str, ...] = ()
@@ -154,7 +147,6 @@ class ClosedAfterBlock:
 def run_in(
     sandbox: Sandbox, command: Sequence[str], stdin: bytes, files: Mapping[str, bytes]
 ) -> SandboxResult:
-    """Write the files, run the command, and close the sandbox."""
     with sandbox:
         for path, data in files.items():
             sandbox.write(path, data)
@@ -177,12 +169,12 @@ class SandboxBackend(Protocol):
         files: Mapping[str, bytes],
         limits: SandboxLimits,
     ) -> SandboxResult:
-        """Run one command in a new sandbox that holds `files`, and remove the sandbox."""
+        """Runs one command in a new sandbox that holds `files`, and removes the sandbox."""
         ...
 
     def report(self) -> Mapping[str, str]:
-        """Returns what holds each bound on this machine, by the bound's name. Raises
-        `SandboxRefused` if this machine cannot make a sandbox.
+        """Returns the mechanism of each bound on this machine, by the bound's name. Raises
+        `SandboxRefused`.
         """
         ...
 
@@ -192,7 +184,7 @@ BackendBuilder = Callable[[SandboxOptions], SandboxBackend]
 
 def checked_path(path: str) -> str:
     """Returns the path inside of the work folder, without the folder itself. Raises
-    `SandboxFileError` for a path that leads out of it by its words, or is too long.
+    `SandboxFileError` for a path that leads out of it, or is too long.
     """
     pure = PurePosixPath(path)
     if pure.is_absolute():

@@ -1,11 +1,6 @@
-"""The back end `bubblewrap`: confines programs by namespaces of their own (user, PID, mount,
-network, IPC, host name, control groups), with the program `bwrap`, which needs no daemon and no
-privileges.
-
-`bubblewrap_command` is the whole confinement as one command line. Where this process is root, bwrap
-itself already runs under a user of the host that owns nothing, one for each sandbox, so even a
-program that left all namespaces would be no user with rights. `process.py` starts it and sets
-bounds.
+"""The back end `bubblewrap`: confines programs by namespaces of their own with the program `bwrap`,
+which needs no daemon and no privileges. `bubblewrap_command` is the whole confinement; `process.py`
+starts it and sets bounds.
 """
 
 import os
@@ -51,7 +46,9 @@ _OWN_USERS_SMALL = 40_000  # where a container maps 65,536 users only
 
 @dataclass(frozen=True, slots=True)
 class Mounts:
-    """What of the host a sandbox sees, all read-only: `folders` and `links` (place → target)."""
+    """The parts of the host that a sandbox sees, all read-only: `folders` and `links` (place →
+    target).
+    """
 
     folders: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
@@ -59,7 +56,7 @@ class Mounts:
 
 @cache
 def host_mounts(readable: tuple[str, ...]) -> Mounts:
-    """Returns the programs and libraries of this host, and the folders that a setting names. Raises
+    """Returns the programs and libraries of this host, and the configured folders. Raises
     `SandboxRefused` for one that is missing or holds the work folder.
     """
     folders, links = ["/usr"], list[tuple[str, str]]()
@@ -89,8 +86,8 @@ def bubblewrap_command(
     command: Sequence[str],
 ) -> list[str]:
     """Returns the command line that runs `command` confined. `descriptors` are those of `status`,
-    `block`, `passwd` and, where there is a filter, `seccomp`; `files` those of the files of the
-    work folder, by path.
+    `block`, `passwd` and, with a filter, `seccomp`; `files` those of the work folder's files, by
+    path.
     """
     words = [
         *(program, "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent"),
@@ -123,13 +120,12 @@ def bubblewrap_command(
 def limited_command(
     command: Sequence[str], limits: SandboxLimits, has_groups: bool
 ) -> tuple[str, ...]:
-    """Returns the command behind a shell that first sets the limits of each of its processes. Those
-    of memory and of the number of processes are set where no control group holds them. (The host
-    could set them from outside only with CAP_SYS_RESOURCE, which containers lack.)
-    """
+    """Returns the command behind a shell that first sets the limits of each of its processes."""
+    # From outside the host could set them only with CAP_SYS_RESOURCE, which containers lack.
     blocks = limits.disk_bytes // 512
     lines = ["ulimit -c 0", f"ulimit -n {OPEN_FILES_MAX}", f"ulimit -f {blocks}"]
     if not has_groups:
+        # No control group bounds memory and processes.
         processes = limits.processes + OWN_PROCESSES
         lines += [
             f"ulimit -v {limits.memory_bytes // 1024}",
@@ -141,28 +137,25 @@ def limited_command(
 
 
 class Bubblewrap:
-    """Makes sandboxes with `bwrap`. `program` is its path; without `has_groups` control groups are
-    not used where there are some.
+    """Makes sandboxes with `bwrap`, at the path `program`; without `has_groups` no control groups
+    are used.
     """
 
     def __init__(
         self, options: SandboxOptions, program: str | None = None, has_groups: bool = True
     ) -> None:
-        found = program or shutil.which(PROGRAM)
-        if not sys.platform.startswith("linux") or found is None:
+        program_path = program or shutil.which(PROGRAM)
+        if not sys.platform.startswith("linux") or program_path is None:
             raise SandboxRefused(
                 'task.sandbox.backend = "bubblewrap": there is no program `bwrap` on this machine; '
                 "install it (Debian: apt-get install bubblewrap; Fedora: dnf install bubblewrap), "
                 'or set task.sandbox.backend = "docker"'
             )
-        self._program = found
+        self._program = program_path
         self._mounts = host_mounts(options.readable)
         self._groups = find_control_groups() if has_groups else None
 
     def open(self, limits: SandboxLimits) -> SandboxSession:
-        """Returns a new sandbox. Raises `SandboxRefused` if the machine does not allow namespaces,
-        or has no Python that the sandbox can read.
-        """
         process = self._start(agent_command(self._interpreter), limits, {}, as_first=True)
         return SandboxSession(process, limits)
 
@@ -173,14 +166,12 @@ class Bubblewrap:
         files: Mapping[str, bytes],
         limits: SandboxLimits,
     ) -> SandboxResult:
-        """Run one command in a new sandbox, without a process that serves verbs."""
         checked = {checked_path(path): data for path, data in files.items()}
         words = [self._interpreter if command[0] == "python3" else command[0], *command[1:]]
         with self._start(words, limits, checked) as process:
             return process.communicate(stdin)
 
     def report(self) -> Mapping[str, str]:
-        """Returns what holds each bound here; a program was run to see it."""
         result = self.run_once(["/bin/true"], b"", {}, SandboxLimits(time_s=SETUP_S))
         if not result.ok:
             raise SandboxRefused(f"bubblewrap runs no program here: {result.errors.strip()}")
@@ -206,10 +197,10 @@ class Bubblewrap:
         as_first: bool = False,
     ) -> ConfinedProcess:
         def words(descriptors: Mapping[str, int], opened: Mapping[str, int]) -> list[str]:
-            made = bubblewrap_command(
+            command_line = bubblewrap_command(
                 self._program, self._mounts, limits, descriptors, opened, command
             )
-            return [made[0], "--as-pid-1", *made[1:]] if as_first else made
+            return [command_line[0], "--as-pid-1", *command_line[1:]] if as_first else command_line
 
         command = limited_command(command, limits, self._groups is not None)
         plan = Confinement(words, limits, {"passwd": _PASSWD}, files, self._groups, own_user)
@@ -222,15 +213,16 @@ class Bubblewrap:
 
 @cache
 def _interpreter(mounts: Mounts) -> str:
-    """Returns a Python that the sandbox can read: one of its search path, or this process's own if
-    its folder is among the readable ones.
-    """
-    found = shutil.which("python3", path=SEARCH_PATH)
-    if found is not None:
-        return found
-    own = Path(sysconfig.get_config_var("BINDIR") or "/") / "python3"
-    if any(own.is_relative_to(folder) for folder in mounts.folders) and own.exists():
-        return str(own)
+    python = shutil.which("python3", path=SEARCH_PATH)
+    if python is not None:
+        return python
+    # This process's own Python serves, if its folder is among the readable ones.
+    this_python = Path(sysconfig.get_config_var("BINDIR") or "/") / "python3"
+    if (
+        any(this_python.is_relative_to(folder) for folder in mounts.folders)
+        and this_python.exists()
+    ):
+        return str(this_python)
     raise SandboxRefused(
         f"no python3 in {SEARCH_PATH}, which a sandbox can read: install one there (Debian: "
         f"apt-get install python3-minimal), or add {Path(sys.base_prefix)} to task.sandbox.readable"
@@ -238,11 +230,12 @@ def _interpreter(mounts: Mounts) -> str:
 
 
 def own_user(number: int, uid_map: str | None = None) -> int | None:
-    """Returns the user of the host for the sandbox with this number of this process: one that owns
-    nothing. Returns None where this process may not choose its user.
+    """Returns the user of the host, one that owns nothing, for the sandbox with this number; None
+    where this process may not choose its user.
     """
     if os.geteuid() != 0:
         return None
+    # Even a program that left all namespaces would be no user with rights.
     lines = (Path("/proc/self/uid_map").read_text() if uid_map is None else uid_map).splitlines()
     ranges = [tuple(map(int, line.split())) for line in lines]
     for base, users in ((_OWN_USERS, 1 << 28), (_OWN_USERS_SMALL, 1 << 14)):

@@ -1,10 +1,5 @@
 """Bounds memory and processes of a sandbox by a control group of its own, version 1 or 2, where
 this process is root and may write to them (`find_control_groups`).
-
-Version 1: the group is made below this process's own groups of `memory` and `pids`, so an outer
-limit (of a container, of a batch system) holds too. Version 2: a group with processes cannot have
-limited children, so the group is made below the nearest group above whose children have both
-controllers.
 """
 
 import os
@@ -19,8 +14,8 @@ _PAUSE_S = 0.002
 
 @dataclass(frozen=True, slots=True)
 class ControlGroups:
-    """The folders in which groups are made: of `memory` and of `pids` (version 1), or one that is
-    both (version 2).
+    """The folders in which groups are made: of `memory` and of `pids` (version 1), or one for both
+    (version 2).
     """
 
     version: int
@@ -28,8 +23,8 @@ class ControlGroups:
     pids: Path
 
     def make(self, memory_bytes: int, processes: int) -> "ControlGroup":
-        """Make a group with these bounds. Raises `OSError` if that fails."""
-        # drawn: a killed process leaves its groups, and its pid may be given again
+        """Makes a group with these bounds. Raises `OSError` if that fails."""
+        # Drawn: a killed process leaves its groups, and its pid may be given again.
         name = f"rollstream-sandbox-{os.getpid()}-{os.urandom(4).hex()}"
         group = ControlGroup(self.version, self.memory / name, self.pids / name)
         try:
@@ -42,14 +37,11 @@ class ControlGroups:
 
 @dataclass(frozen=True, slots=True)
 class ControlGroup:
-    """The group of one sandbox."""
-
     version: int
     memory: Path
     pids: Path
 
     def create(self, memory_bytes: int, processes: int) -> None:
-        """Make the folders and set the bounds."""
         for folder in {self.memory, self.pids}:
             folder.mkdir()
         (self.pids / "pids.max").write_text(str(processes))
@@ -64,12 +56,14 @@ class ControlGroup:
                 (self.memory / name).write_text(limit)
 
     def add(self, pid: int) -> None:
-        """Move a process into the group; its later children are born there."""
+        """Moves a process into the group; its later children are born there."""
         for folder in {self.memory, self.pids}:
             (folder / "cgroup.procs").write_text(str(pid))
 
     def kills(self) -> int:
-        """Returns how many processes of the group were killed because its memory was used up."""
+        """Returns the number of processes that were killed because the group's memory was used
+        up.
+        """
         name = "memory.events" if self.version == 2 else "memory.oom_control"
         for line in (self.memory / name).read_text().splitlines():
             key, _, count = line.partition(" ")
@@ -78,7 +72,7 @@ class ControlGroup:
         return 0
 
     def remove(self) -> None:
-        """Remove the group once its killed processes are gone; leave it after `_REMOVAL_S`."""
+        """Removes the group once its killed processes are gone; leaves it after `_REMOVAL_S`."""
         end_s = time.monotonic() + _REMOVAL_S
         for folder in {self.memory, self.pids}:
             while folder.exists() and time.monotonic() < end_s:
@@ -91,8 +85,8 @@ class ControlGroup:
 def find_control_groups(
     mounts: str | None = None, groups: str | None = None, is_root: bool | None = None
 ) -> ControlGroups | None:
-    """Returns where groups with bounds of memory and processes can be made, or None: this process
-    is not root, or the controllers are missing or read-only. `mounts` and `groups` are the texts of
+    """Returns where groups with bounds can be made; None if this process is not root, or the
+    controllers are missing or read-only. `mounts` and `groups` are the texts of
     /proc/self/mountinfo and /proc/self/cgroup.
     """
     if not (os.geteuid() == 0 if is_root is None else is_root):
@@ -102,59 +96,64 @@ def find_control_groups(
         groups = Path("/proc/self/cgroup").read_text() if groups is None else groups
     except OSError:
         return None
-    found = _version_1(mounts, groups) or _version_2(mounts, groups)
-    if found is None or not all(os.access(one, os.W_OK) for one in (found.memory, found.pids)):
+    control_groups = _version_1(mounts, groups) or _version_2(mounts, groups)
+    if control_groups is None or not all(
+        os.access(folder, os.W_OK) for folder in (control_groups.memory, control_groups.pids)
+    ):
         return None
-    return found
+    return control_groups
 
 
 def _version_1(mounts: str, groups: str) -> ControlGroups | None:
-    own = {
+    paths = {
         controller: path
         for line in groups.splitlines()
         for _, controllers, path in [line.split(":", 2)]
         for controller in controllers.split(",")
     }
+    # Below this process's own groups, so an outer limit (of a container, of a batch system) holds
+    # too.
     folders: dict[str, Path] = {}
     for kind, root, point, options in _mounts(mounts):
         for controller in {"memory", "pids"} & set(options) if kind == "cgroup" else ():
-            folder = _below(point, root, own.get(controller, "/"))
+            folder = _below(point, root, paths.get(controller, "/"))
             if (folder / "cgroup.procs").exists():
                 folders[controller] = folder
     return ControlGroups(1, **folders) if folders.keys() == {"memory", "pids"} else None
 
 
 def _version_2(mounts: str, groups: str) -> ControlGroups | None:
-    own = next((line[3:] for line in groups.splitlines() if line.startswith("0::")), "/")
+    group_path = next((line[3:] for line in groups.splitlines() if line.startswith("0::")), "/")
     for kind, root, point, _ in _mounts(mounts):
         if kind != "cgroup2":
             continue
-        folder = _below(point, root, own)
+        folder = _below(point, root, group_path)
+        # A group with processes cannot have limited children, so the nearest group above is taken
+        # whose children have both controllers.
         for above in (folder, *folder.parents):
             with suppress(OSError):
-                given = (above / "cgroup.subtree_control").read_text().split()
-                if {"memory", "pids"} <= set(given):
+                controllers = (above / "cgroup.subtree_control").read_text().split()
+                if {"memory", "pids"} <= set(controllers):
                     return ControlGroups(2, above, above)
             if above == point:
                 break
     return None
 
 
-def _below(point: Path, root: str, own: str) -> Path:
-    """Returns the folder of the group `own` in a mount that shows the groups below `root`. Within a
-    namespace of control groups both are relative to it.
-    """
-    inner = own.removeprefix(root.rstrip("/")) if own.startswith(root) else "/"
+def _below(point: Path, root: str, group_path: str) -> Path:
+    # The mount shows the groups below `root`. Within a namespace of control groups both are
+    # relative to it.
+    inner = group_path.removeprefix(root.rstrip("/")) if group_path.startswith(root) else "/"
     folder = point / inner.strip("/")
     return folder if folder.is_dir() else point
 
 
 def _mounts(text: str) -> list[tuple[str, str, Path, list[str]]]:
-    """Returns kind, root, mount point and the options of the file system, of each mount."""
-    found: list[tuple[str, str, Path, list[str]]] = []
+    """Returns kind, root, mount point and options of each mount."""
+    mounts: list[tuple[str, str, Path, list[str]]] = []
     for line in text.splitlines():
         before, dash, after = line.partition(" - ")
         fields, rest = before.split(), after.split()
         if dash and len(fields) >= 5 and len(rest) >= 3:
-            found.append((rest[0], fields[3], Path(fields[4]), rest[2].split(",")))
-    return found
+            mounts.append((rest[0], fields[3], Path(fields[4]), rest[2].split(",")))
+    return mounts

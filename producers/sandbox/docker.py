@@ -1,9 +1,7 @@
-"""The back end `docker`: a container for each sandbox, through the command `docker` and its daemon,
-for machines that refuse user namespaces, and for programs that need an image of their own.
-
-The container has no network, no capability, a read-only root and the bounds of the sandbox. Its
-first process is Python, which serves the verbs as in a `bubblewrap` sandbox (`session.py`), so the
-image must hold `python3`. The daemon runs as root: who may use it is root on that machine.
+"""The back end `docker`: a container for each sandbox, for machines that refuse user namespaces,
+and for programs that need an image of their own. Its first process is Python, which serves the
+verbs (`session.py`), so the image must hold `python3`. The daemon runs as root: its users are root
+on that machine.
 """
 
 import itertools
@@ -64,20 +62,16 @@ def docker_command(
 
 
 class DockerBackend:
-    """Makes sandboxes as containers of the image of the settings, which must be on the daemon's
-    machine already.
-    """
-
     def __init__(self, options: SandboxOptions, program: str | None = None) -> None:
-        found = program or shutil.which(PROGRAM)
-        if found is None:
+        program_path = program or shutil.which(PROGRAM)
+        if program_path is None:
             raise SandboxRefused(f"{_SETTING}: there is no program `docker` on this machine")
         if not options.image:
             raise SandboxRefused(
                 f"{_SETTING}: set task.sandbox.image to an image with python3, such as "
                 '"python:3.12-slim"'
             )
-        self._program, self._options = found, options
+        self._program, self._options = program_path, options
         self._check()
 
     def open(self, limits: SandboxLimits) -> SandboxSession:
@@ -111,7 +105,6 @@ class DockerBackend:
         }
 
     def _check(self) -> None:
-        """Raise `SandboxRefused` if no daemon answers or it lacks the image."""
         image = self._options.image
         answer = _call([self._program, "image", "inspect", "--format", "{{.Id}}", image])
         if answer.returncode:
@@ -137,7 +130,6 @@ class DockerProcess:
 
     @property
     def pipes(self) -> tuple[IO[bytes], IO[bytes], IO[bytes]]:
-        """Returns stdin, stdout and stderr of the container's first process."""
         process = self._process
         return (
             cast(IO[bytes], process.stdin),
@@ -146,11 +138,10 @@ class DockerProcess:
         )
 
     def memory_kills(self) -> int:
-        """Returns 0: the daemon does not say which process of a living container it killed."""
+        """Returns 0: the daemon names no killed process of a living container."""
         return 0
 
     def close(self) -> None:
-        """Remove the container, and end its client."""
         _call([self._program, "rm", "--force", self._name])
         self._process.kill()
         self._process.wait()

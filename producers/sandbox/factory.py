@@ -38,15 +38,12 @@ _SETTING = "task.sandbox.backend"
 
 @dataclass(frozen=True, slots=True)
 class SandboxPlan:
-    """Holds the settings of the sandboxes of a run."""
-
     backend: str = "bubblewrap"
     limits: SandboxLimits = field(default_factory=SandboxLimits)
     options: SandboxOptions = field(default_factory=SandboxOptions)
 
 
 def plan_of(settings: PlainSandbox) -> SandboxPlan:
-    """Returns the plan of these settings."""
     limits = SandboxLimits(
         time_s=settings.time_s,
         output_bytes=settings.output_bytes,
@@ -74,8 +71,8 @@ def configured_limits() -> SandboxLimits:
 
 
 def open_sandbox(limits: SandboxLimits | None = None) -> Sandbox:
-    """Returns a new, empty sandbox with three verbs, `exec`, `read` and `write`. Close it, or use
-    it in a `with` statement. Raises `SandboxRefused` where this machine cannot provide one.
+    """Returns a new, empty sandbox with the verbs `exec`, `read` and `write`: close it, or use a
+    `with` statement. Raises `SandboxRefused` where this machine cannot provide one.
     """
     plan = configured_plan()
     return _backend(plan).open(limits or plan.limits)
@@ -89,34 +86,33 @@ def run(
     files: Mapping[str, str | bytes] | None = None,
     limits: SandboxLimits | None = None,
 ) -> SandboxResult:
-    """Run one program in a new, clean sandbox and return its result; the sandbox is then removed.
-    `program` is the text of a program in `language`, or a list of words of a command. `files` are
-    in the work folder before it starts. Raises `SandboxRefused` where this machine cannot provide a
-    sandbox.
+    """Runs one program in a new, clean sandbox, which is then removed, and returns its result.
+    `program` is a text in `language`, or the words of a command; `files` are in the work folder
+    before it starts. Raises `SandboxRefused` where this machine cannot provide a sandbox.
     """
-    held = {path: _bytes(data) for path, data in (files or {}).items()}
+    file_bytes = {path: _bytes(data) for path, data in (files or {}).items()}
     if isinstance(program, str):
         if language not in LANGUAGES:
             raise ValueError(f"language {language!r}{nearest(language, LANGUAGES)}")
         command = LANGUAGES[language]
-        held[command[-1]] = _bytes(program)
+        file_bytes[command[-1]] = _bytes(program)
     else:
         command = tuple(program)
     plan = configured_plan()
-    return _backend(plan).run_once(command, _bytes(stdin), held, limits or plan.limits)
+    return _backend(plan).run_once(command, _bytes(stdin), file_bytes, limits or plan.limits)
 
 
 def sandbox_report(plan: SandboxPlan | None = None) -> Mapping[str, str]:
-    """Returns what holds each bound on this machine, by the bound's name. Raises `SandboxRefused`
-    where this machine cannot provide a sandbox.
+    """Returns the mechanism of each bound on this machine, by the bound's name. Raises
+    `SandboxRefused` where this machine cannot provide a sandbox.
     """
     return _backend(plan or configured_plan()).report()
 
 
 def _backend(plan: SandboxPlan) -> SandboxBackend:
     with _lock:
-        found = _backends.get(plan)
-        if found is None:
+        backend = _backends.get(plan)
+        if backend is None:
             if ":" not in plan.backend and plan.backend not in BACKENDS:
                 raise SandboxRefused(
                     f"{_SETTING} = {plan.backend!r} is not registered"
@@ -125,8 +121,8 @@ def _backend(plan: SandboxPlan) -> SandboxBackend:
                 )
             path = BACKENDS.get(plan.backend, plan.backend)
             build = cast(BackendBuilder, find_callable(path, _SETTING))
-            found = _backends[plan] = build(plan.options)
-        return found
+            backend = _backends[plan] = build(plan.options)
+        return backend
 
 
 def _bytes(text: str | bytes) -> bytes:

@@ -1,8 +1,7 @@
 """Verifiers of the task `dataset` that run the program of an answer: `task.options.verifier =
-"rollstream.producers.sandbox.grading:passes_tests"` (docs/how-to/run-code-in-a-sandbox.md).
-
-Each test runs in a clean sandbox of its own, never in one that an episode used. The expected output
-is compared outside of it and never enters it, so a program can neither read nor change it.
+"rollstream.producers.sandbox.grading:passes_tests"` (docs/how-to/run-code-in-a-sandbox.md). Each
+test runs in a clean sandbox. The expected output never enters it, so a program can neither read nor
+change it.
 """
 
 import re
@@ -35,8 +34,8 @@ print("\\n" + json.dumps(result))
 
 class ProgramTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One test: either `stdin` is given and `stdout` expected, spaces at the ends of lines and
-    empty lines at the end aside; or the Python expression `call` is computed with the names of the
-    program, and a result equal to the JSON value `returns` is expected.
+    empty lines at the end aside; or the Python expression `call` is computed with the program's
+    names, and a result equal to the JSON value `returns` expected.
     """
 
     stdin: str = ""
@@ -46,9 +45,9 @@ class ProgramTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def passes_tests(answer: str, reference: object) -> Score:
-    """Returns the reward 1 if the program in the answer passes all tests of the reference, else 0,
-    and the share that it passes as the score `passed`. The reference is a list of tests
-    (`ProgramTest`). Raises `ValueError` for another reference.
+    """Returns the reward 1 if the program in the answer passes all tests of the reference (a list
+    of `ProgramTest`), else 0, with the share that it passes as the score `passed`. Raises
+    `ValueError` for another reference.
     """
     tests = read_tests(reference)
     language, program = program_of(answer)
@@ -77,9 +76,9 @@ def read_tests(reference: object) -> list[ProgramTest]:
 
 
 def _without_nulls(reference: object) -> object:
-    """Returns the tests without fields that are null: in Parquet each row has all fields."""
     if not isinstance(reference, list):
         return reference
+    # In Parquet each row has all fields.
     return [
         {name: value for name, value in cast(dict[str, object], test).items() if value is not None}
         if isinstance(test, dict)
@@ -100,14 +99,12 @@ def program_of(answer: str) -> tuple[str, str]:
 
 
 def _count_passed(program: str, language: str, tests: Sequence[ProgramTest]) -> int:
-    """Returns how many tests pass. After a test that reached a bound no other is run: a program
-    that never ends must not cost its time as often as there are tests.
-    """
     passed = 0
     for test in tests:
         result = _result(program, language, test)
         if result.ok:
             passed += _returns(result, test) if test.call else _prints(result, test)
+        # A program that never ends must not cost its time as often as there are tests.
         if result.ended != "exit":
             break
     return passed
@@ -124,7 +121,7 @@ def _prints(result: SandboxResult, test: ProgramTest) -> bool:
 
 
 def _returns(result: SandboxResult, test: ProgramTest) -> bool:
-    """Whether the last line that was printed is the JSON of the expected value."""
+    # The program may print, too: the last line is the result.
     lines = result.text.strip().splitlines()
     try:
         return bool(lines) and parse_loose_json(lines[-1]) == test.returns

@@ -1,10 +1,7 @@
-"""The first process of a sandbox that lives for several calls: it serves the three verbs to the
-host over its stdin and stdout. The host starts it by its source text (`python3 -I -S -c`), so it
-imports the standard library only. `pump` and `frame` are used by the host too.
-
-It is process 1 of its PID namespace: programs cannot kill it, and it can kill all of them, which
-it does at the end of each `exec`. It is not dumpable, so programs of the same user cannot trace it.
-The files that it reads and writes are those of the sandbox; it follows no link.
+"""The first process of a sandbox that lives for several calls: it serves the three verbs over its
+stdin and stdout. The host starts it by its source text (`python3 -I -S -c`), so it imports the
+standard library only. As process 1 of its PID namespace it cannot be killed by programs, and kills
+all of them at the end of each `exec`. The host uses `pump` and `frame`, too.
 """
 
 import contextlib
@@ -31,28 +28,28 @@ def pump(
     end_s: float,
     room: int,
 ) -> str:
-    """Write `data` to the pipe `source`, and read the pipes `sinks` (descriptor → bytearray) until
-    each is at its end or one of `ends` becomes readable. Returns "exit", or "time" after `end_s` of
-    the monotonic clock, or "output" once more than `room` bytes came. Closes `source` (None: there
-    is none) as soon as all was written or no process reads it.
+    """Writes `data` to the pipe `source`, and reads the pipes `sinks` (descriptor → bytearray)
+    until each is at its end or one of `ends` becomes readable. Returns "exit", or "time" after
+    `end_s` of the monotonic clock, or "output" once more than `room` bytes came. Closes `source`
+    (None: none) once all is written or no process reads it.
     """
     poll = select.poll()
     open_sinks = set(sinks)
-    for one in [*open_sinks, *ends]:
-        os.set_blocking(one, False)
-        poll.register(one, select.POLLIN)
+    for descriptor in [*open_sinks, *ends]:
+        os.set_blocking(descriptor, False)
+        poll.register(descriptor, select.POLLIN)
     left_over = memoryview(data)
     if source is not None:
         os.set_blocking(source, False)
         poll.register(source, select.POLLOUT)
     try:
         while open_sinks:
-            left = end_s - time.monotonic()
-            if left <= 0:
+            remaining_s = end_s - time.monotonic()
+            if remaining_s <= 0:
                 return "time"
-            ready = [one for one, _ in poll.poll(min(left, 3600.0) * 1000 + 1)]
-            for one in ready:
-                if source is not None and one == source:
+            ready = [descriptor for descriptor, _ in poll.poll(min(remaining_s, 3600.0) * 1000 + 1)]
+            for descriptor in ready:
+                if source is not None and descriptor == source:
                     count = _written(source, left_over)
                     if count is None or count == len(left_over):
                         poll.unregister(source)
@@ -60,17 +57,17 @@ def pump(
                         source = None
                     else:
                         left_over = left_over[count:]
-                elif one in open_sinks:
-                    piece = _available(one)
+                elif descriptor in open_sinks:
+                    piece = _available(descriptor)
                     if piece == b"":
-                        open_sinks.discard(one)
-                        poll.unregister(one)
+                        open_sinks.discard(descriptor)
+                        poll.unregister(descriptor)
                     elif piece:
                         room -= len(piece)
-                        sinks[one] += piece[: len(piece) + min(0, room)]
+                        sinks[descriptor] += piece[: len(piece) + min(0, room)]
                         if room < 0:
                             return "output"
-            if any(one in ends for one in ready):
+            if any(descriptor in ends for descriptor in ready):
                 return "exit"
         return "exit"
     finally:
@@ -79,17 +76,16 @@ def pump(
 
 
 def _written(source: int, data: memoryview) -> int | None:
-    """Returns how many bytes the pipe took; None if no process reads it."""
     try:
         return os.write(source, data[:CHUNK])
     except BlockingIOError:
         return 0
     except OSError:
+        # No process reads the pipe.
         return None
 
 
 def _available(sink: int) -> bytes | None:
-    """Returns the next bytes, b"" at the end of the pipe, None if there are none yet."""
     try:
         return os.read(sink, CHUNK)
     except BlockingIOError:
@@ -99,19 +95,18 @@ def _available(sink: int) -> bytes | None:
 
 
 def frame(header: dict[str, object], body: bytes = b"") -> bytes:
-    """Returns one message as bytes."""
     text = json.dumps(header).encode()
     return FRAME.pack(len(text), len(body)) + text + body
 
 
 def _exactly(source: int, size: int) -> bytes:
-    found = bytearray()
-    while len(found) < size:
-        piece = os.read(source, min(CHUNK, size - len(found)))
+    received = bytearray()
+    while len(received) < size:
+        piece = os.read(source, min(CHUNK, size - len(received)))
         if not piece:
             os._exit(0)  # the host is gone
-        found += piece
-    return bytes(found)
+        received += piece
+    return bytes(received)
 
 
 def _serve() -> None:
@@ -120,8 +115,8 @@ def _serve() -> None:
     _harden(sys.argv[1] if len(sys.argv) > 1 else "{}")
     source, sink = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDWR)
-    for one in (0, 1, 2):
-        os.dup2(nothing, one)
+    for descriptor in (0, 1, 2):
+        os.dup2(nothing, descriptor)
     _send(sink, {"ready": os.getpid()})
     verbs = {"exec": _exec, "read": _read, "write": _write}
     while True:
@@ -145,18 +140,17 @@ def _send(sink: int, header: dict[str, object], body: bytes = b"") -> None:
 
 
 def _harden(filters: str) -> None:
-    """Become untraceable, and set the filter of system calls that is given for this architecture
-    (hexadecimal, by the architecture's name), for all later processes too.
-    """
     import ctypes
 
     control = ctypes.CDLL(None).prctl
     dumpable, seccomp, by_filter = 4, 22, 2
+    # Programs of the same user cannot trace a process that is not dumpable.
     if control(dumpable, 0, 0, 0, 0) != 0:
         os._exit(3)
-    given = json.loads(filters).get(os.uname().machine)
-    if given is not None:
-        program = ctypes.create_string_buffer(bytes.fromhex(given))
+    # Filters are hexadecimal, by architecture; this one holds for all later processes too.
+    filter_hex = json.loads(filters).get(os.uname().machine)
+    if filter_hex is not None:
+        program = ctypes.create_string_buffer(bytes.fromhex(filter_hex))
         count, place = (len(program) - 1) // 8, ctypes.addressof(program)
         described = ctypes.create_string_buffer(struct.pack("@HP", count, place))
         if control(seccomp, by_filter, described, 0, 0) != 0:
@@ -176,33 +170,32 @@ def _exec(
     pid = os.fork()
     if pid == 0:
         _become(command, environment, folder, [pipes[0][0], pipes[1][1], pipes[2][1]])
-    for one in (pipes[0][0], pipes[1][1], pipes[2][1]):
-        os.close(one)
+    for descriptor in (pipes[0][0], pipes[1][1], pipes[2][1]):
+        os.close(descriptor)
     program, sinks = os.pidfd_open(pid), {pipes[1][0]: bytearray(), pipes[2][0]: bytearray()}
     try:
         ended = pump([program], sinks, pipes[0][1], stdin, begun + time_s, output_bytes)
         if ended == "exit":  # its pipes may end before it does
-            left = max(0.0, begun + time_s - time.monotonic())
-            ended = "exit" if select.select([program], [], [], left)[0] else "time"
+            remaining_s = max(0.0, begun + time_s - time.monotonic())
+            ended = "exit" if select.select([program], [], [], remaining_s)[0] else "time"
         code = _end_all(pid)
         room = output_bytes - sum(map(len, sinks.values()))
         if ended == "exit" and room > 0:  # what it wrote last
             flooded = pump([], sinks, None, b"", time.monotonic() + REAP_S, room) == "output"
             ended = "output" if flooded else "exit"
     finally:
-        for one in (program, *sinks):
-            os.close(one)
+        for descriptor in (program, *sinks):
+            os.close(descriptor)
     out, errors = (bytes(sink) for sink in sinks.values())
     header = {"ended": ended, "code": code, "stdout": len(out)}
     return {**header, "seconds": time.monotonic() - begun}, out + errors
 
 
 def _become(command: list[str], environment: dict[str, str], folder: str, pipes: list[int]) -> None:
-    """Turn the forked process into the program."""
     try:
         os.setsid()
-        for target, one in enumerate(pipes):
-            os.dup2(one, target)
+        for target, descriptor in enumerate(pipes):
+            os.dup2(descriptor, target)
         os.closerange(3, 1024)
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -215,7 +208,6 @@ def _become(command: list[str], environment: dict[str, str], folder: str, pipes:
 
 
 def _end_all(program: int) -> int:
-    """Kill every other process of the namespace, and reap all. Returns the program's exit code."""
     code, end_s = 128 + signal.SIGKILL, time.monotonic() + REAP_S
     while True:
         with contextlib.suppress(ProcessLookupError):
@@ -234,9 +226,7 @@ def _end_all(program: int) -> int:
 
 
 def _walk(folder: str, path: str, make: bool) -> tuple[int, str]:
-    """Returns a descriptor of the folder that holds the file, and the file's name. No link is
-    followed; with `make`, missing folders are made.
-    """
+    # No link is followed on the way.
     at = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     *parents, name = path.split("/")
     for part in parents:
@@ -255,37 +245,39 @@ def _opened(folder: str, path: str, flags: int, make: bool) -> int:
     at, name = _walk(folder, path, make)
     try:
         # Without O_NONBLOCK a named pipe would block for ever.
-        one = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644, dir_fd=at)
+        descriptor = os.open(
+            name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644, dir_fd=at
+        )
     finally:
         os.close(at)
-    if not stat.S_ISREG(os.fstat(one).st_mode):
-        os.close(one)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
         raise ValueError("not a regular file")
-    return one
+    return descriptor
 
 
 def _read(body: bytes, folder: str, path: str, bytes_max: int) -> tuple[dict[str, object], bytes]:
-    one = _opened(folder, path, os.O_RDONLY, False)
+    descriptor = _opened(folder, path, os.O_RDONLY, False)
     try:
-        found = bytearray()
-        while piece := os.read(one, CHUNK):
-            found += piece
-            if len(found) > bytes_max:
+        content = bytearray()
+        while piece := os.read(descriptor, CHUNK):
+            content += piece
+            if len(content) > bytes_max:
                 raise ValueError(f"larger than {bytes_max} bytes")
-        return {}, bytes(found)
+        return {}, bytes(content)
     finally:
-        os.close(one)
+        os.close(descriptor)
 
 
 def _write(body: bytes, folder: str, path: str) -> tuple[dict[str, object], bytes]:
-    one = _opened(folder, path, os.O_WRONLY | os.O_CREAT, True)
+    descriptor = _opened(folder, path, os.O_WRONLY | os.O_CREAT, True)
     try:
-        os.ftruncate(one, 0)
+        os.ftruncate(descriptor, 0)
         data = memoryview(body)
         while data:
-            data = data[os.write(one, data) :]
+            data = data[os.write(descriptor, data) :]
     finally:
-        os.close(one)
+        os.close(descriptor)
     return {}, b""
 
 

@@ -1,9 +1,7 @@
-"""Starts a confined program, sets its bounds before its first instruction, and ends it.
-
-bwrap sets the namespaces up, writes the program's process number to `status`, and waits for a byte
-on `block`. Meanwhile `ConfinedProcess` puts the process into a control group, where there is one.
-The limits of single processes are set in the sandbox before the program (`bubblewrap.py`). So no
-program runs without its bounds, and none inherits a descriptor, a variable or a terminal.
+"""Starts a confined program, sets its bounds before its first instruction, and ends it
+(`ConfinedProcess`). bwrap sets the namespaces up, writes the program's process number to `status`,
+and waits for a byte on `block`; meanwhile the process is put into a control group, where there is
+one. So no program runs without its bounds.
 """
 
 import itertools
@@ -51,7 +49,7 @@ _NUMBERS = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """How to start one sandbox: `words` makes the command line from the descriptors of `status`,
+    """The start of one sandbox: `words` makes the command line from the descriptors of `status`,
     `block`, `seccomp` and of each of `data`, and those of the `files` by path. `user` gives the
     user of the host by the sandbox's number.
     """
@@ -65,8 +63,8 @@ class Confinement:
 
 
 class ConfinedProcess(ClosedAfterBlock):
-    """One running sandbox; its first program has pipes for stdin, stdout and stderr. Raises
-    `SandboxRefused` if the machine does not allow it.
+    """One running sandbox, whose first program has pipes for stdin, stdout and stderr. Raises
+    `SandboxRefused` if the machine forbids it.
     """
 
     def __init__(self, plan: Confinement) -> None:
@@ -95,7 +93,6 @@ class ConfinedProcess(ClosedAfterBlock):
 
     @property
     def pipes(self) -> tuple[IO[bytes], IO[bytes], IO[bytes]]:
-        """Returns stdin, stdout and stderr of the program."""
         process = self._process
         return (
             cast(IO[bytes], process.stdin),
@@ -104,7 +101,6 @@ class ConfinedProcess(ClosedAfterBlock):
         )
 
     def communicate(self, stdin: bytes) -> SandboxResult:
-        """Write stdin to the program, wait until it ends or passes a bound, and end the sandbox."""
         begun_s = time.monotonic()
         into, out, errors = self.pipes
         source = os.dup(into.fileno())  # pump closes it once all was written
@@ -127,13 +123,11 @@ class ConfinedProcess(ClosedAfterBlock):
         return SandboxResult(cast(Ending, ended), code, stdout, stderr, seconds)
 
     def memory_kills(self) -> int:
-        """Returns how many processes were killed because the sandbox's memory was used up."""
         return self._group.kills() if self._group is not None else 0
 
     def kill(self) -> None:
-        """End all processes of the sandbox: the kernel ends a PID namespace with its process 1, and
-        that one counts as ended when all others of the namespace have.
-        """
+        # The kernel ends a PID namespace with its process 1, which counts as ended when all others
+        # have.
         if self._first is not None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._first, signal.SIGKILL)
@@ -150,13 +144,12 @@ class ConfinedProcess(ClosedAfterBlock):
             ending.poll(END_S * 1000)
 
     def close(self) -> None:
-        """End the sandbox and give its resources back. May be called twice."""
         self.kill()
         for pipe in self.pipes:
             pipe.close()
-        for one in (self._first, self._status):
-            if one is not None and one >= 0:
-                os.close(one)
+        for descriptor in (self._first, self._status):
+            if descriptor is not None and descriptor >= 0:
+                os.close(descriptor)
         self._first, self._status = None, -1
         if self._group is not None:
             self._group.remove()
@@ -171,16 +164,15 @@ class ConfinedProcess(ClosedAfterBlock):
             self._group.add(pid)
 
     def _read_pid(self, deadline: Deadline) -> int:
-        """Returns the number of the namespace's process 1, once bwrap has made it."""
-        found = b""
-        while b"," not in found:
+        status = b""
+        while b"," not in status:
             if not select.select([self._status], [], [], deadline.remaining_s())[0]:
                 raise SandboxFailed(f"bubblewrap was not ready after {SETUP_S:g} s")
             piece = os.read(self._status, 4096)
             if not piece:
                 raise self._refused()
-            found += piece
-        return int(json.loads(found.partition(b",")[0] + b"}")["child-pid"])
+            status += piece
+        return int(json.loads(status.partition(b",")[0] + b"}")["child-pid"])
 
     def _refused(self) -> SandboxRefused:
         _, _, errors = self.pipes
@@ -196,19 +188,18 @@ class ConfinedProcess(ClosedAfterBlock):
         return True
 
     def _exit_code(self) -> int | None:
-        """Returns the program's exit code; None if it was not started or was killed from here."""
-        found = b""
-        while len(found) < STATUS_MAX and (piece := os.read(self._status, 4096)):
-            found += piece
-        for line in reversed(found.splitlines()):
+        status = b""
+        while len(status) < STATUS_MAX and (piece := os.read(self._status, 4096)):
+            status += piece
+        for line in reversed(status.splitlines()):
             with suppress(ValueError):
                 code = parse_json(line, dict[str, Any]).get("exit-code")
+                # None: not started, or killed from here.
                 return None if code is None else int(code)
         return None
 
 
 def _spawn(plan: Confinement, status: int, block: int) -> subprocess.Popen[bytes]:
-    """Start bwrap with no descriptor, variable or privilege but those that it needs."""
     assert len(plan.files) <= FILES_MAX, f"at most {FILES_MAX} files"
     opened: list[int] = []
 
@@ -220,13 +211,15 @@ def _spawn(plan: Confinement, status: int, block: int) -> subprocess.Popen[bytes
         return opened[-1]
 
     try:
-        named = {name: file_of(data) for name, data in plan.data.items()}
+        descriptors = {name: file_of(data) for name, data in plan.data.items()}
         if has_call_filter():
-            named["seccomp"] = file_of(call_filter(plan.groups is not None))
+            descriptors["seccomp"] = file_of(call_filter(plan.groups is not None))
         files = {path: file_of(data) for path, data in plan.files.items()}
         user = plan.user(next(_NUMBERS))
+        # The program inherits no descriptor, variable, terminal or privilege but those that it
+        # needs.
         return subprocess.Popen(
-            plan.words({**named, "status": status, "block": block}, files),
+            plan.words({**descriptors, "status": status, "block": block}, files),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -242,5 +235,5 @@ def _spawn(plan: Confinement, status: int, block: int) -> subprocess.Popen[bytes
     except PermissionError as error:
         raise SandboxRefused(f"bubblewrap cannot be started: {error}. {_REMEDY}") from error
     finally:
-        for one in opened:
-            os.close(one)
+        for descriptor in opened:
+            os.close(descriptor)

@@ -1,9 +1,6 @@
-"""Serves the three verbs of a sandbox that lives for several calls (`SandboxSession`), by messages
-to the process `inside.py` in it.
-
-The process runs among hostile programs, so its answers are checked like theirs: each has a bound in
-bytes and in time, and one that breaks the protocol ends the sandbox. The back ends `bubblewrap` and
-`docker` differ only in how they start that process.
+"""Serves the verbs of a sandbox that lives for several calls (`SandboxSession`), by messages to the
+process `inside.py` in it. That process runs among hostile programs: each of its answers has a bound
+in bytes and in time, and one that breaks the protocol ends the sandbox.
 """
 
 import os
@@ -36,9 +33,9 @@ _ENDINGS = ("exit", "time", "output")
 
 
 def agent_command(interpreter: str) -> list[str]:
-    """Returns the command that serves the verbs: Python without site packages, which first reads
-    the source of `inside.py` from stdin, so no file of this program needs to be in the sandbox.
-    """
+    """Returns the command that serves the verbs: Python without site packages."""
+    # It first reads the source of `inside.py` from stdin, so the sandbox needs no file of this
+    # program.
     size = len(_source())
     reader = f"import os\ns=b''\nwhile len(s)<{size}: s+=os.read(0,{size}-len(s))\n"
     return [interpreter, "-I", "-S", "-c", reader + "exec(compile(s,'inside.py','exec'))"]
@@ -50,8 +47,6 @@ def _source() -> bytes:
 
 
 class SessionProcess(Protocol):
-    """The process that a back end started for a session."""
-
     @property
     def pipes(self) -> tuple[IO[bytes], IO[bytes], IO[bytes]]: ...
     def memory_kills(self) -> int: ...
@@ -59,8 +54,8 @@ class SessionProcess(Protocol):
 
 
 class SandboxSession(ClosedAfterBlock):
-    """Implements `Sandbox` over one process. It must be used by threads that live no shorter than
-    the one that opened it: the kernel ends a `bubblewrap` sandbox with the thread that started it.
+    """Implements `Sandbox` over one process. Its threads must live no shorter than the one that
+    opened it: the kernel ends a `bubblewrap` sandbox with the thread that started it.
     """
 
     def __init__(
@@ -130,7 +125,6 @@ class SandboxSession(ClosedAfterBlock):
     def _ask(
         self, request: Mapping[str, object], body: bytes, time_s: float, answer_max: int
     ) -> tuple[dict[str, Any], bytes]:
-        """Send one request and return its answer; anything else ends the sandbox."""
         if not self._is_open:
             raise SandboxFailed("the sandbox is closed")
         deadline = Deadline(time_s + GRACE_S, self._clock)
@@ -165,18 +159,17 @@ class SandboxSession(ClosedAfterBlock):
         return cast(dict[str, Any], header), body
 
     def _exactly(self, size: int, deadline: Deadline) -> bytes:
-        source, found = self._process.pipes[1].fileno(), bytearray()
-        while len(found) < size:
+        source, received = self._process.pipes[1].fileno(), bytearray()
+        while len(received) < size:
             if not select.select([source], [], [], deadline.remaining_s())[0]:
                 raise self._broken("it did not answer in time")
-            piece = os.read(source, min(inside.CHUNK, size - len(found)))
+            piece = os.read(source, min(inside.CHUNK, size - len(received)))
             if not piece:
                 raise self._broken(f"it ended {self._last_words()}".strip())
-            found += piece
-        return bytes(found)
+            received += piece
+        return bytes(received)
 
     def _last_words(self) -> str:
-        """Returns the beginning of what the process wrote to stderr, if anything."""
         errors = self._process.pipes[2].fileno()
         os.set_blocking(errors, False)
         try:

@@ -1,9 +1,7 @@
-"""Makes the filter of system calls (seccomp, as BPF) of a `bubblewrap` sandbox (`call_filter`).
-
-Some kernel interfaces have no namespace: key rings, sockets of virtual machines (AF_VSOCK reaches
-the machine's host from any network namespace), performance events, BPF, io_uring. The filter
-refuses these with EPERM and lets all other calls pass. Calls in another architecture's numbers
-(32 bit) are refused as a whole.
+"""Makes the filter of system calls (seccomp, as BPF) of a sandbox (`call_filter`). Some kernel
+interfaces have no namespace: key rings, sockets of virtual machines (AF_VSOCK reaches the machine's
+host from any network namespace), performance events, BPF, io_uring. These are refused with EPERM,
+and calls in another architecture's numbers (32 bit) as a whole.
 """
 
 import platform
@@ -53,21 +51,20 @@ _UNCOUNTED = {  # memory that no limit of a process counts; refused where no con
 
 
 def has_call_filter(machine: str | None = None) -> bool:
-    """Whether there is a filter for this machine's architecture."""
     return (machine or platform.machine()) in _ARCHITECTURES
 
 
 def call_filters() -> dict[str, str]:
-    """Returns the filters of all architectures in hexadecimal, where a control group counts memory:
-    for a process that sets its own.
+    """Returns the filters of all architectures in hexadecimal, for a process that sets its own
+    where a control group counts memory.
     """
     return {name: call_filter(True, name).hex() for name in _ARCHITECTURES}
 
 
 def call_filter(counts_memory: bool, machine: str | None = None) -> bytes:
     """Returns the filter for an architecture that `has_call_filter`, by default this machine's.
-    Without `counts_memory` (a control group that counts it) calls that make memory outside of a
-    process's address space are refused too.
+    Without `counts_memory` (by a control group) calls that make memory outside of an address space
+    are refused too.
     """
     name = machine or platform.machine()
     architecture, socket = _ARCHITECTURES[name]

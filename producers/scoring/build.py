@@ -39,21 +39,21 @@ def scorer_pool(
     environment: Mapping[str, str] = os.environ,
 ) -> ScorerPool:
     """Returns the pool. Raises `ConfigurationError` for a function that cannot be imported, and for
-    a service without what it needs.
+    an unusable service.
     """
     check_scoring(scoring, environment)
     if scoring.function in SERVICES:
         request = _judge_request(scoring) if scoring.function == "judge" else None
-        asked: ScoreRequest = request or HttpRequest(scoring.names)
+        score_request: ScoreRequest = request or HttpRequest(scoring.names)
         plan = service_plan(scoring, environment)
-        return ServicePool(plan, asked, tokenizer())
+        return ServicePool(plan, score_request, tokenizer())
     limits = {"reward_timeout_s": scoring.timeout_s, "reward_processes": scoring.processes}
     return RewardPool(task.model_copy(update=limits), function=scoring.function)
 
 
 def check_scoring(scoring: ScoringSettings, environment: Mapping[str, str] = os.environ) -> None:
-    """Raise `ConfigurationError` for a function that cannot be imported, or a service without what
-    it needs. A scorer calls it before it waits for the run's model: a wrong name ends it at once.
+    """Raises `ConfigurationError` for a function that cannot be imported, or an unusable service. A
+    scorer calls it before it waits for the run's model: a wrong name ends it at once.
     """
     if scoring.function in SERVICES:
         check_service(scoring, environment)
@@ -62,8 +62,8 @@ def check_scoring(scoring: ScoringSettings, environment: Mapping[str, str] = os.
 
 
 def check_service(scoring: ScoringSettings, environment: Mapping[str, str] | None) -> None:
-    """Raise `ConfigurationError` for a service without what it needs. Without an `environment` the
-    scorers run elsewhere, where its key is.
+    """Raises `ConfigurationError` for an unusable service. Without an `environment` the scorers run
+    elsewhere, where its key is.
     """
     if scoring.function == "judge":
         _judge_request(scoring)
@@ -74,7 +74,9 @@ def check_service(scoring: ScoringSettings, environment: Mapping[str, str] | Non
 
 
 def window_size(scoring: ScoringSettings, per_process: int) -> int:
-    """Returns how many trajectories a scorer has open at a time: enough for all of its calls."""
+    """Returns the number of trajectories that a scorer has open at a time: enough for all of its
+    calls.
+    """
     if scoring.function in SERVICES:
         return 4 * scoring.service.concurrency
     return per_process * scoring.processes

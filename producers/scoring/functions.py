@@ -1,9 +1,6 @@
-"""Loads the function of a scorer by its import path, and defines the argument of its calls.
-
-A scorer adds rewards or other scores to finished trajectories, by the task's judge or by a function
-of the user (`scoring.function`). That function runs in a reward process
-(`producers/rewards/process.py`), gets one `Finished` trajectory per call, and returns one number or
-several named ones.
+"""Loads the function of a scorer by its import path (`load_function`), and defines the argument of
+its calls (`Finished`). The function runs in a reward process (`producers/rewards/process.py`), and
+returns one number or several named ones.
 """
 
 import json
@@ -22,10 +19,10 @@ from rollstream.streams.foreign_text import clean_text
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A finished trajectory, as a scorer's function gets it. `reference` is what the task recorded
-    for the prompt: a text as it is, another value as JSON text; in a mixture it is the part's.
-    `turns` are all tokens after the prompt, cut where their source changes: generated, environment,
-    generated and so on. The texts are decoded on access.
+    """A finished trajectory, as a scorer's function gets it. `reference` is the task's for the
+    prompt: a text as it is, another value as JSON text; in a mixture the part's. `turns` are all
+    tokens after the prompt, cut where their source changes: generated, environment, generated and
+    so on. The texts are decoded on access.
     """
 
     facts: TrajectoryFacts
@@ -34,28 +31,25 @@ class Finished:
     decode: Callable[[Sequence[int]], str] = field(repr=False)
 
     def __post_init__(self) -> None:
-        own = part_reference(self.reference, self.facts.task)
-        object.__setattr__(self, "reference", _readable(own))
+        task_reference = part_reference(self.reference, self.facts.task)
+        object.__setattr__(self, "reference", _readable(task_reference))
 
     @property
     def prompt(self) -> str:
-        """The prompt's text."""
         return self.decode(self.facts.prompt)
 
     @property
     def answer(self) -> str:
-        """The text of everything after the prompt, replies of an environment included."""
+        """The text of all tokens after the prompt, replies of an environment included."""
         return self.decode([token for turn in self.turns for token in turn])
 
 
 def _readable(reference: str) -> str:
-    """Returns the text that a task's JSON is; other JSON without escapes: a judge reads `北京`, not
-    the numbers of its characters.
-    """
     try:
         value: object = json.loads(reference)
     except (ValueError, RecursionError):  # a task of the user has any text
         return reference
+    # Without escapes: a judge reads `北京`, not the numbers of its characters.
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return clean_text(text)
 

@@ -1,10 +1,9 @@
-"""Knows which annotations are in the log already (`RecordedAnnotations`), so a scorer asks for none
-of them again, also after a restart.
+"""Knows the annotations that are in the log (`RecordedAnnotations`), so a scorer asks for none of
+them again, also after a restart.
 
 The interleaving: scorer A publishes an annotation and is killed before it commits its batch. Its
-successor B reads the batch again, then reads `annotations` up to its present end, and so sees every
-annotation that A published: whatever is recorded is not asked twice. A question of A without a
-recorded answer is asked again. If A lives on as a zombie, both may ask; the first record counts.
+successor B reads the batch again, then `annotations` up to its present end, and so sees all that A
+published. If A lives on as a zombie, both may ask; the first record counts.
 """
 
 from collections.abc import Collection
@@ -17,8 +16,8 @@ from rollstream.streams.records import Annotation
 
 TOPIC = "annotations"
 TRAJECTORIES_MAX = 1 << 20
-"""Most trajectories that are remembered. Those before them were committed long ago: uncommitted are
-a batch of each scorer.
+"""Most trajectories that are remembered. Those before them were committed long ago: only a batch of
+each scorer is uncommitted.
 """
 
 
@@ -33,7 +32,7 @@ class RecordedAnnotations:
         self._names: dict[str, set[str]] = {}
 
     def advance(self) -> None:
-        """Read up to the present end of the log. After a truncation the kept records are read."""
+        """Reads up to the present end of the log. After a truncation the kept records are read."""
         end = self._bus.end(TOPIC)
         try:
             self._read_to(end)
@@ -42,7 +41,6 @@ class RecordedAnnotations:
             self._read_to(end)
 
     def has(self, trajectory: str, names: Collection[str]) -> bool:
-        """Whether all annotations of these names of the trajectory are recorded."""
         return self._names.get(trajectory, set()).issuperset(names)
 
     def _read_to(self, end: dict[int, int]) -> None:

@@ -1,10 +1,6 @@
-"""What scorers ask by HTTP, and how they read the answers (`ScoreRequest`): pure functions of a
-finished trajectory and of bytes.
-
-`HttpRequest` sends the texts and facts of a trajectory as JSON and reads numbers. `JudgeRequest`
-asks a judge model by OpenAI's protocol and finds the score in what it writes. The answer that is
-judged was written by a model, which may try to instruct the judge: it is inserted once, verbatim,
-and placeholders in it stay text.
+"""Makes the requests of scorers by HTTP, and reads the answers (`ScoreRequest`), as pure functions:
+texts and facts of a trajectory as JSON (`HttpRequest`), or a question to a judge model by OpenAI's
+protocol (`JudgeRequest`).
 """
 
 import json
@@ -38,8 +34,8 @@ class ScoreRequest(Protocol):
         ...
 
     def adapted(self, refusal: str) -> "ScoreRequest | None":
-        """Returns the request that avoids what the service refused with this message; None if the
-        message names nothing that may be left out.
+        """Returns the request without the parameter that the service refused with this message;
+        None if the message names nothing that may be left out.
         """
         ...
 
@@ -74,10 +70,10 @@ class HttpRequest:
         value = _decoded(body)
         if isinstance(value, Mapping):
             table = cast(Mapping[str, object], value)
-            found = {name: _number(table[name]) for name in self.names if name in table}
-            # Under other names nothing is written; the reason of what is missing lists them.
-            others = [name for name in table if name and name not in found]
-            return found | dict.fromkeys(others[:OTHERS_MAX], math.nan)
+            scores = {name: _number(table[name]) for name in self.names if name in table}
+            # Other names are not written; the reason of a missing name lists them.
+            others = [name for name in table if name and name not in scores]
+            return scores | dict.fromkeys(others[:OTHERS_MAX], math.nan)
         return {"": _number(value)}
 
     def adapted(self, refusal: str) -> ScoreRequest | None:
@@ -87,10 +83,10 @@ class HttpRequest:
 @dataclass(frozen=True, slots=True)
 class JudgeRequest:
     """Asks `model` with the text `prompt`, in which `{prompt}`, `{answer}` and `{reference}` are
-    replaced. The score is the last match of `pattern`'s group in the judge's text behind its
-    thought, divided by `score_max`; one outside of 0 to `score_max` cannot be read, nor can an
-    answer that was cut at its length. `tokens_name` is the parameter that bounds it, and without a
-    `temperature` the service's own applies.
+    replaced. The score is the last match of `pattern`'s group behind the judge's thought, divided
+    by `score_max`; one outside of 0 to `score_max`, or of a cut answer, cannot be read.
+    `tokens_name` is the parameter that bounds the answer; without a `temperature` the service's own
+    applies.
     """
 
     model: str
@@ -107,15 +103,17 @@ class JudgeRequest:
             "answer": finished.answer,
             "reference": finished.reference,
         }
-        content = _PLACE.sub(lambda found: texts[found.group(1)], self.prompt)
-        asked: dict[str, object] = {
+        # The judged answer may try to instruct the judge: it is inserted once, verbatim, and
+        # placeholders in it stay text.
+        content = _PLACE.sub(lambda match: texts[match.group(1)], self.prompt)
+        fields: dict[str, object] = {
             "model": self.model,
             "messages": [{"role": "user", "content": content}],
             self.tokens_name: self.tokens_max,
         }
         if self.temperature is not None:
-            asked["temperature"] = self.temperature
-        return _encoded(asked)
+            fields["temperature"] = self.temperature
+        return _encoded(fields)
 
     def adapted(self, refusal: str) -> ScoreRequest | None:
         """Returns the request for OpenAI's newer models, which refuse `max_tokens`, and each
@@ -137,10 +135,10 @@ class JudgeRequest:
             )
         text = text[-JUDGED_MAX:]
         # Marks of Markdown and full-width signs may stand in the score's place.
-        found = re.findall(self.pattern, text) or re.findall(self.pattern, _plain(text))
-        if not found:
+        matches = re.findall(self.pattern, text) or re.findall(self.pattern, _plain(text))
+        if not matches:
             raise UnreadableAnswer(f"the judge gave no score: …{text[-80:]!r}")
-        score = _number_of(found[-1])
+        score = _number_of(matches[-1])
         if not 0 <= score <= self.score_max:
             raise UnreadableAnswer(f"the judge gave {score:g}, outside of 0 to {self.score_max:g}")
         return {"": score / self.score_max}
@@ -156,9 +154,6 @@ def _plain(text: str) -> str:
 
 
 def _judged_text(value: object) -> tuple[str, bool]:
-    """Returns what a judge wrote behind its thought, and whether it was cut: at its length, or
-    within its thought, which repeats the question's numbers.
-    """
     try:
         choice = cast(Any, value)["choices"][0]
         text = choice["message"]["content"]
@@ -169,6 +164,7 @@ def _judged_text(value: object) -> tuple[str, bool]:
         return "", True
     if not isinstance(text, str):
         raise UnreadableAnswer("the judge gave no text")
+    # A thought repeats the question's numbers; one without its end was cut.
     text = text.rpartition(_THOUGHT_END)[2]
     return text, text.lstrip().startswith(_THOUGHT)
 

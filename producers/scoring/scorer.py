@@ -1,12 +1,7 @@
-"""Writes annotations, such as late rewards, about every finished trajectory (`rollstream score`).
-
-A `Scorer` keeps a window of trajectories open: it has them scored by the task's judge, by a
-function of the user or by a service, publishes the annotations of each as they come, and reads the
-next ones as there is room, so a slow score holds no other. It commits up to the oldest open one.
-Scorers share the partitions of `trajectories` as a consumer group. After a kill the successor reads
-from there again and scores what the log lacks (`recorded.py`); of several annotations of a
-(trajectory, name) the first counts, so none is lost or counted twice. One that counts describes the
-tokens that are trained (`first_completions`).
+"""Writes annotations, such as late rewards, about every finished trajectory (`rollstream score`),
+and commits up to the oldest one that is not scored yet. After a kill the successor scores from
+there what the log lacks (`recorded.py`); of several annotations of a (trajectory, name) the first
+counts, so none is lost or counted twice.
 """
 
 import logging
@@ -67,8 +62,8 @@ class RecordPool(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AnnotationPlan:
-    """States the `names` of the annotations that the scorer named `scorer` writes about each
-    trajectory, and whether their values come from the task's judge or from a function.
+    """States the `names` of the annotations that `scorer` writes about each trajectory, by the
+    task's judge or by a function.
     """
 
     names: tuple[str, ...]
@@ -76,9 +71,10 @@ class AnnotationPlan:
     scorer: str
 
     def names_of(self, record: Trajectory) -> tuple[str, ...]:
-        """Returns the names that it writes about this trajectory: no reward where there is one, as
-        from an agent's program. Whether the group waits for the scorer would decide which counts.
+        """Returns the names for this trajectory: no reward where there is one, as from an agent's
+        program.
         """
+        # Else it would depend on the group's wait for the scorer which reward counts.
         if record.reward is None:
             return self.names
         return tuple(name for name in self.names if name != "reward")
@@ -86,22 +82,18 @@ class AnnotationPlan:
 
 @dataclass(frozen=True, slots=True)
 class ReadCompletion:
-    """A completion and where it stands in `trajectories`."""
-
     record: Trajectory
     partition: int
     offset: int
 
 
 def first_completions(messages: Iterable[Message]) -> dict[str, ReadCompletion]:
-    """Returns the trajectories to score, by name: of each trajectory its first completion in these
-    messages. If that one is a failure, which is a completion too (invariant 2), the trajectory is
-    dead, gets no annotation, and is left out.
-
-    Only the first completion of a trajectory is trained. A later one in the same messages is left
-    out here. One that is read later is scored again unless the first is open or annotated, but its
-    annotations are not the first of their names, so they do not count.
+    """Returns the trajectories to score, by name: of each its first completion in these messages,
+    unless that is a failure, which is a completion too (invariant 2).
     """
+    # Only the first completion is trained. A later one that is read later is scored again, unless
+    # the first is open or annotated, but its annotations are not the first of their names, so they
+    # do not count.
     first: dict[str, ReadCompletion] = {}
     for message in messages:
         try:
@@ -115,7 +107,7 @@ def first_completions(messages: Iterable[Message]) -> dict[str, ReadCompletion]:
 
 
 def facts_of(record: Trajectory) -> TrajectoryFacts:
-    """Returns the facts that a user's function gets about a trajectory, which must not be dead."""
+    """Returns the facts of a trajectory, which must not be dead, for a user's function."""
     assert record.finish != "dead", f"{record.trajectory} is dead"
     prompt = record.tokens[: int(np.count_nonzero(record.sources == PROMPT))]
     return TrajectoryFacts(
@@ -133,9 +125,8 @@ def facts_of(record: Trajectory) -> TrajectoryFacts:
 def annotations(
     record: Trajectory, verdict: RewardVerdict, writes: AnnotationPlan
 ) -> list[Annotation]:
-    """Returns one annotation for each name that the scorer writes, made from the `verdict` of a
-    reward process. It has a value, or the reason why there will be none, so no reader waits for it
-    in vain.
+    """Returns one annotation for each name that the scorer writes: a value of the `verdict`, or the
+    reason why there will be none, so no reader waits for it in vain.
     """
     values = dict(verdict.scores)
     if writes.by_judge:
@@ -154,9 +145,9 @@ def _annotation(
         return Annotation(record.trajectory, record.group, name, verdict.vectors[name], scorer)
     if not reason and name not in values:
         reason = f"not among what was given ({', '.join(sorted(values)) or 'nothing'})"
-    found: Sequence[float] = () if reason else (values[name],)
+    numbers: Sequence[float] = () if reason else (values[name],)
     with np.errstate(over="ignore"):
-        array = np.array(found, np.float32)
+        array = np.array(numbers, np.float32)
     if not all(map(is_bounded_number, array.tolist())):  # the trainer would ignore the record
         is_wide = bool(np.isfinite(array).all())
         kind = f"beyond ±{NUMBER_MAX:g}" if is_wide else "not a 32-bit number"
@@ -167,9 +158,8 @@ def _annotation(
 @dataclass(slots=True)
 class Scorer:
     """Scores as one member of the consumer group, under its own name (`writes.scorer`): keeps at
-    most `window` trajectories open, lets `pool` score them, and publishes the annotations of each
-    as soon as its verdict is there. A commit covers what was read before the oldest open
-    trajectory of a partition.
+    most `window` trajectories open, and publishes the annotations of each as soon as its verdict is
+    there.
     """
 
     bus: Bus
@@ -178,25 +168,22 @@ class Scorer:
     window: int
     clock: Callable[[], float] = time.monotonic
     counts: Counter[str] = field(default_factory=Counter[str])
-    """Counts the `annotations` that this process published, and trajectories: those `scored`,
-    `dead` ones, which got a reason instead of a score, and `recorded` ones, whose annotations were
-    in the log already.
+    """Counts published `annotations`, and trajectories: `scored` ones, `dead` ones, which got a
+    reason instead of a score, and `recorded` ones, whose annotations were in the log.
     """
     recorded: RecordedAnnotations = field(init=False)
     _open: dict[str, ReadCompletion] = field(default_factory=dict[str, ReadCompletion])
     _is_ahead: bool = False
     """Whether a commit would store more than the last one did."""
     _has_found: bool = False
-    """Whether the last read found records."""
     _polled_s: float = 0.0
-    """When the group was polled last."""
 
     def __post_init__(self) -> None:
         self.recorded = RecordedAnnotations(self.bus)
 
     def run(self, stop: threading.Event) -> None:
-        """Score until `stop` is set, then close the pool. Trajectories that are open by then are
-        not committed, so the successor scores them.
+        """Scores until `stop` is set, then closes the pool. Open trajectories are not committed, so
+        the successor scores them.
         """
         try:
             self._follow(stop)
@@ -216,11 +203,9 @@ class Scorer:
             reader.close()
 
     def _read(self, reader: GroupReader) -> bool:
-        """Commit, and read more records if there is room for them: at once if none is open, or if
-        half of the window is free and the last read found some, else `READ_S` after the last one.
-        Returns whether it read.
-        """
         room, now_s = self.window - len(self._open), self.clock()
+        # Reads at once if no trajectory is open, or if half of the window is free and the last read
+        # found some; else `READ_S` after the last read.
         is_half_free = 2 * room >= self.window and self._has_found
         if self._open and not (room and (is_half_free or now_s >= self._polled_s + READ_S)):
             return False
@@ -231,14 +216,14 @@ class Scorer:
         return True
 
     def _keep_alive(self, reader: GroupReader) -> None:
-        """Stay a member of the group while no record is read."""
         if self.clock() >= self._polled_s + KEEPALIVE_S:
+            # A poll without records keeps this member in the group.
             reader.poll(0.0, 0)
             self._polled_s = self.clock()
 
     def _commit(self, reader: GroupReader) -> None:
-        """Commit what was read, up to the oldest open trajectory of each partition."""
         if self._is_ahead:
+            # Up to the oldest open trajectory of each partition.
             before: dict[int, int] = {}
             for read in self._open.values():
                 before[read.partition] = min(read.offset, before.get(read.partition, read.offset))
@@ -246,21 +231,19 @@ class Scorer:
             self._is_ahead = False
 
     def _poll(self, reader: GroupReader, wait_s: float, records_max: int) -> list[Message]:
-        """Read the next records. Records that were truncated unread are skipped: they belong to
-        groups that have ended, so no reader waits for their annotations. The commit after a skip
-        goes through this member's `reader`, because Kafka refuses commits from outside the group
-        while another scorer lives, and the error would end the run.
-        """
         try:
             return reader.poll(wait_s, records_max)
         except PositionLost as lost:
+            # Truncated records belong to groups that have ended, so no reader waits for their
+            # annotations.
             log.warning("%s; skipped by partition: %s", lost, reader.pass_lost())
             self._is_ahead = True
+            # By this member's reader: Kafka refuses commits from outside the group while another
+            # scorer lives, and the error would end the run.
             self._commit(reader)
             return []
 
     def _take(self, messages: Sequence[Message]) -> None:
-        """Submit the completions that are neither open nor annotated."""
         if not messages:
             return
         self._is_ahead = True
@@ -285,7 +268,6 @@ class Scorer:
             self.pool.submit_finished(name, record.reference, turns, facts_of(record))
 
     def _publish(self) -> bool:
-        """Publish the annotations of the new verdicts; whether there were any."""
         entries: list[KeyedRecord] = []
         decided = self.pool.poll()
         for trajectory, outcome in decided:
@@ -307,9 +289,6 @@ class Scorer:
         return bool(decided)
 
     def metric_values(self) -> MetricValues:
-        """Returns the counts of this process, and how many records the whole consumer group has not
-        committed yet.
-        """
         ends, committed = self.bus.end(TOPIC), self.bus.committed(GROUP, TOPIC)
         begin = self.bus.begin(TOPIC)
         at = {p: committed[p].offset if p in committed else begin[p] for p in ends}

@@ -1,10 +1,7 @@
-"""Scores finished trajectories by HTTP requests to a service (`ServicePool`): one of the user's, or
-a judge model behind any URL that speaks OpenAI's protocol (`requests.py`).
-
-One deadline bounds a score with all its attempts. Failures that may pass (no connection, 408, 425,
-429, 5xx, an answer that cannot be read) are tried again after growing pauses, and not before the
-time that `Retry-After` names. Requests at a time, requests per second and bytes of an answer have
-bounds. The key is read from the environment, sent as a header, and is in no message.
+"""Scores finished trajectories by HTTP requests to a service (`ServicePool`): the user's, or a
+judge model (`requests.py`). One deadline bounds a score with all its attempts. Failures that may
+pass (no connection, 408, 425, 429, 5xx, an unreadable answer) are tried again after growing pauses,
+and not before `Retry-After`.
 """
 
 import json
@@ -40,7 +37,7 @@ _PASSING = frozenset({408, 425, 429})
 
 @dataclass(frozen=True, slots=True)
 class ServicePlan:
-    """How to reach a service: `url` and `headers` of each request, and the bounds."""
+    """The `url` and `headers` of each request to a service, and the bounds."""
 
     url: str
     headers: Mapping[str, str] = field(repr=False)
@@ -51,8 +48,8 @@ class ServicePlan:
 
 
 class RequestPace:
-    """Spaces requests evenly, so that no second has more than `per_s` of them, and holds all of
-    them back while the service asks for it. Threads share it.
+    """Spaces requests evenly, at most `per_s` in a second, and holds them back while the service
+    asks for it. Threads share it.
     """
 
     def __init__(self, per_s: float | None, clock: Callable[[], float]) -> None:
@@ -62,7 +59,7 @@ class RequestPace:
         self._lock = threading.Lock()
 
     def wait_s(self) -> float:
-        """Take the next place, and return the seconds until it."""
+        """Takes the next place, and returns the seconds until it."""
         with self._lock:
             now = self._clock()
             place = max(now, self._next_s)
@@ -70,14 +67,14 @@ class RequestPace:
             return place - now
 
     def hold(self, seconds: float) -> None:
-        """Let no further place be earlier than in `seconds`."""
+        """Lets no further place be earlier than in `seconds`."""
         with self._lock:
             self._next_s = max(self._next_s, self._clock() + seconds)
 
 
 class ServicePool:
-    """Gives every submitted trajectory exactly one verdict, as `RewardPool` does. `close` ends the
-    waiting; requests under way end at their deadline.
+    """Gives every submitted trajectory exactly one verdict. `close` ends the waiting; requests
+    under way end at their deadline.
     """
 
     def __init__(
@@ -113,16 +110,14 @@ class ServicePool:
     def submit_finished(
         self, key: str, reference: str, turns: Turns, facts: TrajectoryFacts
     ) -> None:
-        """Queue a finished trajectory."""
         finished = Finished(facts, reference, turns, self._tokenizer.decode)
         self._threads.submit(self._score, key, finished)
 
     def poll(self) -> list[tuple[str, RewardOutcome]]:
-        """Returns the new verdicts, each with its key."""
         return [self._done.get() for _ in range(self._done.qsize())]
 
     def close(self) -> None:
-        """Drop the queued trajectories; unanswered ones get no verdict."""
+        """Drops the queued trajectories; unanswered ones get no verdict."""
         self._stop.set()
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._client.close()
@@ -168,17 +163,12 @@ class ServicePool:
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
     def _wait(self, seconds: float, deadline: Deadline) -> bool:
-        """Wait; False if the deadline is before the end of the wait, or the pool was closed. A wait
-        of 0 has no end, so a service is asked at least once.
-        """
+        # A wait of 0 has no end, so a service is asked at least once.
         if seconds and seconds >= deadline.remaining_s():
             return False
         return not self._stop.wait(seconds)
 
     def _answer(self, body: bytes, deadline: Deadline) -> bytes:
-        """Returns the body of a successful answer. Raises `_Passing` for a failure that may
-        pass.
-        """
         left_s = max(0.001, deadline.remaining_s())
         try:
             with self._client.stream(
@@ -193,11 +183,9 @@ class ServicePool:
             raise _Passing(f"{type(error).__name__}") from None
 
     def _status_error(self, answer: httpx2.Response, deadline: Deadline) -> Exception:
-        """Returns what an answer with another status than 200 means, in the service's words without
-        the key.
-        """
         status = answer.status_code
         body = _beginning(answer, deadline)
+        # The key is in no message.
         if key := self._plan.headers.get("Authorization", "").partition(" ")[2]:
             body = body.replace(key.encode(), b"[key]")
         message = error_message(body)
@@ -208,14 +196,14 @@ class ServicePool:
         return _Refused(f"the service refused with status {status}{words}", message)
 
     def _read(self, answer: httpx2.Response, deadline: Deadline) -> bytes:
-        found = bytearray()
+        content = bytearray()
         for piece in answer.iter_bytes():
-            found += piece
-            if len(found) > self._plan.answer_bytes_max:
+            content += piece
+            if len(content) > self._plan.answer_bytes_max:
                 raise UnreadableAnswer(f"more than {self._plan.answer_bytes_max} bytes")
             if deadline.passed() or self._stop.is_set():
                 raise _Passing("the answer did not end in time")
-        return bytes(found)
+        return bytes(content)
 
 
 class _Failed(Exception):
@@ -223,7 +211,7 @@ class _Failed(Exception):
 
 
 class _Refused(Exception):
-    """The service refused this request, with a message that may name what it does not take."""
+    """The service refused this request, with a message that may name the parameter."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(reason)
@@ -231,26 +219,23 @@ class _Refused(Exception):
 
 
 class _Passing(Exception):
-    """A failure that may pass, perhaps not before a time that the service named."""
-
     def __init__(self, reason: str, retry_after_s: float | None = None) -> None:
         super().__init__(reason)
         self.retry_after_s = retry_after_s
 
 
 def _beginning(answer: httpx2.Response, deadline: Deadline) -> bytes:
-    """Returns the first bytes of an answer that is no score: what an error says."""
-    found = bytearray()
+    content = bytearray()
     for piece in answer.iter_bytes():
-        found += piece
-        if len(found) >= ERROR_BYTES_MAX or deadline.passed():
+        content += piece
+        if len(content) >= ERROR_BYTES_MAX or deadline.passed():
             break
-    return bytes(found[:ERROR_BYTES_MAX])
+    return bytes(content[:ERROR_BYTES_MAX])
 
 
 def error_message(body: bytes) -> str:
-    """Returns the words in the body of a refusal: those of OpenAI's `error.message`, of FastAPI's
-    `detail` and of others alike, else the whole body as text, in one line.
+    """Returns the words of a refusal in one line: OpenAI's `error.message`, FastAPI's `detail` and
+    others alike, else the whole body as text.
     """
     try:
         value: object = parse_loose_json(body)
@@ -264,11 +249,10 @@ def error_message(body: bytes) -> str:
 
 
 def retry_after_s(text: str) -> float | None:
-    """Returns the seconds of a header `Retry-After`; None without one, and for a date, which would
-    compare two machines' clocks.
-    """
+    """Returns the seconds of a header `Retry-After`; None without one, and for a date."""
     try:
         seconds = float(text)
     except ValueError:
+        # A date would compare two machines' clocks.
         return None
     return seconds if 0 <= seconds < 1e9 else None

@@ -1,11 +1,7 @@
-"""Implements the task `automaton`, whose answers have a long tail: a prompt asks for the state of a
-counter modulo 7 after a number of steps, and an answer carries the steps out, line by line. The
-numbers of steps are log-normal, so the answer of one prompt takes thousands of tokens and that of
-most takes about a hundred (docs/explanation/scheduling.md, "On a model").
-
-The warm-up teaches answers that carry the state along, and answers that only count down and then
-guess. The reward depends on the final state alone, so reinforcement learning amplifies the first
-style. Both take the same number of tokens. The splits share no prompt.
+"""Implements the task `automaton`, whose answers have a long tail: they carry out a log-normal
+number of steps of a counter modulo 7, line by line (docs/explanation/scheduling.md, "On a model").
+The reward depends on the final state alone, so reinforcement learning amplifies answers that carry
+the state along, over equally long ones that count down and guess.
 """
 
 import json
@@ -36,9 +32,8 @@ Question = tuple[int, int]
 
 STATES, STEPS_MIN, STEPS_MAX = 7, 3, 999
 BY_ONE, BY_TWO, BARE = "abcdefg", "ABCDEFG", "-="
-"""The characters of the states in lines that advance by one step, as in prompts and answers, and in
-lines that advance by two; and what stands in their place in the lines of a bare answer, by one step
-or by two.
+"""The states' characters in lines that advance by one step (as in prompts and answers) and by two,
+and those of bare lines, by one step and by two.
 """
 SHORT_MAX = 24
 """Most steps of a short warm-up document: it is nearly all beginning and end, where a long one has
@@ -53,30 +48,29 @@ _BARE = re.compile(r"(?:\d{3}[-=])+![a-gA-G]", re.ASCII)
 
 
 def question_text(steps: int, state: int) -> str:
-    """Returns the question as text: `215c` for 512 steps from state 2. Digits are written least
+    """Returns the question as text: `215c` for 512 steps from state 2. Digits stand least
     significant first, which the model learns far better.
     """
     return _digits(steps) + BY_ONE[state]
 
 
 def response_text(steps: int, state: int, pace: int = 1, carried: bool = True) -> str:
-    """Returns a correct response: after each `pace` steps a line of four characters, with the
-    number of steps left and the state, then `!` and the last state, in the case of the lines. For 3
-    steps from state 2 it is `200d100e000f!f`, by two steps `100E000F!F`, and bare `200-100-000-!f`
-    (by two steps in upper case as well).
+    """Returns a correct response: after each `pace` steps a line of four characters, the steps left
+    and the state, then `!` and the last state. For 3 steps from state 2 it is `200d100e000f!f`, by
+    two steps `100E000F!F`, and bare `200-100-000-!f` (by two steps in upper case as well).
     """
     states = BY_ONE if pace == 1 else BY_TWO
-    left, lines = steps, list[str]()
-    while left:
-        left = max(0, left - pace)
-        mark = states[(state + steps - left) % STATES] if carried else BARE[pace - 1]
-        lines.append(_digits(left) + mark)
+    steps_left, lines = steps, list[str]()
+    while steps_left:
+        steps_left = max(0, steps_left - pace)
+        mark = states[(state + steps - steps_left) % STATES] if carried else BARE[pace - 1]
+        lines.append(_digits(steps_left) + mark)
     return "".join(lines) + "!" + states[(state + steps) % STATES]
 
 
 def style(response: str) -> Style:
-    """Classify a response by its form alone, right or wrong: all its lines have a state
-    (`carried`), or none has (`bare`). Any other form is `other`.
+    """Classifies a response by its form, right or wrong: all its lines have a state (`carried`),
+    none has (`bare`), or `other`.
     """
     if _CARRIED.fullmatch(response):
         return "carried"
@@ -88,12 +82,11 @@ def _digits(number: int) -> str:
 
 
 class Automaton:
-    """Implements `Task` and `Teacher` (warm-up documents). Training repeats `prompts` questions;
-    their numbers of steps are log-normal with this `median` and 99th percentile `p99`, cut at
-    `STEPS_MAX`. All warm-up documents are correct: the share `carried` carries the state, the share
-    `by_two` takes two steps a line. The share `short` has at most `SHORT_MAX` steps; the share
-    `excerpts` are the first lines of a question of any number of steps, so that large numbers are
-    taught without thousands of tokens; the other questions are as long as in training.
+    """Implements `Task` and `Teacher`. Training repeats `prompts` questions, whose numbers of steps
+    are log-normal with this `median` and 99th percentile `p99`, cut at `STEPS_MAX`. Warm-up
+    documents are correct: the share `carried` carries the state, `by_two` takes two steps a line,
+    `short` has at most `SHORT_MAX` steps, and `excerpts` are the first lines of a question of any
+    number of steps; the others are as long as in training.
     """
 
     name = "automaton"
@@ -120,40 +113,39 @@ class Automaton:
         self._log_median = math.log(median)
         self._deviation = (math.log(p99) - self._log_median) / _P99_DEVIATIONS
         self._shares, self._prompts = shares, prompts
-        most = len(self._splits["train"])
-        if not 1 <= prompts <= most:
-            raise _refusal(f"prompts = {prompts}: give 1 to {most}, as many as there are")
+        prompts_max = len(self._splits["train"])
+        if not 1 <= prompts <= prompts_max:
+            raise _refusal(f"prompts = {prompts}: give 1 to {prompts_max}, as many as there are")
         self._tokenizer = CharacterTokenizer(CHARACTERS)
 
     def tokenizer(self) -> CharacterTokenizer:
         return self._tokenizer
 
     def prompt(self, seed: int, position: int) -> TaskPrompt:
-        """Returns the prompt at this position: each epoch asks all training questions once, in a
-        new order by the seed. The questions are the same for every seed.
+        """Returns the prompt at this position: each epoch asks all training questions, the same for
+        every seed, once in a new order by the seed.
         """
         epoch, index = shuffled(self._prompts, seed, position)
         return self._make_prompt(self._training_questions[index], epoch)
 
     def held_out(self, count: int) -> list[TaskPrompt]:
-        """Returns the first `count` held-out prompts of a fixed order. Raises `TooFewHeldOut`
-        if there are fewer.
-        """
-        most = len(self._splits["held_out"])
-        if count > most:
+        available = len(self._splits["held_out"])
+        if count > available:
             raise TooFewHeldOut(
-                f"evaluation.prompts = {count}: automaton holds out {most}; ask for no more", most
+                f"evaluation.prompts = {count}: automaton holds out {available}; ask for no more",
+                available,
             )
-        return [self._make_prompt(one, 0) for one in self._spread("held_out", count)]
+        return [self._make_prompt(question, 0) for question in self._spread("held_out", count)]
 
     def documents(self, seed: int, count: int) -> list[Document]:
-        """Returns `count` correct answers or excerpts. Their prompts are drawn from the warm-up
-        split with repetition.
+        """Returns `count` correct answers or excerpts, to prompts drawn from the warm-up split with
+        repetition.
         """
         random = np.random.default_rng(seed)
         questions = self._splits["warm_up"]
         few = [index for index, (steps, _) in enumerate(questions) if steps <= SHORT_MAX]
         usual: list[int] = random.choice(len(questions), count, p=self._weights(questions)).tolist()
+        # Excerpts teach large numbers without thousands of tokens.
         even: list[int] = random.integers(len(questions), size=count).tolist()
         short: list[int] = random.choice(few, count).tolist()
         lines, kind = random.integers(4, 17, size=count), random.random(count)
@@ -172,8 +164,8 @@ class Automaton:
 
     def judge(self, reference: str, turns: Turns) -> Score:
         """Returns reward 1 if the answer ends with `!`, the right state (in either case) and the
-        end token, else 0; the lines before are not checked. The score `style/<name>` is 1 for the
-        style of the answer; an answer without its end token has the style `other`.
+        end token, else 0; lines are not checked. The score `style/<name>` is 1 for the answer's
+        style, `other` without its end token.
         """
         response = self._tokenizer.decode(turns[-1])
         ended = bool(turns[-1]) and turns[-1][-1] == EOS and EOS not in turns[-1][:-1]
@@ -187,9 +179,8 @@ class Automaton:
 
     @cached_property
     def _splits(self) -> dict[str, list[Question]]:
-        """Returns all questions by split. The checksum `crc32` of the question's text, modulo 8,
-        decides: 0 and 1 are held out, 2 and 3 are warm-up, 4 to 7 training.
-        """
+        # The text's `crc32` modulo 8 decides: 0 and 1 are held out, 2 and 3 are warm-up, 4 to 7
+        # training. So the splits share no prompt.
         names = (*["held_out"] * 2, *["warm_up"] * 2, *["train"] * 4)
         splits: dict[str, list[Question]] = {name: [] for name in names}
         for steps in range(STEPS_MIN, STEPS_MAX + 1):
@@ -199,24 +190,21 @@ class Automaton:
         return splits
 
     def _spread(self, split: str, count: int) -> list[Question]:
-        """Returns the first `count` questions of a fixed order of a split, in which those of any
-        beginning are spread evenly over the quantiles of the distribution: the nth is the question,
-        not taken before, whose steps are nearest to the quantile of the nth van der Corput number.
-        """
         questions = self._splits[split]
         logs = np.log(np.array([steps for steps, _ in questions], np.float64))
         normal = NormalDist(self._log_median, self._deviation)
-        found: list[Question] = []
+        chosen: list[Question] = []
+        # Any beginning of the order is spread evenly over the quantiles of the distribution: the
+        # nth question is the nearest unused one to the quantile of the nth van der Corput number.
         for number in range(1, count + 1):
             bits = f"{number:b}"
             quantile = int(bits[::-1], 2) / 2 ** len(bits)
             nearest = int(np.argmin(np.abs(logs - normal.inv_cdf(quantile))))
-            found.append(questions[nearest])
+            chosen.append(questions[nearest])
             logs[nearest] = np.inf
-        return found
+        return chosen
 
     def _weights(self, questions: list[Question]) -> NDArray[np.float64]:
-        """Returns the probability of each question under the log-normal distribution of steps."""
         steps = np.array([steps for steps, _ in questions], np.float64)
         off = (np.log(steps) - self._log_median) / self._deviation
         density = np.exp(-0.5 * off**2) / steps
@@ -231,7 +219,6 @@ class Automaton:
     def _document(
         self, question: Question, pace: int, carried: bool, lines: int | None
     ) -> Document:
-        """Returns one document; of an excerpt only the first `lines` lines."""
         text = response_text(*question, pace, carried)
         end = (EOS,)
         if lines is not None and 4 * lines < len(text) - 2:

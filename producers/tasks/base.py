@@ -1,10 +1,7 @@
-"""Defines the contract of a task (`Task`): its prompts, their order, and how an answer is judged. A
-task may also be a dialogue (`Environment`) or make examples to train a first model (`Teacher`).
-
-A task is stateless: all its results are pure functions of its options and the arguments. The prompt
-source therefore only keeps a position, and any process can build the same task from the same
-settings (`load_task` in registry.py). Import and judging stay light (no torch, no transformers),
-because reward processes must start in a fraction of a second.
+"""Defines the contract of a task (`Task`), of dialogues (`Environment`), and of examples for a
+first model (`Teacher`). A task is stateless: all results are pure functions of its options and the
+arguments, so any process can build it from the same settings. Import and judging stay light (no
+torch, no transformers): reward processes must start in a fraction of a second.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,12 +36,10 @@ TemplateValue = int | float | bool | str
 
 @dataclass(frozen=True, slots=True)
 class TaskPrompt:
-    """Holds one prompt. `reference` is the task's own JSON text, for instance with the expected
-    answer; `judge` gets it back unchanged.
-
-    `epoch` counts the complete passes over the data set before this prompt. In a mixture (several
-    tasks, mixed by weight) `task` is the label of the task that the prompt is from, else "". `stop`
-    are the tokens that end a turn of its answer; None: the task's own stop tokens.
+    """Holds one prompt. `reference` is the task's own JSON text, such as the expected answer, which
+    `judge` gets back unchanged. `epoch` counts the complete passes over the data set before it. In
+    a mixture `task` is the label of its part, else "". `stop` are the tokens that end a turn of its
+    answer; None: the task's own.
     """
 
     tokens: tuple[int, ...]
@@ -64,8 +59,8 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Holds the `tokens` of the environment's next turn, and its `state` after it, which the next
-    call of `reply` gets. Without tokens the dialogue is over.
+    """Holds the `tokens` of the environment's next turn, and its `state` after it, for the next
+    call of `reply`. Without tokens the dialogue is over.
     """
 
     tokens: tuple[int, ...]
@@ -74,8 +69,8 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Holds one example for the warm-up, the supervised training of a first model before the run.
-    The loss covers `response` only. `style` names the way of answering that it demonstrates.
+    """Holds one example for the warm-up, the supervised training of a first model. The loss covers
+    `response` only; `style` names its way of answering.
     """
 
     prompt: tuple[int, ...]
@@ -108,15 +103,13 @@ class Task(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def stop(self) -> tuple[int, ...]:
-        """Tokens that end a turn."""
-        ...
+    def stop(self) -> tuple[int, ...]: ...
 
     def tokenizer(self) -> Tokenizer: ...
 
     def prompt(self, seed: int, position: int) -> TaskPrompt:
-        """Returns the training prompt at `position` in the endless order of prompts that `seed`
-        determines. Positions may be requested in any order.
+        """Returns the training prompt at `position` in the endless order that `seed` determines.
+        Positions may be requested in any order.
         """
         ...
 
@@ -127,21 +120,19 @@ class Task(Protocol):
         ...
 
     def judge(self, reference: str, turns: Turns) -> Score:
-        """Judge a complete answer to the prompt with this `reference`. This may raise or hang: it
-        runs in a reward process, and the reward pool handles both.
+        """Judges a complete answer to the prompt with this `reference`. It may raise or hang: it
+        runs in a reward process.
         """
         ...
 
 
 @runtime_checkable
 class Environment(Protocol):
-    """A task that is a dialogue of several turns: it replies to each generated turn that ended in a
-    stop token. A task with the method `reply` is one. `reply` may be an `async def`: then one
-    process waits for the replies of thousands of dialogues at once.
+    """A task that is a dialogue of several turns: `reply` follows each generated turn that ended in
+    a stop token. As an `async def` it lets one process wait for thousands of dialogues at once.
 
-    A dialogue waits for its reply without a slot of the engine. A reply is asked for again after a
-    failure (`task.retries`), and after the rollout's death, so it must depend on its arguments
-    alone.
+    A reply is asked for again after a failure (`task.retries`), and after the rollout's death, so
+    it must depend on its arguments alone. A waiting dialogue uses no slot of the engine.
     """
 
     def reply(self, reference: str, state: str, turns: Turns) -> Reply:
@@ -156,30 +147,30 @@ class ReadsRows(Protocol):
     """A task whose prompts are rows of files, some of which it may skip (`dataset.py`)."""
 
     def read_rows(self) -> None:
-        """Read the files, unless they were read. Raises `ConfigurationError` if too many rows are
+        """Reads the files, unless they were read. Raises `ConfigurationError` if too many rows are
         bad.
         """
         ...
 
     def count_long_rows(self, stop: Event) -> None:
-        """Count the tokens of all rows that may be too long, the longest first, until `stop` is
-        set, so that too long ones are known before their turn. Raises `ConfigurationError` if too
-        many are.
+        """Counts the tokens of all rows that may be too long, the longest first, until `stop` is
+        set, so that they are known before their turn. Raises `ConfigurationError` if too many
+        are.
         """
         ...
 
     def skipped_rows(self) -> Sequence[SkippedRecord]:
-        """Returns how many rows of each data set were read, and which are skipped as far as that is
+        """Returns the numbers of read and of skipped rows of each data set, as far as they are
         known; () before the files were read.
         """
         ...
 
 
 def plain_documents(task: "Teacher", seed: int, count: int) -> list[Document]:
-    """Returns documents of a task, which may be a user's: the tokens of each as tuples. Raises
-    `ConfigurationError` for what is no document.
+    """Returns documents of a task, which may be a user's, with tuples of tokens. Raises
+    `ConfigurationError` for another value.
     """
-    made: list[Document] = []
+    documents: list[Document] = []
     for number, document in enumerate(task.documents(seed, count)):
         try:
             prompt, response = (
@@ -191,50 +182,49 @@ def plain_documents(task: "Teacher", seed: int, count: int) -> list[Document]:
             raise ConfigurationError(
                 f"task {name!r}: documents()[{number}] is no Document of token numbers: {error}"
             ) from error
-        made.append(Document(prompt, response, document.style))
-    return made
+        documents.append(Document(prompt, response, document.style))
+    return documents
 
 
-def _held_out(task: Task, asked: int) -> Sequence[TaskPrompt]:
-    """Returns the held-out prompts of a task, which may be a user's and return anything."""
-    prompts: Any = task.held_out(asked)
+def _held_out(task: Task, requested: int) -> Sequence[TaskPrompt]:
+    # A user's task may return anything.
+    prompts: Any = task.held_out(requested)
     if not isinstance(prompts, list | tuple):
         raise ConfigurationError(
-            f"task {task.name!r}: held_out({asked}) returned a {type(prompts).__name__}, not a "
+            f"task {task.name!r}: held_out({requested}) returned a {type(prompts).__name__}, not a "
             "list of prompts"
         )
     return cast("Sequence[TaskPrompt]", prompts)
 
 
-def held_out_count(task: Task, asked: int, is_set: bool) -> int:
-    """Returns how many held-out prompts an evaluation asks: `asked`, or all that there are if these
-    are fewer and nobody set the number (`is_set`). Raises `ConfigurationError` with both numbers if
-    it was set.
+def held_out_count(task: Task, requested: int, is_set: bool) -> int:
+    """Returns the number of held-out prompts of an evaluation: `requested`, or all if these are
+    fewer and the number was not set (`is_set`). Raises `ConfigurationError` with both numbers if it
+    was.
     """
     while True:
         try:
-            count = len(_held_out(task, asked))
+            count = len(_held_out(task, requested))
         except TooFewHeldOut as error:
             if is_set:
                 raise
-            asked = min(error.available, asked - 1)
+            requested = min(error.available, requested - 1)
             continue
-        if count < asked and is_set:
+        if count < requested and is_set:
             raise ConfigurationError(
-                f"evaluation.prompts: {asked} asked for, task {task.name!r} holds out {count}"
+                f"evaluation.prompts: {requested} asked for, task {task.name!r} holds out {count}"
             )
-        return min(count, asked)
+        return min(count, requested)
 
 
 def is_asynchronous(task: Task) -> bool:
-    """Whether the task is an environment whose `reply` is an `async def`."""
     return iscoroutinefunction(getattr(task, "reply", None))
 
 
 @runtime_checkable
 class Prepared(Protocol):
-    """A task whose calls need something that takes its time, such as a server that it starts. A
-    reward process calls `prepare` before its first question, without the time limit of a call.
+    """A task whose calls need some time before, such as for a server that it starts. A reward
+    process calls `prepare` before its first question, without the time limit of a call.
     """
 
     def prepare(self) -> None: ...
@@ -249,11 +239,11 @@ class Teacher(Protocol):
 
 def turns_of(tokens: Tokens, sources: Sources, starts: Sequence[int] = ()) -> list[list[int]]:
     """Returns a trajectory's tokens after the prompt, cut into turns where the source changes, and
-    at the indices `starts`, where branches begin: two answers to one prompt stand side by side, and
-    are not one.
+    at the indices `starts`, where branches begin.
     """
     first = int(np.count_nonzero(sources == PROMPT))
     answer, origin = tokens[first:], sources[first:]
+    # Two answers to one prompt stand side by side, and are not one turn.
     cuts = {*(np.flatnonzero(np.diff(origin)) + 1).tolist(), *(start - first for start in starts)}
     inner = sorted(cut for cut in cuts if 0 < cut < len(answer))
     return [turn.tolist() for turn in np.split(answer, inner)]
@@ -261,7 +251,7 @@ def turns_of(tokens: Tokens, sources: Sources, starts: Sequence[int] = ()) -> li
 
 def shuffled(count: int, seed: int, position: int) -> tuple[int, int]:
     """Returns the epoch, and the index in `[0, count)`, at `position` of an endless order that
-    `seed` determines. Each epoch is a new permutation of all indices.
+    `seed` determines: each epoch is a new permutation of all indices.
     """
     epoch, place = divmod(position, count)
     return epoch, int(_permutation(count, seed, epoch)[place])
@@ -299,9 +289,8 @@ class PlainSandbox(msgspec.Struct, frozen=True):
 
 
 class PlainTask(msgspec.Struct, frozen=True):
-    """Holds the fields of `TaskSettings` that reward processes need, without validation. Reward
-    processes decode the settings' JSON into this class, without pydantic: these processes start by
-    the dozen, and importing pydantic takes as long as all their other imports.
+    """Holds the fields of `TaskSettings` that reward processes need, without validation: they start
+    by the dozen, and importing pydantic takes as long as all their other imports.
     """
 
     name: str

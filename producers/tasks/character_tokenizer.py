@@ -1,8 +1,6 @@
 """Tokenizes text character by character, for tasks with a small alphabet: in pure Python
-(`CharacterTokenizer`), and by Hugging Face tokenizer files that the class writes (`save`).
-
-Both give the characters of a text the same token ids. A run itself uses the Python code, which
-needs neither `tokenizers` nor `transformers`; other tools load the files from the model folder.
+(`CharacterTokenizer`), which a run uses without `tokenizers` and `transformers`, and by Hugging
+Face files with the same ids (`save`), for other tools.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,18 +23,14 @@ class CharacterTokenizer:
 
     @property
     def size(self) -> int:
-        """The number of tokens, special ones included."""
         return len(self._pieces)
 
     @property
     def special(self) -> Mapping[str, int]:
-        """Ids of the special tokens, by their names in a model's configuration."""
         return {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
 
     def encode(self, text: str) -> list[int]:
-        """Returns one id per character and no special token; the caller adds the `BOS` with which a
-        prompt begins.
-        """
+        """Returns one id per character; the caller adds the `BOS` with which a prompt begins."""
         return [self._numbers.get(character, UNKNOWN) for character in text]
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -45,7 +39,7 @@ class CharacterTokenizer:
         return "".join([pieces[token] for token in tokens if UNKNOWN < token < len(pieces)])
 
     def save(self, folder: Path) -> None:
-        """Write `tokenizer.json` and `tokenizer_config.json` to the folder. Unlike `encode`, a
+        """Writes `tokenizer.json` and `tokenizer_config.json` to the folder. Unlike `encode`, a
         tokenizer loaded from them puts `<bos>` before a text by default.
         """
         from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors

@@ -1,10 +1,7 @@
-"""Implements the task `dataset`: prompts come from files, and a user's function,
-`verifier(answer, reference)`, returns the reward of an answer (docs/reference/tasks.md).
-
-`Dataset` splits the rows (`dataset_rows.py`) into training and held-out ones and makes prompts of
-them. The prompt source, evaluation and warm-up (which trains a new model on given answers before
-the run) read the files. Reward processes do not: each prompt carries its row's reference. The files
-must not change during a run, because prompts are found by their place in them.
+"""Implements the task `dataset`: prompts come from files, and a user's function `verifier(answer,
+reference)` returns the reward of an answer (docs/reference/tasks.md). Reward processes read no
+files: each prompt carries its row's reference. The files must not change during a run, because
+prompts are found by their place in them.
 """
 
 import json
@@ -47,12 +44,10 @@ _CHECK_EVERY = 1000  # rows between two looks at whether too many are too long
 @dataclass(frozen=True, slots=True)
 class DatasetOptions:
     """Holds `task.options` of this task. `path` names a file, a folder of files or a pattern of
-    names. `verifier` names a function as `module:function`; it returns a reward, or a pair of a
-    reward and named scores; without one no answer can be judged, as in a run whose rewards a scorer
-    gives. `prompt`, `reference` and `answer` name columns; answers are used by the warm-up alone.
-
-    `held_out` names files as `path` does, whose rows are kept out of training, for evaluation.
-    Without it, about `held_out_share` of the rows of `path` are kept out.
+    names. `verifier` (`module:function`) returns a reward, or a pair of a reward and named scores;
+    without one no answer can be judged, as where a scorer gives the rewards. `prompt`, `reference`
+    and `answer` (for the warm-up) name columns. `held_out` names files as `path` does, whose rows
+    are kept for evaluation; without it about `held_out_share` of the rows of `path` are.
     """
 
     path: str
@@ -76,13 +71,13 @@ class DatasetSplit:
 
 
 class Dataset:
-    """Implements `Task` and `Teacher` (`base.py`) over the rows of files, which are read when the
-    first prompt or document is requested. Each epoch is a new permutation of the training rows.
-    `text` converts texts to tokens and back.
+    """Implements `Task` and `Teacher` over the rows of files, which are read at the first prompt or
+    document. Each epoch is a new permutation of the training rows. `text` converts texts to tokens
+    and back.
 
-    A row that cannot be read, rendered or that is too long is skipped: in its place in the order
-    stands the next row. Whether a row is, depends on the files and settings alone, not on when it
-    is noticed, so the order is the same in every process.
+    A row that cannot be read, rendered or that is too long is skipped: the next row stands in its
+    place. That depends on the files and settings alone, so the order is the same in every
+    process.
     """
 
     name = "dataset"
@@ -111,7 +106,7 @@ class Dataset:
         return self._text.stop
 
     def _tools(self) -> Sequence[ToolSchema]:
-        """Returns the tools that prompts describe; a task with tools has some."""
+        # A task with tools has some.
         return ()
 
     def tokenizer(self) -> TextTokenizer:
@@ -125,9 +120,6 @@ class Dataset:
         return TaskPrompt(tokens, row.reference, epoch)
 
     def held_out(self, count: int) -> list[TaskPrompt]:
-        """Returns the prompts of the first `count` held-out rows; raises `TooFewHeldOut` if there
-        are fewer.
-        """
         prompts: list[TaskPrompt] = []
         for row in self._split.held_out:
             if len(prompts) == count:
@@ -148,7 +140,7 @@ class Dataset:
 
     def documents(self, seed: int, count: int) -> list[Document]:
         """Returns `count` warm-up documents: prompts and answers of training rows, drawn with
-        repetition. Raises `ConfigurationError` if no column of answers is named.
+        repetition. Raises `ConfigurationError` without a column of answers.
         """
         self.check_documents()
         rows = self._split.training
@@ -157,7 +149,6 @@ class Dataset:
         return [Document(tokens, self._text.response(row.answer)) for row, tokens in usable]
 
     def check_documents(self) -> None:
-        """Raise `ConfigurationError` if the rows have no answers for a warm-up."""
         if not self.columns.answer:
             raise ConfigurationError(
                 f"{self._where} of dataset: a warm-up needs answers to learn: name their column "
@@ -165,20 +156,20 @@ class Dataset:
             )
 
     def judge(self, reference: str, turns: Turns) -> Score:
-        """Returns the score that the user's verifier gives to the answer, the last of `turns`.
-        Raises `UnusableScore` for a tuple that is no pair (reward, scores), and any error of the
-        verifier, and `ConfigurationError` if there is none.
+        """Returns the score that the verifier gives to the answer, the last of `turns`. Raises
+        `UnusableScore` for a tuple that is no pair (reward, scores), any error of the verifier, and
+        `ConfigurationError` without one.
         """
         if self._verify is None:
             raise ConfigurationError(
                 f"{self._where} of {self.name}: give verifier, or no answer can be judged"
             )
-        given = self._verify(self._text.answer(turns), json.loads(reference))
-        if isinstance(given, Score):
-            return given
-        if not isinstance(given, tuple):
-            return Score(cast(float, given))  # the caller reports a result that is not a number
-        pair = cast(tuple[object, ...], given)
+        verdict = self._verify(self._text.answer(turns), json.loads(reference))
+        if isinstance(verdict, Score):
+            return verdict
+        if not isinstance(verdict, tuple):
+            return Score(cast(float, verdict))  # the caller reports a result that is not a number
+        pair = cast(tuple[object, ...], verdict)
         if len(pair) != 2 or not isinstance(pair[1], Mapping):
             raise UnusableScore(
                 f"the verifier returned {shown(pair)}, not a reward or (reward, scores), where "
@@ -187,7 +178,6 @@ class Dataset:
         return Score(cast(float, pair[0]), cast(Mapping[str, float], pair[1]))
 
     def nothing_to_train(self, rows: int) -> ConfigurationError:
-        """Returns the error for a data set whose rows are all held out."""
         return ConfigurationError(
             f"data set {self.options.path}: all {rows} rows are held out; lower held_out_share or "
             "add rows"
@@ -200,7 +190,7 @@ class Dataset:
         return self._text.prompt(row.prompt, self._tools())
 
     def check_turns(self) -> None:
-        """Raise `ConfigurationError` if the chat template cannot continue a dialogue."""
+        """Raises `ConfigurationError` if the chat template cannot continue a dialogue."""
         self._text.reply([{"role": "user", "content": "?"}])
 
     def read_rows(self) -> None:
@@ -228,18 +218,15 @@ class Dataset:
             skipped.check()
 
     def _likely_tokens(self, row: DatasetRow) -> int:
-        """Returns `likely_tokens_max`; more than any limit if that is unknown."""
         try:
             likely = None if self._tools() else self._text.likely_tokens_max(row.prompt)
         except ConfigurationError:  # the template refuses the roles of this row
             likely = None
+        # Unknown: more than any limit.
         return 1 << 62 if likely is None else likely
 
     @cached_property
     def _split(self) -> DatasetSplit:
-        """The rows. Held-out rows are those of the second files, or a fixed share of the first.
-        Raises `ConfigurationError` if too many rows are unusable or if no training row is left.
-        """
         files = data_files(self.options.path)
         skipped = SkippedRows(self.options.path)
         rows = list(read_rows(files, self.columns, skipped))
@@ -255,13 +242,13 @@ class Dataset:
         return DatasetSplit(*split, (skipped,))
 
     def _second_files(self, training: list[DatasetRow]) -> tuple[list[DatasetRow], SkippedRows]:
-        """Returns the held-out rows of files of their own; one that is trained on is skipped."""
         skipped = SkippedRows(self.options.held_out)
         keys = {row.question_key for row in training}
         held_out: list[DatasetRow] = []
         files, columns = data_files(self.options.held_out), self.columns.of_held_out
         for row in read_rows(files, columns, skipped):
             if row.question_key in keys:
+                # A row that is trained on is not held out.
                 skipped.add_shared(row, self.options.path)
             else:
                 held_out.append(row)
@@ -269,13 +256,11 @@ class Dataset:
         return held_out, skipped
 
     def is_held_out(self, row: DatasetRow) -> bool:
-        """Returns whether the row is held out, which depends on a hash of its prompt alone: rows
-        with equal prompts are either all held out or all trained on, also after rows are added.
-        """
+        # By a hash of the prompt alone: rows with equal prompts stay together, also after rows are
+        # added.
         return xxhash.xxh3_64_intdigest(row.question_key.encode()) < self._share * 2**64
 
     def _usable_from(self, index: int) -> tuple[DatasetRow, tuple[int, ...]]:
-        """Returns the first usable training row from this one on, and its tokens."""
         rows, skipped = self._split.training, self._split.skipped[0]
         for place in range(index, index + len(rows)):
             row = rows[place % len(rows)]
@@ -286,9 +271,6 @@ class Dataset:
         raise AssertionError("SkippedRows.check raises before every row is unusable")
 
     def _usable_tokens(self, row: DatasetRow, skipped: SkippedRows) -> tuple[int, ...] | None:
-        """Returns the tokens of the row's prompt; None if the template refuses it or it is too
-        long, which `skipped` then counts.
-        """
         if row in skipped:
             return None
         try:
@@ -303,9 +285,6 @@ class Dataset:
 
 
 def _find_verifier(path: str, setting: str) -> Callable[[str, object], object]:
-    """Import the verifier. Raises `ConfigurationError` if it cannot be called with an answer and a
-    reference, or if it is an `async def`.
-    """
     verify = find_function(path, setting, ("answer", "reference"))
     if iscoroutinefunction(verify):
         raise ConfigurationError(

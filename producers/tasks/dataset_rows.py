@@ -36,8 +36,8 @@ _MESSAGE_KEYS = ("role", "content", "tool_calls", "tool_call_id", "name")
 
 @dataclass(frozen=True, slots=True)
 class DatasetColumns:
-    """Names the columns of the prompt, the reference and the answer for the warm-up. A reference or
-    answer named "" is not read. `where` is the table of these options, for messages.
+    """Names the columns of the prompt, the reference and the warm-up's answer; one named "" is not
+    read. `where` is the table of these options, for messages.
     """
 
     prompt: str
@@ -47,7 +47,6 @@ class DatasetColumns:
 
     @property
     def names(self) -> list[str]:
-        """The columns that are read."""
         return [name for name in (self.prompt, self.reference, self.answer) if name]
 
     @property
@@ -58,8 +57,8 @@ class DatasetColumns:
 
 @dataclass(frozen=True, slots=True)
 class DatasetRow:
-    """Holds one row of the file `path`. `place` is its position, e.g. "line 7"; `reference` is the
-    JSON text of the reference, "null" without one; `answer` is "" without one.
+    """Holds one row of the file `path`, at a `place` such as "line 7". `reference` is JSON text,
+    "null" without one; `answer` is "" without one.
     """
 
     path: Path
@@ -79,8 +78,8 @@ class DatasetRow:
 
 @dataclass(slots=True)
 class SkippedRows:
-    """Collects the rows of one data set that cannot be used, by their places; `rows` is the number
-    of all rows that were read, the bad ones included.
+    """Collects the unusable rows of one data set by their places; `rows` counts all rows that were
+    read.
     """
 
     name: str
@@ -89,7 +88,7 @@ class SkippedRows:
         default_factory=dict[tuple[Path, str], RowFault]
     )
     shared: int = 0
-    """Held-out rows among them that are left out because they are trained on, and are not bad."""
+    """Held-out rows among them that are trained on: left out, and not bad."""
 
     def __contains__(self, row: DatasetRow) -> bool:
         return bool(self.faults) and (row.path, row.place) in self.faults
@@ -98,18 +97,17 @@ class SkippedRows:
         self.faults[fault.path, fault.place] = fault
 
     def add_shared(self, row: DatasetRow, where: str) -> None:
-        """Leave out a held-out row whose prompt is trained on in the files `where`."""
+        """Leaves out a held-out row whose prompt is trained on in the files `where`."""
         self.add(row.fault(f"its prompt is in {where} too"))
         self.shared += 1
 
     @property
     def bad(self) -> int:
-        """The number of rows that cannot be used."""
         return len(self.faults) - self.shared
 
     def check(self) -> None:
-        """Raise `ConfigurationError`, which lists the first bad rows, if more than one in
-        `SKIPPED_SHARE` of all rows is bad.
+        """Raises `ConfigurationError`, which lists the first bad rows, if more than one in
+        `SKIPPED_SHARE` is bad.
         """
         count = self.bad
         if count * SKIPPED_SHARE > self.rows:
@@ -118,29 +116,27 @@ class SkippedRows:
                 f"{SKIPPED_SHARE} is skipped):\n{self.listed()}\nmend these rows or take them out"
             )
 
-    def listed(self, most: int = NAMED_MAX) -> str:
-        """Returns the bad rows by their cause, one cause a line, with the first places of each."""
+    def listed(self, causes_max: int = NAMED_MAX) -> str:
+        """Returns the bad rows by cause, one cause a line, with the first places of each."""
         causes = grouped_faults(list(self.faults.values()))
-        lines = [f"  {cause}" for cause in causes[:most]]
-        if len(causes) > most:
-            lines.append(f"  and {len(causes) - most} more causes")
+        lines = [f"  {cause}" for cause in causes[:causes_max]]
+        if len(causes) > causes_max:
+            lines.append(f"  and {len(causes) - causes_max} more causes")
         return "\n".join(lines)
 
     def record(self) -> SkippedRecord:
-        """Returns what the run records of these rows."""
         faults = list(self.faults.values())
-        named = tuple(printable(str(fault)) for fault in faults[:RECORDED_MAX])
-        return SkippedRecord(self.name, self.rows, len(faults), named)
+        fault_texts = tuple(printable(str(fault)) for fault in faults[:RECORDED_MAX])
+        return SkippedRecord(self.name, self.rows, len(faults), fault_texts)
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether so many of the rows until now are bad that the rest need not be read."""
         return len(self.faults) >= _HOPELESS and 2 * len(self.faults) > self.rows
 
 
 def grouped_faults(faults: Sequence[RowFault]) -> list[str]:
     """Returns a text for each file and cause, in the order of their first rows: the first row, and
-    the places of those like it. Causes that differ in numbers and quoted values alone are one. Two
+    the places of those like it. Causes that differ in numbers and quoted values alone are one; two
     rows of one cause have a text each.
     """
     groups: dict[tuple[Path, str], list[RowFault]] = {}
@@ -168,7 +164,7 @@ def read_rows(
     sampling: RowSampling | None = None,
 ) -> Iterator[DatasetRow]:
     """Yields the usable rows of the files in their order, or of the rows that `sampling` chooses,
-    and adds the others to `skipped`. Raises `ConfigurationError` for a file that cannot be read.
+    and adds the others to `skipped`. Raises `ConfigurationError` for an unreadable file.
     """
     for path in files:
         for raw in read_file_rows(path, columns.names, sampling):
@@ -183,15 +179,15 @@ def read_rows(
 
 
 class _Unusable(ValueError):
-    """Raised for a value that makes its row unusable; the message says why."""
+    """Raised for a value that makes its row unusable; the message names the reason."""
 
 
 def _row(
     path: Path, place: str, values: Mapping[str, Any], columns: DatasetColumns
 ) -> DatasetRow | RowFault:
     try:
-        given = _value(values, f"{columns.where}.prompt", columns.prompt)
-        prompt = _prompt_content(columns.prompt, given)
+        prompt_value = _value(values, f"{columns.where}.prompt", columns.prompt)
+        prompt = _prompt_content(columns.prompt, prompt_value)
         reference = None
         if columns.reference:
             reference = _value(values, f"{columns.where}.reference", columns.reference)
@@ -218,9 +214,6 @@ def _value(values: Mapping[str, Any], option: str, column: str) -> Any:
 
 
 def _json_text(column: str, reference: object) -> str:
-    """Returns the JSON text of a reference. It is ASCII, so a text that UTF-8 cannot carry would
-    first show in the verifier; it is refused here.
-    """
     try:
         text = json.dumps(reference, default=_refuse_type)
     except _NoJson as error:
@@ -235,6 +228,7 @@ def _json_text(column: str, reference: object) -> str:
             f"{column} has {len(text):,} bytes, and a record has room for {REFERENCE_BYTES_MAX:,}: "
             "store it elsewhere, and its place here"
         )
+    # JSON text is ASCII, so a text that UTF-8 cannot carry would first show in the verifier.
     if "\\ud" in text:
         _refuse_halves(column, json.loads(text))
     return text
@@ -261,7 +255,6 @@ def _refuse_halves(column: str, value: object) -> None:
 
 
 def _utf8(column: str, text: str) -> str:
-    """Returns the text. Raises `_Unusable` if UTF-8 cannot carry it."""
     if text.isascii():
         return text
     try:
@@ -282,15 +275,15 @@ def _prompt_content(column: str, value: Any) -> PromptContent:
         value = _written_messages(column, value)
         if isinstance(value, str):
             return _utf8(column, value)
-    wanted = f"{column} must be text or a list of chat messages"
+    requirement = f"{column} must be text or a list of chat messages"
     if value == "":
-        raise _Unusable(f"{wanted}, and it is empty")
+        raise _Unusable(f"{requirement}, and it is empty")
     if not isinstance(value, list) or not value:
-        raise _Unusable(f"{wanted}, got {shown(cast(object, value))}")
+        raise _Unusable(f"{requirement}, got {shown(cast(object, value))}")
     messages = [_joined_message(column, message) for message in cast(list[Any], value)]
     for message in messages:
         if not _is_message(message):
-            raise _Unusable(f"{wanted} with role and content, got {shown(message)}")
+            raise _Unusable(f"{requirement} with role and content, got {shown(message)}")
     if messages[-1]["role"] == "assistant":
         raise _Unusable(
             f"the last message of {column} is the assistant's: there is nothing to answer"
@@ -302,7 +295,7 @@ def _prompt_content(column: str, value: Any) -> PromptContent:
             for message in messages
         ]
     except ForeignValueRefused as error:
-        raise _Unusable(f"{wanted}: {error}") from None
+        raise _Unusable(f"{requirement}: {error}") from None
 
 
 _PYTHONS = re.compile(r"\s*\[\s*\{\s*'(role|content)'\s*:")
@@ -310,13 +303,11 @@ _JSONS = re.compile(r'\s*\[\s*\{\s*"')
 
 
 def _written_messages(column: str, text: str) -> object:
-    """Returns the chat messages that a text holds as JSON, in which form alone a table (CSV) holds
-    them; else the text.
-    """
     if _PYTHONS.match(text):
         raise _Unusable(
             f"{column} holds chat messages as Python prints them: write them as JSON (json.dumps)"
         )
+    # JSON is the only form in which a table (CSV) holds messages.
     if not _JSONS.match(text):
         return text
     try:
@@ -329,7 +320,6 @@ def _written_messages(column: str, text: str) -> object:
 
 
 def _joined_message(column: str, message: Any) -> Any:
-    """Returns the message with a content of text parts as one text."""
     if not isinstance(message, dict):
         return message
     fields = cast(dict[str, Any], message)
@@ -343,7 +333,6 @@ def _joined_message(column: str, message: Any) -> Any:
 
 
 def _is_message(value: Any) -> bool:
-    """Whether this is a chat message: a role and a text, or a role and calls of tools."""
     if not isinstance(value, dict):
         return False
     message = cast(dict[str, Any], value)

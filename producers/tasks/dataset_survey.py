@@ -1,6 +1,6 @@
 """Looks at a data set before a run (`survey_dataset`): at all rows of a small one, at a bounded
-sample of a large one, rendered by the real chat template. No bound is a time, so a survey of the
-same files gives the same figures.
+sample of a large one, rendered by the real chat template. No bound is a time, so equal files give
+equal figures.
 """
 
 from collections.abc import Iterable, Iterator
@@ -30,24 +30,21 @@ _SIGMAS = 6  # a held-out share that was not counted is above its mean less so m
 
 
 class LongPrompt(msgspec.Struct, frozen=True):
-    """States how many tokens a prompt has, where it is, and whether it is held out."""
-
     tokens: int
     place: str
     is_held_out: bool = False
 
 
 def sort_prompts(prompts: Iterable[LongPrompt]) -> list[LongPrompt]:
-    """Returns the prompts, the longest first."""
     return sorted(prompts, key=lambda prompt: (-prompt.tokens, prompt.place))
 
 
 class DatasetSurvey(msgspec.Struct, frozen=True):
-    """States what a survey showed. `rows` is the number of all rows, at least that without
-    `is_counted`; `sampled` of them were read, and `faults` of these cannot be used, which end the
-    run if they are `too_many`; `shared` held-out ones are left out, as they are trained on.
-    `held_out` prompts or more are there for an evaluation, too long ones included. `longest` are
-    the longest prompts, the longest first.
+    """States the result of a survey. `rows` is the number of all rows, or at least that without
+    `is_counted`; of the `sampled` ones that were read `faults` cannot be used, which end the run if
+    they are `too_many`. `shared` held-out ones are trained on and left out; `held_out` prompts or
+    more are there for an evaluation, too long ones included. `longest` has the longest prompts
+    first.
     """
 
     name: str
@@ -65,7 +62,6 @@ class DatasetSurvey(msgspec.Struct, frozen=True):
 
     @property
     def is_whole(self) -> bool:
-        """Whether every row was read."""
         return self.sampled == self.rows
 
 
@@ -100,17 +96,15 @@ def survey_dataset(task: Dataset) -> DatasetSurvey:
 
 
 def _held_out_count(task: Dataset, training: "_Part", held_out: "_Part") -> int:
-    """Returns how many held-out prompts there are at least, exactly if all rows were read."""
     if held_out is not training:
         return held_out.rows - held_out.sampled + len(held_out.usable)
     seen = sum(map(task.is_held_out, training.usable))
+    # At least so many are expected among the rows that were not read.
     expected = (training.rows - training.sampled) * task.options.held_out_share
     return seen + max(0, int(expected - _SIGMAS * sqrt(expected)))
 
 
 class _Part:
-    """Holds the rows that were read of the files that one option names."""
-
     def __init__(self, task: Dataset, option: str, columns: DatasetColumns) -> None:
         files = data_files(option)
         packed = sum(path.stat().st_size for path in files if path.suffix in (".gz", ".zst"))
@@ -129,12 +123,11 @@ class _Part:
 
     @property
     def has_too_many(self) -> bool:
-        """Whether the bad rows that were read end a run, whatever the others are."""
+        # Enough to end a run, whatever the other rows are.
         bad = self.skipped.bad
         return bad * SKIPPED_SHARE > self.rows or 2 * bad > self.sampled
 
     def drop_shared(self, training: "_Part") -> None:
-        """Drop the rows whose prompts are trained on."""
         keys = {row.question_key for row in training.usable}
         for row in self.usable:
             if row.question_key in keys:
@@ -142,7 +135,6 @@ class _Part:
         self.usable = [row for row in self.usable if row not in self.skipped]
 
     def _render(self, task: Dataset, option: str) -> Iterator[LongPrompt]:
-        """Yields the rows with the longest texts; a row that the template refuses is a fault."""
         other = task.options.held_out
         rendered: set[tuple[int, ...]] = set()
         sizes = sorted(self.usable, key=lambda row: len(row.question_key), reverse=True)

@@ -1,10 +1,6 @@
 """Makes a task of one of the 105 data sets of the library reasoning_gym, which generate questions
-from a seed. The library's `score_answer` for that data set judges the answers.
-
-The number of prompts is unlimited, and positions can be read in any order. A checksum of a
-question's text decides whether it is held out, so training and warm-up contain no held-out
-question, even where a data set has few. A prompt's `reference` carries the whole generated entry
-(question, answer, metadata) as JSON to the process that judges; `pack` and `unpack` convert it.
+from a seed and judge answers. Prompts are unlimited, in any order. A prompt's `reference` carries
+the whole generated entry as JSON (`pack`, `unpack`) to the process that judges.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -35,15 +31,14 @@ _WHERE = "task.options of reasoning_gym"
 
 
 def pack(value: Any) -> Any:
-    """Convert an entry of a data set to JSON values, from which `unpack` restores it. Tuples,
-    fractions and keys that are no strings are restored as such, because some scoring functions
-    compare tuples; numpy values become plain ones. Raises `ConfigurationError` for an unsupported
-    type.
+    """Converts an entry of a data set to JSON values, from which `unpack` restores it. Raises
+    `ConfigurationError` for an unsupported type.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list):
         return [pack(item) for item in cast(list[Any], value)]
+    # Restored as such, because some scoring functions compare tuples.
     if isinstance(value, tuple):
         return {_TUPLE: [pack(item) for item in cast(tuple[Any, ...], value)]}
     if isinstance(value, dict):
@@ -78,10 +73,8 @@ def unpack(value: Any) -> Any:
 
 
 class Gym:
-    """Implements `Task` (and `Teacher`, for the warm-up) over one data set; `parameters` are those
-    of the data set's own configuration.
-
-    `judge` reads the whole answer. With `answer_tag` it reads only the text in the last pair of
+    """Implements `Task` and `Teacher` over one data set; `parameters` are those of its own
+    configuration. `judge` reads the whole answer, or with `answer_tag` the text in the last pair of
     these tags (for `"answer"`: `<answer>…</answer>`).
     """
 
@@ -109,16 +102,13 @@ class Gym:
         return TaskPrompt(tokens, json.dumps(pack(entry)))
 
     def held_out(self, count: int) -> list[TaskPrompt]:
-        """Returns `count` different held-out questions. Raises `ConfigurationError` if fewer were
-        found.
-        """
         return list(self._held_out(count))
 
     def documents(self, seed: int, count: int) -> list[Document]:
         """Returns warm-up examples with the data set's own answers, to questions that are not held
-        out. Raises `ConfigurationError` for a data set whose entries have no answer.
+        out. Raises `ConfigurationError` for a data set without answers.
         """
-        made: list[Document] = []
+        documents: list[Document] = []
         for place in range(count):
             entry, tokens = self._training(f"warm-up/{seed}", place)
             if not isinstance(entry["answer"], str):
@@ -128,44 +118,39 @@ class Gym:
                 )
             answer = entry["answer"]
             text = f"<{self._tag}>{answer}</{self._tag}>" if self._tag else answer
-            made.append(Document(tokens, self._text.response(text)))
-        return made
+            documents.append(Document(tokens, self._text.response(text)))
+        return documents
 
     def judge(self, reference: str, turns: Turns) -> Score:
-        """Score the answer by the entry from which the prompt was made. `reference` holds that
-        entry, because it cannot be generated again: with the same seed some data sets differ
-        between two processes (they iterate over sets of strings, whose order depends on
-        PYTHONHASHSEED).
-        """
         answer = self._text.answer(turns)
         if self._tag:
             _, begin, inside = answer.rpartition(f"<{self._tag}>")
             answer, end, _ = inside.partition(f"</{self._tag}>")
             answer = answer if begin and end else ""
+        # The entry cannot be generated again: with the same seed some data sets differ between two
+        # processes (they iterate over sets of strings, whose order depends on PYTHONHASHSEED).
         score = self._open(0).score_answer(answer.strip(), unpack(json.loads(reference)))
         return Score(float(score))
 
     def _find_held_out(self, count: int) -> list[TaskPrompt]:
-        found: dict[str, TaskPrompt] = {}
+        prompts: dict[str, TaskPrompt] = {}
         for place in range(ATTEMPTS * (count + 4)):
             entry = self._entry("held out", place)
-            if entry["question"] in found or not _is_held_out(entry):
+            if entry["question"] in prompts or not _is_held_out(entry):
                 continue
             tokens = self._text.prompt(entry["question"])
             if not self._text.length_fault(tokens):
-                found[entry["question"]] = TaskPrompt(tokens, json.dumps(pack(entry)))
-            if len(found) == count:
-                return list(found.values())
+                prompts[entry["question"]] = TaskPrompt(tokens, json.dumps(pack(entry)))
+            if len(prompts) == count:
+                return list(prompts.values())
         raise TooFewHeldOut(
             f"evaluation.prompts: {count} asked for, {self._dataset} with these parameters holds "
-            f"out {len(found)} different questions; ask for no more{self._limit()}",
-            len(found),
+            f"out {len(prompts)} different questions; ask for no more{self._limit()}",
+            len(prompts),
         )
 
     def _training(self, stream: str, position: int) -> tuple[Mapping[str, Any], tuple[int, ...]]:
-        """Returns the entry for a position of training or warm-up, and its prompt's tokens. Each
-        attempt reads the same position of another stream.
-        """
+        # Each attempt reads the same position of another stream.
         for attempt in range(ATTEMPTS):
             entry = self._entry(f"{stream}/{attempt}", position)
             if _is_held_out(entry):
@@ -179,11 +164,8 @@ class Gym:
         )
 
     def _entry(self, stream: str, place: int) -> Mapping[str, Any]:
-        """Returns the entry at a position of a stream. A stream is an endless sequence of entries
-        with a name (one per attempt of training or warm-up with a seed, and one for held-out
-        questions). It consists of chunks: data sets of `CHUNK` entries, each with a hash of the
-        stream's name and the chunk's number as its seed, so positions can be read in any order.
-        """
+        # A stream is an endless sequence of chunks: data sets of `CHUNK` entries, each with a hash
+        # of the stream's name and the chunk's number as its seed.
         chunk, index = divmod(place, CHUNK)
         seed = xxhash.xxh3_64_intdigest(f"{stream}/{chunk}".encode()) % 2**31
         return self._open(seed)[index]
@@ -195,17 +177,12 @@ class Gym:
 
 
 def _is_held_out(entry: Mapping[str, Any]) -> bool:
-    """Returns whether the question is held out: by a checksum of its text, so equally in every
-    stream. A quarter of all questions is held out.
-    """
+    # A quarter of all questions, by a checksum of the text: equally in every stream, even where a
+    # data set has few.
     return crc32(entry["question"].encode()) % 4 == 0
 
 
 def _dataset_opener(name: str, parameters: Mapping[str, Any]) -> Any:
-    """Returns a function that takes a seed and makes a chunk of the data set. Raises
-    `ConfigurationError` at once if the library is not installed, or for a wrong name or wrong
-    parameters. `composite`, the library's mixture of data sets, is refused.
-    """
     try:
         from reasoning_gym.factory import DATASETS
     except ModuleNotFoundError as error:
@@ -214,6 +191,7 @@ def _dataset_opener(name: str, parameters: Mapping[str, Any]) -> Any:
         raise ConfigurationError(
             "task.name = \"reasoning_gym\" needs the extra `tasks`: pip install 'rollstream[tasks]'"
         ) from error
+    # The library's own mixture of data sets.
     if name == "composite":
         raise ConfigurationError(f'{_WHERE}: mix data sets with task.name = "mixture" instead')
     if name not in DATASETS:
@@ -235,23 +213,19 @@ def _dataset_opener(name: str, parameters: Mapping[str, Any]) -> Any:
 
 
 def _checked(name: str, key: str, value: Any, defaults: Mapping[str, Any]) -> Any:
-    """Returns the parameter's value, as a tuple where its default is one. Raises
-    `ConfigurationError` for an unknown parameter, for a value of another kind than the default, and
-    for `seed` and `size`.
-    """
     if key in _RESERVED:
         raise ConfigurationError(f"{_WHERE}: {key} is not given, {_RESERVED[key]}")
     if key not in defaults:
-        known = sorted(defaults.keys() - _RESERVED)
-        hint = nearest(key, known) or f"; it has {', '.join(known)}"
+        parameter_names = sorted(defaults.keys() - _RESERVED)
+        hint = nearest(key, parameter_names) or f"; it has {', '.join(parameter_names)}"
         raise ConfigurationError(f"{_WHERE}: {name} has no parameter {key!r}{hint}")
     default = defaults[key]
     # The library itself takes any text for true.
-    for kind, wanted in _KINDS:
+    for kind, kind_name in _KINDS:
         if isinstance(default, kind):
             if not isinstance(value, kind) or isinstance(value, bool) != isinstance(default, bool):
                 raise ConfigurationError(
-                    f"{_WHERE}: {key} of {name} must be {wanted}, got {value!r}"
+                    f"{_WHERE}: {key} of {name} must be {kind_name}, got {value!r}"
                 )
             break
     return tuple(value) if isinstance(default, tuple) and isinstance(value, list) else value

@@ -1,8 +1,6 @@
-"""Makes one task (`TaskMixture`) of several, its parts, whose prompts are mixed by exact weights.
-
-A mixture is stateless like every task: `MixtureCycle` computes from a position alone the part that
-gives the prompt there, and the prompt's position in the part's own order. The reference of each
-prompt names its part, which later judges the answer. All parts share one tokenizer.
+"""Makes one task (`TaskMixture`) of several, its parts, whose prompts are mixed by exact weights:
+`MixtureCycle` computes part and place from a position alone. A prompt's reference names its part,
+which judges the answer. All parts share one tokenizer.
 """
 
 import itertools
@@ -49,7 +47,7 @@ class PartPosition:
 
 class MixtureCycle:
     """Maps each position of the mixture's endless order to a part. The sequence of parts repeats
-    after `len(cycle)` positions; the parts' own positions count on.
+    after `len(cycle)` positions; the parts' own positions continue.
     """
 
     def __init__(self, weights: Sequence[float]) -> None:
@@ -61,8 +59,8 @@ class MixtureCycle:
         return len(self._order)
 
     def at(self, position: int) -> PartPosition:
-        """Returns the part at this position, and the position in that part's own order. Both depend
-        on `position` and the weights alone.
+        """Returns the part at this position, and the position in that part's own order, by
+        `position` and the weights alone.
         """
         cycle, place = divmod(position, len(self._order))
         part, rank = self._order[place]
@@ -70,9 +68,7 @@ class MixtureCycle:
 
 
 def _whole_weights(weights: Sequence[float]) -> list[int]:
-    """Returns the smallest whole numbers in the proportion of the weights, which are read as exact
-    decimals. Raises `ConfigurationError` if their sum is above `CYCLE_MAX`.
-    """
+    # Weights are read as exact decimals.
     exact = [Fraction(str(weight)) for weight in weights]
     scale = lcm(*(weight.denominator for weight in exact))
     shares = [int(weight * scale) for weight in exact]
@@ -87,23 +83,19 @@ def _whole_weights(weights: Sequence[float]) -> list[int]:
 
 
 def _order(shares: Sequence[int]) -> list[tuple[int, int]]:
-    """Returns one cycle: for each position the part, and how many earlier prompts of the cycle are
-    of that part. `shares` is the number of prompts of each part in a cycle.
-
-    The cycle is a smooth weighted round robin (nginx's load balancing): at each position every part
-    gains its share as credit, and the part with the most credit gives the prompt and pays the sum
-    of all shares. Over one cycle each part gives exactly its share of prompts; any section of the
-    order deviates by about one prompt.
-    """
+    # A smooth weighted round robin (nginx's load balancing): at each position every part gains its
+    # share as credit, and the part with the most credit gives the prompt and pays the sum of all
+    # shares. A cycle has exactly each part's share of prompts; any section deviates by about one.
     total = sum(shares)
-    credit, given = [0] * len(shares), [0] * len(shares)
+    credit, counts = [0] * len(shares), [0] * len(shares)
     order: list[tuple[int, int]] = []
     for _ in range(total):
         credit = [credit_of + share for credit_of, share in zip(credit, shares, strict=True)]
         part = max(range(len(shares)), key=lambda number: (credit[number], -number))
         credit[part] -= total
-        order.append((part, given[part]))
-        given[part] += 1
+        # The part, and the number of its earlier prompts in the cycle.
+        order.append((part, counts[part]))
+        counts[part] += 1
     return order
 
 
@@ -117,9 +109,9 @@ class MixturePart:
 
 
 def mix(parts: Sequence[MixturePart]) -> "TaskMixture":
-    """Returns the mixture of these parts, which is an environment (a task of several turns) if any
-    part is one. Raises `ConfigurationError` if there is no part, or if two parts have the same
-    label or different tokenizers.
+    """Returns the mixture of these parts, an environment if any part is one. Raises
+    `ConfigurationError` if there is no part, or if two parts have the same label or different
+    tokenizers.
     """
     if not parts:
         raise ConfigurationError('task.name = "mixture" has no parts: add [[task.parts]] tables')
@@ -141,7 +133,7 @@ def mix(parts: Sequence[MixturePart]) -> "TaskMixture":
 
 class TaskMixture:
     """Takes each prompt from one of its parts, and lets that part judge the answer, in any process:
-    a prompt's reference contains the part's label and the part's own reference.
+    a prompt's reference has the part's label and own reference.
     """
 
     name = "mixture"
@@ -153,12 +145,10 @@ class TaskMixture:
 
     @property
     def tasks(self) -> list[Task]:
-        """Returns the tasks of the parts."""
         return [part.task for part in self._parts]
 
     @property
     def labels(self) -> list[str]:
-        """Returns the labels of the parts, in the order of `tasks`."""
         return [part.label for part in self._parts]
 
     @property
@@ -176,7 +166,7 @@ class TaskMixture:
 
     def held_out(self, count: int) -> list[TaskPrompt]:
         """Returns `count` held-out prompts of the parts that hold out any, mixed as the training
-        prompts are. Raises `TooFewHeldOut` if one of these has fewer than its share, or if no part
+        prompts are. Raises `TooFewHeldOut` if one of these has fewer than its share, or if none
         holds out a prompt.
         """
         order = list(itertools.islice(self._held_out_order(), count))
@@ -190,7 +180,6 @@ class TaskMixture:
         return [part.label for part in self._parts if not _holds_out(part)]
 
     def _held_out_order(self) -> Iterator[PartPosition]:
-        """Yields the positions of the mixture's order without those of such parts."""
         silent = set(self.unevaluated)
         if len(silent) == len(self._parts):
             raise TooFewHeldOut("task.parts: no part holds out a prompt", 0)
@@ -200,25 +189,25 @@ class TaskMixture:
                 yield at
 
     def documents(self, seed: int, count: int) -> list[Document]:
-        """Returns `count` warm-up documents of the parts, as many of each as in the first `count`
-        positions of the order. Raises `ConfigurationError` if a part makes no documents.
+        """Returns `count` warm-up documents, as many of each part as in the first `count` positions
+        of the order. Raises `ConfigurationError` if a part makes none.
         """
-        wanted = Counter(self._cycle.at(place).part for place in range(count))
+        counts = Counter(self._cycle.at(place).part for place in range(count))
         documents: list[Document] = []
-        for number, share in sorted(wanted.items()):
+        for number, share in sorted(counts.items()):
             part = self._parts[number]
             if not isinstance(part.task, Teacher):
                 raise ConfigurationError(
                     f"task.parts: {part.label} has no documents() to warm up on: set model.path "
                     "to a checkpoint to start from"
                 )
-            own = plain_documents(part.task, seed, share)
-            documents += [replace(each, style=each.style or part.label) for each in own]
+            part_documents = plain_documents(part.task, seed, share)
+            documents += [replace(each, style=each.style or part.label) for each in part_documents]
         return documents
 
     def judge(self, reference: str, turns: Turns) -> Score:
-        part, own = self._part_of(reference)
-        return part.judge(own, turns)
+        part, inner_reference = self._part_of(reference)
+        return part.judge(inner_reference, turns)
 
     def read_rows(self) -> None:
         for part in self._row_parts():
@@ -235,29 +224,29 @@ class TaskMixture:
         return [part.task for part in self._parts if isinstance(part.task, ReadsRows)]
 
     def _part_of(self, reference: str) -> tuple[Task, str]:
-        """Returns the task of the part that a mixture's reference names, and the part's own
-        reference.
-        """
         packed = json.loads(reference)
         return self._tasks[packed["part"]], packed["of"]
 
-    def _held_out(self, number: int, count: int, whole: int) -> list[TaskPrompt]:
-        """Returns `count` prompts of a part, its share of `whole`."""
+    def _held_out(self, number: int, count: int, total: int) -> list[TaskPrompt]:
         part = self._parts[number]
         try:
             return [_labelled(part, prompt) for prompt in part.task.held_out(count)]
         except TooFewHeldOut as error:
             first_missing = PartPosition(number, error.available)
-            most = next(n for n, at in enumerate(self._held_out_order()) if at == first_missing)
-            share = f"its share of {whole} prompts"
-            raise TooFewHeldOut(f"task.parts: {part.label}, {share}: {error}", most) from error
+            prompts_max = next(
+                n for n, at in enumerate(self._held_out_order()) if at == first_missing
+            )
+            share = f"its share of {total} prompts"
+            raise TooFewHeldOut(
+                f"task.parts: {part.label}, {share}: {error}", prompts_max
+            ) from error
         except ConfigurationError as error:
             raise ConfigurationError(f"task.parts: {part.label}: {error}") from error
 
 
 class EnvironmentMixture(TaskMixture):
-    """A mixture in which some parts have several turns. The reply to an answer of a part with a
-    single turn is empty, which ends the dialogue.
+    """A mixture in which some parts have several turns. The reply of a part with a single turn is
+    empty, which ends the dialogue.
     """
 
     def prepare(self) -> None:
@@ -266,23 +255,27 @@ class EnvironmentMixture(TaskMixture):
                 part.task.prepare()
 
     def reply(self, reference: str, state: str, turns: Turns) -> Reply:
-        part, own = self._part_of(reference)
-        return part.reply(own, state, turns) if isinstance(part, Environment) else Reply(())
+        part, inner_reference = self._part_of(reference)
+        return (
+            part.reply(inner_reference, state, turns)
+            if isinstance(part, Environment)
+            else Reply(())
+        )
 
 
 class AsyncEnvironmentMixture(TaskMixture):
-    """The same where the `reply` of some parts is an `async def`. A `reply` of another part that
-    takes long delays all dialogues meanwhile.
+    """The same where the `reply` of some parts is an `async def`. A long `reply` of another part
+    delays all dialogues meanwhile.
     """
 
     async def reply(self, reference: str, state: str, turns: Turns) -> Reply:
-        part, own = self._part_of(reference)
+        part, inner_reference = self._part_of(reference)
         if not isinstance(part, Environment):
             return Reply(())
-        found: object = part.reply(own, state, turns)
-        if isawaitable(found):
-            found = await found
-        return cast("Reply", found)
+        reply: object = part.reply(inner_reference, state, turns)
+        if isawaitable(reply):
+            reply = await reply
+        return cast("Reply", reply)
 
 
 def _holds_out(part: MixturePart) -> bool:
@@ -296,17 +289,14 @@ def _holds_out(part: MixturePart) -> bool:
 
 
 def _labelled(part: MixturePart, prompt: TaskPrompt) -> TaskPrompt:
-    """Returns a part's prompt as a prompt of the mixture: with label, packed reference and
-    stops.
-    """
     reference = json.dumps({"part": part.label, "of": prompt.reference})
     stop = part.task.stop if prompt.stop is None else prompt.stop
     return replace(prompt, reference=reference, task=part.label, stop=tuple(stop))
 
 
 def part_reference(reference: str, label: str) -> str:
-    """Returns the part's own reference of a mixture's prompt, which names the part `label`; the
-    reference of any other prompt as it is.
+    """Returns the part's own reference of a prompt of the mixture's part `label`; any other
+    reference as it is.
     """
     if not label:
         return reference
@@ -317,20 +307,24 @@ def part_reference(reference: str, label: str) -> str:
     if not isinstance(packed, dict) or packed.keys() != {"part", "of"}:
         return reference
     fields = cast("dict[str, object]", packed)
-    own = fields["of"]
-    return own if fields["part"] == label and isinstance(own, str) else reference
+    inner_reference = fields["of"]
+    return (
+        inner_reference
+        if fields["part"] == label and isinstance(inner_reference, str)
+        else reference
+    )
 
 
 def _check_same_tokenizer(first: MixturePart, other: MixturePart) -> None:
-    """Raise `ConfigurationError` unless both parts have the same tokenizer, as far as size, special
-    tokens and the encoding of `_PROBE` show.
-    """
-    one, two = first.task.tokenizer(), other.task.tokenizer()
-    if one is not two and _identity(one) != _identity(two):
+    first_tokenizer, other_tokenizer = first.task.tokenizer(), other.task.tokenizer()
+    # As far as size, special tokens and the encoding of `_PROBE` show.
+    if first_tokenizer is not other_tokenizer and _identity(first_tokenizer) != _identity(
+        other_tokenizer
+    ):
         raise ConfigurationError(
             f"task.parts: {first.label} and {other.label} have different tokenizers "
-            f"({one.size} and {two.size} tokens), and a model has one; mix tasks of text with "
-            "each other only"
+            f"({first_tokenizer.size} and {other_tokenizer.size} tokens), and a model has one; mix "
+            "tasks of text with each other only"
         )
 
 

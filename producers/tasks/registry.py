@@ -1,10 +1,7 @@
 """Builds the task of a run from its settings (`load_task`): a registered task (`TASKS`), a user's
-own by `module:attribute`, or a mixture of several of these.
-
-The name stands for a builder, a function or class that returns the task. The options are its
-keyword arguments; a parameter `text` receives the run's tokenizer and chat template (`text.py`). A
-class with a nested class `Options` is called with `text` and an `Options` object instead. A wrong
-name or option raises `ConfigurationError`, which names the setting and the wrong value.
+own by `module:attribute`, or a mixture of these. The options are the builder's keyword arguments; a
+parameter `text` receives the run's tokenizer and chat template (`text.py`). A class with a nested
+class `Options` is called with `text` and an `Options` object.
 """
 
 import inspect
@@ -41,10 +38,8 @@ _TASK_MEMBERS = ("name", "stop", "tokenizer", "prompt", "held_out", "judge")
 
 def load_task(settings: "TaskSettings | PlainTask", prompt_tokens_max: int | None = None) -> Task:
     """Returns the task that the settings describe. A name with a `:` is imported from the working
-    directory or PYTHONPATH.
-
-    `settings.tokenizer` is the folder of a text task's tokenizer; None selects the built-in
-    byte-level tokenizer. A task of texts refuses or skips prompts longer than `prompt_tokens_max`.
+    directory or PYTHONPATH. `settings.tokenizer` is the folder of a text task's tokenizer; None:
+    the built-in one. A task of texts refuses or skips prompts longer than `prompt_tokens_max`.
     """
     folder = Path(settings.tokenizer).expanduser() if settings.tokenizer is not None else None
     if settings.template == "plain" and settings.template_values:
@@ -65,19 +60,19 @@ def load_task(settings: "TaskSettings | PlainTask", prompt_tokens_max: int | Non
 
 
 def largest_token(task: Task, tokens: Sequence[int]) -> int:
-    """Returns the largest token number of the task's tokenizer, of its stop tokens and of `tokens`,
-    those of some prompts. Tokens that were added to a tokenizer (padding, images) do not count
-    until they are used: a model may lack room for them.
+    """Returns the largest token number of the task's tokenizer, of its stop tokens and of
+    `tokens`.
     """
     tokenizer = task.tokenizer()
     size = tokenizer.size
     if isinstance(tokenizer, TextTokenizer):
+        # Added tokens (padding, images) do not count until they are used: a model may lack room for
+        # them.
         size = max(tokenizer.light.get_vocab(with_added_tokens=False).values(), default=-1) + 1
     return max(size - 1, *task.stop, *tokens)
 
 
 def too_few_tokens(path: str, size: int, task: str, largest: int) -> ConfigurationError:
-    """Returns the error for a model of `size` tokens that lacks those of the task."""
     return ConfigurationError(
         f"model.path: {path!r} has {size} tokens, and the tokenizer of task {task!r} uses ids up "
         f"to {largest}: it belongs to another model; a text task uses the model's own if "
@@ -86,21 +81,18 @@ def too_few_tokens(path: str, size: int, task: str, largest: int) -> Configurati
 
 
 def task_paths(settings: "TaskSettings | PlainTask") -> tuple[str, ...]:
-    """Returns the files that the task reads, as its options give them. A builder names these
-    options in its attribute `path_options`.
+    """Returns the files that the task reads: the options that its builder names in
+    `path_options`.
     """
-    found: list[str] = []
+    paths: list[str] = []
     for part in settings.parts if settings.name == MIXTURE else (settings,):
-        named: tuple[str, ...] = getattr(_builder(part.name, "task"), "path_options", ())
-        given = (part.options.get(option) for option in named)
-        found += [path for path in given if isinstance(path, str) and path]
-    return tuple(dict.fromkeys(found))
+        option_names: tuple[str, ...] = getattr(_builder(part.name, "task"), "path_options", ())
+        option_values = (part.options.get(option) for option in option_names)
+        paths += [path for path in option_values if isinstance(path, str) and path]
+    return tuple(dict.fromkeys(paths))
 
 
 def _part(settings: "PartSettings | PlainPart", text: TaskText, place: int) -> MixturePart:
-    """Build the task number `place` of a mixture. Its label is the configured one, else its option
-    `dataset`, else its name.
-    """
     where = f"task.parts[{place}]"
     if settings.name == MIXTURE:
         raise ConfigurationError(f"{where}.name: a mixture cannot be a part of a mixture")
@@ -115,20 +107,17 @@ def _part(settings: "PartSettings | PlainPart", text: TaskText, place: int) -> M
 
 
 def _build(name: str, options: Mapping[str, Option], text: TaskText, where: str) -> Task:
-    """Call the builder of this name, and check that the result has the members of a task. Errors
-    name the settings by their table `where`.
-    """
     build = _builder(name, where)
     options_type: object = getattr(build, "Options", None)
     options_type = options_type if isinstance(options_type, type) else None
-    known = inspect.signature(options_type or build).parameters
-    given: dict[str, object] = dict(options)
-    _check_options(f"{where}.options of {name}", given, known)
-    _check_kinds(f"{where}.options", given, options_type or build)
-    if "text" in known:
-        given["text"] = text
+    parameters = inspect.signature(options_type or build).parameters
+    arguments: dict[str, object] = dict(options)
+    _check_options(f"{where}.options of {name}", arguments, parameters)
+    _check_kinds(f"{where}.options", arguments, options_type or build)
+    if "text" in parameters:
+        arguments["text"] = text
     try:
-        task = build(text, options_type(**given)) if options_type else build(**given)
+        task = build(text, options_type(**arguments)) if options_type else build(**arguments)
     except TypeError as error:
         raise ConfigurationError(f"{where}.options of {name}: {error}") from error
     missing = [member for member in _TASK_MEMBERS if not hasattr(task, member)]
@@ -146,21 +135,20 @@ def _build(name: str, options: Mapping[str, Option], text: TaskText, where: str)
 
 
 def _check_options(
-    where: str, given: Mapping[str, object], known: Mapping[str, inspect.Parameter]
+    where: str, arguments: Mapping[str, object], parameters: Mapping[str, inspect.Parameter]
 ) -> None:
-    """Raise `ConfigurationError` for an option that the builder does not take, or one that it needs
-    and was not given.
-    """
-    named = {n: p for n, p in known.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    named.pop("text", None)
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
-    for option in given:
-        if option not in named and not takes_any:
-            known_names = f"; known: {', '.join(sorted(named)) or 'none'}"
+    accepted = {
+        n: p for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    }
+    accepted.pop("text", None)
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    for option in arguments:
+        if option not in accepted and not takes_any:
+            known_names = f"; known: {', '.join(sorted(accepted)) or 'none'}"
             raise ConfigurationError(
-                f"{where}: no option {option!r}{nearest(option, named) or known_names}"
+                f"{where}: no option {option!r}{nearest(option, accepted) or known_names}"
             )
-    lacking = [n for n, p in named.items() if p.default is p.empty and n not in given]
+    lacking = [n for n, p in accepted.items() if p.default is p.empty and n not in arguments]
     if lacking:
         raise ConfigurationError(f"{where}: give {', '.join(lacking)}")
 
@@ -174,13 +162,12 @@ _KINDS: Mapping[object, tuple[tuple[type, ...], str]] = {
 """By the annotation of a parameter the types that it takes, and what the error calls them."""
 
 
-def _check_kinds(where: str, given: Mapping[str, object], build: object) -> None:
-    """Raise `ConfigurationError` for an option of another type than its plain annotation."""
+def _check_kinds(where: str, arguments: Mapping[str, object], build: object) -> None:
     try:
         hints = get_type_hints(build)
     except Exception:  # noqa: BLE001 (the names in annotations of a user's code may be anything)
         return
-    for option, value in given.items():
+    for option, value in arguments.items():
         kind: Any = hints.get(option)
         types, name = _KINDS.get(kind) or ((object,), "")
         if not isinstance(value, types) or (isinstance(value, bool) and kind in (int, float)):
@@ -188,7 +175,6 @@ def _check_kinds(where: str, given: Mapping[str, object], build: object) -> None
 
 
 def _builder(name: str, where: str) -> Callable[..., object]:
-    """Import and return the builder; raises `ConfigurationError` for an unknown name."""
     if ":" in name or name in TASKS:
         return find_callable(TASKS.get(name, name), f"{where}.name")
     registered = (*TASKS, MIXTURE)

@@ -1,10 +1,7 @@
-"""Implements the quickstart's task: a prompt asks for x mod y, and an answer may show its
-calculation, a repeated subtraction (docs/explanation/quickstart-task.md).
-
-It is the Echo Chamber setting (arXiv 2504.07912) in miniature. The warm-up teaches several styles
-of answers: with the whole calculation, a part of it, or none. The reward depends on the final
-number only, so reinforcement learning amplifies the style that is right most often. The splits
-(held out, warm-up, training) share no prompt.
+"""Implements the quickstart's task: a prompt asks for x mod y, and an answer may show a repeated
+subtraction (docs/explanation/quickstart-task.md). It is the Echo Chamber setting (arXiv 2504.07912)
+in miniature: the warm-up teaches several styles, and reinforcement learning amplifies the style
+that is right most often.
 """
 
 import json
@@ -30,8 +27,8 @@ Style = Literal["direct", "jump", "full", "other"]
 Question = tuple[int, int]
 
 CHARACTERS = "0123456789%=>;"
-"""The characters of prompts and answers, one token each. With the four special tokens these are 18
-tokens. `;` is used only by the scripted task, which shares the vocabulary: it ends a turn there.
+"""The characters of prompts and answers, one token each: 18 with the four special tokens. `;` ends
+a turn of the scripted task, which shares the vocabulary.
 """
 
 _FIXED_SEED = 0  # orders the lists that must be the same for every seed of a run
@@ -39,8 +36,8 @@ _RESPONSE = re.compile(r"((?:>\d{3})*)=(\d{3})", re.ASCII)
 
 
 def question_text(x: int, y: int) -> str:
-    """Returns the question as text: `336%68` for 633 mod 86. Numbers have a fixed width and are
-    written with the least significant digit first, which the model learns far better.
+    """Returns the question as text: `336%68` for 633 mod 86. Numbers have a fixed width, least
+    significant digit first, which the model learns far better.
     """
     return f"{x:03d}"[::-1] + "%" + f"{y:02d}"[::-1]
 
@@ -51,15 +48,15 @@ def number_text(value: int) -> str:
 
 
 def working(x: int, y: int) -> list[int]:
-    """Returns the numbers of the calculation: x - y, x - 2y and so on, the remainder last. The list
-    is never empty, because x ≥ 100 > y.
+    """Returns the numbers of the calculation: x - y, x - 2y and so on, the remainder last; never
+    empty, because x ≥ 100 > y.
     """
     return list(range(x - y, -1, -y))
 
 
 def response_text(x: int, y: int, lines: int) -> str:
-    """Returns a correct response: the first `lines` lines (numbers) of the calculation, each after
-    a `>`, then `=` and the answer. For 633 mod 86 it is `=130` with no line and `>745>164=130` with
+    """Returns a correct response: the first `lines` numbers of the calculation, each after a `>`,
+    then `=` and the answer. For 633 mod 86 it is `=130` with no line and `>745>164=130` with
     two.
     """
     shown = "".join(">" + number_text(value) for value in working(x, y)[:lines])
@@ -67,9 +64,9 @@ def response_text(x: int, y: int, lines: int) -> str:
 
 
 def style(response: str) -> Style:
-    """Classify a response by its form alone, right or wrong: `direct` shows no line of the
-    calculation. In a `full` response the answer equals the last line, as after a whole
-    calculation; in a `jump` it does not. Any other form is `other`.
+    """Classifies a response by its form, right or wrong: `direct` shows no line of the calculation.
+    In a `full` response the answer equals the last line; in a `jump` it does not. Any other form is
+    `other`.
     """
     match = _RESPONSE.fullmatch(response)
     if match is None:
@@ -81,9 +78,9 @@ def style(response: str) -> Style:
 
 
 class Remainder:
-    """Implements `Task` and `Teacher` (warm-up documents) for x mod y. All warm-up documents are
-    correct; `direct` and `jump` are the shares of these styles among them, and the others are
-    `full`. Training repeats the first `prompts` prompts of a fixed order; 0: all training prompts.
+    """Implements `Task` and `Teacher` for x mod y. Warm-up documents are correct: shares of
+    `direct` and `jump`, the others `full`. Training repeats the first `prompts` prompts of a fixed
+    order; 0: all.
     """
 
     name = "remainder"
@@ -114,9 +111,6 @@ class Remainder:
         return self._make_prompt(questions[index], epoch)
 
     def held_out(self, count: int) -> list[TaskPrompt]:
-        """Returns the first `count` held-out prompts of a fixed order. Raises `TooFewHeldOut`
-        if there are fewer.
-        """
         questions = self._splits["held_out"]
         if count > len(questions):
             raise TooFewHeldOut(
@@ -128,8 +122,8 @@ class Remainder:
         return [self._make_prompt(questions[index], 0) for index in order]
 
     def documents(self, seed: int, count: int) -> list[Document]:
-        """Returns `count` correct answers in the styles' shares. Their prompts are drawn from the
-        warm-up split with repetition.
+        """Returns `count` correct answers in the styles' shares, to prompts drawn from the warm-up
+        split with repetition.
         """
         questions = self._splits["warm_up"]
         random = np.random.default_rng(seed)
@@ -138,8 +132,8 @@ class Remainder:
 
     def judge(self, reference: str, turns: Turns) -> Score:
         """Returns reward 1 if the answer ends with `=`, the right three digits and the end token,
-        else 0; the calculation before is not checked. The score `style/<name>` is 1 for the style
-        of the answer; an answer without its end token has the style `other`.
+        else 0; the calculation is not checked. The score `style/<name>` is 1 for the answer's
+        style, `other` without its end token.
         """
         response = self._tokenizer.decode(turns[-1])
         ended = bool(turns[-1]) and turns[-1][-1] == EOS and EOS not in turns[-1][:-1]
@@ -148,9 +142,6 @@ class Remainder:
 
     @cached_property
     def _training_questions(self) -> list[Question]:
-        """Returns the questions that training repeats. With `prompts` they are the same for every
-        seed of the run.
-        """
         questions = self._splits["train"]
         if self._prompts > len(questions):
             raise ConfigurationError(
@@ -159,14 +150,14 @@ class Remainder:
             )
         if not self._prompts:
             return questions
+        # The same questions for every seed of the run.
         order = [shuffled(len(questions), _FIXED_SEED, place)[1] for place in range(self._prompts)]
         return [questions[index] for index in order]
 
     @cached_property
     def _splits(self) -> dict[str, list[Question]]:
-        """Returns all questions by split. The checksum `crc32` of the question's text, modulo 8,
-        decides: 0 is held out, 1 to 3 are warm-up, 4 to 7 training.
-        """
+        # The text's `crc32` modulo 8 decides: 0 is held out, 1 to 3 are warm-up, 4 to 7 training.
+        # So the splits share no prompt.
         names = ("held_out", *["warm_up"] * 3, *["train"] * 4)
         splits: dict[str, list[Question]] = {name: [] for name in names}
         for x in range(100, 1000):

@@ -1,8 +1,6 @@
-"""Defines two small tasks that need no data set. `scripted` is a dialogue, in which an environment
-replies from a script: it shows how a task of several turns is written, and tests use it. `numbered`
-is for runs without a model (engine `paced`): prompts that differ by a number, and random rewards.
-
-Both compute everything from their options and arguments, as `Task` demands.
+"""Defines two small tasks that need no data set. `scripted` is a dialogue whose environment replies
+from a script: an example of a task of several turns. `numbered` is for runs without a model (engine
+`paced`): numbered prompts, and random rewards.
 """
 
 import json
@@ -28,11 +26,9 @@ _NUMBERS_MAX = 10**9
 
 class Scripted:
     """Implements the task `scripted`. The environment names `turns` digits one after the other, the
-    first in the prompt (`4=`). After each digit the model shall answer with the sum of all digits
-    so far, modulo 10, and `;`. The reward is the share of right sums.
-
-    The environment keeps nothing in memory: the script is in the prompt's reference, and its state
-    is the number of digits named so far. So a trajectory can resume in another process.
+    first in the prompt (`4=`). After each the model shall answer with the sum of all so far, modulo
+    10, and `;`. The reward is the share of right sums. The reference has the script and the state
+    the number of named digits, so a trajectory can resume in another process.
     """
 
     name = "scripted"
@@ -55,9 +51,6 @@ class Scripted:
         return self._make_prompt(training[index], epoch)
 
     def held_out(self, count: int) -> list[TaskPrompt]:
-        """Returns the first prompts of the held-out scripts. Raises `TooFewHeldOut` if there
-        are fewer.
-        """
         scripts = self._splits[0]
         if count > len(scripts):
             raise TooFewHeldOut(
@@ -68,32 +61,32 @@ class Scripted:
         return [self._make_prompt(script, 0) for script in scripts[:count]]
 
     def reply(self, reference: str, state: str, turns: Turns) -> Reply:
-        """Returns the next digit, or no tokens (the dialogue is over) once the script has ended or
-        the model ended its turn with `<eos>`.
+        """Returns the next digit, or no tokens once the script has ended or the model ended its
+        turn with `<eos>`.
         """
         script = json.loads(reference)["script"]
-        named = int(state or 1)
-        if named == len(script) or turns[-1][-1] == EOS:
+        digit_count = int(state or 1)
+        if digit_count == len(script) or turns[-1][-1] == EOS:
             return Reply(())
-        return Reply(tuple(self._tokenizer.encode(f"{script[named]}=")), str(named + 1))
+        return Reply(tuple(self._tokenizer.encode(f"{script[digit_count]}=")), str(digit_count + 1))
 
     def judge(self, reference: str, turns: Turns) -> Score:
-        """Returns the share of right sums, each compared with the model's turn after its digit; a
-        missing turn counts as wrong.
+        """Returns the share of right sums, each compared with the turn after its digit; a missing
+        turn is wrong.
         """
         script = json.loads(reference)["script"]
-        wanted = [f"{total % 10};" for total in accumulate(script)]
-        given = [self._tokenizer.decode(turn) for turn in turns[::2]]
-        right = sum(one == other for one, other in zip(wanted, given, strict=False))
-        return Score(right / len(wanted), {"turns": float(len(given))})
+        expected = [f"{total % 10};" for total in accumulate(script)]
+        answers = [self._tokenizer.decode(turn) for turn in turns[::2]]
+        right = sum(
+            expected_text == other for expected_text, other in zip(expected, answers, strict=False)
+        )
+        return Score(right / len(expected), {"turns": float(len(answers))})
 
     @cached_property
     def _splits(self) -> tuple[list[Script], list[Script]]:
-        """The held-out scripts (about an eighth of all) and the training scripts, divided by a
-        checksum of the digits.
-        """
         splits: tuple[list[Script], list[Script]] = ([], [])
         for script in product(range(10), repeat=self._turns):
+            # A checksum of the digits holds out about an eighth.
             splits[crc32(bytes(script)) % 8 > 0].append(script)
         return splits
 
@@ -103,10 +96,9 @@ class Scripted:
 
 
 class Numbered:
-    """Implements the task `numbered`, for the engine `paced`, which has no model: only the lengths
-    of its answers matter. It has `prompts` training prompts; every pass repeats them in a new
-    order. A prompt is its number, `?`, and blanks up to a length of `prompt_tokens` tokens. Numbers
-    from `prompts` on are held out.
+    """Implements the task `numbered`, for the engine `paced`: only the lengths of answers matter.
+    Every pass repeats the `prompts` training prompts in a new order; numbers from `prompts` on are
+    held out. A prompt is its number, `?`, and blanks up to `prompt_tokens` tokens.
     """
 
     name = "numbered"
@@ -135,13 +127,12 @@ class Numbered:
         return [self._make_prompt(self._prompts + number, 0) for number in range(count)]
 
     def judge(self, reference: str, turns: Turns) -> Score:
-        """Returns the reward 1 or 0, drawn from a hash of the answer and the prompt's number. Each
-        prompt has its own probability of a 1, between .10 and .89, so that rewards differ within a
-        group; a model can learn nothing from them.
-        """
+        """Returns the reward 1 or 0, drawn from a hash of the answer and the prompt's number."""
         number = json.loads(reference)["number"]
         answer = np.array([token for turn in turns for token in turn], "<u4").tobytes()
         drawn = xxhash.xxh3_64_intdigest(answer, seed=number) / 2**64
+        # Each prompt has its own probability of a 1, between .10 and .89, so that rewards differ
+        # within a group; a model can learn nothing from them.
         chance = (xxhash.xxh3_64_intdigest(str(number).encode()) % 80 + 10) / 100
         return Score(float(drawn < chance))
 

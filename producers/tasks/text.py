@@ -1,9 +1,6 @@
 """Converts a task's texts to the tokens of a prompt, and an answer's tokens to text (`TaskText`).
-
-A `TaskText` joins a tokenizer, its chat template, the system message and the limit of a prompt's
-length. `load_task` makes one for a run, and passes it to a task's constructor if that has a
-parameter `text`. The tokenizer's files are read on first use. So they are never read by a rollout,
-which builds the task only to learn whether it is a dialogue.
+The tokenizer's files are read on first use, so never by a rollout, which builds the task only to
+learn whether it is a dialogue.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,10 +21,10 @@ VerifierText = Literal["plain", "special", "opened"]
 
 
 class TaskText:
-    """The text format of a run's task. With the template `chat` a prompt is rendered by the
-    tokenizer's chat template, after the message `system` unless that is empty; with `plain` it is
-    the text alone, with the special tokens that the tokenizer puts around any text. A prompt fits
-    if it has at most `prompt_tokens_max` tokens; None, in processes that make no prompts: no limit.
+    """The text format of a run's task. With the template `chat` a prompt is rendered by the chat
+    template, after the message `system` unless that is empty; with `plain` it is the text alone,
+    with the tokenizer's special tokens around it. A prompt has at most `prompt_tokens_max` tokens;
+    None, in processes that make none: no limit.
     """
 
     def __init__(
@@ -50,8 +47,8 @@ class TaskText:
 
     @cached_property
     def stop(self) -> tuple[int, ...]:
-        """Returns the tokens that end an answer: the tokenizer's end tokens, and those that the
-        chat template puts after an answer. Raises `ConfigurationError` if there is none.
+        """Returns the tokens that end an answer: the tokenizer's end tokens, and those of the chat
+        template. Raises `ConfigurationError` if there is none.
         """
         ends = set(self.tokenizer.ends)
         if self._template == "chat":
@@ -64,9 +61,9 @@ class TaskText:
         return tuple(sorted(ends))
 
     def prompt(self, content: PromptContent, tools: Sequence[ToolSchema] = ()) -> tuple[int, ...]:
-        """Returns the prompt's tokens, up to the place where the answer starts. Raises
-        `ConfigurationError` if the chat template refuses the content or leaves out messages of one
-        of its roles, or if the template is `plain` and the content is chat messages or has tools.
+        """Returns the prompt's tokens, up to the begin of the answer. Raises `ConfigurationError`
+        if the chat template refuses the content or leaves out messages of a role, or if the
+        template is `plain` and the content has messages or tools.
         """
         if self._template == "plain":
             if not isinstance(content, str) or tools:
@@ -87,20 +84,19 @@ class TaskText:
         calls: Sequence[Mapping[str, Any]] = (),
         turns: Turns = (),
     ) -> tuple[int, ...]:
-        """Returns the tokens of further messages, such as the results of tools, after an answer
-        that ended in a stop token: from there to the place where the next answer starts. `calls`
-        are the `tool_calls` of that answer. The tokens of the answer itself are never made again.
-        `turns` ends with the answer: models with several stop tokens need to know the one that it
-        has.
+        """Returns the tokens of further messages, such as the results of tools, from the stop token
+        of an answer to the begin of the next one. `calls` are the `tool_calls` of that answer, with
+        which `turns` ends.
         """
+        # Models with several stop tokens need the one that the answer has.
         last = turns[-1][-1] if turns and len(turns[-1]) else None
         before: list[ChatMessage] = [{"role": "user", "content": "?"}]
         text = self.chat.continuation(before, calls, messages, tools, last)
         return tuple(self.tokenizer.encode(text))
 
     def length_fault(self, tokens: Sequence[int]) -> str:
-        """Returns why a prompt of these tokens cannot be asked: it has none, or it leaves no room
-        in the context for an answer of `sampling.tokens_max` tokens. Return "" if it can.
+        """Returns why a prompt of these tokens cannot be asked, "" if it can: it has none, or
+        leaves no room in the context for an answer of `sampling.tokens_max` tokens.
         """
         if not tokens:
             return "the prompt has no tokens"
@@ -113,24 +109,22 @@ class TaskText:
 
     def likely_tokens_max(self, content: PromptContent) -> int | None:
         """Returns a number of tokens that the prompt most likely stays below; None if there is
-        none, as with calls of tools. It is not rendered: its texts have at most one token per byte,
-        and the rest is what the chat template adds to messages of these roles, rendered once.
-
-        A template may add more to some texts than to others, so a caller that must know counts.
+        none, as with calls of tools. A template may add more to some texts, so a caller that must
+        know counts.
         """
         if self._template == "plain":
             return self._frame(None) + len(content.encode()) if isinstance(content, str) else None
         messages = self._messages(content)
         if any(message.keys() - {"role", "content"} for message in messages):
             return None
+        # A text has at most one token per byte; the template's part is rendered once for these
+        # roles.
         size = sum(len(message["content"].encode()) for message in messages)
         return self._frame(tuple(message["role"] for message in messages)) + size
 
     def _frame(self, roles: tuple[str, ...] | None) -> int:
-        """Returns how many tokens a prompt has beside the texts of its messages; `roles` are
-        theirs, None for the template `plain`.
-        """
         if roles not in self._frames:
+            # The template `plain` has no roles.
             if roles is None:
                 tokens = tuple(self.tokenizer.light.encode(MARK).ids)
             else:
@@ -140,8 +134,8 @@ class TaskText:
         return self._frames[roles]
 
     def answer(self, turns: Turns) -> str:
-        """Returns the text of the last turn for a verifier, without its end token: as
-        `task.verifier_text` has it, without other special tokens (`plain`), with them (`special`),
+        """Returns the text of the last turn for a verifier, without its end token, as
+        `task.verifier_text` has it: without other special tokens (`plain`), with them (`special`),
         or with them behind the thought that the prompt opened (`opened`).
         """
         if self._verifier_text != "plain":
@@ -154,7 +148,7 @@ class TaskText:
 
     def written(self, turns: Turns) -> str:
         """Returns the text of the last turn without its end token, but with other special tokens:
-        in some models they begin the call of a tool.
+        in some models they begin a call.
         """
         turn = list(turns[-1]) if turns else []
         if turn and turn[-1] in self.stop:
@@ -162,17 +156,12 @@ class TaskText:
         return self.tokenizer.light.decode(turn, skip_special_tokens=False)
 
     def response(self, text: str) -> tuple[int, ...]:
-        """Returns the tokens of a whole answer, its end token included, as a warm-up document needs
-        them.
-        """
+        """Returns the tokens of a whole answer, its end token included, for a warm-up document."""
         last = self.chat.last_token if self._template == "chat" else None
         end = tuple(sorted(self.tokenizer.ends))[:1] if last is None else (last,)
         return (*self.tokenizer.encode(text), *end)
 
     def _messages(self, content: PromptContent) -> list[ChatMessage]:
-        """Returns chat messages, under the roles that the template has, with the system message in
-        front if they have none.
-        """
         messages: list[ChatMessage] = (
             [{"role": "user", "content": content}]
             if isinstance(content, str)
@@ -185,5 +174,4 @@ class TaskText:
     def render(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema], is_asked: bool
     ) -> str:
-        """Returns what `ChatTemplate.render` returns."""
         return self.chat.render(messages, tools, is_asked)

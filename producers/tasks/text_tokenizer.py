@@ -1,8 +1,6 @@
 """Converts the texts of tasks to tokens and back (`TextTokenizer`), by the tokenizer in a model's
-folder or by the built-in one.
-
-The built-in tokenizer (`byte_tokenizer`) has one token per byte and six special tokens, for models
-that start from scratch. No file is downloaded.
+folder or by the built-in one (`byte_tokenizer`): one token per byte, for models that start from
+scratch. No file is downloaded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,36 +54,33 @@ CHAT_TEMPLATE = (
     "{{ '<|end|>' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-"""The built-in tokenizer's chat template: ChatML, but each role is one special token. Written as
-text a role would cost a token per letter. Tools, their calls and answers have Hermes' form.
+"""The built-in tokenizer's chat template: ChatML, but each role is one special token, which as text
+would cost a token per letter. Tools, their calls and answers have Hermes' form.
 """
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Returns the built-in tokenizer of 262 tokens, which can encode every text: tokens 0 to 255
-    are the bytes, 256 to 261 the special tokens. It puts `<|begin|>` before an encoded text unless
-    the caller passes `add_special_tokens=False`.
+    """Returns the built-in tokenizer of 262 tokens: 0 to 255 are the bytes, 256 to 261 the special
+    tokens. It puts `<|begin|>` before an encoded text unless the caller passes
+    `add_special_tokens=False`.
     """
     letters = _letters()
-    made = Tokenizer(models.BPE(vocab={letters[byte]: byte for byte in range(256)}, merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([AddedToken(name, normalized=False) for name in SPECIAL])  # pyright: ignore[reportUnknownMemberType]
-    made.post_processor = processors.TemplateProcessing(
+    tokenizer = Tokenizer(models.BPE(vocab={letters[byte]: byte for byte in range(256)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in SPECIAL])  # pyright: ignore[reportUnknownMemberType]
+    tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{BEGIN} $A", special_tokens=[(BEGIN, byte_token(BEGIN))]
     )
-    return made
+    return tokenizer
 
 
 def byte_token(special: str) -> int:
-    """Returns the number of a special token of the built-in tokenizer."""
     return 256 + SPECIAL.index(special)
 
 
 def _letters() -> dict[int, str]:
-    """Returns the printable letter that stands for each byte in the vocabulary of a byte-level
-    tokenizer (GPT-2's table).
-    """
+    # GPT-2's table: each byte has a printable letter.
     shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in shown]
     return {byte: chr(byte) for byte in shown} | {
@@ -94,14 +89,12 @@ def _letters() -> dict[int, str]:
 
 
 class TextTokenizer:
-    """Tokenizes with the files in `folder`, or with the built-in tokenizer for None. Files are read
-    at first use; then a folder without a readable `tokenizer.json` raises `ConfigurationError`.
+    """Tokenizes with the files in `folder`, or with the built-in tokenizer for None. A folder
+    without a readable `tokenizer.json` raises `ConfigurationError` at first use.
 
-    Two objects share these files, read as `AutoTokenizer` reads them (`storage/hf_tokenizer.py`).
-    `light` is that of the library `tokenizers`, which starts fast: it encodes and decodes, also in
-    reward processes. `whole` is that of transformers, imported at first use: it applies chat
-    templates, knows the special tokens by their roles, and writes the files. Where `tokenizer.json`
-    alone does not give transformers' tokens, `light` is a part of `whole`.
+    Two objects share the files (`storage/hf_tokenizer.py`). `light`, of the library `tokenizers`,
+    starts fast: it encodes and decodes, also in reward processes. `whole`, of transformers, applies
+    chat templates, knows the special tokens by their roles, and writes the files.
     """
 
     template_values: Mapping[str, Any] = MappingProxyType({})
@@ -114,7 +107,6 @@ class TextTokenizer:
 
     @property
     def where(self) -> str:
-        """The tokenizer's name in messages."""
         return (
             "the built-in tokenizer" if self.folder is None else f"the tokenizer in {self.folder}"
         )
@@ -126,67 +118,66 @@ class TextTokenizer:
 
     @property
     def special(self) -> Mapping[str, int]:
-        """The numbers of the special tokens by their names in a model's configuration; a token that
-        the tokenizer lacks is left out.
+        """The numbers of the special tokens that the tokenizer has, by their names in a model's
+        configuration.
         """
         names = ("pad_token_id", "bos_token_id", "eos_token_id")
-        found = {name: getattr(self.whole, name) for name in names}
-        return {name: number for name, number in found.items() if number is not None}
+        numbers = {name: getattr(self.whole, name) for name in names}
+        return {name: number for name, number in numbers.items() if number is not None}
 
     @cached_property
     def ends(self) -> frozenset[int]:
-        """The tokens that end a text: the end tokens that the folder's `tokenizer_config.json`,
-        `generation_config.json` and `config.json` name. Empty if none of them names one.
+        """The tokens that end a text, by the folder's `tokenizer_config.json`,
+        `generation_config.json` and `config.json`. Empty if none of them names one.
         """
         if self.folder is None:
             return frozenset({byte_token(END)})
-        named = end_token(self.folder)
-        found: list[object] = []
-        if named is not None:
-            found.append(self.light.token_to_id(named))
+        end_name = end_token(self.folder)
+        end_ids: list[object] = []
+        if end_name is not None:
+            end_ids.append(self.light.token_to_id(end_name))
         elif not is_exact(self.folder.expanduser()):
-            found.append(self.whole.eos_token_id)  # a class of transformers may name one
+            end_ids.append(self.whole.eos_token_id)  # a class of transformers may name one
         for name in ("generation_config.json", "config.json"):
             numbers = read_fields(self.folder / name).get("eos_token_id")
-            found += numbers if isinstance(numbers, list) else [numbers]
-        return frozenset(number for number in found if isinstance(number, int))
+            end_ids += numbers if isinstance(numbers, list) else [numbers]
+        return frozenset(number for number in end_ids if isinstance(number, int))
 
     @cached_property
     def light(self) -> Tokenizer:
-        """The tokenizer of the library `tokenizers`."""
         if self.folder is None:
             return byte_tokenizer()
         path = _check_file(self.folder)
         try:
-            made = Tokenizer.from_buffer(read_small_file(path))  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            tokenizer = Tokenizer.from_buffer(read_small_file(path))  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         except ConfigurationError:
             raise
         except Exception as error:  # the library raises bare Exception
             raise ConfigurationError(f"{path} cannot be read as a tokenizer: {error}") from error
         if not is_exact(self.folder.expanduser()):
-            whole = self.whole.backend_tokenizer
-            made = Tokenizer.from_str(whole.to_str())  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-            made.encode_special_tokens = whole.encode_special_tokens
+            # `tokenizer.json` alone does not give transformers' tokens.
+            backend = self.whole.backend_tokenizer
+            tokenizer = Tokenizer.from_str(backend.to_str())  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            tokenizer.encode_special_tokens = backend.encode_special_tokens
         # transformers encodes a text whole, whatever the file states for batches.
-        made.no_truncation()
-        made.no_padding()
-        return made
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer
 
     @cached_property
     def whole(self) -> "PreTrainedTokenizerFast":
-        """The tokenizer of transformers."""
         from transformers import PreTrainedTokenizerFast
 
         if self.folder is None:
-            made = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), **NAMES)
-            made.chat_template = CHAT_TEMPLATE
-            return made
+            tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), **NAMES)
+            tokenizer.chat_template = CHAT_TEMPLATE
+            return tokenizer
         _check_file(self.folder)
         return load_tokenizer(self.folder)
 
     def encode(self, text: str) -> list[int]:
-        """Returns the tokens of the text alone, without the special tokens that the tokenizer would
-        add around it. Names of special tokens inside the text become these tokens.
+        """Returns the tokens of the text alone, without special tokens around it. Names of special
+        tokens inside the text become these tokens.
         """
         return self.light.encode(clean_text(text), add_special_tokens=False).ids
 
@@ -203,12 +194,10 @@ class TextTokenizer:
         return [added[token].content for token in numbers if added[token].special]
 
     def save(self, folder: Path) -> None:
-        """Write the tokenizer's files, which transformers loads, into `folder`."""
         self.whole.save_pretrained(str(folder))  # pyright: ignore[reportUnknownMemberType]
 
 
 def _check_file(folder: Path) -> Path:
-    """Returns the path of `tokenizer.json`; raises `ConfigurationError` if there is none."""
     path = folder.expanduser() / TOKENIZER
     if not path.is_file():
         raise ConfigurationError(

@@ -1,10 +1,7 @@
-"""Finds the tool calls in a model's answer (`parse_tool_calls`), in the formats that vLLM parses
-and under its names (`TOOL_FORMATS`).
-
-The functions are pure, and every text has a result: a call that cannot be read stays in the content
-as it was written, and is named in `malformed`. Sizes, nesting and the number of calls are bounded,
-the work grows with the length of the text, no text is executed, and all results can be encoded as
-UTF-8 and JSON.
+"""Finds the tool calls in a model's answer (`parse_tool_calls`), in the formats that vLLM parses.
+Every text has a result: a call that cannot be read stays in the content, and is named in
+`malformed`. Sizes, nesting and the number of calls are bounded, no text is executed, and all
+results can be encoded as UTF-8 and JSON.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,9 +28,8 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ParsedAnswer:
-    """Holds the parts of an answer: its text (`content`), what was thought before it
-    (`reasoning`, the text up to `</think>`), and the calls. `malformed` has the reason for each
-    call that could not be read.
+    """Holds the parts of an answer: its text (`content`), the `reasoning` up to `</think>`, and the
+    calls. `malformed` has the reason for each call that could not be read.
     """
 
     content: str
@@ -49,18 +45,19 @@ def parse_tool_calls(
     new_id: Callable[[int], str] = lambda index: f"call_{index}",
 ) -> ParsedAnswer:
     """Returns the parts of an answer. `tool_format` is one of `TOOL_FORMATS`; `new_id` gives the id
-    of the call at an index. `tools` are those that may be called, as OpenAI's protocol writes them:
-    in a format whose calls have no sign of their own, a call of another name is content.
+    of the call at an index. `tools` are those that may be called, in the form of OpenAI's
+    protocol.
     """
     find = TOOL_FORMATS[tool_format]
     split = split_messages if tool_format in OF_MESSAGES else _split_thought
     reasoning, content = split(clean_text(text))
     calls: list[ToolCall] = []
     malformed: list[str] = []
-    kept: list[str] = []
+    content_parts: list[str] = []
     at = 0
     for span in find(content[:TEXT_MAX], tools):
         reason = span.reason
+        # In a format whose calls have no sign of their own, a call of another name is content.
         if tool_format in WITHOUT_SIGN and tools:
             unknown = {call.name for call in span.calls} - _names(tools)
             reason = reason or ("a tool that is not known" if unknown else "")
@@ -68,18 +65,18 @@ def parse_tool_calls(
             reason = f"more than {CALLS_MAX} calls"
         if reason:
             malformed.append(reason)
-            kept.append(content[at : span.end])
+            content_parts.append(content[at : span.end])
         else:
-            kept.append(content[at : span.start])
+            content_parts.append(content[at : span.start])
             for call in span.calls:
                 used = {each.id for each in calls}
                 id = call.id if call.id and call.id not in used else new_id(len(calls))
                 calls.append(ToolCall(call.name, call.arguments, id))
         at = span.end
-    kept.append(content[at:])
-    said = "".join(kept)
-    said = said.strip() if calls else said
-    return ParsedAnswer(said, reasoning, tuple(calls), tuple(malformed[:CALLS_MAX]))
+    content_parts.append(content[at:])
+    content_text = "".join(content_parts)
+    content_text = content_text.strip() if calls else content_text
+    return ParsedAnswer(content_text, reasoning, tuple(calls), tuple(malformed[:CALLS_MAX]))
 
 
 def _names(tools: Sequence[Mapping[str, object]]) -> set[str]:

@@ -1,6 +1,6 @@
 """Runs a tool server's command, and ends it with the process that started it, even by `kill -9`:
-`python tool_command.py PARENT COMMAND …`. A server that does not look at its standard input would
-otherwise stay. It imports nothing of the project, so it starts in milliseconds.
+`python tool_command.py PARENT COMMAND …`. A server that ignores its standard input would otherwise
+stay. It imports nothing of the project, so it starts in milliseconds.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h: the kernel sends a signal when the paren
 
 
 def main(parent: int, command: list[str]) -> int:
-    """Become the command; returns 127 if it cannot be started."""
+    """Becomes the command; returns 127 if it cannot be started."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:  # it died before the call

@@ -1,10 +1,7 @@
 """Implements the task `tools`: the prompts of a data set, and a dialogue in which the model calls
-the tools of an MCP server (docs/reference/tasks.md).
-
-A turn with calls gets a reply with their results; a turn without calls is the answer, which the
-verifier judges. Tools run in the reward process, under its environment (`task.environment`), and
-each turn's calls share one deadline. A failed call is a result that states it: the model may try
-again.
+the tools of an MCP server (docs/reference/tasks.md). Tools run in the reward process, under its
+environment (`task.environment`); the calls of a turn share one deadline. A failed call is a result:
+the model may try again.
 """
 
 import json
@@ -36,11 +33,10 @@ from rollstream.producers.tasks.tool_server import ToolServer, ToolServerFailed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolDialogueOptions(DatasetOptions):
-    """Holds `task.options` of this task: those of `dataset`, and `server`, the command line, as
-    words or text, that starts an MCP server, or one URL.
-
-    `calls` is the format in which the model calls tools, "" for that of its chat template.
-    `turns_max` bounds the model's turns, and `calls_s` the seconds of the calls of one turn.
+    """Holds `task.options` of this task: those of `dataset`; `server`, the command line (as words
+    or text) of an MCP server, or one URL; `calls`, the format of calls, "" for that of the chat
+    template; `turns_max`, the most turns of the model; `calls_s`, the seconds of the calls of one
+    turn.
     """
 
     server: list[str] | str
@@ -67,13 +63,13 @@ class ToolDialogue(Dataset):
         self._options, self._server = options, ToolServer(options.server, text.environment)
 
     def prepare(self) -> None:
-        """Start the server and list its tools; find the format of calls."""
+        """Starts the server and lists its tools; finds the format of calls."""
         assert self._listed is not None
         assert self._format
 
     def check_template(self) -> None:
-        """Raise `ConfigurationError` if the chat template leaves out the tools, cannot continue a
-        dialogue behind a call, or writes calls in an unknown format; starts the server.
+        """Raises `ConfigurationError` if the chat template leaves out the tools, cannot continue a
+        dialogue behind a call, or writes calls in an unknown format. Starts the server.
         """
         where = self._text.tokenizer.where
         assert self._format
@@ -88,20 +84,20 @@ class ToolDialogue(Dataset):
         self._text.reply([content], self._listed, [call])
 
     def reply(self, reference: str, state: str, turns: Turns) -> Reply:
-        """Returns the results of the calls in the last turn; no tokens, which ends the dialogue,
-        for a turn without calls and for the last turn that is allowed.
+        """Returns the results of the calls in the last turn; no tokens, which end the dialogue, for
+        a turn without calls and for the last allowed turn.
         """
         parsed = parse_tool_calls(self._text.written(turns), self._format, self._listed)
         count = (len(turns) + 1) // 2  # the model's turns and replies alternate
         if not (parsed.tool_calls or parsed.malformed) or count >= self._options.turns_max:
             return Reply(())
-        results, calls = self._results(parsed), [_as_message(one) for one in parsed.tool_calls]
+        results, calls = self._results(parsed), [_as_message(call) for call in parsed.tool_calls]
         try:
             return Reply(self._text.reply(results, self._listed, calls, turns))
         except ConfigurationError:
             if not parsed.malformed:
                 raise
-        # Some templates refuse a result without a call: the user says what is wrong.
+        # Some templates refuse a result without a call: a user's message states the fault.
         results = [
             each if each["name"] else {"role": "user", "content": each["content"]}
             for each in results
@@ -132,10 +128,10 @@ class ToolDialogue(Dataset):
 
     def _results(self, parsed: ParsedAnswer) -> list[dict[str, Any]]:
         deadline = Deadline(self._options.calls_s)
-        found = [_message(one, self._result(one, deadline)) for one in parsed.tool_calls]
+        results = [_message(call, self._result(call, deadline)) for call in parsed.tool_calls]
         for reason in parsed.malformed:
-            found.append({"role": "tool", "name": "", "content": f"error: {reason}"})
-        return found
+            results.append({"role": "tool", "name": "", "content": f"error: {reason}"})
+        return results
 
     def _result(self, call: ToolCall, deadline: Deadline) -> str:
         if not any(tool["function"]["name"] == call.name for tool in self._listed):

@@ -1,9 +1,7 @@
 """Calls the tools of an MCP server (`ToolServer`), a program that this process starts, or a URL
-(extra `mcp`).
-
-Each request has a deadline, and each result a bound in characters. A server that ends or does not
-answer is started again at the next request. What a server returns is text for the model: nothing of
-it is executed, and an error is a text too.
+(extra `mcp`). Each request has a deadline, each result a bound; a server that ends or does not
+answer is started again at the next request. A result is text for the model: nothing of it is
+executed, and an error is a text too.
 """
 
 import asyncio
@@ -40,10 +38,9 @@ class ToolServerFailed(RollstreamError, OSError):
 
 
 class ToolServer:
-    """Starts the server at the first request and keeps it for all further ones. `server` is its
-    command line, as text or as words, or one URL (`http://…`). Requests of several threads are made
-    side by side. The server gets the environment of a task's code, with the variables that
-    `environment` names.
+    """Starts the server at the first request and keeps it. `server` is its command line, as text or
+    as words, or one URL (`http://…`). Requests of several threads are made side by side. The server
+    gets the environment of a task's code, with the variables that `environment` names.
     """
 
     def __init__(self, server: Sequence[str], environment: Sequence[str] = ()) -> None:
@@ -59,15 +56,15 @@ class ToolServer:
         deadline = Deadline(START_S)
 
         async def listed(client: "Client") -> list[ToolSchema]:
-            found: list[ToolSchema] = []
+            schemas: list[ToolSchema] = []
             cursor: str | None = None
             for _ in range(_PAGES_MAX):
                 page = await client.list_tools(cursor=cursor)
-                found += [_schema(tool) for tool in page.tools]
+                schemas += [_schema(tool) for tool in page.tools]
                 cursor = page.next_cursor
-                if cursor is None or len(found) >= TOOLS_MAX:
+                if cursor is None or len(schemas) >= TOOLS_MAX:
                     break
-            return found[:TOOLS_MAX]
+            return schemas[:TOOLS_MAX]
 
         return self._ask(listed, deadline)
 
@@ -84,7 +81,6 @@ class ToolServer:
         return self._ask(called, deadline)
 
     def close(self) -> None:
-        """End the server. May be called twice."""
         with self._lock:
             session, self._session = self._session, None
         if session is not None:
@@ -122,8 +118,6 @@ class ToolServer:
 
 
 class _Session:
-    """One connection, with a thread whose event loop holds it."""
-
     def __init__(self, server: Sequence[str], environment: Sequence[str]) -> None:
         self._server = list(server)
         self._variables = of_a_program(allowed_variables(os.environ, environment))
@@ -143,11 +137,11 @@ class _Session:
             if self._client.done():
                 raise  # an error of the server
             raise ToolServerFailed("the tool server is still starting") from None
-        asked = asyncio.run_coroutine_threadsafe(request(client), self._loop)
+        future = asyncio.run_coroutine_threadsafe(request(client), self._loop)
         try:
-            return asked.result(deadline.remaining_s())
+            return future.result(deadline.remaining_s())
         except TimeoutError:
-            asked.cancel()
+            future.cancel()
             raise
 
     def close(self) -> None:
@@ -156,7 +150,6 @@ class _Session:
         self._thread.join(STOP_S)
 
     def last_words(self) -> str:
-        """Returns what a server that has ended printed last, as the end of an error message."""
         last = self._printed.output.last
         return f" (it printed last: {last[:200]})" if last else ""
 
@@ -192,11 +185,11 @@ def _as_exception(error: BaseException) -> Exception:
 
 
 def _cause(error: BaseException) -> str:
-    """Returns the first cause in a group of errors, which task groups raise."""
-    found: Any = error
-    while isinstance(found, BaseExceptionGroup):
-        found = cast(Any, found).exceptions[0]
-    return f"{type(cast(object, found)).__name__}: {found}"[:500]
+    cause: Any = error
+    # Task groups raise groups of errors.
+    while isinstance(cause, BaseExceptionGroup):
+        cause = cast(Any, cause).exceptions[0]
+    return f"{type(cast(object, cause)).__name__}: {cause}"[:500]
 
 
 def _schema(tool: Any) -> ToolSchema:
@@ -209,9 +202,6 @@ def _schema(tool: Any) -> ToolSchema:
 
 
 def _text(block: Any) -> str:
-    """Returns the text of a part of a result: also that of an embedded resource, the name and place
-    of a link, and the kind of anything else.
-    """
     if block.type == "text":
         return block.text
     if block.type == "resource":

@@ -1,9 +1,7 @@
 """Trains a byte-pair tokenizer on a task's own texts (`TrainedTokenizer`), for models that start
-from scratch.
-
-Unlike the built-in tokenizer of single bytes, a text has many tokenizations here: a model may
-sample one that the tokenizer would not choose. Equal texts give an equal tokenizer. The warm-up
-saves it into the model's folder, from which all other roles read it.
+from scratch; equal texts give an equal one. Unlike with single bytes, a model may sample a
+tokenization that the tokenizer would not choose. The warm-up saves it into the model's folder, from
+which all other roles read it.
 """
 
 from collections.abc import Callable, Iterable
@@ -29,8 +27,8 @@ PIECES = r"\p{N}+|[^\s\p{N}]+\s?|\s+"
 
 class TrainedTokenizer(TextTokenizer):
     """Tokenizes with a vocabulary of at most `size` tokens, trained on `texts()` at first use: the
-    special tokens of the built-in tokenizer, all bytes, and the most frequent merges of these. It
-    encodes every text, and has the built-in chat template.
+    built-in special tokens, all bytes, and the most frequent merges. It encodes every text, and has
+    the built-in chat template.
     """
 
     def __init__(self, texts: Callable[[], Iterable[str]], size: int) -> None:
@@ -48,14 +46,14 @@ class TrainedTokenizer(TextTokenizer):
 
     @cached_property
     def light(self) -> Tokenizer:
-        made = Tokenizer(models.BPE())
-        made.pre_tokenizer = pre_tokenizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
             [
                 pre_tokenizers.Split(Regex(PIECES), "isolated"),
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             ]
         )
-        made.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+        tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
         trainer = trainers.BpeTrainer(
             vocab_size=self._size,
             special_tokens=[AddedToken(name, normalized=False) for name in SPECIAL],
@@ -63,13 +61,13 @@ class TrainedTokenizer(TextTokenizer):
             show_progress=False,
         )
         # A list: texts that train a tokenizer of their own would wait for this training's threads.
-        made.train_from_iterator(list(self._texts()), trainer)  # pyright: ignore[reportUnknownMemberType]
-        return made
+        tokenizer.train_from_iterator(list(self._texts()), trainer)  # pyright: ignore[reportUnknownMemberType]
+        return tokenizer
 
     @cached_property
     def whole(self) -> "PreTrainedTokenizerFast":
         from transformers import PreTrainedTokenizerFast
 
-        made = PreTrainedTokenizerFast(tokenizer_object=self.light, **NAMES)
-        made.chat_template = CHAT_TEMPLATE
-        return made
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=self.light, **NAMES)
+        tokenizer.chat_template = CHAT_TEMPLATE
+        return tokenizer
