@@ -7,8 +7,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rollstream.storage.models import config_from_version
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.weights.form import form_of
 from rollstream.storage.weights.fetch import fetch_tensors
+from rollstream.storage.weights.form import form_of
 from rollstream.streams.values import Version
 
 

@@ -102,8 +102,7 @@ def continuations(
     keep_version: bool,
     resumable: Collection[Version] | None = None,
 ) -> dict[str, Continuation]:
-    """Returns how each of these trajectories continues; `resumable` is by default `held_versions`.
-    """
+    """Returns how each of these trajectories continues; `resumable` is by default `held_versions`."""
     resumable = held_versions(state) if resumable is None else resumable
     return {
         t: continuation(state.assignments.get(t), state.chains.get(t), keep_version, resumable)

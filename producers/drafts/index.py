@@ -8,8 +8,6 @@ only from a place whose preceding tokens equal the newest ones.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray

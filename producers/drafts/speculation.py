@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollstream.producers.drafts.gate import DraftGate
-from rollstream.producers.engines.drafting import NO_DRAFT, Draft, DraftSource
 from rollstream.producers.drafts.planner import (
     AcceptanceCurve,
     DraftRow,
@@ -21,6 +20,7 @@ from rollstream.producers.drafts.planner import (
     level_lengths,
 )
 from rollstream.producers.engines.base import DraftStats
+from rollstream.producers.engines.drafting import NO_DRAFT, Draft, DraftSource
 from rollstream.streams.values import Drafts, extend_runs
 
 

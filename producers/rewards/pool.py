@@ -12,6 +12,7 @@ import msgspec
 
 from rollstream.errors import ConfigurationError
 from rollstream.producers.rewards.environment import NumberedAnswer
+from rollstream.producers.rewards.facts import TrajectoryFacts
 from rollstream.producers.rewards.process import RewardAnswer, RewardQuestion
 from rollstream.producers.rewards.replies import ReplyPool
 from rollstream.producers.rewards.worker import (
@@ -20,7 +21,6 @@ from rollstream.producers.rewards.worker import (
     PendingQuestion,
     RewardWorker,
 )
-from rollstream.producers.rewards.facts import TrajectoryFacts
 from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.base import Reply, Turns
 from rollstream.streams.foreign_text import reason_text

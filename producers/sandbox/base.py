@@ -10,8 +10,7 @@ from pathlib import PurePosixPath
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
-from rollstream.errors import RollstreamError
-from rollstream.errors import SandboxRefused as SandboxRefused
+from rollstream.errors import RollstreamError, SandboxRefused as SandboxRefused
 
 WORK_FOLDER = "/work"
 """The folder in which programs run: the only one that they may write to, besides /dev/shm."""

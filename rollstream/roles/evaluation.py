@@ -30,8 +30,8 @@ from rollstream.roles.context import (
 )
 from rollstream.storage.metrics_file import MetricsFile, read_metrics
 from rollstream.storage.models import config_from_version
-from rollstream.storage.weights.form import form_of
 from rollstream.storage.weights.fetch import fetch_tensors
+from rollstream.storage.weights.form import form_of
 from rollstream.storage.weights.resident import ResidentWeights
 from rollstream.storage.weights.retention import (
     PINNED_MAX,

@@ -66,8 +66,8 @@ from rollstream.roles.context import (
 from rollstream.roles.roles import with_weight_source
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.terms import ROLLOUTS, hold_name, next_term
-from rollstream.storage.weights.form import form_of
 from rollstream.storage.weights.fetch import fetch_model_file
+from rollstream.storage.weights.form import form_of
 from rollstream.storage.weights.manifest import Manifest, read_manifest
 from rollstream.streams.bus import Bus
 from rollstream.streams.release import ABANDONED, SHARED_FEATURES

@@ -5,7 +5,6 @@ pure rules.
 import pytest
 from hypothesis import given, strategies as st
 
-from rollstream.producers.engines.drafting import NO_DRAFT, Draft
 from rollstream.producers.drafts.planner import (
     CURVE_EDGES,
     KNOWN_AFTER_MISTAKE,
@@ -19,6 +18,7 @@ from rollstream.producers.drafts.planner import (
     draft_lengths,
     tokens_per_s,
 )
+from rollstream.producers.engines.drafting import NO_DRAFT, Draft
 
 CHANCES = st.lists(st.floats(0.0, 1.0), min_size=32, max_size=32)
 

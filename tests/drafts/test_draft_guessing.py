@@ -5,9 +5,9 @@ import pytest
 
 from rollstream.producers.drafts.gate import ADDITIVE, DECIDE_STEPS, DraftGate
 from rollstream.producers.drafts.history import AnswerHistory
-from rollstream.producers.engines.drafting import Draft
 from rollstream.producers.drafts.planner import StepCost
 from rollstream.producers.drafts.speculation import SHARE_TOKENS_MIN, DraftedSequence, Speculation
+from rollstream.producers.engines.drafting import Draft
 from rollstream.streams.values import Drafts
 
 PROMPT, VOCABULARY = 7, 1000

@@ -80,7 +80,9 @@ def test_a_text_has_several_tokenizations():
 
 def test_the_tool_computes_in_a_sandbox(monkeypatch: pytest.MonkeyPatch):
     bubblewrap.program()
-    monkeypatch.setattr(factory, "configured_plan", lambda: SandboxPlan(limits=SandboxLimits(time_s=300)))
+    monkeypatch.setattr(
+        factory, "configured_plan", lambda: SandboxPlan(limits=SandboxLimits(time_s=300))
+    )
     assert calculate(json.dumps({"expression": "345*67"})) == "23115"
     assert calculate(json.dumps({"expression": "345*"})) == "error"
     of_the_host = str(ROOT / "pyproject.toml")

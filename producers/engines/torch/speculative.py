@@ -10,8 +10,8 @@ from dataclasses import replace
 import torch
 
 from rollstream.producers.drafts.gate import DraftGate
-from rollstream.producers.engines.drafting import DraftSource
 from rollstream.producers.engines.base import DraftStats
+from rollstream.producers.engines.drafting import DraftSource
 from rollstream.producers.engines.torch.batch import DecodeBatch
 from rollstream.producers.engines.torch.decoder import Decoder
 from rollstream.producers.engines.torch.draft_verify import (

@@ -21,7 +21,6 @@ from transformers import PreTrainedConfig
 from rollstream.errors import EngineRefused
 from rollstream.producers.drafts.gate import DraftGate
 from rollstream.producers.drafts.history import prompt_key
-from rollstream.producers.engines.drafting import DraftSource
 from rollstream.producers.drafts.node import CombinedSource
 from rollstream.producers.engines.base import (
     DraftStats,
@@ -32,6 +31,7 @@ from rollstream.producers.engines.base import (
     UpdateMode,
     WeightUpdate,
 )
+from rollstream.producers.engines.drafting import DraftSource
 from rollstream.producers.engines.queue import QueuedEngine, QueuedSequence
 from rollstream.producers.engines.randomness import trajectory_key
 from rollstream.producers.engines.settings import VllmSettings

@@ -11,10 +11,10 @@ from dataclasses import astuple, dataclass, field, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from rollstream.producers.engines.drafting import NO_DRAFT, Draft
 from rollstream.producers.drafts.planner import HistoryAgreement
 from rollstream.producers.drafts.speculation import DraftedSequence, DraftsBuilder, Speculation
 from rollstream.producers.engines.base import DraftStats
+from rollstream.producers.engines.drafting import NO_DRAFT, Draft
 from rollstream.producers.engines.vllm.staging import open_shared
 from rollstream.storage.weights.streamed import path_of_open_file
 from rollstream.streams.values import Drafts, accepted_tokens

@@ -19,8 +19,8 @@ import torch
 
 from rollstream.producers.drafts.gate import WINDOW_RULES, DraftGate
 from rollstream.producers.drafts.history import AnswerHistory
-from rollstream.producers.engines.drafting import DraftSource
 from rollstream.producers.drafts.node import CombinedSource, SharedHistory, running_tokens
+from rollstream.producers.engines.drafting import DraftSource
 from rollstream.producers.engines.settings import DRAFTS_TOKENS
 from rollstream.producers.engines.vllm.parameter_map import (
     PartState,

@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 from rollstream.errors import EngineRefused
 from rollstream.producers.drafts.gate import DraftGate
 from rollstream.producers.drafts.history import AnswerHistory, prompt_key
-from rollstream.producers.engines.drafting import DraftSource
 from rollstream.producers.drafts.node import CombinedSource, NodeHistory
 from rollstream.producers.engines.base import (
     Emission,
@@ -24,6 +23,7 @@ from rollstream.producers.engines.base import (
     GenerationRequest,
     WeightUpdate,
 )
+from rollstream.producers.engines.drafting import DraftSource
 from rollstream.producers.engines.settings import VllmSettings
 from rollstream.producers.engines.vllm.engine import VllmEngine
 from rollstream.streams.records import PROMPT
