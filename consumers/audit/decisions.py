@@ -31,6 +31,7 @@ from rollstream.streams.values import Address, Version
 
 _DEADLINE_DETAIL = re.compile(r"deadline of (\S+) s passed, (\d+) of (\d+) finished")
 
+
 @dataclass(slots=True)
 class GroupClosing:
     """A `GroupClosed` that waits to be checked, with the ledger's statements before it:

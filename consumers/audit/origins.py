@@ -22,6 +22,7 @@ from rollstream.streams.values import Address, Tokens, Version
 
 RolloutTerm = tuple[str, int]
 
+
 class PromptDigest(msgspec.Struct, frozen=True, gc=False):
     """A `Prompt` without its tokens: `hash` is the hash of its `count` tokens, `at` its address."""
 
@@ -103,8 +104,7 @@ class OriginAudit:
                 pass
 
     def apply_rows(self, rows: TrajectoryRows) -> None:
-        """Check archived rows together; every trained row that may violate is applied as a record.
-        """
+        """Check archived rows together; a trained row that may violate is applied as a record."""
         is_trained = rows.uses(self.ledger).step > 0
         is_served = rows.spans.sums(~self._are_applied(rows)) == 0
         is_unknown = is_trained & ~is_served & (self.coverage.get("applied") != "whole")

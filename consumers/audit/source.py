@@ -94,7 +94,9 @@ class TrajectoryRows:
         """The number of generated tokens of each row, counted in its `sources`."""
         column = self._batch.column("sources")
         generated, edges = column.values.to_numpy() == GENERATED, column.offsets.to_numpy().tolist()
-        counts = map(np.count_nonzero, map(generated.__getitem__, map(slice, edges[:-1], edges[1:])))  # pyright: ignore[reportUnknownArgumentType]
+        counts = map(
+            np.count_nonzero, map(generated.__getitem__, map(slice, edges[:-1], edges[1:]))
+        )  # pyright: ignore[reportUnknownArgumentType]
         return np.fromiter(counts, np.int64, len(edges) - 1)
 
     @cached_property
@@ -225,7 +227,7 @@ def _agree(rows: TrajectoryRows, headers: pa.Array) -> NDArray[np.bool_]:
     if spans.count.tolist() != list(map(len, row_spans)) or numbers.ravel().tolist() != list(flat):
         stated = [msgspec.to_builtins(checked.spans) for checked in parsed]
         pairs = zip(stated, rows.span_values(), strict=True)
-        agree &= np.array([list(a) == b for a, b in pairs], np.bool_)
+        agree &= np.array([list(left) == right for left, right in pairs], np.bool_)
     return agree
 
 
