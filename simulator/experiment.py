@@ -239,7 +239,7 @@ class RunPolicy:
     prefix: bool = False
 
     def scheduling(self) -> SchedulingPolicy:
-        """Returns the simulator's switches. Raises `ConfigurationError` if `on_update` is unknown."""
+        """Returns the simulator's switches. Raises `ConfigurationError`: unknown `on_update`."""
         if self.on_update not in PREDICTED:
             raise ConfigurationError(
                 f"on_update must be one of {', '.join(PREDICTED)}, got {self.on_update!r}"

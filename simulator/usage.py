@@ -24,7 +24,7 @@ class ReplicaUsage:
     def add_jump(
         self, begins_s: float, now_s: float, kv: tuple[int, int], tokens: int, version: int
     ) -> None:
-        """Add a finished jump. The cache held `kv[0]` tokens before it and holds `kv[1]` after it."""
+        """Add a finished jump, with `kv[0]` cached tokens before it and `kv[1]` after it."""
         if kv[0]:
             self.held_s += now_s - self.until_s
         if not tokens:

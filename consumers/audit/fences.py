@@ -51,7 +51,7 @@ class UnreadableRecords:
     _is_whole: dict[str, bool] = field(default_factory=dict[str, bool])
 
     def is_early(self, message: AuditMessage) -> bool:
-        """Whether trainers read this topic, but not these bytes yet: a later audit can decide more."""
+        """Whether trainers read this topic, but not these bytes yet: a later audit decides more."""
         return message.topic in READ_BY_TRAINERS and not self.was_read(
             message.topic, message.address
         )

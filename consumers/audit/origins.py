@@ -104,7 +104,7 @@ class OriginAudit:
                 pass
 
     def apply_rows(self, rows: TrajectoryRows) -> None:
-        """Check archived rows together; every trained row that may violate is applied as a record."""
+        """Check archived rows together; a trained row that may violate is applied as a record."""
         is_trained = rows.uses(self.ledger).step > 0
         is_served = rows.spans.sums(~self._are_applied(rows)) == 0
         is_unknown = is_trained & ~is_served & (self.coverage.get("applied") != "whole")

@@ -97,7 +97,7 @@ class ResumeChains:
         return ""
 
     def _chain(self, trajectory: str, newest: Address) -> list[PartialLink]:
-        """Returns the links of the chain, the oldest first; [] if one is missing or does not fit."""
+        """Returns the links of the chain, the oldest first; [] if one is missing or misfits."""
         links: list[PartialLink] = []
         at: Address | None = newest
         while at is not None:

@@ -227,7 +227,7 @@ def _agree(rows: TrajectoryRows, headers: pa.Array) -> NDArray[np.bool_]:
     if spans.count.tolist() != list(map(len, row_spans)) or numbers.ravel().tolist() != list(flat):
         stated = [msgspec.to_builtins(checked.spans) for checked in parsed]
         pairs = zip(stated, rows.span_values(), strict=True)
-        agree &= np.array([list(a) == b for a, b in pairs], np.bool_)
+        agree &= np.array([list(first) == second for first, second in pairs], np.bool_)
     return agree
 
 

@@ -102,7 +102,7 @@ def continuations(
     keep_version: bool,
     resumable: Collection[Version] | None = None,
 ) -> dict[str, Continuation]:
-    """Returns how each of these trajectories continues; `resumable` is by default `held_versions`."""
+    """Returns how each trajectory continues; `resumable` is by default `held_versions`."""
     resumable = held_versions(state) if resumable is None else resumable
     return {
         t: continuation(state.assignments.get(t), state.chains.get(t), keep_version, resumable)
@@ -310,9 +310,9 @@ def in_start_order(starts: Sequence[UnassignedSamples], room: int) -> list[Unass
     if room < sum(len(samples.trajectories) for samples in starts):
         parts = [part for samples in starts for part in _split_off_probe(samples)]
 
-    def start_key(part: UnassignedSamples) -> tuple[int, bool, float, int]:
-        length = part.mean or part.prompt.sampling.tokens_max
-        return part.group.admitted.wave, not part.is_probe(), -length, part.prompt.group
+    def start_key(start: UnassignedSamples) -> tuple[int, bool, float, int]:
+        length = start.mean or start.prompt.sampling.tokens_max
+        return start.group.admitted.wave, not start.is_probe(), -length, start.prompt.group
 
     return sorted(parts, key=start_key)
 

@@ -253,7 +253,7 @@ class DispatchPersistence:
         self._due_s = self.monotonic() + self.keep_s
 
     def load_lengths(self) -> LengthHistory:
-        """Returns the length history of an earlier holder; empty if there is none or it is damaged."""
+        """Returns the length history of an earlier holder; empty if missing or damaged."""
         try:
             return LengthHistory(
                 decode_json(self.store.get(LENGTHS_KEY), PersistedLengths, LENGTHS_KEY)

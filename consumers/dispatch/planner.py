@@ -293,7 +293,7 @@ def _start_on_newest(state: DispatchState, trajectory: str) -> assignments.Conti
 
 
 def _expected_tokens(state: DispatchState) -> dict[str, float]:
-    """Returns the expected tokens that each rollout still has to generate; 0 without a prediction."""
+    """Returns the expected tokens that each rollout still has to generate."""
     tokens = dict.fromkeys(state.rollouts, 0.0)
     for trajectory, assignment in state.assignments.items():
         if not assignment.given_up and state.is_held(assignment):

@@ -130,7 +130,7 @@ class DispatchState:
         self.groups[record.group] = UnfinishedGroup(record, set(record.trajectories))
 
     def apply_assignment(self, record: Assignment, at: Address | None = None) -> None:
-        """Record an assignment of an open trajectory; the one with the highest attempt is in force."""
+        """Record an assignment of an open trajectory; the highest attempt is in force."""
         current = self.assignments.get(record.trajectory)
         group = self.groups.get(record.group)
         if group is None or record.trajectory not in group.open:
