@@ -67,7 +67,7 @@ def needs_steps(conditions: Sequence[fields.FieldCondition]) -> bool:
 def training_filter(
     conditions: Sequence[fields.FieldCondition],
 ) -> Callable[[Trajectory, int], bool]:
-    """Returns the filter `keep(trajectory, version)` of the step that is trained from this version."""
+    """Returns the filter `keep(trajectory, version)` of the step trained from this version."""
 
     def keep(record: Trajectory, version: int) -> bool:
         # The append time is not at hand: the time when the trajectory finished stands for it.

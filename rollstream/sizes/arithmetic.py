@@ -15,7 +15,7 @@ from rollstream.storage.checkpoints import SHARD_BYTES as CHECKPOINT_FILE_BYTES
 
 # `benchmarks/sizes/plan_error.py` compares the sums with measured peaks.
 FLOAT32, BFLOAT16 = 4, 2
-"""Bytes of one number."""
+"""Bytes of one number (IEEE 754)."""
 
 STATE = "masters, gradients, moments"
 STATE_BYTES = 16
@@ -32,15 +32,16 @@ PREFETCHED_GROUPS = 2
 """Layers that FSDP2 holds gathered: the one that computes and the next (torch 2.13, implicit
 prefetch of `fully_shard`).
 """
-# A choice, as no document states the size of a context: half of it for a context with lazily loaded
-# kernels, 32 MiB of cuBLAS on Hopper (torch's notes on CUDA semantics), 4 MiB for each channel and
-# peer of NCCL (`NCCL_BUFFSIZE`).
 CONTEXT_BYTES = 0.6e9
-"""CUDA context, cuBLAS workspaces and NCCL buffers of one process."""
-# A choice: it splits segments of 20 MiB and rounds larger requests to 2 MiB
-# (`c10/cuda/CUDACachingAllocator.cpp`), and lengths of rows change with each micro-batch.
+"""CUDA context, cuBLAS workspaces and NCCL buffers of one process. A choice, as no document states
+the size of a context: half of it for a context with lazily loaded kernels, 32 MiB of cuBLAS on
+Hopper (torch's notes on CUDA semantics), 4 MiB for each channel and peer of NCCL (`NCCL_BUFFSIZE`).
+"""
 FRAGMENTED = 0.05
-"""Share of a card that torch's caching allocator cannot use."""
+"""Share of a card that torch's caching allocator cannot use. A choice: it splits segments of 20 MiB
+and rounds larger requests to 2 MiB (`c10/cuda/CUDACachingAllocator.cpp`), and lengths of rows
+change with each micro-batch.
+"""
 COPIES = 2
 """Copies of the published tensors in host memory: the next delta's base, and those being published
 (`consumers/trainer/publisher.py`); two more wait where the store is slow.
@@ -49,9 +50,10 @@ CHECKPOINT_BYTES = 12
 """Per trained parameter in a checkpoint, and in host memory during its write: float32 master and
 two moments (`consumers/trainer/checkpoint.py`).
 """
-# The few tensors below 4096 numbers are not told apart.
 LOW_BIT_BYTES = FLOAT32 + 2 * (1 + FLOAT32 / 256)
-"""With moments of 8 bits, whose blocks of 256 have a float32 scale (`learn/low_bit.py`)."""
+"""With moments of 8 bits, whose blocks of 256 have a float32 scale (`learn/low_bit.py`). The few
+tensors below 4096 numbers are not told apart.
+"""
 LENT_BYTES_MIN = 1e9
 """A larger state in host memory is saved without a copy (`consumers/trainer/learn/workers.py`)."""
 SPARE_COLUMNS = 256

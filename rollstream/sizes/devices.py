@@ -9,10 +9,10 @@ from rollstream.errors import ConfigurationError
 
 GB = 1e9
 """A gigabyte of data sheets (SI)."""
-# Assumed: four fifths of the 31.5e9 that 16 lanes of 16 GT/s have after their 128b/130b coding (PCI
-# Express Base Specification 4.0).
 PCIE = 25e9
-"""Bytes/s of a transfer over PCIe 4.0 x16."""
+"""Bytes/s of a transfer over PCIe 4.0 x16. Assumed: four fifths of the 31.5e9 that 16 lanes of 16
+GT/s have after their 128b/130b coding (PCI Express Base Specification 4.0).
+"""
 CARDS_PER_MACHINE = 8
 """As in NVIDIA's HGX boards and DGX systems."""
 

@@ -17,9 +17,10 @@ ENGINE_SHARE = 0.9
 """Share of memory of an engine that is alone on its cards: the default of
 `rollouts.vllm.memory_share`, which equals that of vLLM's `gpu_memory_utilization`.
 """
-# A choice for lengths with a long tail: their 99th percentile is about 10 medians (Laminar §2).
 MEAN_SHARE = 4
-"""A mean trajectory is assumed to have a quarter of the context."""
+"""A mean trajectory is assumed to have a quarter of the context. A choice for lengths with a long
+tail: their 99th percentile is about 10 medians (Laminar §2).
+"""
 GROUPS, SAMPLES = 128, 8
 """Default groups of a step, and trajectories of a group: together 1024, as in PipelineRL (arXiv
 2509.19128).
@@ -30,28 +31,29 @@ ADAPTER_RANK = 16
 """Rank of the LoRA adapter that the planner proposes where all parameters do not fit. A choice:
 vLLM's default `max_lora_rank`.
 """
-# A choice: a decode step reads all weights, whatever the number of its rows, so with fewer rows a
-# token would cost more than an eighth of such a read.
 SEQUENCES_MIN = 8
-"""Longest sequences that an engine's KV cache must hold."""
-# A choice: vLLM's default `max_num_seqs` on cards below 70 GiB (`get_batch_defaults` in vLLM 0.32's
-# `engine/arg_utils.py`).
+"""Longest sequences that an engine's KV cache must hold. A choice: a decode step reads all weights,
+whatever the number of its rows, so with fewer rows a token would cost more than an eighth of such a
+read.
+"""
 SLOTS_MAX = 256
-"""Most sequences that an engine decodes together."""
+"""Most sequences that an engine decodes together. A choice: vLLM's default `max_num_seqs` on cards
+below 70 GiB (`get_batch_defaults` in vLLM 0.32's `engine/arg_utils.py`).
+"""
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks to which vLLM pads an adapter's rank (`LORA_RANKS` in `engines/vllm/core.py`)."""
-# `DEFAULT_MAX_NUM_BATCHED_TOKENS` of vLLM 0.32's `config/scheduler.py`, which
-# `LLMEngine.from_engine_args` takes on every card; larger defaults apply to `LLM` and to the
-# server.
 VLLM_STEP_TOKENS = 2048
-"""Tokens per step for which vLLM reserves activations."""
+"""Tokens per step for which vLLM reserves activations. `DEFAULT_MAX_NUM_BATCHED_TOKENS` of vLLM
+0.32's `config/scheduler.py`, which `LLMEngine.from_engine_args` takes on every card; larger
+defaults apply to `LLM` and to the server.
+"""
 ADAPTERS_TOGETHER = 8
 """Most adapters in one step (`TOGETHER` in `engines/vllm/adapters.py`)."""
-# A choice: vLLM's own logs have .16 to .33 GiB outside torch and .13 to .36 GiB of graphs (its
-# issues 10027, 11349, 14452), FlashInfer's workspace is 394 MiB (`envs.py`); .4 GB are for larger
-# models.
 VLLM_FIXED_BYTES = 1.5e9
-"""CUDA graphs and workspaces of a vLLM engine on one card."""
+"""CUDA graphs and workspaces of a vLLM engine on one card. A choice: vLLM's own logs have .16 to
+.33 GiB outside torch and .13 to .36 GiB of graphs (its issues 10027, 11349, 14452), FlashInfer's
+workspace is 394 MiB (`envs.py`); .4 GB are for larger models.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,11 +14,12 @@ from rollstream.sizes.shapes import ModelShape
 
 LAG_MAX = 4
 """Steps by which rollouts are ahead at most: the default of `dispatch.max_lag`."""
-# A choice: about 80 times 420 tokens. From 420 tokens on, a product with weights takes longer for
-# its arithmetic than for reading the weights, on every card of `devices.py` (flops over bandwidth
-# is at most 420).
 MICRO_BATCH_TOKENS_MAX = 32_768
-"""Largest proposed micro-batch, unless communication takes longer than its arithmetic."""
+"""Largest proposed micro-batch, unless communication takes longer than its arithmetic. A choice:
+about 80 times 420 tokens. From 420 tokens on, a product with weights takes longer for its
+arithmetic than for reading the weights, on every card of `devices.py` (flops over bandwidth is at
+most 420).
+"""
 SEQUENCES_WANTED = 64
 """On a shared card the KV cache's longest sequences count before all other properties, up to this
 many: the default of `rollouts.slots`.

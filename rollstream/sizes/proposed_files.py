@@ -15,21 +15,23 @@ from rollstream.sizes.engines import SAMPLES, PlanRequest
 from rollstream.sizes.planner import CardLayout, RunPlan
 from rollstream.storage.settings import RelaySettings
 
-# A choice: the prompts of the Laminar paper have at most 2 K tokens.
 PROMPT_SHARE, PROMPT_MAX = 4, 2048
-"""The prompt gets a quarter of the context, at most 2048 tokens."""
-# A choice: with 1e-6 the size of a delta was measured (`rates.DELTA_SHARE`), and an adapter needs
-# up to ten times the rate of all weights ("LoRA Without Regret", Thinking Machines, 2025;
-# docs/how-to/train-with-lora.md).
+"""The prompt gets a quarter of the context, at most 2048 tokens. A choice: the prompts of the
+Laminar paper have at most 2 K tokens.
+"""
 ADAPTER_LR, FULL_LR = 1e-5, 1e-6
-"""Learning rates for an adapter (LoRA) and for all weights."""
+"""Learning rates for an adapter (LoRA) and for all weights. A choice: with 1e-6 the size of a delta
+was measured (`rates.DELTA_SHARE`), and an adapter needs up to ten times the rate of all weights
+("LoRA Without Regret", Thinking Machines, 2025; docs/how-to/train-with-lora.md).
+"""
 REFERENCE_KL = 0.04
 """Weight of the KL to the reference policy: β of DeepSeekMath (arXiv 2402.03300, section 4.2)."""
 RELAY_PORT = 9470
 """Of a relay's server; as in docs/explanation/relay.md."""
-# A choice: the newest one, the next one while it arrives (`storage/relay/cache.py`), and deltas.
 RELAY_VERSIONS = 2.2
-"""Full versions in a relay's cache."""
+"""Full versions in a relay's cache. A choice: the newest one, the next one while it arrives
+(`storage/relay/cache.py`), and deltas.
+"""
 TABLE_COMMENTS = {
     "relay": "bytes_max is in /dev/shm of each machine: two full versions, and deltas",
     "devices": "cards of each role on this machine",

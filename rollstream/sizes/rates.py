@@ -10,10 +10,11 @@ from rollstream.sizes.arithmetic import BFLOAT16, FLOAT32, TrainerForm
 from rollstream.sizes.devices import CARDS_PER_MACHINE, Accelerator
 from rollstream.sizes.shapes import ModelShape
 
-# Measured at lr 1e-6 with 30 M parameters (docs/reference/sizes-and-cost.md); the paper PULSE
-# reports 1 / 130 at 7B parameters. At lr 1e-4 and above the share approaches 1.
 DELTA_SHARE = 1 / 165
-"""Bytes of a delta over those of the full version."""
+"""Bytes of a delta over those of the full version. Measured at lr 1e-6 with 30 M parameters
+(docs/reference/sizes-and-cost.md); the paper PULSE reports 1 / 130 at 7B parameters. At lr 1e-4 and
+above the share approaches 1.
+"""
 LOG_TOKEN_BYTES, LOG_RECORD_BYTES = 9.0, 1000.0
 """Of a trajectory in the log, per token and record (docs/reference/sizes-and-cost.md)."""
 PARTIALS_SHARE = 0.5

@@ -23,9 +23,10 @@ from rollstream.sizes.planner import (
 )
 
 Objective = Literal["speed", "price"]
-# A choice, so that a plan takes about a second.
 ASSIGNMENTS_MAX = 20_000
-"""With more, machines are assigned two (four, …) at a time."""
+"""With more, machines are assigned two (four, …) at a time. A choice, so that a plan takes about a
+second.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
