@@ -37,7 +37,7 @@ _TOKEN_PATTERN = re.compile(r"[\x21-\x7e]{8,512}")
 
 
 class BandwidthLimiter:
-    """Limits the rate of all threads that share this object to `bytes_per_s` in all; 0: no limit."""
+    """Limits all threads that share this object to `bytes_per_s` together; 0: no limit."""
 
     def __init__(
         self,
