@@ -30,7 +30,7 @@ CORE_FILES = {
         "__init__", "chat_template", "template_bounds", "template_messages",
     )),
 }  # fmt: skip
-"""Core among options: tasks of one's own, and the rendering of prompts that every text task uses."""
+"""Core among options: tasks of one's own, and the rendering of prompts in every text task."""
 TOPS = ("streams", "storage", "producers", "consumers", "simulator")
 NAMED = {"streams/sqlite", "producers/engines/torch"}
 """What a plain run's configuration names: its log and its engine."""

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 import torch
 
-from rollstream.producers.engines.drafting import DraftGate, DraftSource
+from rollstream.producers.engines.drafting import DraftSwitch, DraftSource
 from rollstream.storage.weights.resident import TensorPatch
 from rollstream.streams.values import Drafts, Floats, Sampling, Sources, Span, Tokens, Version
 
@@ -270,7 +270,7 @@ class EngineOptions:
     device: str | None = None
     dtype: str = "float32"
     drafts: DraftSource | None = None
-    gate: DraftGate | None = None
+    gate: DraftSwitch | None = None
     adapter_rank: int = 0
 
     def __post_init__(self) -> None:

@@ -46,7 +46,7 @@ class DraftSource(Protocol):
         ...
 
 
-class DraftGate(Protocol):
+class DraftSwitch(Protocol):
     """Decides by measured times whether a batch drafts."""
 
     def decide(self, rows: int, now_s: float) -> bool:

@@ -41,7 +41,7 @@ POLL_S = 0.03  # of decoding in one iteration
 IDLE_S = 0.02  # pause of an iteration that has nothing to decode
 
 
-class DraftHistory(Protocol):
+class AnswerFeed(Protocol):
     """Fills the history of earlier answers that the engine drafts from."""
 
     def poll(self, drafts: bool = True) -> None:
@@ -74,7 +74,7 @@ class RolloutLoop:
     sleep: Callable[[float], None] = time.sleep
     outcome_wait_s: float = 2.0
     """The longest time that a leaving rollout waits for rewards and replies."""
-    draft_feed: DraftHistory | None = None
+    draft_feed: AnswerFeed | None = None
     """Fills the history that the engine drafts from; None: no drafts."""
     drawn: int = 0
     """Number of new trajectories started under the held version (the one that the engine serves),

@@ -1,4 +1,4 @@
-"""What every `WeightHolder` promises, by each way and by the smallest one that keeps it (`Reread`)."""
+"""What every `WeightHolder` promises, by each way and by the smallest one that keeps it."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
