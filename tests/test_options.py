@@ -133,7 +133,6 @@ def _imports(
     for node in ast.walk(tree):
         if node in for_types and not with_types:
             continue
-        names: list[str] = []
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [
                 inner if (inner := f"{node.module}.{alias.name}") in modules else node.module
@@ -141,6 +140,8 @@ def _imports(
             ]
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
+        else:
+            continue
         yield from ((node.lineno, name) for name in names if name in modules)
 
 

@@ -1,6 +1,6 @@
 """Publishes the trainer's versions (`VersionWriter`): each is stored once in the form that its
-tensors have (`storage/weights/form.py`), then believed (the pointer `latest.json` moves to it), then
-announced in the topic `weights`. Before its first version a trainer fences all lower terms.
+tensors have (`storage/weights/form.py`), then believed (the pointer `latest.json` moves to it),
+then announced in the topic `weights`. Before its first version a trainer fences all lower terms.
 
 A step that is repeated after a crash produces the bytes of its version again, and the stored
 version stays. If the bytes differ, nothing is published until the step's number is above that of

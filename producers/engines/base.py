@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 import torch
 
-from rollstream.producers.engines.drafting import DraftSwitch, DraftSource
+from rollstream.producers.engines.drafting import DraftSource, DraftSwitch
 from rollstream.storage.weights.resident import TensorPatch
 from rollstream.streams.values import Drafts, Floats, Sampling, Sources, Span, Tokens, Version
 

@@ -353,8 +353,9 @@ class RolloutLoop:
         }
 
     def readers(self) -> list[TopicReader]:
-        more = [] if self.draft_feed is None else self.draft_feed.readers()
-        return [*self.assignments.readers(), *self.follower.readers(), *more]
+        feed = self.draft_feed
+        drafted: Sequence[TopicReader] = () if feed is None else feed.readers()
+        return [*self.assignments.readers(), *self.follower.readers(), *drafted]
 
     def health(self) -> Health:
         """Returns what the rollout does now. `draining`: it finishes its trajectories before it

@@ -20,13 +20,14 @@ from rollstream.checks.task_facts import JudgedFact, TaskFacts, TaskOrder
 from rollstream.errors import ConfigurationError
 from rollstream.producers.dialogue.chat_template import ChatTemplate
 from rollstream.producers.dialogue.tool_formats import UNKNOWN, format_of_template, unknown_format
+from rollstream.producers.rewards.facts import TrajectoryFacts
 from rollstream.producers.rewards.process import (
     RewardQuestion,
     answer_question,
     claim_pipes,
 )
 from rollstream.producers.sandbox_settings import configure_sandboxes
-from rollstream.producers.scoring.functions import TrajectoryFacts, load_function
+from rollstream.producers.scoring.functions import load_scoring
 from rollstream.producers.tasks.base import (
     PlainTask,
     Prepared,
@@ -229,7 +230,7 @@ def _scored_fact(task: Task, order: TaskOrder, facts: TaskFacts) -> JudgedFact:
     made_up = TrajectoryFacts("made-up", 0, 0, prompt.task, "stop", list(prompt.tokens))
     question = RewardQuestion("score", prompt.reference, "", turns, made_up)
     began_s = time.monotonic()
-    answer = answer_question(task, load_function(order.parts.scoring), question)
+    answer = answer_question(task, load_scoring(order.parts.scoring), question)
     seconds = time.monotonic() - began_s
     names, scores = order.parts.scoring_names, dict(answer.scores)
     if UNNAMED_SCORE in scores:

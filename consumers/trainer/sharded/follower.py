@@ -28,7 +28,7 @@ from rollstream.consumers.trainer.ledger import LedgerTail
 from rollstream.consumers.trainer.loop import StepLoop
 from rollstream.consumers.trainer.metrics import StepMetrics
 from rollstream.consumers.trainer.publisher import StepPublisher
-from rollstream.consumers.trainer.sharded.ranks import TermStart
+from rollstream.consumers.trainer.sharded.ranks import Ranks, TermStart
 from rollstream.consumers.trainer.versions import VersionWriter
 from rollstream.errors import ConfigurationError, Fenced, PositionLost
 from rollstream.metric_values import MetricValues
@@ -182,7 +182,7 @@ def build_follower(
     steps are those of `build_trainer` that are not rank 0's alone.
     """
     ranks = initial.ranks
-    assert ranks is not None, "one process has no rank to follow"
+    assert isinstance(ranks, Ranks), "one process has no rank to follow"
     start = ranks.await_start(on_pause)
     if start is None:
         return None
