@@ -1,9 +1,9 @@
 """Storage: objects, weight versions, checkpoints, the archive, and the leases and terms of roles.
 
-`stores/` are the object stores, `weights/` the versions, `archive/` the log as Parquet files,
-`relay/` a node's cache of versions, which is one of the `weight_paths`. `checkpoints` holds the
-trainer's state. `leases` and `terms` give a role its one holder. `claim_check` puts large records
-into the store; its `open_log` opens a run's log, `log_view` reads log and archive as one. `models`
+`stores/` are the object stores, `weights/` the versions, `archive/` the log as Parquet files, which
+it reads together with the log, `relay/` a node's cache of versions, which is one of the
+`weight_paths`. `checkpoints` holds the trainer's state. `leases` and `terms` give a role its one
+holder. `claim_check` puts large records into the store; its `open_log` opens a run's log. `models`
 builds a model from a configuration, a folder or a version, `hf_folder` finds Hugging Face
 checkpoints, `hf_weights` and `hf_tokenizer` read them for every role, `model_fit` compares them
 with their class, `starting_model/` holds that of a run in its store, `lora` attaches adapters,

@@ -18,7 +18,7 @@ from rollstream.config.run_folder import open_run_log_for_writing, store_url
 from rollstream.errors import TopicMissing
 from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.registry import load_task
-from rollstream.storage.log_view import LogView
+from rollstream.storage.archive.log_view import LogView
 from rollstream.storage.metrics_file import read_metrics
 from rollstream.storage.models import build_model
 from rollstream.storage.stores.connect import open_store

@@ -33,7 +33,7 @@ from rollstream.consumers.audit.spans import AuditPolicy
 from rollstream.consumers.audit.verdict import Verdict, basis_of, write_verdict
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.prepare import training_rule
-from rollstream.storage.log_view import LogView
+from rollstream.storage.archive.log_view import LogView
 from rollstream.streams.bus import AppendEntry
 from rollstream.streams.topics import catalogue
 from testbed.memory import MemoryBus, MemoryStore

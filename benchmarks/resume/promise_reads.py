@@ -40,8 +40,8 @@ from rollstream.consumers.replay.recorded_steps import read_recorded
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.groups import fetch_group
 from rollstream.consumers.trainer.data.prepare import training_rule
+from rollstream.storage.archive.log_view import LogView
 from rollstream.storage.archive.reading import archived_files, local_path
-from rollstream.storage.log_view import LogView
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.values import Member

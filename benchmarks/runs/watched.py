@@ -19,7 +19,7 @@ from pathlib import Path
 from rollstream.config.config import load
 from rollstream.config.run_folder import open_run_log_for_writing
 from rollstream.errors import BusError
-from rollstream.storage.log_view import LogView, TopicView
+from rollstream.storage.archive.log_view import LogView, TopicView
 from rollstream.streams.bus import Bus
 from rollstream.streams.records import RolloutStatus, StepDone
 from testbed.repository import EXAMPLES

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from rollstream.consumers.audit.folds import AuditMessage, InvariantResult, LedgerIndex
 from rollstream.errors import CorruptObject
+from rollstream.storage.archive.log_view import LogView
 from rollstream.storage.archive.segments import ArchivedRows, Hole
-from rollstream.storage.log_view import LogView
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams.bus import Bus, Message
 from rollstream.streams.codec import decode

@@ -18,7 +18,7 @@ from rollstream.analysis.views import MISPLACED
 from rollstream.streams.topics import is_in_key_partition
 
 if TYPE_CHECKING:  # imports numpy, which a query of the archive does not need
-    from rollstream.storage.log_view import LogView
+    from rollstream.storage.archive.log_view import LogView
 
 HIVE = "hive_partitioning = true, hive_types = {topic: VARCHAR, run: VARCHAR, date: DATE}"
 """Paths of archived files encode the columns topic, run and date."""

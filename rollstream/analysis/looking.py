@@ -25,7 +25,7 @@ from rollstream.contained_folder import ContainedFolder
 from rollstream.errors import ConfigurationError, OutsideRun
 
 if TYPE_CHECKING:  # opening a run imports them
-    from rollstream.storage.log_view import LogView
+    from rollstream.storage.archive.log_view import LogView
     from rollstream.storage.stores.base import ObjectStore
     from rollstream.streams.bus import Bus
 
@@ -71,8 +71,8 @@ def run_view(location: RunLocation, store_s: float = inf) -> "LogView":
     """As `open_run_view`, for the caller to close. No read of the store waits longer than
     `store_s`.
     """
+    from rollstream.storage.archive.log_view import LogView
     from rollstream.storage.archive.reading import archived_files
-    from rollstream.storage.log_view import LogView
 
     store = open_run_store(location, store_s) if location.has_store else None
     run = location.run

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from rollstream.analysis.archive_files import ArchivedFiles
     from rollstream.analysis.base_views import TopicViews
-    from rollstream.storage.log_view import LogView
+    from rollstream.storage.archive.log_view import LogView
 
 
 # Patterns are compiled on first use: most queries need none.

@@ -62,9 +62,9 @@ from rollstream.report.history import drop_bias_warnings
 from rollstream.report.summary import open_history, summarise
 from rollstream.report.write import write_report
 from rollstream.roles.completion import is_complete
+from rollstream.storage.archive.log_view import LogView
 from rollstream.storage.archive.reading import allocate_tables_with_malloc
 from rollstream.storage.identity import read_or_create_identity
-from rollstream.storage.log_view import LogView
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store

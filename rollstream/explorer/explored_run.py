@@ -31,7 +31,7 @@ from rollstream.monitor.concerns import warnings_of
 from rollstream.monitor.feed import RunFeed
 from rollstream.monitor.snapshot import RunSettings, RunSnapshot, run_settings_of, take_snapshot
 from rollstream.monitor.state import RunState
-from rollstream.storage.log_view import LogView
+from rollstream.storage.archive.log_view import LogView
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from rollstream.analysis.record_times import with_known_times
 from rollstream.explorer.index import IndexProgress, RunIndex
+from rollstream.storage.archive.log_view import LogView, TopicView
 from rollstream.storage.archive.reading import release_memory
 from rollstream.storage.archive.schema import arrow_schema
-from rollstream.storage.log_view import LogView, TopicView
 from rollstream.streams.records import Position
 from rollstream.streams.topics import NUMBER_MAX, is_in_key_partition
 

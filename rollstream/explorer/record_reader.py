@@ -19,8 +19,8 @@ from rollstream.analysis.looking import open_run_view
 from rollstream.errors import RollstreamError
 from rollstream.explorer.index import RunIndex
 from rollstream.monitor.feed import positions_since
+from rollstream.storage.archive.log_view import LogView
 from rollstream.storage.archive.segments import ArchivedRows, LogRecord
-from rollstream.storage.log_view import LogView
 from rollstream.streams.records import Trajectory
 from rollstream.streams.topics import ARCHIVED_TOPICS
 

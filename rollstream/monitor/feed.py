@@ -12,8 +12,8 @@ from rollstream.foreign_json import parse_json
 from rollstream.monitor.groups import oldest
 from rollstream.monitor.state import MOVES_FILE, PROMPTS_FILE, ArchiveBacklog, DeadLetters, RunState
 from rollstream.runs.parentage import read_parentage
+from rollstream.storage.archive.log_view import LogView, TopicView
 from rollstream.storage.archive.segments import LogRecord
-from rollstream.storage.log_view import LogView, TopicView
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.terms import read_role
 from rollstream.streams.bus import Bus

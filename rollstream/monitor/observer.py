@@ -27,8 +27,8 @@ from rollstream.monitor.snapshot import (
 )
 from rollstream.monitor.state import RunState
 from rollstream.monitor.warnings_flow import run_unreadable
+from rollstream.storage.archive.log_view import LogView
 from rollstream.storage.archive.reading import release_memory
-from rollstream.storage.log_view import LogView
 from rollstream.supervisor.supervisor import RoleState
 
 # Reading a long log is cut into calls of this length: the view is redrawn between.

@@ -26,7 +26,7 @@ from rollstream.report.failures import EpisodeComparison, causes_text, failed_bi
 from rollstream.report.history import DropComparison, RunHistory, drop_bias_warnings
 from rollstream.report.page import group_digits
 from rollstream.runs.parentage import read_parentage
-from rollstream.storage.log_view import LogView
+from rollstream.storage.archive.log_view import LogView
 from rollstream.storage.metrics_file import read_metrics
 from rollstream.streams.bus import BusWrapper, Message
 from rollstream.streams.topics import Topic, catalogue

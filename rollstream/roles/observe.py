@@ -13,7 +13,7 @@ from rollstream.errors import ConfigurationError, StoreError
 from rollstream.monitor.observer import STORE_S, RunObserver
 from rollstream.monitor.snapshot import run_settings_of
 from rollstream.roles.context import RoleContext
-from rollstream.storage.log_view import LogView
+from rollstream.storage.archive.log_view import LogView
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 

@@ -267,7 +267,7 @@ def _open_drafts(context: RoleContext) -> "RolloutDrafts | None":
     def earlier() -> Bus:
         if not c.archive.enabled:
             return bus
-        from rollstream.storage.log_view import LogView
+        from rollstream.storage.archive.log_view import LogView
 
         return LogView(bus, context.store, c.run)
 

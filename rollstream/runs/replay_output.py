@@ -51,10 +51,10 @@ from rollstream.revision import code_revision
 from rollstream.roles.context import set_torch_threads
 from rollstream.roles.train import starting_model, version_files
 from rollstream.runs.behaviour import Behaviours
+from rollstream.storage.archive.log_view import LogView
 from rollstream.storage.checkpoints import newest_checkpoint, write_checkpoint
 from rollstream.storage.hf_folder import find_hf_folder
 from rollstream.storage.identity import read_or_create_identity
-from rollstream.storage.log_view import LogView
 from rollstream.storage.metrics_file import MetricsFile, read_metrics
 from rollstream.storage.model_fit import read_model_config
 from rollstream.storage.models import load_model

@@ -11,7 +11,7 @@ from rollstream.consumers.audit.spans import AuditPolicy
 from rollstream.consumers.audit.verdict import Verdict, basis_of
 from rollstream.consumers.trainer.data.poisoned_takes import SupersededTakes
 from rollstream.consumers.trainer.data.prepare import training_rule
-from rollstream.storage.log_view import LogView
+from rollstream.storage.archive.log_view import LogView
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams.bus import Bus, BusWrapper
 from rollstream.streams.fence import truncated_begin

@@ -10,7 +10,7 @@ from typing import TypeVar
 from rollstream.consumers.audit.audit import Audit
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.errors import RollstreamError
-from rollstream.storage.log_view import LogView
+from rollstream.storage.archive.log_view import LogView
 from rollstream.streams.records import Admitted, GroupClosed, Prompt, Record, StepDone, Take
 from testbed.memory import MemoryBus, MemoryStore
 from testbed.stepped.baton import Baton, Stuck

@@ -37,8 +37,8 @@ from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.producers.settings import RolloutSettings, TaskSettings
 from rollstream.producers.tasks.base import Task
 from rollstream.producers.tasks.registry import load_task
+from rollstream.storage.archive.log_view import LogView
 from rollstream.storage.leases import LeaseCandidate, LeaseClaim
-from rollstream.storage.log_view import LogView
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.models import build_model, model_files
 from rollstream.storage.settings import CheckpointSettings, WeightsSettings

@@ -12,7 +12,7 @@ from rollstream.config.run_folder import run_folder
 from rollstream.consumers.audit.audit import Audit
 from rollstream.consumers.audit.spans import AuditPolicy
 from rollstream.report.summary import read_history, summarise
-from rollstream.storage.log_view import LogView
+from rollstream.storage.archive.log_view import LogView
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.bus import AppendEntry, Bus
 from rollstream.streams.codec import encode

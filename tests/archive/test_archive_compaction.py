@@ -22,6 +22,7 @@ from rollstream.errors import ObjectMissing
 from rollstream.storage.archive.file_names import (
     ArchiveFile,
 )
+from rollstream.storage.archive.log_view import LogView
 from rollstream.storage.archive.reading import (
     BATCH_BYTES,
     archived_files,
@@ -29,7 +30,6 @@ from rollstream.storage.archive.reading import (
     batches_from,
     table_from,
 )
-from rollstream.storage.log_view import LogView
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.fence import ARCHIVE_GROUP, truncate

@@ -15,9 +15,9 @@ import pytest
 
 from rollstream.consumers.archive.topic import TopicArchive
 from rollstream.consumers.settings import ArchiveSettings
+from rollstream.storage.archive.log_view import LogView
 from rollstream.storage.archive.reading import archived_files, archived_to, table_from
 from rollstream.storage.archive.tables import originals_of
-from rollstream.storage.log_view import LogView
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.bus import Bus

@@ -7,8 +7,8 @@ import pytest
 
 from rollstream.storage.archive.file_names import archive_key
 from rollstream.storage.archive.files import encode_file
+from rollstream.storage.archive.log_view import POLLED_ROWS, LogView
 from rollstream.storage.archive.segments import LogRecord
-from rollstream.storage.log_view import POLLED_ROWS, LogView
 from rollstream.storage.stores.file import FileStore
 from rollstream.streams.fence import position_before, truncate
 from rollstream.streams.records import Fence, GroupClosed

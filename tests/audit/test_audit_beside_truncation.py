@@ -10,7 +10,7 @@ from rollstream.consumers.archive.topic import TopicArchive
 from rollstream.consumers.audit.folds import InvariantResult
 from rollstream.consumers.audit.source import AuditSource
 from rollstream.consumers.settings import ArchiveSettings
-from rollstream.storage import log_view
+from rollstream.storage.archive import log_view
 from rollstream.streams.fence import position_before, truncate
 from rollstream.streams.values import Address
 from testbed.violations.healthy_run import RUN, open_run

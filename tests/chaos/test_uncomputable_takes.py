@@ -5,7 +5,7 @@
 import pytest
 
 from rollstream.consumers.trainer.data.poisoned_takes import FAILED_MAX
-from rollstream.storage.log_view import LogView
+from rollstream.storage.archive.log_view import LogView
 from rollstream.streams.records import GroupClosed
 from testbed.memory import MemoryBus, MemoryStore
 from testbed.stepped.baton import Baton

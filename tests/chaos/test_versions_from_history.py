@@ -11,7 +11,7 @@ import torch
 from rollstream.consumers.audit.audit import Audit
 from rollstream.consumers.audit.folds import InvariantResult
 from rollstream.consumers.audit.spans import AuditPolicy
-from rollstream.storage.log_view import LogView
+from rollstream.storage.archive.log_view import LogView
 from rollstream.streams.records import Assignment, Record, Trajectory
 from testbed.memory import MemoryBus, MemoryStore
 from testbed.stepped.baton import Baton, Process

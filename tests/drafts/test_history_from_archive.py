@@ -11,7 +11,7 @@ from rollstream.producers.drafts.feed import HistoryFeed
 from rollstream.producers.drafts.history import AnswerHistory
 from rollstream.storage.archive.file_names import archive_key
 from rollstream.storage.archive.files import encode_file
-from rollstream.storage.log_view import LogView
+from rollstream.storage.archive.log_view import LogView
 from rollstream.storage.stores.file import FileStore
 from rollstream.streams.bus import Bus
 from rollstream.streams.records import Fence

@@ -16,7 +16,7 @@ from rollstream.monitor.observer import RunObserver
 from rollstream.monitor.snapshot import RunSettings, RunSnapshot, run_settings_of, take_snapshot
 from rollstream.monitor.state import RunState
 from rollstream.monitor.view import LiveView
-from rollstream.storage.log_view import LogView
+from rollstream.storage.archive.log_view import LogView
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import GroupClosed, Superseded
 from rollstream.supervisor.supervisor import RoleState

@@ -9,7 +9,7 @@ from rollstream.monitor.state import RunState
 from rollstream.report.history import RunHistory
 from rollstream.report.summary import open_history, summarise
 from rollstream.report.write import report_page
-from rollstream.storage.log_view import LogView
+from rollstream.storage.archive.log_view import LogView
 from rollstream.storage.terms import STARTS
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import Opened, RelayStatus

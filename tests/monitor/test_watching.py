@@ -24,7 +24,7 @@ from rollstream.monitor.samples import RecentSamples
 from rollstream.report.history import RunHistory
 from rollstream.report.summary import summarise
 from rollstream.report.write import report_page
-from rollstream.storage.log_view import LogView
+from rollstream.storage.archive.log_view import LogView
 from rollstream.streams.bus import AppendEntry, Message
 from rollstream.streams.connect import open_bus
 from rollstream.streams.fence import ARCHIVE_GROUP, truncate

@@ -15,7 +15,7 @@ from rollstream.streams.topics import catalogue
 from testbed.memory import MemoryBus
 from testbed.waiting import WAIT_S, wait_for
 from tests.dispatch.test_recovery import status
-from tests.rollout.following import Followed
+from tests.rollout.weights.following import Followed
 
 EVERY_S = 0.005
 

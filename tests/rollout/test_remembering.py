@@ -9,7 +9,7 @@ from rollstream.consumers.archive.topic import TopicArchive
 from rollstream.consumers.settings import ArchiveSettings
 from rollstream.producers.drafts.feed import HistoryFeed
 from rollstream.producers.drafts.history import AnswerHistory, prompt_key
-from rollstream.storage.log_view import LogView
+from rollstream.storage.archive.log_view import LogView
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.bus import Bus
 from rollstream.streams.connect import open_bus

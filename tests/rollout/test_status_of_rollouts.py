@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 
 from rollstream.producers.rollout.heartbeat import StatusSchedule
 from rollstream.streams.records import RolloutStatus
-from tests.rollout.following import Followed
+from tests.rollout.weights.following import Followed
 
 
 def newest(following: Followed) -> RolloutStatus:

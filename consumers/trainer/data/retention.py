@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from rollstream.consumers.dispatch.persistence import read_persisted_state
 from rollstream.consumers.trainer.checkpoint import TrainerState
 from rollstream.errors import PositionLost
+from rollstream.import_path import load_option
 from rollstream.storage.checkpoints import CheckpointId, checkpoint_state
 from rollstream.storage.claim_check import BlobCollector
 from rollstream.storage.stores.base import ObjectStore
@@ -189,6 +190,10 @@ def _addresses(topic: str, state: TrainerState) -> Iterable[Address]:
             return (at for group in state.groups for at in group.noted)
 
 
+ARCHIVED_LOG = "rollstream.storage.archive.log_view:LogView"
+"""Joins a run's log and its archive, for what the log no longer has."""
+
+
 class ArchiveBackedBus(BusWrapper):
     """The run's log for a trainer: `read` returns truncated records from the archive, at the same
     offsets and byte for byte. That is needed only if checkpoints are lost or damaged, or the log
@@ -206,9 +211,7 @@ class ArchiveBackedBus(BusWrapper):
         """
         if self._both is None:
             # Imported here because it loads pyarrow, which takes seconds and is rarely needed.
-            from rollstream.storage.log_view import LogView
-
-            self._both = LogView(self._below, self._store, self._run)
+            self._both = load_option(ARCHIVED_LOG)(self._below, self._store, self._run)
         return self._both
 
     def read(

@@ -27,7 +27,7 @@ from rollstream.report.comparison import OverlaidRun, write_overlay
 from rollstream.report.summary import open_history, read_history, summarise
 from rollstream.report.write import write_report
 from rollstream.runs import replay, replay_output
-from rollstream.storage.log_view import LogView
+from rollstream.storage.archive.log_view import LogView
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams.bus import Message
 from rollstream.streams.connect import open_bus

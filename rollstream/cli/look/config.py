@@ -35,7 +35,7 @@ from rollstream.streams.records import Configured, Prompt, Take
 from rollstream.streams.values import SettingsSince
 
 if TYPE_CHECKING:  # imports pyarrow
-    from rollstream.storage.log_view import LogView
+    from rollstream.storage.archive.log_view import LogView
 
 LIMITS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 TYPE_NAMES: dict[Any, str] = {

@@ -28,8 +28,8 @@ from rollstream.cli.main import EXIT_INTERRUPTED
 from rollstream.cli.signals import listen_for_signals, warn
 from rollstream.errors import ConfigurationError
 from rollstream.monitor.format import plain_text
+from rollstream.storage.archive.log_view import LogView
 from rollstream.storage.archive.segments import Hole, LogRecord
-from rollstream.storage.log_view import LogView
 from rollstream.streams.foreign_text import whole_number
 from rollstream.streams.topics import ARCHIVED_TOPICS, is_dead_letter_topic
 

@@ -15,7 +15,7 @@ from rollstream.storage.weights.manifest import Manifest, read_manifest
 from rollstream.storage.weights.resident import ResidentWeights
 from rollstream.streams.values import Version
 from testbed.waiting import wait_for
-from tests.rollout.following import Followed
+from tests.rollout.weights.following import Followed
 
 WAYS = [*HOLDERS, "reread"]
 

@@ -27,7 +27,7 @@ from rollstream.storage.weights.delta import sparse
 from rollstream.storage.weights.manifest import Manifest, read_manifest
 from rollstream.storage.weights.streamed import StreamedTensors, WrongBase, stream_version
 from rollstream.streams.values import Version
-from tests.rollout.following import Followed, damage
+from tests.rollout.weights.following import Followed, damage
 
 
 @pytest.fixture
@@ -246,7 +246,7 @@ CHILD = """
 import os, signal, sys
 from pathlib import Path
 from rollstream.producers.engines.torch.weights import TensorWrite
-from tests.rollout.following import Followed
+from tests.rollout.weights.following import Followed
 run = Followed(Path(sys.argv[1]), "streamed")
 run.publish()
 engine = run.engine()

@@ -92,7 +92,7 @@ def measure(folder: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="anonymous memory is read from /proc")
 def test_opening_an_adapter_run_takes_bounded_memory_beyond_the_engine(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    line = [sys.executable, "-m", "tests.rollout.test_adapter_opening"]
+    line = [sys.executable, "-m", "tests.rollout.weights.test_adapter_opening"]
     subprocess.run([*line, "write", str(tmp_path)], check=True, env=environment, cwd=ROOT)
     done = subprocess.run(
         [*line, "measure", str(tmp_path)], check=True, env=environment, cwd=ROOT,

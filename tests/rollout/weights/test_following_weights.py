@@ -28,7 +28,7 @@ from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Sampling, Version
 from testbed.memory import MemoryBus, MemoryStore
 from testbed.waiting import wait_for
-from tests.rollout.following import Followed, damage, damage_after_update
+from tests.rollout.weights.following import Followed, damage, damage_after_update
 
 
 @pytest.fixture(params=[(None, None), (0, None), (None, 0)], ids=["resident", "streamed", "mapped"])
