@@ -200,9 +200,9 @@ class AnswerHistory:
             self._add_ngrams([reranked], [stored.base])
         return True
 
-    def draft(self, prompt: int, newest: Sequence[int], most: int) -> index.Draft:
+    def draft(self, prompt: int, newest: Sequence[int], tokens_max: int) -> index.Draft:
         """Returns a draft as `look_up_draft` does."""
-        return index.look_up_draft((self.view,), prompt, newest, most)
+        return index.look_up_draft((self.view,), prompt, newest, tokens_max)
 
     def _ranked(self, answer: HistoryAnswer) -> _RankedAnswer:
         longest = self.tokens_max // 2 - 1

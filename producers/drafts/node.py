@@ -52,8 +52,8 @@ class SharedHistory:
         self._asked += 1
         return self._view
 
-    def draft(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
-        return look_up_draft((self.view(),), prompt, newest, most)
+    def draft(self, prompt: int, newest: Sequence[int], tokens_max: int) -> Draft:
+        return look_up_draft((self.view(),), prompt, newest, tokens_max)
 
     def add_running(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
         """Do nothing: running sequences are in `CombinedSource`."""
@@ -204,10 +204,10 @@ class CombinedSource:
         self.node, self._running = node, running
         self.context = running.context
 
-    def draft(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
+    def draft(self, prompt: int, newest: Sequence[int], tokens_max: int) -> Draft:
         # If both match equally many tokens, the running sequences' are used: the newest weights
         # made them.
-        return look_up_draft((self._running.view, self.node.view()), prompt, newest, most)
+        return look_up_draft((self._running.view, self.node.view()), prompt, newest, tokens_max)
 
     def add_running(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
         self._running.add_running(prompt, group, tokens, fresh)

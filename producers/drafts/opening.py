@@ -34,6 +34,6 @@ def open_drafts(
     feed = DraftFeed(bus, earlier, node)
     feed.poll()  # clears what a killed run left in the history, before the engine reads it
     # What runs in this engine is in a history of its own.
-    most = running_tokens(rollouts.slots, rollouts.context_max, rollouts.drafts_tokens)
-    source = CombinedSource(node, AnswerHistory(most, choice=rollouts.drafts_choice))
+    running_max = running_tokens(rollouts.slots, rollouts.context_max, rollouts.drafts_tokens)
+    source = CombinedSource(node, AnswerHistory(running_max, choice=rollouts.drafts_choice))
     return RolloutDrafts(source, DraftGate(WINDOW_RULES[rollouts.drafts_window]), feed)

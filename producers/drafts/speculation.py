@@ -212,13 +212,13 @@ class Speculation:
             self.acceptance.add(draft.matched, len(draft.tokens), equal)
 
     def share_tokens(
-        self, row: DraftedSequence, tokens: NDArray[np.integer], least: int = SHARE_TOKENS_MIN
+        self, row: DraftedSequence, tokens: NDArray[np.integer], fresh_min: int = SHARE_TOKENS_MIN
     ) -> None:
         """Add the row's new tokens to the history; `tokens` are all of the sequence. Does nothing
-        while fewer than `least` are new.
+        while fewer than `fresh_min` are new.
         """
         fresh = len(tokens) - row.shared
-        if fresh < least:
+        if fresh < fresh_min:
             return
         if fresh and row.has_new_tokens:
             shared_tokens = tokens[max(0, row.shared - self.source.context) :].astype(

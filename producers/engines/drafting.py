@@ -35,8 +35,8 @@ class DraftSource(Protocol):
     context: int
     """How many of the newest tokens a look-up uses, at most."""
 
-    def draft(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
-        """Returns at most `most` tokens that may follow `newest` (oldest first) in this prompt."""
+    def draft(self, prompt: int, newest: Sequence[int], tokens_max: int) -> Draft:
+        """Returns at most `tokens_max` tokens that may follow `newest` (oldest first)."""
         ...
 
     def add_running(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:

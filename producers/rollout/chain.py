@@ -88,39 +88,41 @@ def extend_spans(spans: list[Span], span: Span) -> None:
 
 
 def read_chains(
-    bus: Bus, wanted: Collection[ChainRequest]
+    bus: Bus, requests: Collection[ChainRequest]
 ) -> dict[str, ChainContent | DecodeError]:
     """Return, for each trajectory, the content of its chain or the error that makes it unusable.
     Each partition is read forward once for all its chains: 64 resumes of one dead rollout cost one
     pass.
     """
-    found: dict[str, ChainContent | DecodeError] = {}
-    for partition in {request.newest.partition for request in wanted}:
-        here = [request for request in wanted if request.newest.partition == partition]
-        links = _read_links(bus, partition, here)
-        for request in here:
+    contents: dict[str, ChainContent | DecodeError] = {}
+    for partition in {request.newest.partition for request in requests}:
+        partition_requests = [
+            request for request in requests if request.newest.partition == partition
+        ]
+        links = _read_links(bus, partition, partition_requests)
+        for request in partition_requests:
             name = request.trajectory
             try:
-                found[name] = _content_of(_chain(request, links[name]), request)
+                contents[name] = _content_of(_chain(request, links[name]), request)
             except DecodeError as error:
-                found[name] = error
-    return found
+                contents[name] = error
+    return contents
 
 
 def _read_links(
-    bus: Bus, partition: int, wanted: Collection[ChainRequest]
+    bus: Bus, partition: int, requests: Collection[ChainRequest]
 ) -> Mapping[str, PartialLinks]:
     """Collect the partials of each wanted trajectory up to its request's `newest`, from the lowest
     `first` of all requests on (dispatch itself has read these addresses). Each record is considered
     once, in partition order. Memory holds at most `LINKS_BYTES_MAX` of encoded partials per
     trajectory, and one read of other records.
     """
-    links = {request.trajectory: PartialLinks(request.newest.offset) for request in wanted}
+    links = {request.trajectory: PartialLinks(request.newest.offset) for request in requests}
     if not 0 <= partition < bus.partitions(TOPIC):
         return links
     begin, end = bus.begin(TOPIC)[partition], bus.end(TOPIC)[partition]
-    at = max(begin, min(_first_offset(request) for request in wanted))
-    stop = min(end, max(request.newest.offset for request in wanted) + 1)
+    at = max(begin, min(_first_offset(request) for request in requests))
+    stop = min(end, max(request.newest.offset for request in requests) + 1)
     while at < stop:
         try:
             messages = bus.read(TOPIC, {partition: at})
@@ -151,23 +153,23 @@ def _collect(links: Mapping[str, PartialLinks], offset: int, value: bytes) -> No
         mine.by_offset[offset] = record
 
 
-def _first_offset(one: ChainRequest) -> int:
+def _first_offset(request: ChainRequest) -> int:
     """Returns the lowest offset at which the chain can start; 0 if the request does not name it."""
-    is_known = one.first is not None and one.first.partition == one.newest.partition
-    return one.first.offset if one.first is not None and is_known else 0
+    is_known = request.first is not None and request.first.partition == request.newest.partition
+    return request.first.offset if request.first is not None and is_known else 0
 
 
-def _chain(one: ChainRequest, links: PartialLinks) -> list[Partial]:
+def _chain(request: ChainRequest, links: PartialLinks) -> list[Partial]:
     """Returns the chain's partials from oldest to newest. Raises `DecodeError` for a link that
     leads to another partition, forwards, to a record that was not collected or to one that does not
     fit. Offsets must fall with each step backwards, so a cycle is an error too.
     """
     chain: list[Partial] = []
-    at, above = one.newest, one.newest.offset + 1
+    at, above = request.newest, request.newest.offset + 1
     while True:
-        link = links.by_offset.get(at.offset) if at.partition == one.newest.partition else None
+        link = links.by_offset.get(at.offset) if at.partition == request.newest.partition else None
         if link is None or at.offset >= above:
-            raise DecodeError(f"{TOPIC} {at} is not a partial of trajectory {one.trajectory}")
+            raise DecodeError(f"{TOPIC} {at} is not a partial of trajectory {request.trajectory}")
         if reason := malformed_partial(link):
             raise DecodeError(f"{TOPIC} {at}: {reason}")
         if chain and link.start + len(link.tokens) != chain[-1].start:
@@ -178,12 +180,12 @@ def _chain(one: ChainRequest, links: PartialLinks) -> list[Partial]:
         at, above = link.previous, at.offset
 
 
-def _content_of(chain: list[Partial], one: ChainRequest) -> ChainContent:
-    if one.start is not None and chain[0].start != one.start:
-        raise DecodeError(f"the chain of {one.trajectory} starts at {chain[0].start}")
+def _content_of(chain: list[Partial], request: ChainRequest) -> ChainContent:
+    if request.start is not None and chain[0].start != request.start:
+        raise DecodeError(f"the chain of {request.trajectory} starts at {chain[0].start}")
     generated = sum(len(link.logprobs) for link in chain)
-    if one.tokens_max is not None and generated > one.tokens_max:
-        raise DecodeError(f"the chain of {one.trajectory} has {generated} tokens, too many")
+    if request.tokens_max is not None and generated > request.tokens_max:
+        raise DecodeError(f"the chain of {request.trajectory} has {generated} tokens, too many")
     spans = _joined_spans(chain)
     return ChainContent(
         np.concatenate([link.tokens for link in chain]),
@@ -233,11 +235,11 @@ class ChainPrefetch:
         self._found: ChainResults = {}
         self._failed: BaseException | None = None
 
-    def request(self, wanted: Mapping[AttemptKey, ChainRequest]) -> None:
+    def request(self, requests: Mapping[AttemptKey, ChainRequest]) -> None:
         """Start to read these chains; does nothing while another batch is read."""
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(
-                target=self._run, args=(wanted,), name="chains", daemon=True
+                target=self._run, args=(requests,), name="chains", daemon=True
             )
             self._thread.start()
 
@@ -247,14 +249,14 @@ class ChainPrefetch:
             raise self._failed
         if self._thread is not None and self._thread.is_alive():
             return {}
-        found, self._found = self._found, {}
-        return found
+        contents, self._found = self._found, {}
+        return contents
 
-    def _run(self, wanted: Mapping[AttemptKey, ChainRequest]) -> None:
+    def _run(self, requests: Mapping[AttemptKey, ChainRequest]) -> None:
         try:
-            found = read_chains(self._bus, wanted.values())
-            self._found = {key: found[request.trajectory] for key, request in wanted.items()}
+            contents = read_chains(self._bus, requests.values())
+            self._found = {key: contents[request.trajectory] for key, request in requests.items()}
         except BusTimeout as error:
-            log.warning("%d resumes wait for their partials: %s", len(wanted), error)
+            log.warning("%d resumes wait for their partials: %s", len(requests), error)
         except BaseException as error:  # noqa: BLE001  raised again in the loop's thread
             self._failed = error

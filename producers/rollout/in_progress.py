@@ -75,25 +75,29 @@ class InProgress:
         if self.prefetch is not None:
             self.chains |= self.prefetch.take()
         keys = {_attempt_of(assignment) for assignment in due}
-        self.chains = {key: found for key, found in self.chains.items() if key in keys}
+        self.chains = {key: content for key, content in self.chains.items() if key in keys}
         missing = [assignment for assignment in due if _attempt_of(assignment) not in self.chains]
         if missing and self.prefetch is not None:
-            self.prefetch.request({_attempt_of(one): self._chain_request(one) for one in missing})
+            self.prefetch.request(
+                {_attempt_of(resume): self._chain_request(resume) for resume in missing}
+            )
             return missing
         self._read_chains(missing)
         return []
 
     def _read_chains(self, assignments: Iterable[Assignment]) -> None:
-        wanted = {_attempt_of(one): self._chain_request(one) for one in assignments}
-        found = read_chains(self.driver.parts.publisher.bus, wanted.values())
-        self.chains |= {key: found[request.trajectory] for key, request in wanted.items()}
+        requests = {
+            _attempt_of(assignment): self._chain_request(assignment) for assignment in assignments
+        }
+        contents = read_chains(self.driver.parts.publisher.bus, requests.values())
+        self.chains |= {key: contents[request.trajectory] for key, request in requests.items()}
 
     def _chain_request(self, assignment: Assignment) -> ChainRequest:
         assert assignment.partial is not None, "only a resume has a chain"
-        most = assignment.sampling.tokens_max
+        tokens_max = assignment.sampling.tokens_max
         start = len(assignment.tokens) if self.driver.has_prompt else 0
         name, newest = assignment.trajectory, assignment.partial
-        return ChainRequest(name, newest, assignment.first, start, most)
+        return ChainRequest(name, newest, assignment.first, start, tokens_max)
 
     def start(self, assignment: Assignment) -> None:
         """Give the trajectory to the driver, resuming from its partials if any. If its chain
@@ -149,13 +153,13 @@ class InProgress:
             return None
         if _attempt_of(assignment) not in self.chains:
             self._read_chains([assignment])
-        found = self.chains.pop(_attempt_of(assignment))
-        if isinstance(found, ChainContent):
-            reason = self.driver.chain_problem(found)
+        content = self.chains.pop(_attempt_of(assignment))
+        if isinstance(content, ChainContent):
+            reason = self.driver.chain_problem(content)
             if not reason:
-                return found
-            found = DecodeError(reason)
-        self._note_broken(assignment, found)
+                return content
+            content = DecodeError(reason)
+        self._note_broken(assignment, content)
         return None
 
     def drop(self, trajectory: str) -> None:
@@ -187,7 +191,7 @@ class InProgress:
         self.driver.leave_all()
         # Resumes need no final partial: their chain is already in the log.
         fresh = [assignment for assignment in waiting if assignment.partial is None]
-        self.driver.parts.publisher.give_up([self._begin(one, None) for one in fresh])
+        self.driver.parts.publisher.give_up([self._begin(start, None) for start in fresh])
 
     def collect_outcomes(self) -> None:
         """Move the trajectories that have ended to `done`, and end those of which a partial was
@@ -215,8 +219,8 @@ class InProgress:
         it. One that has ended meanwhile, or runs again under another attempt, is left alone.
         """
         name = running.assignment.trajectory
-        here = self._here(name)
-        if here is running or (here is None and running.leaving):
+        current = self._here(name)
+        if current is running or (current is None and running.leaving):
             self.drop(name)
             record = self.driver.parts.judging.dead_record(running, f"partial: {reason}")
             self.done.append(record)

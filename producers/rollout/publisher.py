@@ -303,11 +303,13 @@ class RolloutPublisher:
         last partial.
         """
         self._given_up += running
-        due = [one for one in self._given_up if not one.flushing]
-        self._given_up = [one for one in self._given_up if one.flushing]
+        due = [trajectory for trajectory in self._given_up if not trajectory.flushing]
+        self._given_up = [trajectory for trajectory in self._given_up if trajectory.flushing]
         if due:
             now = self.clock()
-            last = [one.take_partial(self.name, self.term, now, last=True) for one in due]
+            last = [
+                trajectory.take_partial(self.name, self.term, now, last=True) for trajectory in due
+            ]
             self._send(due, last)
 
     def flush_given_up(self) -> None:

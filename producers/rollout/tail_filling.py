@@ -35,18 +35,18 @@ class TailFilling:
         if len(running) >= slots or inputs.newest - inputs.held > FILL_LAG_MAX:
             return None
         tail = self._tail(running)
-        for one in waiting:
-            is_new = one.kind == "start" and one.version.number <= inputs.held
-            if is_new and fits_tail(one.predicted, tail):
-                self.started.add(one.trajectory)
-                return one
+        for assignment in waiting:
+            is_new = assignment.kind == "start" and assignment.version.number <= inputs.held
+            if is_new and fits_tail(assignment.predicted, tail):
+                self.started.add(assignment.trajectory)
+                return assignment
         return None
 
     def _tail(self, running: Mapping[str, RunningTrajectory]) -> int:
         """Returns how many tokens the longest of these answers has left."""
-        left = [
-            tokens_left(given.predicted, one.generated, given.sampling.tokens_max)
-            for trajectory, one in running.items()
-            if trajectory not in self.started and (given := one.assignment)
+        lengths = [
+            tokens_left(assignment.predicted, answer.generated, assignment.sampling.tokens_max)
+            for trajectory, answer in running.items()
+            if trajectory not in self.started and (assignment := answer.assignment)
         ]
-        return max(left, default=0)
+        return max(lengths, default=0)

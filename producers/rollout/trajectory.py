@@ -118,9 +118,9 @@ class RunningTrajectory:
         of its earlier partials (`resumed`), which counts as flushed. An episode of an agent starts
         without tokens: the prompt comes with the first request of its program.
         """
-        given = assignment.tokens[:0] if is_episode else assignment.tokens
-        prompt = np.full(len(given), records.PROMPT, np.uint8)
-        running = cls(assignment, now_s, now_s, [given], [prompt], length=len(given))
+        tokens = assignment.tokens[:0] if is_episode else assignment.tokens
+        prompt = np.full(len(tokens), records.PROMPT, np.uint8)
+        running = cls(assignment, now_s, now_s, [tokens], [prompt], length=len(tokens))
         if resumed is not None:
             running.tokens.append(resumed.tokens)
             running.sources.append(resumed.sources)
@@ -143,9 +143,9 @@ class RunningTrajectory:
         """Returns the trajectory of this episode's next try, after this failure: without tokens.
         Its chain of partials restarts.
         """
-        again = RunningTrajectory.start(self.assignment, None, now_s, is_episode=True)
-        again.started_s, again.failures = self.started_s, (*self.failures, failure)
-        return again
+        retry = RunningTrajectory.start(self.assignment, None, now_s, is_episode=True)
+        retry.started_s, retry.failures = self.started_s, (*self.failures, failure)
+        return retry
 
     def request(self, hold: bool, version: Version | None = None) -> GenerationRequest:
         """Returns the request that makes an engine start or resume the trajectory. With `hold` the
@@ -182,9 +182,9 @@ class RunningTrajectory:
         tokens, sources = self.content()
         starts = [branch.start for branch in self.branches]
         if self.abandoned:
-            kept = kept_tokens(self.turns, self.branches, self.abandoned)
-            tokens, sources = tokens[kept], sources[kept]
-            starts = [int(np.count_nonzero(kept[:start])) for start in starts]
+            mask = kept_tokens(self.turns, self.branches, self.abandoned)
+            tokens, sources = tokens[mask], sources[mask]
+            starts = [int(np.count_nonzero(mask[:start])) for start in starts]
         return turns_of(tokens, sources, starts)
 
     def extend(self, emission: Emission) -> None:
@@ -275,9 +275,9 @@ class RunningTrajectory:
         assert not self.flushing, "the previous partial is not durable yet"
         if self.flushed == self.length:
             self.withheld = 0  # it is in a partial already, whose reader ends the turn again
-        first, gained, kept = self.flushed_generated, self.length - self.flushed, self.withheld
-        end = self.generated - kept
-        sources = _tail(self.sources, gained, np.uint8)[: gained - kept]
+        first, gained, withheld = self.flushed_generated, self.length - self.flushed, self.withheld
+        end = self.generated - withheld
+        sources = _tail(self.sources, gained, np.uint8)[: gained - withheld]
         record = records.Partial(
             trajectory=self.assignment.trajectory,
             group=self.assignment.group,
@@ -286,7 +286,7 @@ class RunningTrajectory:
             rollout_term=term,
             previous=self.partial,
             start=self.flushed,
-            tokens=_tail(self.tokens, gained, np.uint32)[: gained - kept],
+            tokens=_tail(self.tokens, gained, np.uint32)[: gained - withheld],
             sources=sources[:0] if (sources == records.GENERATED).all() else sources,
             logprobs=_tail(self.logprobs, self.generated - first, np.float32)[: end - first],
             spans=tuple(
@@ -302,8 +302,8 @@ class RunningTrajectory:
             branches=tuple(self.branches[self.flushed_branches :]),
         )
         self.flushed_turns, self.flushed_branches = len(self.turns), len(self.branches)
-        self.flushed, self.flushed_generated, self.flushed_s = self.length - kept, end, now_s
-        self.flushed_parts = len(self.parts) - kept
+        self.flushed, self.flushed_generated, self.flushed_s = self.length - withheld, end, now_s
+        self.flushed_parts = len(self.parts) - withheld
         self.flushing = True
         return record
 
@@ -372,25 +372,25 @@ class RunningTrajectory:
 
 def _spans_of(spans: Sequence[Span], chosen: NDArray[np.int64]) -> tuple[Span, ...]:
     """Returns the spans of the `chosen` generated tokens, counted among these alone."""
-    found: list[Span] = []
+    chosen_spans: list[Span] = []
     begin = 0
     for span in spans:
         count = int(np.count_nonzero((chosen >= span.start) & (chosen < span.end)))
         if count:
-            extend_spans(found, Span(begin, begin + count, span.version))
+            extend_spans(chosen_spans, Span(begin, begin + count, span.version))
         begin += count
-    return tuple(found)
+    return tuple(chosen_spans)
 
 
 def _tail(parts: Sequence[NDArray[Scalar]], count: int, dtype: type[Scalar]) -> NDArray[Scalar]:
     """Returns the last `count` items of the joined parts; earlier items are not copied."""
-    kept: list[NDArray[Scalar]] = []
+    tail_parts: list[NDArray[Scalar]] = []
     for part in reversed(parts):
         if count <= 0:
             break
-        kept.append(part[-count:])
+        tail_parts.append(part[-count:])
         count -= len(part)
-    return np.concatenate(kept[::-1]) if kept else np.empty(0, dtype)
+    return np.concatenate(tail_parts[::-1]) if tail_parts else np.empty(0, dtype)
 
 
 def _joined(parts: list[Floats]) -> Floats:

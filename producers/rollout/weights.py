@@ -107,25 +107,25 @@ class WeightsFollower:
             ):
                 self._newest = record
 
-    def prefetch(self, held: Version | None) -> None:
+    def prefetch(self, served: Version | None) -> None:
         """Start to fetch the newest version, unless the engine serves it already (`held`), a fetch
         or comparison runs, or its result was not taken yet.
         """
         newest = self._newest
-        self._note_served(held)
-        if newest is not None and newest.version != held and self._is_idle():
+        self._note_served(served)
+        if newest is not None and newest.version != served and self._is_idle():
             self._begin(lambda: self._fetch(newest))
 
-    def fetch_ahead(self, held: Version | None) -> None:
+    def fetch_ahead(self, served: Version | None) -> None:
         """Does what `prefetch` does, for a rollout that cannot take a version yet. A newer version
         replaces a fetched one that was not taken. The update to the newer one then starts at the
         served version (the two updates are merged, or the newer version is streamed), so decoding
         never stops for the version between.
         """
         fetched, newest = self._fetched, self._newest
-        self._note_served(held)
+        self._note_served(served)
         if fetched is None:
-            self.prefetch(held)
+            self.prefetch(served)
             return
         is_old = newest is not None and fetched.announced.version < newest.version
         if newest is not None and is_old and not self.is_busy():

@@ -217,7 +217,7 @@ class RolloutLoop:
         if waiting and self.engine.stats().waiting >= surplus:
             return
         late = self.in_progress.read_chains_ahead(islice(waiting, self._startable(room)))
-        if any(one.from_history for one in late):
+        if any(assignment.from_history for assignment in late):
             return
         self.assignments.put_last(late)  # others start meanwhile, but not in their slots
         while waiting and waiting[0] not in late and self._startable(room - len(late)):
@@ -328,11 +328,11 @@ class RolloutLoop:
     def _update_inputs(self) -> UpdateInputs:
         """Returns the inputs of the rules in `assignments.py`."""
         waiting, newest = self.assignments.waiting, self.follower.newest
-        held = self.engine.version
-        resumes = sum(assignment.version == held for assignment in self._resumes())
+        served = self.engine.version
+        resumes = sum(assignment.version == served for assignment in self._resumes())
         return UpdateInputs(
-            held=held.number,
-            newest=held.number if newest is None else newest.version.number,
+            held=served.number,
+            newest=served.number if newest is None else newest.version.number,
             drawn=self.drawn,
             quota=self.settings.quota or 2 * self.settings.slots,
             busy=len(self.in_progress) + resumes,
@@ -340,11 +340,13 @@ class RolloutLoop:
         )
 
     def _resumes(self) -> list[Assignment]:
-        return [one for one in self.assignments.waiting if one.kind == "resume"]
+        return [
+            assignment for assignment in self.assignments.waiting if assignment.kind == "resume"
+        ]
 
     def metric_values(self) -> MetricValues:
-        here = [*self.in_progress.running.values(), *self.in_progress.parked.values()]
-        started = [running.started_s for running in here]
+        trajectories = [*self.in_progress.running.values(), *self.in_progress.parked.values()]
+        started = [running.started_s for running in trajectories]
         oldest_s = self.clock() - min(started) if started else 0.0
         return {
             **rollout_metrics(self.publisher, self.follower, self.driver.awaited, oldest_s),

@@ -64,9 +64,9 @@ class FieldCondition:
         return _COMPARE[self.operator](str(field_value), self.wanted)
 
 
-def record_values(record: Record, whole: bool = False) -> dict[str, Any]:
-    """Returns a record's fields as builtins; arrays are lists if `whole`, else their lengths."""
-    hook: Callable[[Any], Any] = np.ndarray.tolist if whole else len
+def record_values(record: Record, with_arrays: bool = False) -> dict[str, Any]:
+    """Returns a record's fields as builtins; arrays are lists if `with_arrays`, else lengths."""
+    hook: Callable[[Any], Any] = np.ndarray.tolist if with_arrays else len
     own_fields: dict[str, Any] = msgspec.to_builtins(record, enc_hook=hook)
     # In the log, names of arrays have a suffix with their type (`tokens:u4`).
     return {name.partition(":")[0]: value for name, value in own_fields.items()}
@@ -88,9 +88,9 @@ def oldest_version(record: Trajectory) -> int | None:
     return min((span.version.number for span in record.spans), default=None)
 
 
-def record_fields(log_record: LogRecord, whole: bool = False) -> dict[str, Any]:
+def record_fields(log_record: LogRecord, with_arrays: bool = False) -> dict[str, Any]:
     """Returns the fields of envelope and record as builtins; arrays as in `record_values`."""
-    own_fields = {} if log_record.record is None else record_values(log_record.record, whole)
+    own_fields = {} if log_record.record is None else record_values(log_record.record, with_arrays)
     envelope = {
         "partition": log_record.address.partition,
         "offset": log_record.address.offset,

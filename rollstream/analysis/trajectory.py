@@ -175,7 +175,7 @@ def details_json(details: TrajectoryDetails, text: TokenText) -> dict[str, Any]:
     json_fields = {part.name: getattr(details, part.name) for part in fields(details)}
     if details.record is not None:
         pieces = text.pieces(details.record.tokens.tolist()) if text.is_known else None
-        json_fields["record"] = record_values(details.record, whole=True) | {"pieces": pieces}
+        json_fields["record"] = record_values(details.record, with_arrays=True) | {"pieces": pieces}
     json_fields["orders"] = [record_values(record) for record in json_fields.pop("assignments")]
     json_fields["partials"] = [record_values(record) for record in json_fields.pop("partials")]
     return json_value(json_fields)

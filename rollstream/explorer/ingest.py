@@ -205,7 +205,7 @@ class IndexReader:
         # The ledger is listed first: the members of its takes are then in the later listings.
         for topic in ("ledger", *COLUMNS):
             before = self._listed.get(topic)
-            files = self._view.archived(topic, again=before is not None)
+            files = self._view.archived(topic, relist=before is not None)
             self._listed[topic] = {file.key for part in files.values() for file in part}
             opened = self._topics.get(topic)
             if opened is not None and self._listed[topic] != before:

@@ -39,11 +39,11 @@ class ArchiveBus:
         self._cache: OrderedDict[str, FileMessages] = OrderedDict()
         self._lock = Lock()
 
-    def archived(self, topic: str, *, again: bool = False) -> dict[int, list[ArchiveFile]]:
+    def archived(self, topic: str, *, relist: bool = False) -> dict[int, list[ArchiveFile]]:
         """Returns the topic's archived files by partition, ordered by first offset. The store is
-        listed at the first call, and at each call with `again`.
+        listed at the first call, and at each call with `relist`.
         """
-        if again or topic not in self._files:
+        if relist or topic not in self._files:
             files: dict[int, list[ArchiveFile]] = {}
             if self.store is not None:
                 for file in reading.archived_files(self.store, self.run, topic):
@@ -161,7 +161,7 @@ class ArchiveBus:
         except ObjectMissing:
             changed = True
         if not messages and changed:  # archived and truncated, or merged, since the listing
-            self.archived(topic, again=True)
+            self.archived(topic, relist=True)
             messages = self._in_file(topic, partition, offset, records_max)
         if messages:
             return messages

@@ -257,7 +257,7 @@ class TopicView:
         if self._view.bus is not None:
             # `begin` was read before, so the listing has each record below it. An older listing may
             # end at 4 while records 5 to 9 are archived and truncated, and they would seem lost.
-            self._view.archived(self._topic.name, again=True)
+            self._view.archived(self._topic.name, relist=True)
         for partition, at in offsets.items():
             high, end = begin.get(partition, Position()), ends.get(partition, segments.OFFSET_MAX)
             # Only the position decides: if the log is truncated to 6 after records 4 and 5 were

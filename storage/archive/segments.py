@@ -186,7 +186,7 @@ class ArchivedPart:
     def __iter__(self) -> Iterator[ArchivedRows | Hole]:
         failed_listings = 0
         while True:
-            files = self.log.archived(self.topic.name, again=failed_listings > 0).get(
+            files = self.log.archived(self.topic.name, relist=failed_listings > 0).get(
                 self.partition, []
             )
             before = self.position.offset

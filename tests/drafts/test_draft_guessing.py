@@ -60,7 +60,7 @@ def test_siblings_get_enough_new_tokens_at_once_and_never_only_accepted_drafts()
     engine.share_tokens(one, answer[: 2 * SHARE_TOKENS_MIN])
     assert (history.inserted, one.shared) == (inserted, 2 * SHARE_TOKENS_MIN)
     engine.add_verified(one, [1], [9])
-    engine.share_tokens(one, answer[: 2 * SHARE_TOKENS_MIN + 1], least=0)
+    engine.share_tokens(one, answer[: 2 * SHARE_TOKENS_MIN + 1], fresh_min=0)
     assert history.inserted == inserted + 1
 
 

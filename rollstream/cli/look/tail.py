@@ -195,7 +195,7 @@ def tail_json(record: LogRecord) -> dict[str, Any]:
     """
     where = {"topic": record.topic, "timestamp_ms": record.timestamp_ms}
     why = {"reason": record.reason} if record.record is None else {}
-    return json_value(where | record_fields(record, whole=True) | why)
+    return json_value(where | record_fields(record, with_arrays=True) | why)
 
 
 def _print(record: LogRecord, day: str, flush: bool) -> str:

@@ -331,10 +331,10 @@ def test_a_shut_gate_spends_little_time_on_history_and_decides_seldom() -> None:
     now_s, looked_up, decided = 0.0, 0, 0
 
     class SlowHistory(AnswerHistory):
-        def draft(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
+        def draft(self, prompt: int, newest: Sequence[int], tokens_max: int) -> Draft:
             nonlocal now_s, looked_up
             now_s, looked_up = now_s + 0.001, looked_up + 1
-            return super().draft(prompt, newest, most)
+            return super().draft(prompt, newest, tokens_max)
 
     class CountingGate(DraftGate):
         def decide(self, rows: int, now_s: float) -> bool:
