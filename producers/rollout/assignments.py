@@ -1,9 +1,9 @@
-"""Reads the assignments of one rollout and queues them by urgency (`AssignmentQueue`). Pure
-functions of `UpdateInputs` decide when the rollout starts a new trajectory (`may_draw`) and when it
-takes new weights (`wants_update`; invariant 9).
+"""The assignments of one rollout by urgency (`AssignmentQueue`), and pure functions of
+`UpdateInputs`: when the rollout starts a new trajectory (`may_draw`) and when it takes new weights
+(`wants_update`; invariant 9).
 
-A rollout follows only assignments of its own name and term. A restarted rollout has a higher term,
-so no old assignment applies to it: dispatch assigns its trajectories again, in a new attempt.
+Only assignments of the rollout's own name and term count: dispatch assigns the trajectories of a
+restarted rollout, which has a higher term, again in a new attempt.
 """
 
 import logging
@@ -22,18 +22,16 @@ log = logging.getLogger(__name__)
 
 
 class AssignmentQueue:
-    """Holds the assignments that the rollout has not begun: `waiting` has starts and resumes, the
-    most urgent first.
+    """The assignments that the rollout has not begun: `waiting` has starts and resumes, the most
+    urgent first.
     """
 
     def __init__(self, bus: Bus, rollout: str, term: int) -> None:
-        """Start at the oldest record of this rollout's partition of `assignments`. Old records hold
-        no assignment of this term, but some are `Opened` records of dispatch: only a reader that
-        has read them voids what an earlier, replaced dispatch writes late (invariant 7).
-        """
         self._rollout, self._term = rollout, term
         partition = partition_of(rollout.encode(), bus.partitions("assignments"))
         self._bus, self._partition = bus, partition
+        # Old records hold no assignment of this term, but `Opened` records of dispatch: a reader
+        # that has read them voids what a replaced dispatch writes late (invariant 7).
         self._reader = self._from_begin()
         self.waiting: deque[Assignment] = deque()
 
@@ -41,10 +39,10 @@ class AssignmentQueue:
         return [self._reader]
 
     def read(self) -> list[Assignment]:
-        """Queue the new starts and resumes, and return the new releases. A release of a trajectory
+        """Queue the new starts and resumes; returns the new releases. A release of a trajectory
         that no other rollout resumes also removes its waiting assignment. Raises `Fenced` if a
-        higher term of this rollout's name has assignments: the rollout was replaced, for instance
-        while its process was suspended, and this process must exit.
+        higher term of this rollout's name has assignments: the rollout was replaced, and this
+        process must exit.
         """
         released: list[Assignment] = []
         for received in self._poll():
@@ -53,6 +51,7 @@ class AssignmentQueue:
                 continue
             if record.rollout != self._rollout or record.rollout_term < self._term:
                 continue
+            # This process may have been suspended meanwhile.
             if record.rollout_term > self._term:
                 raise Fenced(
                     f"rollout {self._rollout} of term {self._term} was replaced in term "
@@ -69,9 +68,7 @@ class AssignmentQueue:
         return released
 
     def remove(self, trajectory: str, attempt: int | None = None) -> Assignment | None:
-        """Remove and return the waiting assignment of this trajectory (and attempt); None if there
-        is none.
-        """
+        """Remove and return the waiting assignment of this trajectory (and attempt), or None."""
         for assignment in self.waiting:
             if assignment.trajectory == trajectory and attempt in (None, assignment.attempt):
                 self.waiting.remove(assignment)
@@ -85,13 +82,11 @@ class AssignmentQueue:
             self.waiting.append(assignment)
 
     def _poll(self) -> list[Received]:
-        """Read the new records. Assignments that were truncated unread belong to trajectories that
-        have ended, because dispatch keeps those of open trajectories (invariant 11).
-        """
         try:
             return self._reader.follow()
         except PositionLost as lost:
             log.info("assignments of ended trajectories were truncated unread: %s", lost)
+            # Dispatch keeps the assignments of open trajectories (invariant 11).
             self._reader = self._from_begin()
             return self._reader.follow()
 
@@ -101,11 +96,9 @@ class AssignmentQueue:
 
 
 def _urgency(assignment: Assignment) -> tuple[bool, int, bool, int]:
-    """Returns the sort key: resumes come first, because under `keep_version` the rollout takes new
-    weights only after they have ended. Then comes the oldest wave. Within a wave the first sample
-    of each group of unknown length is first, as a probe from which the other samples' lengths are
-    predicted (Seer); then the longest expected answer. An unknown length counts as the maximum.
-    """
+    # Resumes come first: under `keep_version` the rollout takes new weights after they have ended.
+    # Then the oldest wave; in it the first sample of each group of unknown length, as a probe that
+    # predicts the others' lengths (Seer); then the longest expected answer.
     is_probe = not assignment.predicted and assignment.index == 0
     length = assignment.predicted or assignment.sampling.tokens_max
     return assignment.kind == "start", assignment.wave, not is_probe, -length
@@ -113,13 +106,13 @@ def _urgency(assignment: Assignment) -> tuple[bool, int, bool, int]:
 
 @dataclass(frozen=True, slots=True)
 class UpdateInputs:
-    """Holds the inputs of the functions below (invariant 9), except for the mode, which is
-    `rollouts.on_update`. Versions are given by their numbers.
+    """The inputs of the functions below (invariant 9), except for the mode `rollouts.on_update`.
+    Versions are numbers.
 
     The `in_flight` modes (PipelineRL, AReaL) take the newest version as soon as it is fetched.
     `keep_version` (Laminar, arXiv 2510.12633) finishes running trajectories under their version:
-    once a newer version exists, the rollout still starts new trajectories until it has started its
-    quota under the held version. It finishes all of them, and then takes the newest version.
+    once a newer one exists, the rollout starts new trajectories only up to its quota, finishes all,
+    and then takes the newest version.
     """
 
     held: int
@@ -129,7 +122,7 @@ class UpdateInputs:
     drawn: int
     """New trajectories started under the held version."""
     quota: int
-    """`drawn` at which a rollout starts no more under a version that is not the newest."""
+    """`drawn` at which no more start under a version that is not the newest."""
     busy: int
     """Trajectories that run or wait for their environment, and waiting resumes under the held
     version.
@@ -146,24 +139,22 @@ def may_draw(mode: UpdateMode, inputs: UpdateInputs) -> bool:
 
 
 def wants_update(mode: UpdateMode, inputs: UpdateInputs) -> bool:
-    """Returns whether to take the newest version now; under `keep_version` only an empty engine
-    does.
-    """
+    """Returns whether to take the newest version now; under `keep_version` only when empty."""
     if inputs.newest <= inputs.held:
         return False
     return mode != "keep_version" or inputs.busy == 0
 
 
 def quota_left(mode: UpdateMode, inputs: UpdateInputs) -> int:
-    """Returns how many new trajectories the rollout may still start under the held version once a
-    newer one exists; the whole quota in the modes without such a limit.
+    """Returns how many new trajectories may still start under the held version once a newer one
+    exists; the whole quota in the modes without such a limit.
     """
     return inputs.quota if mode != "keep_version" else max(0, inputs.quota - inputs.drawn)
 
 
 def is_draining(mode: UpdateMode, inputs: UpdateInputs) -> bool:
-    """Returns whether the rollout drains: under `keep_version` it starts no new trajectory until
-    the running ones have ended and it has taken the newest version.
+    """Returns whether, under `keep_version`, no new trajectory starts until the running ones have
+    ended and the newest version is taken.
     """
     stale = mode == "keep_version" and inputs.newest > inputs.held
     return stale and (inputs.drawn >= inputs.quota or inputs.needed > inputs.held)

@@ -1,9 +1,9 @@
-"""Reads a trajectory's chain of partials back, for the rollout that resumes the trajectory.
+"""Reads a trajectory's chain of partials for the rollout that resumes the trajectory: the newest
+partial of an attempt and all that its links reach. A partial has the tokens since the previous one,
+and its address.
 
-A partial is a record of the tokens since the previous partial, and it holds that partial's address.
-A chain is therefore the newest partial of an attempt and all partials that its links reach;
-partials of other writers between them are never mixed in. Any process can append to `partials`, so
-a record is not trusted (invariant 12): a wrong link makes the chain unusable (`DecodeError`).
+Any process can append to `partials`, so no record is trusted (invariant 12): a wrong link makes the
+chain unusable (`DecodeError`).
 """
 
 import logging
@@ -37,7 +37,7 @@ LINKS_BYTES_MAX = 64 << 20  # encoded partials of one trajectory; a million toke
 
 @dataclass(frozen=True, slots=True)
 class ChainContent:
-    """Holds the joined content of a chain: everything after the prompt."""
+    """The joined content of a chain: everything after the prompt."""
 
     tokens: Tokens
     sources: Sources
@@ -54,9 +54,9 @@ class ChainContent:
 
 @dataclass(frozen=True, slots=True)
 class ChainRequest:
-    """Names the chain to read. `newest` is the address of its last partial. `first` is that of the
-    trajectory's oldest partial, or None if the assignment does not name it. `start` is the length
-    of the prompt in tokens; `tokens_max` bounds the generated tokens. None: not checked.
+    """The chain to read: `newest` is the address of its last partial, `first` that of the
+    trajectory's oldest, `start` the prompt's length in tokens, `tokens_max` the most generated
+    tokens. None: not known, not checked.
     """
 
     trajectory: str
@@ -68,8 +68,8 @@ class ChainRequest:
 
 @dataclass(slots=True)
 class PartialLinks:
-    """Collects the partials of one trajectory by offset, up to and including offset `upto`. `bytes`
-    is their encoded size.
+    """The partials of one trajectory by offset, up to and including `upto`, and their encoded size
+    in `bytes`.
     """
 
     upto: int
@@ -78,8 +78,8 @@ class PartialLinks:
 
 
 def extend_spans(spans: list[Span], span: Span) -> None:
-    """Append a span. If it continues the last span under the same version, the two become one,
-    because invariant 4 counts spans.
+    """Append a span, joined to the last one if it continues that under the same version: invariant
+    4 counts spans.
     """
     if spans and spans[-1].version == span.version and spans[-1].end == span.start:
         spans[-1] = Span(spans[-1].start, span.end, span.version)
@@ -90,7 +90,7 @@ def extend_spans(spans: list[Span], span: Span) -> None:
 def read_chains(
     bus: Bus, requests: Collection[ChainRequest]
 ) -> dict[str, ChainContent | DecodeError]:
-    """Return, for each trajectory, the content of its chain or the error that makes it unusable.
+    """Returns, for each trajectory, the content of its chain or the error that makes it unusable.
     Each partition is read forward once for all its chains: 64 resumes of one dead rollout cost one
     pass.
     """
@@ -112,15 +112,11 @@ def read_chains(
 def _read_links(
     bus: Bus, partition: int, requests: Collection[ChainRequest]
 ) -> Mapping[str, PartialLinks]:
-    """Collect the partials of each wanted trajectory up to its request's `newest`, from the lowest
-    `first` of all requests on (dispatch itself has read these addresses). Each record is considered
-    once, in partition order. Memory holds at most `LINKS_BYTES_MAX` of encoded partials per
-    trajectory, and one read of other records.
-    """
     links = {request.trajectory: PartialLinks(request.newest.offset) for request in requests}
     if not 0 <= partition < bus.partitions(TOPIC):
         return links
     begin, end = bus.begin(TOPIC)[partition], bus.end(TOPIC)[partition]
+    # Dispatch has read the addresses `first` itself, so reading starts at the lowest of them.
     at = max(begin, min(_first_offset(request) for request in requests))
     stop = min(end, max(request.newest.offset for request in requests) + 1)
     while at < stop:
@@ -149,25 +145,22 @@ def _collect(links: Mapping[str, PartialLinks], offset: int, value: bytes) -> No
         return
     mine = links[record.trajectory]
     mine.bytes += len(value)
+    # This bounds the memory: `LINKS_BYTES_MAX` per trajectory, and one read of other records.
     if offset <= mine.upto and mine.bytes <= LINKS_BYTES_MAX:
         mine.by_offset[offset] = record
 
 
 def _first_offset(request: ChainRequest) -> int:
-    """Returns the lowest offset at which the chain can start; 0 if the request does not name it."""
     is_known = request.first is not None and request.first.partition == request.newest.partition
     return request.first.offset if request.first is not None and is_known else 0
 
 
 def _chain(request: ChainRequest, links: PartialLinks) -> list[Partial]:
-    """Returns the chain's partials from oldest to newest. Raises `DecodeError` for a link that
-    leads to another partition, forwards, to a record that was not collected or to one that does not
-    fit. Offsets must fall with each step backwards, so a cycle is an error too.
-    """
     chain: list[Partial] = []
     at, above = request.newest, request.newest.offset + 1
     while True:
         link = links.by_offset.get(at.offset) if at.partition == request.newest.partition else None
+        # Offsets fall with each step backwards, so a cycle is an error too.
         if link is None or at.offset >= above:
             raise DecodeError(f"{TOPIC} {at} is not a partial of trajectory {request.trajectory}")
         if reason := malformed_partial(link):
@@ -175,6 +168,7 @@ def _chain(request: ChainRequest, links: PartialLinks) -> list[Partial]:
         if chain and link.start + len(link.tokens) != chain[-1].start:
             raise DecodeError(f"{TOPIC} {at} does not end where its successor starts")
         chain.append(link)
+        # Oldest first.
         if link.previous is None:
             return chain[::-1]
         at, above = link.previous, at.offset
@@ -212,7 +206,7 @@ def _joined_spans(chain: list[Partial]) -> tuple[Span, ...]:
 
 
 def _sources(link: Partial) -> Sources:
-    """Returns the source of each token of a partial, whose array is empty if all are generated."""
+    # Empty: all tokens are generated.
     if len(link.sources):
         return link.sources
     return np.full(len(link.tokens), GENERATED, np.uint8)
@@ -224,9 +218,9 @@ ChainResults = Mapping[AttemptKey, ChainContent | DecodeError]
 
 
 class ChainPrefetch:
-    """Reads chains in a thread, one batch at a time, so that decoding waits neither for round trips
-    of the log nor for one that does not answer. The chains of such a batch are missing in the
-    results, and may be requested again; any other error is raised by the next call of `take`.
+    """Reads chains in a thread, one batch at a time, so that decoding never waits for the log. If
+    the log does not answer, the batch's chains are missing in the results and may be requested
+    again; any other error is raised by the next `take`.
     """
 
     def __init__(self, bus: Bus) -> None:

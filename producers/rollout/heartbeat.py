@@ -1,9 +1,9 @@
-"""Publishes a rollout's heartbeats (its `status` records) from a thread, so that the rollout does
-not look dead while its loop is busy.
+"""Publishes a rollout's heartbeats (`status` records) from a thread, so that the rollout does not
+look dead while its loop is busy.
 
-The loop asks `StatusSchedule` whether a status is due, and passes a due one to `Heartbeat`, which
-publishes it in the thread. While the loop passes none, the thread repeats the last one
-(`StatusRepeats`), with the time since the loop's last iteration (`stalled_s`).
+`StatusSchedule` decides when the loop passes a status to `Heartbeat`. While it passes none, the
+thread repeats the last one (`StatusRepeats`), with the time since the loop's last iteration
+(`stalled_s`).
 """
 
 import logging
@@ -26,10 +26,9 @@ WAITING_MAX = 64  # most records queued while the log does not answer; the oldes
 
 @dataclass(slots=True)
 class StatusSchedule:
-    """Decides when a status is due: every `every_s` seconds, and at every change of health. It also
-    computes what a status reports of earlier times: the speed since the previous status, the KV use
-    (tokens in the KV cache) then, and the idle seconds since the start (`idle_s`). All times are
-    passed by the caller, from one clock.
+    """Decides when a status is due: every `every_s` seconds, and at every change of health. Also
+    computes the speed since the previous status, the KV use (tokens in the KV cache) then, and the
+    idle seconds since the start (`idle_s`). All times are of one clock.
     """
 
     every_s: float
@@ -39,22 +38,18 @@ class StatusSchedule:
     idle_s: float = 0.0
     checked_s: float = 0.0
     kv_reports: tuple[tuple[float, int], ...] = ()
-    """(time, KV use) of the two newest reports that were at least half of `every_s` apart, oldest
-    first.
-    """
+    """(time, KV use) of the two newest reports at least half of `every_s` apart, oldest first."""
 
     def is_due(self, health: Health, busy: bool, now_s: float) -> bool:
-        """Returns whether a status is due. Unless the rollout is `busy`, the time since the
-        previous call counts as idle.
-        """
+        """Returns whether a status is due. Unless `busy`, the time since the last call is idle."""
         if self.checked_s and not busy:
             self.idle_s += now_s - self.checked_s
         self.checked_s = now_s
         return health != self.health or now_s - self.sent_s >= self.every_s
 
     def note_sent(self, health: Health, tokens: int, now_s: float) -> float:
-        """Note that a status is sent now. `tokens` is the number generated so far; returns the
-        tokens per second since the previous status.
+        """Note that a status is sent, after `tokens` generated in all; returns the tokens per
+        second since the previous status.
         """
         speed = (tokens - self.tokens) / max(1e-3, now_s - self.sent_s) if self.sent_s else 0.0
         self.sent_s, self.health, self.tokens = now_s, health, tokens
@@ -63,10 +58,9 @@ class StatusSchedule:
     def previous_kv(self, kv_used: int, now_s: float) -> int:
         """Note the KV use that is reported now, and return that of the previous report; the first
         report returns its own.
-
-        At a change of health two reports follow each other quickly. So a report counts as the
-        previous one only if at least half of `every_s` has passed since it.
         """
+        # At a change of health two reports follow each other quickly, so the previous one is at
+        # least half of `every_s` old.
         earlier = [kv for at_s, kv in self.kv_reports if now_s - at_s >= self.every_s / 2]
         if not self.kv_reports or now_s - self.kv_reports[-1][0] >= self.every_s / 2:
             self.kv_reports = (*self.kv_reports[-1:], (now_s, kv_used))
@@ -75,10 +69,9 @@ class StatusSchedule:
 
 @dataclass(slots=True)
 class StatusRepeats:
-    """Decides when the last status is repeated, because the loop sends none, and makes the repeat.
-    It is due 2 · `every_s` after the last record was sent: a loop that makes progress sends one
-    every `every_s`. Times are passed by the caller, from one monotonic clock; `iterated_s` is the
-    begin of the loop's last iteration.
+    """Decides when the last status is repeated: 2 · `every_s` after the last record, because a loop
+    that makes progress sends one every `every_s`. Times are of one monotonic clock; `iterated_s` is
+    the begin of the loop's last iteration.
     """
 
     every_s: float
@@ -95,8 +88,8 @@ class StatusRepeats:
         return None if self.last is None else max(0.0, self.sent_s + 2 * self.every_s - now_s)
 
     def repeat(self, now_s: float, time_s: float) -> RolloutStatus:
-        """Returns the last status with `time_s` (wall clock) as its time, and with the seconds
-        since the loop's last iteration as `stalled_s`.
+        """Returns the last status at `time_s` (wall clock), with the seconds since the loop's last
+        iteration as `stalled_s`.
         """
         assert self.last is not None, "nothing to repeat before the first status"
         self.sent_s = now_s
@@ -104,14 +97,13 @@ class StatusRepeats:
 
 
 class Heartbeat:
-    """Publishes and repeats the status records of one rollout in a thread of its own. The thread
-    alone publishes `status` in the process, so records stay in order. Threads may share this
-    object. If its thread fails, the next `send` or `end` raises the error.
+    """Publishes and repeats the status records of one rollout, in order, in a thread of its own; in
+    the process it alone publishes `status`. Threads may share this object. If its thread fails, the
+    next `send` or `end` raises the error.
 
-    The thread repeats the last record while the loop sends none: it swaps weights, recomputes a
-    cache, or waits for the log. A deadlocked loop does not stop the thread: `stalled_s` grows, and
-    dispatch drops the rollout if it grows too long. A stopped process (SIGSTOP), or native code
-    that never releases the interpreter lock, stops the thread too, and the rollout looks dead.
+    A loop that deadlocks does not stop the thread: `stalled_s` grows until dispatch drops the
+    rollout. A stopped process (SIGSTOP), or native code that holds the interpreter lock, stops it
+    too, and the rollout looks dead.
     """
 
     def __init__(
@@ -143,8 +135,8 @@ class Heartbeat:
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Returns once every queued record is durable and the thread has ended. So no repeat
-        follows the last status of a rollout that leaves.
+        """Returns once every queued record is durable and the thread has ended: no repeat follows
+        the last status of a rollout that leaves.
         """
         self.close()
         self._thread.join()
@@ -169,19 +161,14 @@ class Heartbeat:
             self._failed = error
 
     def _publish(self, records: list[RolloutStatus]) -> None:
-        """Publish the records; one that cannot be encoded is left out and logged, so that one odd
-        value does not make the rollout look dead.
-        """
         keyed: list[KeyedRecord] = [(f"{r.rollout}/{r.term}", r) for r in records]
+        # One odd value must not make the rollout look dead: its record is left out.
         entries, refused = encode_each(self._bus, "status", keyed)
         for reason in refused.values():
             log.error("a status of the rollout is refused: %s", reason)
         append_encoded(self._bus, "status", entries)
 
     def _next(self) -> list[RolloutStatus]:
-        """Wait until there are queued records or a repeat is due, and return these; [] once the
-        thread is to end.
-        """
         with self._changed:
             while True:
                 now = self._timer()

@@ -1,8 +1,8 @@
-"""How a rollout holds the version that it serves while it fetches the next one (`WeightHolder`),
-and the ways by their names (`HOLDERS`).
+"""How a rollout holds the served version while it fetches the next one (`WeightHolder`), and the
+ways by name (`HOLDERS`).
 
-The engine's kind names the way for large versions (`EngineKind.large_weights`); small ones, and
-adapters, are held in this process (`resident`). A way is imported when it is chosen.
+The engine's kind names the way for large versions (`EngineKind.large_weights`); small ones and
+adapters are `resident` in this process. A way is imported when chosen.
 """
 
 from abc import ABC, abstractmethod
@@ -42,7 +42,7 @@ _F = TypeVar("_F", bound=Fetched)
 
 @dataclass(slots=True)
 class FetchMeter:
-    """Counts the fetches: their bytes, and their seconds by `timer`."""
+    """Counts the bytes of the fetches, and their seconds by `timer`."""
 
     timer: Callable[[], float] = monotonic
     fetched_bytes: int = 0
@@ -59,9 +59,9 @@ class FetchMeter:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Describes what a holder is to fetch: the `version`, with the hash of its manifest if it was
-    announced, from `store`. `prepare` is the engine's own preparation of an update. `skipped` is
-    an earlier update that the engine never took.
+    """What to fetch: the `version` from `store`, with its manifest's hash if it was announced.
+    `prepare` is the engine's preparation of an update; `skipped` an earlier update that the engine
+    never took.
     """
 
     store: ObjectStore
@@ -73,24 +73,24 @@ class Fetch:
 
 
 class WeightHolder(ABC):
-    """Holds one version's tensors and turns them into the next one's. Used by one thread at a time,
-    and `update` never beside a comparison of the tensors that it returned before.
+    """Holds one version's tensors and turns them into the next one's. Used by one thread at a time;
+    `update` never runs beside a comparison of the tensors that it returned before.
     """
 
     @abstractmethod
     def update(self, fetch: Fetch) -> tuple[Manifest, WeightUpdate]:
-        """Returns the version's manifest and the prepared update from the version that the engine
-        serves, every tensor verified; what the engine serves has not changed. Starts over from any
-        state, also after an error. Raises `ObjectMissing` and `CorruptObject` (the object is named)
-        and the errors of the store.
+        """Returns the version's manifest and the prepared update from the served version, every
+        tensor verified, and leaves what the engine serves unchanged. Starts over from any state,
+        also after an error. Raises `ObjectMissing` and `CorruptObject` (with the object's name) and
+        the store's errors.
         """
 
     @abstractmethod
     def renewed(self) -> "WeightHolder":
-        """Returns a holder of the same way that holds nothing, in new memory."""
+        """Returns an empty holder of the same way, in new memory."""
 
     def note_taken(self, update: WeightUpdate) -> None:  # noqa: B027  most holders need not know
-        """The rollout took this update, and gives it to the engine next."""
+        """The rollout gives this update to the engine next."""
 
     def note_served(self, version: Version | None) -> None:  # noqa: B027
         """The engine serves this version, none for None."""
@@ -103,13 +103,13 @@ class WeightHolder(ABC):
         self, tensors: Mapping[str, torch.Tensor], names: Collection[str]
     ) -> tuple[str, ...]:
         """Returns those of the `names` whose held bytes no longer match their hashes, where the
-        engine reads the same bytes, so that comparing it with them would find nothing.
+        engine reads the same bytes and comparing it with them would find nothing.
         """
         return ()
 
 
 class CopyHolder(WeightHolder):
-    """Keeps a copy beside the engine's own and moves it from version to version in place."""
+    """Keeps a copy beside the engine's own and changes it from version to version in place."""
 
     @abstractmethod
     def move(
@@ -160,8 +160,8 @@ class ResidentHolder(CopyHolder):
 
 
 def open_holder(manifest: Manifest, large: str, large_above: int) -> WeightHolder:
-    """Returns the holder for a run whose first version has this manifest: of the way `large` if it
-    is no adapter and has more than `large_above` bytes.
+    """Returns the holder for a run whose first version has this manifest: of the way `large` for a
+    full model above `large_above` bytes.
     """
     is_large = manifest.full_bytes > large_above and not form_of(manifest).is_partial
     holder: type[WeightHolder] = load_option(HOLDERS[large if is_large else "resident"])

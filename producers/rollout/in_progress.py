@@ -1,9 +1,8 @@
-"""Moves each trajectory of a rollout from its assignment to the record that ends it (`InProgress`).
+"""Takes each trajectory of a rollout from its assignment to the record that ends it (`InProgress`),
+through the rollout's `TurnDriver`.
 
-A trajectory is given to the rollout's `TurnDriver`, with the tokens of its partials if it is
-resumed, and the driver says when it has ended. Here is the rollout's half of invariants 2 and 4:
-one attempt of a trajectory at a time, a failure is a completion, and under `keep_version` no
-trajectory is resumed under another version.
+The rollout's half of invariants 2 and 4: one attempt of a trajectory at a time, a failure is a
+completion, and under `keep_version` no trajectory resumes under another version.
 """
 
 import logging
@@ -33,9 +32,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class InProgress:
-    """Holds the trajectories of one rollout under one term, which its driver runs; `done` are those
-    that are finished and not published yet. A trajectory leaves without being finished by `drop`
-    (no record) or `give_up` (a last partial, from which another rollout resumes it).
+    """The trajectories of one rollout under one term; `done` are finished and not published yet.
+    `drop` ends one without a record, `give_up` with a last partial, from which another rollout
+    resumes it.
     """
 
     driver: TurnDriver
@@ -44,22 +43,22 @@ class InProgress:
     chains: dict[AttemptKey, ChainContent | DecodeError] = field(
         default_factory=dict[AttemptKey, ChainContent | DecodeError]
     )
-    """By trajectory and attempt, for assignments that start soon: the content of the trajectory's
-    chain of partials (each links to the one before it), or why the chain cannot be used.
+    """By trajectory and attempt, for assignments that start soon: the content of the chain of
+    partials, or why it cannot be used.
     """
     prefetch: ChainPrefetch | None = None
-    """Reads chains in a thread. None: they are read where they are needed."""
+    """Reads chains in a thread. None: they are read at `start`."""
     broken_chains: int = 0
-    """Number of chains that could not be resumed; their trajectories restarted from the prompt."""
+    """Number of chains that could not be resumed: the trajectories restarted from the prompt."""
 
     @property
     def running(self) -> dict[str, RunningTrajectory]:
-        """The trajectories that the engine generates or has queued."""
+        """Trajectories that the engine generates or has queued."""
         return self.driver.running
 
     @property
     def parked(self) -> dict[str, RunningTrajectory]:
-        """The trajectories that wait for another program, without a slot."""
+        """Trajectories that wait for another program, without a slot."""
         return self.driver.parked
 
     def __len__(self) -> int:
@@ -67,9 +66,9 @@ class InProgress:
         return len(self.running) + len(self.parked)
 
     def read_chains_ahead(self, assignments: Iterable[Assignment]) -> list[Assignment]:
-        """Read the chains of all these assignments in one pass over the topic, so that `start`
-        finds them. Chains of other assignments are removed. Returns the assignments whose chains
-        are still being read (`prefetch`), and which cannot start yet.
+        """Read the chains of these assignments in one pass over the topic, and remove all others.
+        Returns the assignments that cannot start yet because their chains are still being read
+        (`prefetch`).
         """
         due = [assignment for assignment in assignments if assignment.partial is not None]
         if self.prefetch is not None:
@@ -100,10 +99,10 @@ class InProgress:
         return ChainRequest(name, newest, assignment.first, start, tokens_max)
 
     def start(self, assignment: Assignment) -> None:
-        """Give the trajectory to the driver, resuming from its partials if any. If its chain
-        cannot be used, it restarts from the prompt, and the tokens generated before are lost. A
-        trajectory that the engine refuses ends dead, with the reason. A resume that needs a version
-        which the engine does not hold is given back to dispatch.
+        """Give the trajectory to the driver, resumed from its partials if any. With an unusable
+        chain it restarts from the prompt, and earlier tokens are lost. If the engine refuses it, it
+        ends dead with the reason. A resume under a version that the engine does not hold is given
+        back to dispatch.
         """
         self.drop(assignment.trajectory)  # of an earlier attempt, replaced by this one
         parts = self.driver.parts
@@ -129,7 +128,6 @@ class InProgress:
             self.done.append(parts.judging.dead_record(running, f"engine: {refused}"))
 
     def _refusal(self, running: RunningTrajectory) -> EngineRefused | None:
-        """Give the trajectory to the driver. Returns why the engine refuses it, if it does."""
         try:
             self.driver.start(running)
         except EngineRefused as error:
@@ -137,7 +135,6 @@ class InProgress:
         return None
 
     def _begin(self, assignment: Assignment, gained: ChainContent | None) -> RunningTrajectory:
-        """Returns the trajectory with what it gained before."""
         has_prompt, now_s = self.driver.has_prompt, self.driver.parts.clock()
         return RunningTrajectory.start(assignment, gained, now_s, is_episode=not has_prompt)
 
@@ -146,9 +143,6 @@ class InProgress:
         log.warning("%s restarts from its prompt: %s", assignment.trajectory, error)
 
     def _gained(self, assignment: Assignment) -> ChainContent | None:
-        """Returns the content of the assignment's chain; None for a start, or if the chain cannot
-        be used.
-        """
         if assignment.partial is None:
             return None
         if _attempt_of(assignment) not in self.chains:
@@ -173,7 +167,7 @@ class InProgress:
         self.driver.parts.judging.drop_all()
 
     def give_up(self, released: Assignment) -> None:
-        """Hand the trajectory over to another rollout, as soon as the driver can (`leave`). A
+        """Hand the trajectory over to another rollout as soon as the driver can (`leave`). A
         release of another attempt changes nothing.
         """
         running = self._here(released.trajectory)
@@ -183,7 +177,7 @@ class InProgress:
         self.driver.leave(released.trajectory)
 
     def give_up_all(self, waiting: Iterable[Assignment]) -> None:
-        """Hand over all trajectories that are running or parked, and the assignments in `waiting`.
+        """Hand over all trajectories that are running or parked, and the `waiting` assignments.
         Those that wait for their reward are awaited as in `give_up`.
         """
         for running in [*self.running.values(), *self.parked.values()]:
@@ -194,9 +188,7 @@ class InProgress:
         self.driver.parts.publisher.give_up([self._begin(start, None) for start in fresh])
 
     def collect_outcomes(self) -> None:
-        """Move the trajectories that have ended to `done`, and end those of which a partial was
-        refused by the log.
-        """
+        """Move ended trajectories to `done`, and end those of which the log refused a partial."""
         for running, reason in self.driver.parts.publisher.take_refused():
             self._end_refused(running, reason)
         for record in self.driver.poll():
@@ -205,8 +197,8 @@ class InProgress:
             self.done.append(record)
 
     def publish(self) -> None:
-        """Publish finished trajectories, the partials that are due, and last partials that waited
-        for the one before them.
+        """Publish finished trajectories, due partials, and last partials whose predecessor is
+        durable by now.
         """
         done, self.done = self.done, []
         publisher = self.driver.parts.publisher
@@ -215,20 +207,17 @@ class InProgress:
         publisher.give_up(())
 
     def _end_refused(self, running: RunningTrajectory, reason: str) -> None:
-        """End a trajectory of which a partial cannot be in the log: no other rollout could resume
-        it. One that has ended meanwhile, or runs again under another attempt, is left alone.
-        """
         name = running.assignment.trajectory
         current = self._here(name)
+        # Without a partial no other rollout could resume it. One that has ended, or runs under
+        # another attempt, is left alone.
         if current is running or (current is None and running.leaving):
             self.drop(name)
             record = self.driver.parts.judging.dead_record(running, f"partial: {reason}")
             self.done.append(record)
 
     def _admissible(self, record: Trajectory) -> Trajectory:
-        """Returns the record or, if the trainer would refuse it or it cannot be encoded, a dead one
-        with the reason (invariant 12).
-        """
+        # What the trainer would refuse, or cannot be encoded, ends dead (invariant 12).
         refused = None if record.finish == "dead" else refusal(record, self.bounds)
         if refused is not None:
             log.warning("%s died: %s", record.trajectory, refused)
@@ -243,9 +232,7 @@ class InProgress:
 
 
 def _bare_failure(record: Trajectory, problem: str) -> Trajectory:
-    """Returns the failure of a trajectory whose record cannot be encoded, with what its assignment
-    states and its tokens alone: the assignment was decoded, so it can be encoded.
-    """
+    # What stays can be encoded: the assignment was decoded.
     bare = replace(
         record,
         finish="dead",

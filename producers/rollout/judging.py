@@ -1,10 +1,9 @@
 """Gets the rewards of complete answers from the task's code in the reward pool's processes
 (`Judging`).
 
-Each answer that is judged has exactly one outcome: a reward, or the reason why it has none
-(invariant 1). An outcome belongs to the attempt that asked for it, and is ignored if that attempt
-has been dropped meanwhile. With late rewards the answer is finished without a reward; a scorer adds
-it later as an annotation.
+Each judged answer has exactly one outcome, a reward or the reason why it has none (invariant 1);
+that of a dropped attempt is ignored. With late rewards an answer is finished without one, and a
+scorer annotates it later.
 """
 
 import time
@@ -26,13 +25,11 @@ _ATTEMPT_SEPARATOR = "#"
 
 @dataclass(slots=True)
 class Judging:
-    """Holds the trajectories that wait for their reward, from `judge` until `poll` returns their
-    records.
-    """
+    """Trajectories that wait for their reward, from `judge` until `poll` returns their records."""
 
     rewards: RewardPool
     term: int
-    """The rollout's term, for the records."""
+    """The rollout's term."""
     newest: Callable[[], Version]
     """Returns the newest version that the rollout knows, for the lag at finish."""
     clock: Callable[[], float] = time.time
@@ -48,8 +45,8 @@ class Judging:
         return len(self._waiting) + len(self._unscored)
 
     def judge(self, running: RunningTrajectory, finish: Finish) -> None:
-        """Ask for the reward of the complete answer, or finish it without one if rewards come
-        late. An earlier attempt of the trajectory is forgotten.
+        """Request the reward of the complete answer, or finish it without one if rewards come late.
+        Replaces an earlier attempt of the trajectory.
         """
         trajectory = running.assignment.trajectory
         if self.late:
@@ -61,14 +58,12 @@ class Judging:
         self.rewards.submit(attempt_key(running), running.assignment.reference, turns)
 
     def drop(self, trajectory: str) -> None:
-        """Forget the trajectory, because it was released or assigned again. A reward that still
-        arrives for it is ignored.
-        """
+        """Remove the trajectory, which was released or assigned again; its reward is ignored."""
         self._waiting.pop(trajectory, None)
         self._unscored.pop(trajectory, None)
 
     def drop_all(self) -> None:
-        """Forget all trajectories; later outcomes are ignored."""
+        """Remove all trajectories; later outcomes are ignored."""
         self._waiting.clear()
         self._unscored.clear()
 
@@ -78,8 +73,8 @@ class Judging:
         return [record for record in settled if record is not None] + self.take_unscored()
 
     def settle(self, key: str, outcome: RewardVerdict | Reply) -> Trajectory | None:
-        """Returns the record of the attempt with this key: with the reward, or a dead one if
-        judging failed. None for an attempt that was dropped.
+        """Returns the record of the attempt with this key: with the reward, or dead if judging
+        failed. None for a dropped attempt.
         """
         trajectory = trajectory_of(key)
         waiting = self._waiting.get(trajectory)
@@ -101,7 +96,7 @@ class Judging:
         return records
 
     def dead_record(self, running: RunningTrajectory, reason: str) -> Trajectory:
-        """Returns the completion that records a failure, with its reason (invariant 2)."""
+        """Returns the completion of a failure, with its reason (invariant 2)."""
         return running.to_record(self.term, "dead", self.clock(), self.newest(), reason=reason)
 
     def rewarded_record(
@@ -111,13 +106,13 @@ class Judging:
         reward: float,
         scores: Mapping[str, float],
     ) -> Trajectory:
-        """Returns the completion with a reward that the task or an episode's program gave."""
+        """Returns the completion with the reward of the task or of an episode's program."""
         now, newest = self.clock(), self.newest()
         return running.to_record(self.term, finish, now, newest, reward, dict(scores))
 
 
 def attempt_key(running: RunningTrajectory) -> str:
-    """Returns the key under which the reward pool is asked for this attempt."""
+    """Returns this attempt's key in the reward pool."""
     return f"{running.assignment.trajectory}{_ATTEMPT_SEPARATOR}{running.assignment.attempt}"
 
 

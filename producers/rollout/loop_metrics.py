@@ -1,4 +1,4 @@
-"""Collects the metrics of a rollout (`rollout_metrics`) from the parts of its loop."""
+"""The metrics of a rollout (`rollout_metrics`)."""
 
 from rollstream.metric_values import MetricValue, MetricValues
 from rollstream.producers.engines.base import DraftStats
@@ -13,8 +13,8 @@ FINISHES = ("stop", "length", "dead")  # how a trajectory can end
 def rollout_metrics(
     publisher: RolloutPublisher, follower: WeightsFollower, judged: int, oldest_s: float
 ) -> MetricValues:
-    """Returns the rollout's metrics. `judged` is the number of trajectories that wait for a reward
-    or for the environment's reply, `oldest_s` the age of the oldest running trajectory in seconds.
+    """Returns the rollout's metrics. `judged` trajectories wait for a reward or the environment's
+    reply; `oldest_s` is the age of the oldest running one in seconds.
     """
     newest = follower.newest
     values: dict[str, MetricValue] = {

@@ -1,10 +1,8 @@
-"""Publishes all records of a rollout (trajectories, partials, status, applied versions), and
-counts what its metrics show. `RolloutPublisher` makes the records; `BackgroundSender` appends them
-to the log in a thread of its own, so that decoding does not wait for the log.
+"""Publishes all records of a rollout and counts what its metrics show: `RolloutPublisher` makes
+them, `BackgroundSender` appends them in a thread, so that decoding does not wait for the log.
 
-A trajectory may be published twice, by this rollout and by its dead predecessor. That does no harm:
-readers count only the first completion (invariant 2), and resume only from the chain of partials
-that an assignment names.
+A trajectory may be published twice, by this rollout and its dead predecessor: readers count the
+first completion only (invariant 2), and resume only from the chain that an assignment names.
 """
 
 import logging
@@ -32,10 +30,10 @@ RECORDS_MAX = 1024  # `send` waits while so many records are queued or being app
 GATHER_S = 0.1  # pause between two rounds: records sent meanwhile share an append
 
 OnPublished = Callable[[list[Address]], None]
-"""Is called with the addresses of the records once they are durable, in the sender's thread."""
+"""Receives the addresses of the records once they are durable, in the sender's thread."""
 OnRefused = Callable[[int, str], None]
-"""Is called with the index of a record that cannot be in the log, and the reason, in the sender's
-thread. The records of the same call, and `on_published`, continue without it.
+"""Receives the index of a record that the log cannot hold, and the reason, in the sender's thread.
+The other records of the call, and `on_published`, continue without it.
 """
 
 
@@ -50,9 +48,9 @@ class RecordSender(Protocol):
         is_urgent: bool = False,
         on_refused: OnRefused | None = None,
     ) -> None:
-        """Publish the records, in this order and behind earlier ones of the topic. May return
-        before they are durable. Urgent ones are not held back to share an append with others. A
-        record that cannot be encoded, or is too large, is refused: all others are published.
+        """Publish the records, in this order and behind earlier ones of the topic; they may become
+        durable later. Urgent ones are not held back to share an append. A record that cannot be
+        encoded, or is too large, is refused; all others are published.
         """
         ...
 
@@ -70,13 +68,12 @@ class _QueuedRecords:
 
 
 class BackgroundSender:
-    """Implements `RecordSender` with a thread, because over a network an acknowledgement takes
-    longer than one poll of the engine. If an append fails, the thread ends, and every later call of
-    `send` or `flush` raises its error. A record that the log cannot hold is no such failure: it is
-    refused and logged.
+    """A `RecordSender` with a thread, because over a network an acknowledgement takes longer than
+    one poll of the engine. If an append fails, the thread ends, and every later `send` or `flush`
+    raises its error. A record that the log cannot hold is refused and logged instead.
 
-    Queued records are lost if the process dies, as are tokens that the engine has not emitted yet.
-    A caller may rely on a record only after `on_published` has received its address.
+    Queued records are lost with the process, so a caller relies on a record only after
+    `on_published`.
     """
 
     def __init__(self, bus: Bus) -> None:
@@ -139,7 +136,6 @@ class BackgroundSender:
                 self._changed.notify_all()
 
     def _post(self, batches: Sequence[_QueuedRecords]) -> None:
-        """Publish with one append per topic, and call each `on_published`."""
         by_topic: dict[str, list[_QueuedRecords]] = {}
         for queued in batches:
             by_topic.setdefault(queued.topic, []).append(queued)
@@ -153,7 +149,6 @@ class BackgroundSender:
                 addresses = addresses[count:]
 
     def _encoded(self, queued: _QueuedRecords) -> list[AppendEntry]:
-        """Returns the records that the log can hold as bytes; the others are refused."""
         entries, refused = encode_each(self._bus, queued.topic, queued.records)
         for index, reason in refused.items():
             log.error("a record of %s is refused: %s", queued.topic, reason)
@@ -164,10 +159,9 @@ class BackgroundSender:
 
 @dataclass(frozen=True, slots=True)
 class RolloutCondition:
-    """Holds the fields of a status record (`RolloutStatus`) that do not come from the engine:
-    `queued` trajectories wait outside of it, `quota_left` new ones may still start under the served
-    `version`. `verified` is False from a comparison that found wrong tensors in the engine until
-    they are repaired. `RolloutStatus` explains the other fields.
+    """The fields of `RolloutStatus` that do not come from the engine: `queued` trajectories wait
+    outside of it, `quota_left` new ones may still start under the served `version`. `verified` is
+    False from a comparison that found wrong tensors until their repair.
     """
 
     version: Version
@@ -183,8 +177,8 @@ class RolloutCondition:
 
 @dataclass(slots=True)
 class RolloutPublisher:
-    """Makes the records of one rollout under one term and passes them to `sender`, or the status to
-    `heartbeat`; also counts what the metrics show. Use it from the rollout's loop only.
+    """Makes the records of one rollout under one term, for `sender` or, if a status, for
+    `heartbeat`; counts what the metrics show. For the rollout's loop only.
     """
 
     bus: Bus
@@ -229,8 +223,8 @@ class RolloutPublisher:
             )
 
     def partials(self, running: Sequence[RunningTrajectory]) -> None:
-        """Publish the partials that are due: a trajectory has `partial_tokens` new tokens, or any
-        new tokens `partial_s` seconds after its previous partial.
+        """Publish the due partials: of trajectories with `partial_tokens` new tokens, or with any
+        `partial_s` seconds after their previous partial.
         """
         now = self.clock()
         due = [each for each in running if each.has_unpublished() and self._is_due(each, now)]
@@ -244,9 +238,9 @@ class RolloutPublisher:
         on_durable: Callable[[], None],
         on_refused: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Publish at once what an episode of an agent gained: a turn, or its reward. In the
-        sender's thread `on_durable` is called when the log has acknowledged it, or `on_refused`
-        with the reason why the log cannot hold it, which ends the episode.
+        """Publish at once what an agent's episode gained: a turn, or its reward. The sender's
+        thread calls `on_durable` once it is durable, or `on_refused` with the reason why the log
+        cannot hold it, which ends the episode.
         """
         record = running.take_partial(self.name, self.term, self.clock())
 
@@ -267,12 +261,11 @@ class RolloutPublisher:
         )
 
     def _refuse(self, running: RunningTrajectory, reason: str) -> None:
-        """Note, in the sender's thread, that a partial of the trajectory cannot be in the log."""
+        # In the sender's thread.
         self.refused["partials"] += 1
         self._refused.append((running, reason))
 
     def _counted(self, topic: str) -> OnRefused:
-        """Returns what counts the refused records of a topic."""
         return lambda index, reason: self.refused.update([topic])
 
     def take_refused(self) -> list[tuple[RunningTrajectory, str]]:
@@ -298,9 +291,8 @@ class RolloutPublisher:
         self.sender.send("partials", entries, on_published, on_refused=on_refused)
 
     def give_up(self, running: Sequence[RunningTrajectory]) -> None:
-        """Publish the last partial of these trajectories, which other rollouts may then resume. A
-        trajectory whose previous partial is not durable yet is kept, and a later call publishes its
-        last partial.
+        """Publish the last partial of these trajectories, which other rollouts may then resume. If
+        the previous partial is not durable yet, a later call does it.
         """
         self._given_up += running
         due = [trajectory for trajectory in self._given_up if not trajectory.flushing]
@@ -313,17 +305,17 @@ class RolloutPublisher:
             self._send(due, last)
 
     def flush_given_up(self) -> None:
-        """Returns when the last partials of all trajectories that were given up are durable."""
+        """Returns when the last partials of all given-up trajectories are durable."""
         self.sender.flush()
         self.give_up(())
         self.sender.flush()
 
     def applied(self, verdict: ReadBackResult) -> None:
-        """Publish that the engine serves a version. `verdict` is the result of comparing tensors of
-        the version with those that the engine serves. The record holds the manifest's hash in place
-        of one hash per tensor, because the fetch has checked each tensor against the manifest.
+        """Publish that the engine serves a version, after `verdict` compared its tensors with the
+        served ones.
         """
         announced, count = verdict.fetched.announced, verdict.compared.count
+        # The manifest's hash stands for one hash per tensor: the fetch has checked each against it.
         record = Applied(
             rollout=self.name,
             rollout_term=self.term,
@@ -339,7 +331,7 @@ class RolloutPublisher:
         self.apply_s.add(verdict.seconds)
 
     def status(self, condition: RolloutCondition, stats: EngineStats) -> None:
-        """Publish a status record with the present load: the rollout's heartbeat."""
+        """Publish the rollout's heartbeat, with its present load."""
         now = self.clock()
         record = RolloutStatus(
             rollout=self.name,
@@ -387,9 +379,7 @@ class RolloutPublisher:
         self.sender.flush()
 
     def close(self) -> None:
-        """Stop the heartbeat without waiting for its thread: the loop has ended, normally or by an
-        error.
-        """
+        """Stop the heartbeat without waiting for its thread."""
         if self.heartbeat is not None:
             self.heartbeat.close()
 

@@ -1,10 +1,10 @@
-"""Finds tensors of which an engine serves other bits than the rollout gave it: reads tensors back
-from the engine and compares them with the given ones (`Engine.read_back`).
+"""Finds tensors of which an engine serves other bits than it was given, by reading them back
+(`Engine.read_back`).
 
-All tensors of the first version are compared (`compare_all_tensors`), and a bounded sample after
-each later update (`compare_tensors`, started by `WeightsFollower` beside decoding); the samples
-rotate through all tensors (`TensorRotation`). After a mismatch the rollout generates nothing until
-it has fetched all tensors again (a repair) and compared all of them.
+All tensors of the first version are compared (`compare_all_tensors`), and after each later update a
+bounded sample, beside decoding (`compare_tensors`), which rotates through all (`TensorRotation`).
+After a mismatch the rollout generates nothing until all tensors were fetched again (a repair) and
+compared.
 """
 
 import logging
@@ -28,7 +28,7 @@ ReadBack = Callable[[Iterable[str], Mapping[str, torch.Tensor]], WeightCompariso
 
 class TensorRotation:
     """Chooses the tensors of each sample: `next` continues after the last name of the previous
-    call. The set of names may change between calls.
+    call. The names may change between calls.
     """
 
     def __init__(self, sample_bytes: int = SAMPLE_BYTES) -> None:
@@ -36,8 +36,8 @@ class TensorRotation:
         self._after = ""
 
     def next(self, sizes: Mapping[str, int]) -> list[str]:
-        """Returns the names of the next sample, each at most once: tensors of at most
-        `sample_bytes` together, but at least one tensor if there is any.
+        """Returns the next sample's names, each once: at most `sample_bytes` together, but at least
+        one tensor if there is any.
         """
         names = sorted(sizes)
         later = [name for name in names if name > self._after]
@@ -54,9 +54,8 @@ class TensorRotation:
 
 @dataclass(frozen=True, slots=True)
 class FetchedWeights:
-    """Holds the `update` to one announced version: its tensors, verified against their hashes,
-    prepared for the engine and held by `holder`. `repairs`: they replace tensors that the engine
-    served wrongly.
+    """The `update` to one announced version: verified tensors, prepared for the engine and held by
+    `holder`. `repairs`: they replace tensors that the engine served wrongly.
     """
 
     announced: WeightsAnnounced
@@ -67,9 +66,7 @@ class FetchedWeights:
 
 @dataclass(frozen=True, slots=True)
 class ReadBackResult:
-    """Holds the result of comparing the tensors of `fetched` with the engine's; the engine's update
-    took `seconds`.
-    """
+    """The comparison of the tensors of `fetched` with the engine's, whose update took `seconds`."""
 
     fetched: FetchedWeights
     compared: WeightComparison
@@ -79,9 +76,9 @@ class ReadBackResult:
 def compare_tensors(
     fetched: FetchedWeights, read_back: ReadBack, names: list[str] | None, seconds: float
 ) -> ReadBackResult:
-    """Compare the tensors `names` (None: all) with those that the engine serves. A difference is
-    logged as an error and returned, not raised. A tensor that was damaged where the rollout holds
-    it counts as different. The update took `seconds`.
+    """Compare the tensors `names` (None: all) with the served ones, after an update of `seconds`. A
+    difference is logged and returned, not raised; a tensor that is damaged where the rollout holds
+    it differs too.
     """
     compared = _compared(fetched, read_back, names)
     if compared.differing:
@@ -113,9 +110,8 @@ def compare_all_tensors(
     started_s: float,
     timer: Callable[[], float] = time.perf_counter,
 ) -> ReadBackResult:
-    """Compare all tensors of the first version before the rollout generates with it. Raises
-    `EngineRefused` if a tensor differs from the given one. `started_s` is the time of `timer` at
-    which loading them began.
+    """Compare all tensors of the first version before the rollout generates with it; loading began
+    at `started_s` of `timer`. Raises `EngineRefused` if a tensor differs.
     """
     compared = _compared(fetched, read_back, None)
     if compared.differing:

@@ -21,9 +21,7 @@ def open_answers(parts: RolloutParts, task: Task, scope: DriverScope) -> "Single
 
 @dataclass(slots=True)
 class SingleTurn:
-    """The `TurnDriver` of answers. A driver of several turns extends `end_turn`, which decides what
-    follows a turn, and sets `hold`.
-    """
+    """The `TurnDriver` of answers. Drivers of several turns override `end_turn` and set `hold`."""
 
     parts: RolloutParts
     hold: bool = False
@@ -37,11 +35,9 @@ class SingleTurn:
         return "it has turns of an agent" if content.turns or content.branches else ""
 
     def start(self, running: RunningTrajectory) -> None:
-        """Submit the trajectory. An engine that serves several versions side by side under
-        `keep_version` is told the version to use: that of the trajectory's last generated tokens,
-        or for a new trajectory the engine's newest.
-        """
+        """Submit the trajectory."""
         engine, version = self.parts.engine, None
+        # The version of the last generated tokens; a new trajectory gets the engine's newest.
         if self.parts.keep_version and engine.is_side_by_side:
             version = running.spans[-1].version if running.spans else engine.version
         engine.submit(running.request(self.hold, version))
@@ -56,7 +52,7 @@ class SingleTurn:
             self.end_turn(running, emission.finish)
 
     def end_turn(self, running: RunningTrajectory, finish: Finish) -> None:
-        """Decide what follows a turn that ended by `finish`: here its reward."""
+        """Decide what follows a turn that ended by `finish`: its reward."""
         self.parts.judging.judge(running, finish)
 
     def accept(self) -> None:
@@ -75,7 +71,7 @@ class SingleTurn:
 
     def leave(self, trajectory: str) -> None:
         """Free the trajectory's slot and publish its last partial. If the tokens that the abort
-        returns finish its turn, the outcome of the turn is awaited instead.
+        returns end its turn, the turn's outcome is awaited instead.
         """
         running, emission = self.running[trajectory], self.parts.engine.abort(trajectory)
         if emission is not None and emission.finish is not None:

@@ -1,5 +1,5 @@
-"""Decides which new answers a rollout starts beside its last long ones, although it has used up its
-quota under the held version (`TailFilling`; docs/explanation/scheduling.md, Filling tails).
+"""Which new answers a rollout starts beside its last long ones, although its quota under the held
+version is used up (`TailFilling`; docs/explanation/scheduling.md, Filling tails).
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,9 +13,8 @@ from rollstream.streams.tails import FILL_LAG_MAX, fits_tail, tokens_left
 
 @dataclass(slots=True)
 class TailFilling:
-    """Holds the trajectories that were `started` beside a tail under the held version. They have no
-    tail of their own: otherwise each could be filled beside in turn, and newer weights would wait
-    for ever.
+    """The trajectories that were `started` beside a tail under the held version. They are no tail:
+    else each could be filled beside in turn, and newer weights would wait for ever.
     """
 
     started: set[str] = field(default_factory=set[str])
@@ -27,10 +26,9 @@ class TailFilling:
         running: Mapping[str, RunningTrajectory],
         slots: int,
     ) -> Assignment | None:
-        """Returns the first new answer that is expected to end before the longest running one that
-        was drawn within the quota: slots are free, and the change to newer weights waits for that
-        one in any case. It counts as started. None if there is none, no slot is free, or the held
-        version is too old (`FILL_LAG_MAX`).
+        """Returns, and counts as started, the first new answer expected to end before the longest
+        running one within the quota, for which newer weights wait in any case. None without one,
+        without a free slot, or if the held version is too old (`FILL_LAG_MAX`).
         """
         if len(running) >= slots or inputs.newest - inputs.held > FILL_LAG_MAX:
             return None
@@ -43,7 +41,6 @@ class TailFilling:
         return None
 
     def _tail(self, running: Mapping[str, RunningTrajectory]) -> int:
-        """Returns how many tokens the longest of these answers has left."""
         lengths = [
             tokens_left(assignment.predicted, answer.generated, assignment.sampling.tokens_max)
             for trajectory, answer in running.items()

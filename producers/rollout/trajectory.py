@@ -1,10 +1,9 @@
-"""Holds one trajectory while a rollout generates it (`RunningTrajectory`), and makes its records:
-partials while it grows, from which another rollout can resume it, and at the end a `Trajectory`.
+"""One trajectory while a rollout generates it (`RunningTrajectory`), and its records: partials,
+from which another rollout can resume it, and at the end a `Trajectory`.
 
-It grows by emissions (the tokens that the engine generated since the previous emission, all under
-one version) and by replies of the task's environment. Invariant 3 (each generated token is in
-exactly one span) holds because `extend` lengthens the spans by exactly the tokens of the emission,
-under the version that the engine states in it.
+It grows by emissions (new tokens of the engine, all under one version) and by replies of the
+environment. Invariant 3 (each generated token is in exactly one span) holds because `extend`
+lengthens the spans by exactly an emission's tokens, under its version.
 """
 
 from collections.abc import Sequence
@@ -39,11 +38,10 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 @dataclass(slots=True)
 class RunningTrajectory:
-    """Holds the content of one trajectory under one assignment, and how much of it was flushed (put
-    into partials). The lists hold an array for each addition; these are joined only when needed.
+    """The content of one trajectory under one assignment, and how much of it was flushed (is in
+    partials). The lists hold an array per addition, joined only when needed.
 
-    Prompt and environment tokens have no log-probabilities, so `logprobs` and `spans` count
-    generated tokens only.
+    Only generated tokens have log-probabilities: `logprobs` and `spans` count these alone.
     """
 
     assignment: records.Assignment
@@ -63,7 +61,7 @@ class RunningTrajectory:
     generated: int = 0
     """Number of generated tokens."""
     flushed: int = 0
-    """Number of tokens that need no partial any more: those of the prompt and those in partials."""
+    """Number of tokens that need no further partial: the prompt's and those in partials."""
     flushed_generated: int = 0
     """Number of generated tokens in partials."""
     flushed_parts: int = 0
@@ -71,21 +69,19 @@ class RunningTrajectory:
     partial: Address | None = None
     """Address of the newest durable partial, which the next one names as its predecessor."""
     flushing: bool = False
-    """True while the newest partial is not durable yet. Until then no other partial can be made,
-    because the address that it must name is unknown.
-    """
+    """True while the newest partial is not durable: the next one must name its address."""
     environment: str = ""
-    """State of the task's environment after its newest reply that had tokens; in an episode of an
-    agent, the reward that its program has set.
+    """State of the environment after its newest reply with tokens; in an episode of an agent, the
+    reward that its program has set.
     """
     turns: list[Turn] = field(default_factory=list[Turn])
     """The answered requests of an episode of an agent."""
     branches: list[Branch] = field(default_factory=list[Branch])
     """Where the tokens of an episode branch."""
     inherited: tuple[int, ...] = ()
-    """The attempts that answered the first of `turns`: those of the chain that is resumed."""
+    """The attempts that answered the first of `turns`: those of the resumed chain."""
     abandoned: tuple[int, ...] = ()
-    """Indices of the turns that the program which ended the episode has not reached."""
+    """Indices of the turns that the program which ended the episode did not reach."""
     flushed_turns: int = 0
     """Number of `turns` in partials."""
     flushed_branches: int = 0
@@ -93,16 +89,16 @@ class RunningTrajectory:
     final_state: str | None = None
     """State of the environment after the reply that ended the dialogue; None before."""
     failures: tuple[str, ...] = ()
-    """Why the environment failed before it was asked again."""
+    """Why the environment failed before its retries."""
     waiting_s: float | None = None
-    """Seconds since the start in which the trajectory waited for its environment, if it did."""
+    """Seconds in which the trajectory waited for its environment, if it did."""
     withheld: int = 0
     """1 while the outcome of an ended turn is awaited, else 0: partials then leave out the newest
-    token. A rollout that resumes from them generates this token again, which ends the turn there
-    too, and asks for the outcome itself; with the token it would generate past the turn's end.
+    token. A rollout that resumes from them generates it again, which ends the turn there too; with
+    it, the rollout would generate past the turn's end.
     """
     leaving: bool = False
-    """True once another rollout is to resume the trajectory. If its turn has ended, the outcome is
+    """True once another rollout is to resume the trajectory. The outcome of an ended turn is
     awaited first: a reward finishes it here, and after a reply it is handed over.
     """
 
@@ -114,9 +110,9 @@ class RunningTrajectory:
         now_s: float,
         is_episode: bool = False,
     ) -> "RunningTrajectory":
-        """Start with the assignment's prompt; if the trajectory is resumed, also with the content
-        of its earlier partials (`resumed`), which counts as flushed. An episode of an agent starts
-        without tokens: the prompt comes with the first request of its program.
+        """Start with the assignment's prompt, and with the content of earlier partials if it is
+        `resumed`, which counts as flushed. An agent's episode starts without tokens: the prompt
+        comes with its program's first request.
         """
         tokens = assignment.tokens[:0] if is_episode else assignment.tokens
         prompt = np.full(len(tokens), records.PROMPT, np.uint8)
@@ -140,17 +136,16 @@ class RunningTrajectory:
         return running
 
     def retried(self, failure: str, now_s: float) -> "RunningTrajectory":
-        """Returns the trajectory of this episode's next try, after this failure: without tokens.
-        Its chain of partials restarts.
+        """Returns the trajectory of this episode's next try, after this failure: without tokens,
+        and with a new chain of partials.
         """
         retry = RunningTrajectory.start(self.assignment, None, now_s, is_episode=True)
         retry.started_s, retry.failures = self.started_s, (*self.failures, failure)
         return retry
 
     def request(self, hold: bool, version: Version | None = None) -> GenerationRequest:
-        """Returns the request that makes an engine start or resume the trajectory. With `hold` the
-        engine keeps the trajectory when a turn ends. `version` is the only version under
-        which it may be generated; None: always the newest one.
+        """Returns the request that makes an engine start or resume the trajectory. `hold`: keep it
+        when a turn ends. `version`: generate it under this one only; None: always the newest.
         """
         assignment, (tokens, sources) = self.assignment, self.content()
         return GenerationRequest(
@@ -167,7 +162,7 @@ class RunningTrajectory:
         )
 
     def content(self) -> tuple[Tokens, Sources]:
-        """Returns all tokens so far, the prompt included, and the source of each."""
+        """Returns all tokens, the prompt included, and the source of each."""
         if len(self.tokens) > 1:
             self.tokens = [np.concatenate(self.tokens)]
             self.sources = [np.concatenate(self.sources)]
@@ -178,7 +173,7 @@ class RunningTrajectory:
         return _tail(self.tokens, count, np.uint32)
 
     def judged_turns(self) -> list[list[int]]:
-        """Returns the turns without what only abandoned ones gained, which no judge sees."""
+        """Returns the turns without what only abandoned ones gained: no judge sees it."""
         tokens, sources = self.content()
         starts = [branch.start for branch in self.branches]
         if self.abandoned:
@@ -200,21 +195,20 @@ class RunningTrajectory:
         self.generated += count
 
     def extend_environment(self, tokens: Tokens, state: str) -> None:
-        """Append the tokens of a reply of the environment, and keep the environment's new state."""
+        """Append the tokens of the environment's reply; `state` is its new state."""
         self.tokens.append(tokens)
         self.sources.append(np.full(len(tokens), records.ENVIRONMENT, np.uint8))
         self.length += len(tokens)
         self.environment, self.withheld = state, 0
 
     def end_turn(self) -> None:
-        """Withhold the newest token from partials until the turn's outcome is known. A turn without
-        a generated token, in a full context, ends again wherever it is resumed.
-        """
+        """Withhold the newest token from partials until the turn's outcome is known."""
+        # A turn without a generated token, in a full context, ends again wherever it is resumed.
         last = next((sources for sources in reversed(self.sources) if len(sources)), None)
         self.withheld = int(last is not None and last[-1] == records.GENERATED)
 
     def turn_count(self) -> int:
-        """Returns the number of turns of the model so far."""
+        """Returns the number of turns of the model."""
         is_generated = np.concatenate(self.sources) == records.GENERATED
         return int(np.count_nonzero(np.diff(is_generated.astype(np.int8), prepend=0) == 1))
 
@@ -224,8 +218,8 @@ class RunningTrajectory:
         return max(0, self.length - self.withheld - self.flushed)
 
     def extend_prompt(self, tokens: Tokens, at: int) -> None:
-        """Append the tokens that a request of the program adds behind the token at index `at` (-1:
-        as a path of their own). Where that is not the newest token, a branch begins.
+        """Append the tokens of a program's request behind the token at index `at` (-1: as a path of
+        their own). Behind any but the newest token a branch begins.
         """
         source = records.ENVIRONMENT if self.length else records.PROMPT
         if self.length and at != self.length - 1:
@@ -235,8 +229,8 @@ class RunningTrajectory:
         self.length += len(tokens)
 
     def path_request(self, at: int, added: Tokens) -> GenerationRequest:
-        """Returns the request that makes an engine continue the path that ends with the token at
-        index `at` (-1: begin one) with the tokens `added`, which the trajectory does not have yet.
+        """Returns the request that makes an engine continue the path that ends at token index `at`
+        (-1: begin one) with the tokens `added`, which the trajectory does not have yet.
         """
         assignment, (tokens, sources) = self.assignment, self.content()
         path = path_to(at, self.branches)
@@ -259,15 +253,13 @@ class RunningTrajectory:
         return _joined(self.logprobs)
 
     def has_unpublished(self) -> bool:
-        """Whether a partial can be made now: there are tokens for it, and the previous partial is
-        durable.
-        """
+        """Whether a partial can be made: it has tokens, and the previous one is durable."""
         return self.unpublished > 0 and not self.flushing
 
     def take_partial(
         self, rollout: str, term: int, now_s: float, last: bool = False
     ) -> records.Partial:
-        """Returns a partial with all tokens since the previous one, but the withheld one, and count
+        """Returns a partial with all tokens since the previous one but the withheld, and counts
         them as flushed. A `last` partial ends the attempt and may be empty. `partial_published`
         must be called with the partial's address before the next call. `rollout` and `term` name
         the writer.
@@ -308,9 +300,7 @@ class RunningTrajectory:
         return record
 
     def _parts_to_flush(self) -> Sequence[tuple[int, Drafts | None]]:
-        """Returns the parts of the next partial. A withheld token is split off as one of its
-        own.
-        """
+        # The withheld token becomes a part of its own.
         if self.withheld and self.parts[-1][0] > 1:
             count, drafts = self.parts.pop()
             rest, last = split_off_last(drafts)
@@ -331,9 +321,9 @@ class RunningTrajectory:
         scores: dict[str, float] | None = None,
         reason: str = "",
     ) -> records.Trajectory:
-        """Returns the record of the whole trajectory, the completion that ends it. `finish` is
-        `dead` for a failure, with its `reason`. `newest` is the newest version that the rollout
-        knows, and `reward` is None if it comes later as an annotation.
+        """Returns the completion that ends the trajectory. `finish` is `dead` for a failure, with
+        its `reason`. `newest` is the newest version that the rollout knows; `reward` is None if an
+        annotation brings it later.
         """
         assignment, (tokens, sources) = self.assignment, self.content()
         return records.Trajectory(
@@ -371,11 +361,11 @@ class RunningTrajectory:
 
 
 def _spans_of(spans: Sequence[Span], chosen: NDArray[np.int64]) -> tuple[Span, ...]:
-    """Returns the spans of the `chosen` generated tokens, counted among these alone."""
     chosen_spans: list[Span] = []
     begin = 0
     for span in spans:
         count = int(np.count_nonzero((chosen >= span.start) & (chosen < span.end)))
+        # Spans count the chosen tokens alone.
         if count:
             extend_spans(chosen_spans, Span(begin, begin + count, span.version))
         begin += count
@@ -383,8 +373,8 @@ def _spans_of(spans: Sequence[Span], chosen: NDArray[np.int64]) -> tuple[Span, .
 
 
 def _tail(parts: Sequence[NDArray[Scalar]], count: int, dtype: type[Scalar]) -> NDArray[Scalar]:
-    """Returns the last `count` items of the joined parts; earlier items are not copied."""
     tail_parts: list[NDArray[Scalar]] = []
+    # Earlier parts are not copied.
     for part in reversed(parts):
         if count <= 0:
             break

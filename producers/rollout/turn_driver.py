@@ -1,7 +1,7 @@
 """How the trajectories of a rollout get their turns (`TurnDriver`): as answers to prompts
-(`single_turn`), as dialogues with the task's environment, or as episodes of an agent's program.
+(`single_turn`), dialogues with the environment, or episodes of an agent's program.
 
-`TURN_DRIVERS` names them by strings, so that a run imports the one that it needs (`open_driver`).
+`TURN_DRIVERS` names them by strings: a run imports only its own (`open_driver`).
 """
 
 import time
@@ -32,7 +32,7 @@ TURN_DRIVERS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class RolloutParts:
-    """What a driver works with: the parts of one rollout under one term."""
+    """The parts of one rollout under one term that a driver works with."""
 
     engine: Engine
     judging: Judging
@@ -48,7 +48,7 @@ class RolloutParts:
 
 @dataclass(frozen=True, slots=True)
 class DriverScope:
-    """What the run says to its driver."""
+    """What a driver needs of the run's settings."""
 
     task: TaskSettings
     agent: AgentSettings
@@ -58,9 +58,9 @@ class DriverScope:
 
 
 class TurnDriver(Protocol):
-    """Drives the trajectories of one rollout under one term through their turns. Used by the
-    rollout's loop alone. A trajectory is driven from `start` until `poll` returns its record, or
-    until `drop` or `leave`; one attempt of it at a time.
+    """Drives the trajectories of one rollout under one term through their turns, for the rollout's
+    loop alone: from `start` until `poll` returns the record, or until `drop` or `leave`; one
+    attempt of each at a time.
     """
 
     @property
@@ -68,12 +68,12 @@ class TurnDriver(Protocol):
 
     @property
     def running(self) -> dict[str, RunningTrajectory]:
-        """The trajectories that the engine generates or has queued."""
+        """Trajectories that the engine generates or has queued."""
         ...
 
     @property
     def parked(self) -> dict[str, RunningTrajectory]:
-        """The trajectories that wait, without a slot, for what another program says next."""
+        """Trajectories that wait for another program, without a slot."""
         ...
 
     @property
@@ -83,7 +83,7 @@ class TurnDriver(Protocol):
 
     @property
     def poll_s(self) -> float:
-        """The longest time to decode, in seconds, before `accept` is called again."""
+        """The longest time to decode, in seconds, until the next `accept`."""
         ...
 
     def chain_problem(self, content: ChainContent) -> str:
@@ -91,8 +91,8 @@ class TurnDriver(Protocol):
         ...
 
     def start(self, running: RunningTrajectory) -> None:
-        """Take a trajectory, which may have the content of its chain. Raises `EngineRefused`, and
-        has not taken it, if the engine cannot generate it.
+        """Take a trajectory, perhaps with its chain's content. Raises `EngineRefused`, and has not
+        taken it, if the engine cannot generate it.
         """
         ...
 
@@ -101,11 +101,11 @@ class TurnDriver(Protocol):
         ...
 
     def accept(self) -> None:
-        """Take what programs have asked for since the last call."""
+        """Take what programs requested since the last call."""
         ...
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most so long for a request of a program. Returns False, at once, where none can
+        """Wait at most so long for a program's request. Returns False, at once, where none can
         come.
         """
         ...
@@ -115,42 +115,42 @@ class TurnDriver(Protocol):
         ...
 
     def drop(self, trajectory: str) -> None:
-        """Forget the trajectory and free what the engine holds of it; no record of it follows. One
-        that is not here is ignored.
+        """Remove the trajectory, also from the engine; no record of it follows. An unknown one is
+        ignored.
         """
         ...
 
     def leave(self, trajectory: str) -> None:
-        """Hand a running or parked trajectory, which is marked `leaving`, over to another rollout:
-        its last partial is given to the publisher. If its turn has ended, what follows is awaited
-        first: a reward finishes it here, and after a reply it is handed over.
+        """Hand a running or parked trajectory, marked `leaving`, over to another rollout by its
+        last partial. The outcome of an ended turn is awaited first: a reward finishes it here, and
+        after a reply it is handed over.
         """
         ...
 
     def leave_all(self) -> None:
         """Hand over all running and parked trajectories as in `leave`, but await no replies: the
-        rollouts that resume these trajectories ask for them again.
+        rollouts that resume these trajectories request them again.
         """
         ...
 
     def growing(self) -> Sequence[RunningTrajectory]:
-        """Returns the trajectories whose new tokens are published by time; a driver that publishes
-        every turn itself returns none.
+        """Returns the trajectories whose new tokens are published by time: none where the driver
+        publishes every turn.
         """
         ...
 
     @property
     def awaited(self) -> int:
-        """Number of trajectories whose turn has ended and whose outcome is awaited."""
+        """Number of trajectories whose ended turn's outcome is awaited."""
         ...
 
     def open_max(self, room: int) -> int:
-        """Returns the most trajectories that may be open together if `room` of them may run."""
+        """Returns the most open trajectories if `room` of them may run."""
         ...
 
     @property
     def parked_max(self) -> int:
-        """The number of trajectories that may be parked beside full slots."""
+        """Number of trajectories that may be parked beside full slots."""
         ...
 
     def metric_values(self) -> MetricValues:
@@ -167,8 +167,8 @@ OpenDriver = Callable[[RolloutParts, Task, DriverScope], TurnDriver]
 
 
 def open_driver(parts: RolloutParts, task: Task, scope: DriverScope) -> TurnDriver:
-    """Returns the driver that the run's task and settings ask for. Raises `ConfigurationError` if
-    the machine lacks what it needs.
+    """Returns the driver for the run's task and settings. Raises `ConfigurationError` if the
+    machine lacks what it needs.
     """
     opener: OpenDriver = load_option(TURN_DRIVERS[_driver_name(task, scope)])
     return opener(parts, task, scope)

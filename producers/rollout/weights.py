@@ -1,8 +1,8 @@
-"""Follows the `weights` topic and fetches versions beside generation, so that only the swap itself
-stops decoding.
+"""Follows the `weights` topic and fetches versions beside generation, so that only the swap stops
+decoding.
 
-Only announced versions are fetched, and a version is announced after `latest.json` was moved to it
-(invariant 6). docs/explanation/weights.md (Applied) describes the copies and their comparison.
+Only announced versions are fetched, and a version is announced after `latest.json` names it
+(invariant 6). Copies and their comparison: docs/explanation/weights.md (Applied).
 """
 
 import logging
@@ -38,14 +38,14 @@ REPAIRS_MAX = 3  # in a row
 
 
 class WeightsFollower:
-    """Holds the newest announced version, and its tensors once they are fetched.
+    """The newest announced version, and its tensors once they are fetched.
 
     The rollout calls `prefetch`, then `take`, swaps the engine's weights, and calls `compare`. One
     background thread fetches or compares, never both, so the tensors do not change between `take`
-    and the result of the comparison (`verdict`).
+    and `verdict`.
 
-    The size of the first version decides how all are held (`holder.py`): in the way `large` above
-    `large_above` bytes, else in this process.
+    The first version decides how all are held (`holder.py`): in the way `large` above `large_above`
+    bytes, else in this process.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class WeightsFollower:
         return [self._reader]
 
     def read(self) -> None:
-        """Note the versions that were announced since the last call."""
+        """Note the versions announced since the last call."""
         for received in self._reader.follow():
             record = received.record
             if isinstance(record, Opened):
@@ -108,8 +108,8 @@ class WeightsFollower:
                 self._newest = record
 
     def prefetch(self, served: Version | None) -> None:
-        """Start to fetch the newest version, unless the engine serves it already (`held`), a fetch
-        or comparison runs, or its result was not taken yet.
+        """Start to fetch the newest version, unless the engine serves it (`served`), a fetch or
+        comparison runs, or its result was not taken yet.
         """
         newest = self._newest
         self._note_served(served)
@@ -117,10 +117,9 @@ class WeightsFollower:
             self._begin(lambda: self._fetch(newest))
 
     def fetch_ahead(self, served: Version | None) -> None:
-        """Does what `prefetch` does, for a rollout that cannot take a version yet. A newer version
-        replaces a fetched one that was not taken. The update to the newer one then starts at the
-        served version (the two updates are merged, or the newer version is streamed), so decoding
-        never stops for the version between.
+        """As `prefetch`, for a rollout that cannot take a version yet: a newer version replaces a
+        fetched one. Its update starts at the served version, so decoding never stops for the
+        version between.
         """
         fetched, newest = self._fetched, self._newest
         self._note_served(served)
@@ -130,6 +129,7 @@ class WeightsFollower:
         is_old = newest is not None and fetched.announced.version < newest.version
         if newest is not None and is_old and not self.is_busy():
             self._fetched = None
+            # The two updates are merged, or the newer version is streamed.
             self._begin(lambda: self._fetch(newest, after=fetched.update))
 
     def _note_served(self, version: Version | None) -> None:
@@ -138,8 +138,7 @@ class WeightsFollower:
 
     def take(self) -> FetchedWeights | None:
         """Returns the fetched version once, else None. Raises the error of a fetch whose tries all
-        failed. The version's tensors do not change until the verdict of `compare`, or until the
-        next `prefetch`.
+        failed. The tensors do not change until the verdict of `compare`, or the next `prefetch`.
         """
         if self.is_busy():
             return None
@@ -150,8 +149,8 @@ class WeightsFollower:
         return fetched
 
     def compare(self, fetched: FetchedWeights, read_back: ReadBack, seconds: float) -> None:
-        """Start to compare a bounded sample of tensors (all of them after a repair) with those that
-        the engine serves; the samples rotate through all tensors. The update took `seconds`.
+        """Start to compare a bounded sample of tensors (after a repair all) with the served ones,
+        after an update of `seconds`.
         """
         self._note_served(fetched.update.version)
         sizes = fetched.holder.sizes(fetched.update.tensors)
@@ -160,8 +159,8 @@ class WeightsFollower:
         self._begin(lambda: self._compare(fetched, read_back, names, seconds))
 
     def verdict(self) -> ReadBackResult | None:
-        """Returns the result of the comparison once. After a mismatch the version is fetched again
-        (`repair`), and `verified` stays False until all of it was compared.
+        """Returns the result of the comparison once. After a mismatch `verified` is False until the
+        repaired version was compared in full.
         """
         if self.is_busy():
             return None
@@ -173,14 +172,14 @@ class WeightsFollower:
         return verdict
 
     def await_verdict(self) -> None:
-        """Wait until a comparison that was started has its verdict; returns at once without one."""
+        """Wait for the verdict of a comparison that was started; returns at once without one."""
         if self._is_comparing and self._thread is not None:
             self._thread.join()
 
     def repair(self, keep: bool) -> None:
-        """Start to fetch the newest version into new memory, or with `keep` the version that was
-        taken last; does nothing while a fetch runs. Raises `EngineRefused` after `REPAIRS_MAX`
-        repairs in a row without success.
+        """Start to fetch the newest version, or with `keep` the version taken last, into new
+        memory; does nothing while a fetch runs. Raises `EngineRefused` after `REPAIRS_MAX` repairs
+        in a row without success.
         """
         announced = self._taken if keep else self._newest
         if announced is None or not self._is_idle():
@@ -195,9 +194,8 @@ class WeightsFollower:
         self._begin(lambda: self._fetch(announced, or_newer=not keep))
 
     def fetch_version(self, version: Version) -> None:
-        """Start to fetch exactly this version, which may be older than the newest one; does nothing
-        while another fetch runs. If the version cannot be fetched, `unavailable` names it and no
-        error is raised.
+        """Start to fetch exactly this version, perhaps an older one; does nothing while another
+        fetch runs. If it fails, `unavailable` names the version and no error is raised.
         """
         ahead = self._fetched
         if ahead is not None and not ahead.repairs and ahead.announced.version != version:
@@ -231,15 +229,12 @@ class WeightsFollower:
     def _fetch(
         self, announced: WeightsAnnounced, or_newer: bool = True, after: WeightUpdate | None = None
     ) -> None:
-        """Fetch the version, with several tries. Retention may delete it meanwhile; with `or_newer`
-        the newest version then replaces it. `after` is an earlier update that was never taken and
-        is merged into this one.
-        """
         for attempt in range(FETCH_TRIES):
             try:
                 _, update, holder = self._updated(announced.version, announced.manifest_hash, after)
             except (ObjectMissing, CorruptObject, OSError) as error:
                 log.warning("version %s could not be fetched: %s", announced.version, error)
+                # Retention may have deleted the version meanwhile.
                 newest = self._newest
                 if or_newer and newest is not None and newest.version > announced.version:
                     announced = newest
@@ -267,9 +262,6 @@ class WeightsFollower:
     def _updated(
         self, version: Version, manifest_hash: str | None = None, after: WeightUpdate | None = None
     ) -> tuple[Manifest, WeightUpdate, WeightHolder]:
-        """Fetch the update to this version and let the engine prepare it. The weights that the
-        engine serves have not changed yet.
-        """
         if self._holder is None:
             manifest = read_manifest(self._store, version, manifest_hash)
             self._holder = open_holder(manifest, self._large, self._large_above)

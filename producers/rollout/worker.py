@@ -1,11 +1,8 @@
 """Runs a rollout (`RolloutLoop`): takes assignments, generates and publishes, and never waits for
 another role.
 
-Each iteration has a few phases: take assignments, take weights, start waiting trajectories, decode
-for `POLL_S`, publish. A phase handles what has arrived and returns; only decoding takes time. The
-loop calls its parts in this order: `AssignmentQueue`, `WeightsFollower` (which fetches versions in
-a thread), `InProgress` (whose driver moves trajectories through the engine), and
-`RolloutPublisher`.
+Each iteration takes assignments, takes weights, starts waiting trajectories, decodes for `POLL_S`
+and publishes. A phase handles what has arrived and returns; only decoding takes time.
 """
 
 import threading
@@ -57,9 +54,9 @@ class AnswerFeed(Protocol):
 
 @dataclass(slots=True)
 class RolloutLoop:
-    """Runs one rollout under one term, in the caller's thread. The engine must serve a version
-    before `run`. Weights change by `settings.on_update`: under `keep_version` a trajectory keeps
-    the version it began with, under `in_flight` modes it takes new weights while it runs.
+    """One rollout under one term, in the caller's thread. The engine must serve a version before
+    `run`. By `settings.on_update` a trajectory keeps the version it began with (`keep_version`) or
+    takes new weights while it runs (`in_flight` modes).
     """
 
     settings: RolloutSettings
@@ -73,7 +70,7 @@ class RolloutLoop:
     """Measures durations; `clock` gives times of day."""
     sleep: Callable[[float], None] = time.sleep
     outcome_wait_s: float = 2.0
-    """The longest time that a leaving rollout waits for rewards and replies."""
+    """The longest time in which a leaving rollout awaits rewards and replies."""
     draft_feed: AnswerFeed | None = None
     """Fills the history that the engine drafts from; None: no drafts."""
     drawn: int = 0
@@ -83,14 +80,14 @@ class RolloutLoop:
     filling: TailFilling = field(default_factory=TailFilling)
     """What was started beside a tail under the held version (`_fill_tail`)."""
     passes: int = 0
-    """Number of draft verification passes that the engine had made at the last check."""
+    """Draft verification passes of the engine at the last check."""
 
     def __post_init__(self) -> None:
         self.follower.prepare = self.engine.prepare
 
     def run(self, stop: threading.Event) -> None:
-        """Generate until `stop` is set, then hand over everything in progress and leave (`_leave`).
-        A rollout that raises an error sends no further heartbeat, so dispatch drops it.
+        """Generate until `stop` is set, then hand over everything in progress and leave. After an
+        error no further heartbeat follows, so dispatch drops the rollout.
         """
         try:
             while not stop.is_set():
@@ -117,7 +114,7 @@ class RolloutLoop:
 
     def take_assignments(self) -> None:
         """Read new assignments. A released trajectory is dropped, or handed over if another rollout
-        is to continue it; a start or resume waits in `assignments` until `start_waiting`.
+        continues it; starts and resumes wait until `start_waiting`.
         """
         for released in self.assignments.read():
             if not released.onward:
@@ -129,10 +126,9 @@ class RolloutLoop:
             self.in_progress.give_up(released)
 
     def take_weights(self) -> None:
-        """Swap the engine's weights if another version is due and its tensors are fetched;
-        otherwise start to fetch them. Due is, first, the repair of wrong tensors; then the old
-        version that the next assignment needs; then the newest one, when the rules allow it. After
-        a swap, start to compare tensors with those that the engine serves.
+        """Swap the engine's weights if a due version is fetched, and start to compare them;
+        otherwise start to fetch it. Due is first the repair of wrong tensors, then the old version
+        that the next assignment needs, then the newest one, when the rules allow it.
         """
         self.follower.read()
         self._take_verdict()
@@ -166,9 +162,8 @@ class RolloutLoop:
         self.send_status(self.health())
 
     def _version_from_history(self) -> Version | None:
-        """Returns the version that must be fetched from history (an older one, from the store)
-        before the next waiting assignment can start. None if there is none, if its fetch failed, or
-        if it cannot be loaded yet: an engine that serves one version at a time must be empty first.
+        """Returns the older version that the store must give before the next waiting assignment can
+        start. None also if its fetch failed or it cannot be loaded yet.
         """
         waiting = self.assignments.waiting
         if not waiting:
@@ -177,43 +172,40 @@ class RolloutLoop:
         if self._is_side_by_side:
             if waiting[0].kind == "start" or version in self.engine.versions:
                 return None
+        # An engine that serves one version at a time must be empty first.
         elif not waiting[0].from_history or len(self.in_progress):
             return None
         return None if version in (self.engine.version, self.follower.unavailable) else version
 
     def _drawn_of(self, version: Version) -> int:
-        """Returns the value of `drawn` after a swap to a version from history: the number of
-        waiting resumes under it. If the version is more than one behind the newest, it is at least
-        the quota, so the rollout starts no new trajectory under it.
-        """
         inputs = self._update_inputs()
         resumed = sum(assignment.version == version for assignment in self._resumes())
+        # More than one version behind the newest, no new trajectory starts.
         return resumed if inputs.newest <= inputs.held + 1 else max(resumed, inputs.quota)
 
     def _take_verdict(self) -> None:
-        """Take the result of the last comparison, if it is there: after a match publish that the
-        version is served (`Applied`). After a mismatch the rollout generates nothing until the
-        weights are repaired.
-        """
         verdict = self.follower.verdict()
         if verdict is None:
             return
+        # After a mismatch nothing is generated until the repair, and `Applied` waits for it.
         if not verdict.compared.differing:
             self.publisher.applied(verdict)
         if verdict.compared.differing or verdict.fetched.repairs:
             self.send_status(self.health())
 
     def start_waiting(self) -> None:
-        """Submit waiting assignments to the engine, in order, while it has room and the rules allow
-        new trajectories under the held version. A resume waits until its chain was read.
+        """Submit waiting assignments in order, while the engine has room and the rules allow new
+        trajectories under the held version. A resume waits until its chain was read.
 
-        The engine gets an eighth more trajectories than it has slots, so that a slot that becomes
-        free while it decodes is filled at once. Those that wait for their environment do not count,
-        until `episodes_max` trajectories are open. Where its KV cache is full before its slots are,
-        no more than that eighth wait in the engine; the others may start under a newer version.
+        Those that wait for their environment do not count, until `episodes_max` trajectories are
+        open.
         """
         waiting, surplus = self.assignments.waiting, max(1, self.settings.slots // 8)
+        # An eighth more than the slots: one that becomes free while the engine decodes is filled at
+        # once.
         room = self.settings.slots + surplus
+        # Where the KV cache is full before the slots are, the others may start under a newer
+        # version.
         if waiting and self.engine.stats().waiting >= surplus:
             return
         late = self.in_progress.read_chains_ahead(islice(waiting, self._startable(room)))
@@ -236,16 +228,16 @@ class RolloutLoop:
         return max(0, min(room - len(self.driver.running), open_left))
 
     def _fill_tail(self) -> None:
-        """Start what fits beside the tail: dispatch assigns it only with `dispatch.fill_tails`."""
         inputs, waiting = self._update_inputs(), self.assignments.waiting
         running, slots = self.in_progress.running, self.settings.slots
+        # Dispatch assigns such starts only with `dispatch.fill_tails`.
         while chosen := self.filling.choose(waiting, inputs, running, slots):
             waiting.remove(chosen)
             self.in_progress.start(chosen)
 
     def generate(self) -> bool:
-        """Decode for `POLL_S` seconds, and meanwhile begin the turns that programs ask for; while
-        there is none, wait for a request. Returns whether the engine generated anything.
+        """Decode for `POLL_S` seconds and begin the turns that programs request; while there is
+        none, wait for a request. Returns whether the engine generated anything.
         """
         driver, deadline, has_generated = self.driver, self.timer() + POLL_S, False
         while (rest := deadline - self.timer()) > 0:
@@ -264,12 +256,11 @@ class RolloutLoop:
         return has_generated
 
     def _has_drafted(self) -> bool:
-        """Returns whether the engine verified drafts since the last call."""
         before, self.passes = self.passes, self.engine.stats().drafts.passes
         return self.passes != before
 
     def publish(self) -> None:
-        """Publish finished trajectories, partials that are due, and a heartbeat if it is due."""
+        """Publish finished trajectories, due partials and a due heartbeat."""
         self.in_progress.publish()
         health = self.health()
         if self.publisher.status_schedule.is_due(
@@ -320,13 +311,10 @@ class RolloutLoop:
 
     @property
     def _effective_mode(self) -> UpdateMode:
-        """The mode for the rules about updates and new trajectories. With versions side by side it
-        is `in_flight`: no trajectory has to end before a new version is taken.
-        """
+        # With versions side by side no trajectory has to end before a new version is taken.
         return "in_flight" if self._is_side_by_side else self.settings.on_update
 
     def _update_inputs(self) -> UpdateInputs:
-        """Returns the inputs of the rules in `assignments.py`."""
         waiting, newest = self.assignments.waiting, self.follower.newest
         served = self.engine.version
         resumes = sum(assignment.version == served for assignment in self._resumes())
@@ -360,8 +348,8 @@ class RolloutLoop:
         return [*self.assignments.readers(), *self.follower.readers(), *drafted]
 
     def health(self) -> Health:
-        """Returns what the rollout does now. `draining`: it finishes its trajectories before it
-        takes a newer version; `pulling`: it cannot generate before it has other weights.
+        """Returns what the rollout does. `draining`: it finishes its trajectories before it takes a
+        newer version; `pulling`: it cannot generate before it has other weights.
         """
         inputs = self._update_inputs()
         loads = self._version_from_history() is not None and not self._is_side_by_side
@@ -372,7 +360,7 @@ class RolloutLoop:
         return "generating"
 
     def send_status(self, health: Health) -> None:
-        """Publish a heartbeat: the rollout's load, versions, and whether it waits for weights."""
+        """Publish a heartbeat."""
         inputs, verified = self._update_inputs(), self.follower.verified
         pulling = not verified or wants_update(self._effective_mode, inputs)
         condition = RolloutCondition(

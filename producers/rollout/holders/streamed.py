@@ -1,5 +1,5 @@
-"""Streams large versions into the engine, whose own tensors are the base of their deltas, so that
-no second copy is in memory (`storage/weights/streamed.py`).
+"""Streams large versions into the engine, whose own tensors are the base of their deltas: no second
+copy is in memory (`storage/weights/streamed.py`).
 """
 
 import logging
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class StreamedHolder(WeightHolder):
-    """Remembers which version the engine serves: the manifest of its tensors."""
+    """Holds the manifest of the tensors that the engine serves."""
 
     def __init__(self) -> None:
         self._served: Manifest | None = None
