@@ -31,9 +31,9 @@ from testbed.waiting import wait_for
 from tests.rollout.weights.following import Followed, damage, damage_after_update
 
 
-@pytest.fixture(params=[(None, None), (0, None), (None, 0)], ids=["resident", "streamed", "mapped"])
+@pytest.fixture(params=["resident", "streamed", "mapped"])
 def run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Followed]:
-    followed = Followed(tmp_path, *request.param)
+    followed = Followed(tmp_path, request.param)
     yield followed
     followed.close()
 
