@@ -1,10 +1,6 @@
-"""The ways of weight versions beside the object store: what a rollout reads them through
-(`WeightSource`) and what the trainer writes them through (`PublishHook`). Both are stores, so who
-reads and writes versions does not know them; `WEIGHT_SOURCES` and `PUBLISH_HOOKS` name them by
-strings, so that a run without them imports none.
-
-Neither promises anything that the object store does not: a version is whole once its manifest and
-its files are there, and any of them may be read there at any time.
+"""Opens the ways of weight versions beside the object store, by names: for a rollout
+(`WeightSource`) and the trainer (`PublishHook`). Both are stores and promise no more than the
+object store.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,23 +20,17 @@ PUBLISH_HOOKS: Mapping[str, str] = {"relay": "rollstream.storage.relay.opening:o
 
 
 class WeightSource(ObjectStore, Protocol):
-    """A store that reads the objects of versions by a shorter way, and from the store behind it
-    where that way fails; everything else is the store's.
-    """
+    """Reads versions' objects by a shorter way, or from the store behind it where that fails."""
 
     def metric_values(self) -> MetricValues: ...
 
 
 @runtime_checkable
 class PublishHook(ObjectStore, Protocol):
-    """A store that also sends the objects of new versions on while it writes them, and that may
-    write them in the background.
-    """
+    """Sends the objects of new versions on while it writes them, perhaps in the background."""
 
     def settle(self) -> None:
-        """Returns once every object that was created so far is stored. Raises the first error of a
-        write.
-        """
+        """Wait until every object created so far is stored; raises a write's first error."""
         ...
 
     def metric_values(self) -> MetricValues: ...
@@ -49,7 +39,7 @@ class PublishHook(ObjectStore, Protocol):
 def open_weight_source(
     store: ObjectStore, settings: RelaySettings, folder: Path
 ) -> WeightSource | None:
-    """Returns the source that the settings ask for; None: versions are read from the store."""
+    """Returns the source of the settings; None: versions are read from the store."""
     if not settings.enabled:
         return None
     opener: Callable[[ObjectStore, RelaySettings, Path], WeightSource]
@@ -58,7 +48,7 @@ def open_weight_source(
 
 
 def open_publish_hook(store: ObjectStore, bus: Bus, settings: RelaySettings) -> PublishHook | None:
-    """Returns the hook that the settings ask for; None: versions are written to the store alone."""
+    """Returns the hook of the settings; None: versions are written to the store alone."""
     if not settings.enabled or not settings.push_bytes_max:
         return None
     opener: Callable[[ObjectStore, Bus, RelaySettings], PublishHook]
@@ -67,8 +57,7 @@ def open_publish_hook(store: ObjectStore, bus: Bus, settings: RelaySettings) -> 
 
 
 def settle(store: ObjectStore) -> None:
-    """Returns once every object that was created so far is stored. A store that is no hook writes
-    none in the background.
-    """
+    """Wait until every object created so far is stored."""
+    # Any other store writes nothing in the background.
     if isinstance(store, PublishHook):
         store.settle()

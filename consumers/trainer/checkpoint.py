@@ -1,10 +1,7 @@
-"""Converts positions and open groups to the JSON part of a trainer checkpoint, and restores the
-intake from it (`GroupIntake`: the open groups and the positions read). All are of one moment, the
-end of a step.
-
-A resumed trainer reads the ledger from the recorded position on: every take and `GroupClosed` of a
-later step is there. If takes were still to be repeated at that moment (`ahead`), the position is an
-older one, and finished takes are there too; they are recognised by their step number.
+"""Converts positions and open groups, all of one moment, the end of a step, to the JSON part of a
+trainer checkpoint, and restores the intake (`GroupIntake`) from it. A resumed trainer reads the
+ledger from the recorded position; with takes still to repeat (`ahead`) it is older, and finished
+takes are recognised by their step.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,8 +29,8 @@ class CheckpointGroup:
 @dataclass(frozen=True, slots=True)
 class TrainerState:
     """Holds the JSON part of a checkpoint. `positions` maps topic and partition (as text, for JSON)
-    to the next offset and its fence. `updates` are the learner's optimiser updates so far, `counts`
-    the intake's records that were not used (`GroupIntake.counts`).
+    to the next offset and its fence; `updates` counts optimiser updates, `counts` the intake's
+    unused records.
     """
 
     step: int
@@ -45,21 +42,19 @@ class TrainerState:
     configuration_hash: str
     """That of the ledger's records from `ledger` to the next `Configured`."""
     ahead: bool = False
-    """Whether the ledger had takes of later steps at that moment, still to be repeated. They may
-    name records before `positions`.
+    """Whether the ledger had takes of later steps, still to be repeated. They may name records
+    before `positions`.
     """
     ended: tuple[int, ...] = ()
     """Groups that ended before their admission was read: the admission must not open them again."""
     terms: tuple[tuple[int, int], ...] = ()
-    """The term that published each version (`BelievedVersions.terms`), so that a trainer masks the
-    same tokens from whichever checkpoint it resumes.
+    """Each version's term (`BelievedVersions.terms`): a trainer masks the same tokens from any
+    checkpoint.
     """
     open_groups: tuple[int, ...] = ()
     """Numbers of `groups`: a fork needs no log to know which prompts are left."""
     next_group: int = 0
-    """The group after the last one whose admission was read; 0 in checkpoints of earlier
-    releases.
-    """
+    """The group after the last admission that was read; 0 in checkpoints of earlier releases."""
 
     def encode(self) -> dict[str, Any]:
         """Returns the state as plain JSON values."""
@@ -67,7 +62,7 @@ class TrainerState:
 
     @classmethod
     def decode(cls, values: Mapping[str, Any]) -> "TrainerState":
-        """Returns the state whose values `encode` returned. Raises `CorruptObject` for others."""
+        """Returns the state that `encode` gave; raises `CorruptObject` for other values."""
         try:
             state = msgspec.convert(values, cls)
         except (ValueError, RecursionError, OverflowError) as error:
@@ -78,7 +73,7 @@ class TrainerState:
         return state
 
     def intake_positions(self) -> dict[str, dict[int, Position]]:
-        """Returns `positions` with partitions as numbers: from there a restored intake reads on."""
+        """Returns `positions` with partitions as numbers, where a restored intake reads on."""
         return {t: {int(p): at for p, at in by.items()} for t, by in self.positions.items()}
 
 
@@ -91,7 +86,7 @@ def trainer_state(
     ahead: bool = False,
     terms: tuple[tuple[int, int], ...] = (),
 ) -> TrainerState:
-    """Returns the state at the end of `step`, with intake as it is now."""
+    """Returns the state at the end of `step`."""
     return TrainerState(
         step=step,
         updates=updates,
@@ -118,14 +113,14 @@ def trainer_state(
 
 
 def missing_records(state: TrainerState, end: Callable[[str], Mapping[int, int]]) -> str:
-    """Returns which records that the trainer had read at its checkpoint the log does not have, as
-    the end of a sentence; "" if it has them. `end` gives the ends of a topic's partitions. These
-    never move back, so a log that ends before them is another one, or its files were lost.
+    """Returns which records read at the checkpoint the log lacks, as the end of a sentence; "" if
+    none. `end` gives the ends of a topic's partitions.
     """
     read = {"ledger": {"0": state.ledger}, **state.positions}
     for topic, by in read.items():
         ends = end(topic)
         for partition, at in by.items():
+            # Ends never move back: an earlier end is of another log, or of one that lost files.
             if at.offset > (has := ends.get(int(partition), 0)):
                 return (
                     f"{topic}/{partition} ends at {has}, and the checkpoint of step {state.step} "
@@ -135,18 +130,19 @@ def missing_records(state: TrainerState, end: Callable[[str], Mapping[int, int]]
 
 
 def ledger_begin(state: TrainerState | None) -> tuple[Position, str]:
-    """Returns the position from which a trainer that resumes from `state` reads the ledger, and the
-    hash of the configuration there; without a checkpoint it reads from the begin.
+    """Returns the position and configuration hash from which a trainer reads the ledger: those of
+    `state`, or the begin.
     """
     return (Position(), "") if state is None else (state.ledger, state.configuration_hash)
 
 
 def restore_intake(intake: GroupIntake, state: TrainerState) -> None:
-    """Open the checkpoint's groups again; later records arrive when intake reads further."""
+    """Open the checkpoint's groups again."""
     for group in state.groups:
         intake.restore(group.admitted, group.arrived, group.noted)
     for group in state.ended:
         intake.end(group)
     intake.counts.update(state.counts)
-    intake.take_refused_annotations()  # counted already in the steps up to the checkpoint's
+    # Counted already in the steps up to the checkpoint's.
+    intake.take_refused_annotations()
     intake.next_group = max(intake.next_group, state.next_group)

@@ -1,10 +1,6 @@
-"""Publishes the trainer's versions (`VersionWriter`): each is stored once in the form that its
-tensors have (`storage/weights/form.py`), then believed (the pointer `latest.json` moves to it),
-then announced in the topic `weights`. Before its first version a trainer fences all lower terms.
-
-A step that is repeated after a crash produces the bytes of its version again, and the stored
-version stays. If the bytes differ, nothing is published until the step's number is above that of
-the believed version; the version of that step is an anchor (`_check_repeated`).
+"""Publishes the trainer's versions (`VersionWriter`): stored once in the form of their tensors
+(`storage/weights/form.py`), then believed (the pointer moves), then announced in the topic
+`weights`.
 """
 
 import logging
@@ -40,14 +36,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class VersionWriter:
-    """Publishes the versions of one term of the trainer. `pinned` returns the versions that a
-    rollout or an open partial needs (`data/retention.py`), and `to_continue` those that a resumed
-    trainer needs (`past_versions.py`); `model_files` are the configuration and tokenizer files that
-    every anchor carries, by name.
+    """Publishes the versions of one term. `pinned` returns those that a rollout or an open partial
+    needs (`data/retention.py`), `to_continue` those that a resumed trainer needs
+    (`past_versions.py`); every anchor carries the `model_files` (configuration and tokenizer).
 
-    If several ranks share a model, every rank has a writer, and all writers make the same
-    decisions. On every rank but 0 `leads` is False: the writer then writes this rank's part of the
-    tensors and nothing else.
+    If ranks share a model, each has a writer with the same decisions; all but rank 0 (`leads`)
+    write only their part of the tensors.
     """
 
     store: ObjectStore
@@ -62,16 +56,16 @@ class VersionWriter:
     leads: bool = True
     pointer: Pointer | None = None
     _stored: Sequence[StoredVersion] = ()
-    """The versions of the previous listing: their manifests are not read again."""
+    """The previous listing: its manifests are not read again."""
     _manifest: Manifest | None = None  # of the believed version
     _form: FormPublisher | None = None  # from the first tensors on
     _is_fork: bool = False
-    """Whether a repeated step had other bytes than the believed version, until the next version."""
+    """Whether a repeated step's bytes differed, until the next version."""
 
     def open(self) -> None:
-        """Fence lower terms in the topic `weights` and at the store's pointer, and announce the
-        believed version under this term. If its manifest is damaged or missing, it is not
-        announced, and the next version is an anchor.
+        """Fence lower terms in the topic `weights` and at the pointer, and announce the believed
+        version under this term. If its manifest is damaged or missing, it is not announced, and the
+        next version is an anchor.
         """
         if self.leads:
             self.writer.open()
@@ -92,16 +86,14 @@ class VersionWriter:
 
     @property
     def highest(self) -> Version | None:
-        """The believed version; None before the first one."""
+        """Returns the believed version; None before the first one."""
         return None if self.pointer is None else self.pointer.version
 
     def publish(self, number: int, tensors: Tensors) -> Version:
-        """Store `tensors` as version `number`, move the pointer to it and announce it; returns the
-        version. The number of a repeated step is not above that of the believed version: then
-        nothing is written, and deltas continue from the believed version if the bytes are equal.
-
-        The tensors are the base of the next delta: the caller must not write to them until the
-        next call has returned.
+        """Store `tensors` as version `number`, believe and announce it; returns the version. The
+        caller must not write to them, the next delta's base, until the next call has returned. For
+        a repeated step, whose number is not above the believed one, nothing is written; deltas
+        continue if the bytes are equal.
         """
         version, highest = Version(number, self.term), self.highest
         if highest is not None and number <= highest.number:
@@ -125,27 +117,22 @@ class VersionWriter:
         return self._form
 
     def weights_hash(self, version: Version, tensors: Tensors) -> str:
-        """Returns the hash of the tensors for which `publish` has just returned `version`. The hash
-        of new tensors is in the believed version's manifest; that of a repeated step's tensors may
-        have to be computed here.
-        """
+        """Returns the hash of the tensors for which `publish` has just returned `version`."""
         manifest = self._manifest
+        # A repeated step's hash is not in the manifest.
         if manifest is None or manifest.version != version or self._is_fork:
             return combined_hash(*tensor_hashes(tensors))
         return manifest.weights.combined_hash
 
     def _check_repeated(self, tensors: Tensors) -> None:
-        """Compare the tensors of a repeated step with those of the believed version, which has the
-        same number. If they differ (on another machine, for instance), the run continues as a fork
-        under this term: the next version, which has a higher number, is an anchor
-        (docs/reference/invariants.md, A trainer's step). If the manifest of the believed version is
-        unreadable, no comparison is possible.
-        """
         if self._manifest is None:
             return
         hashes, tied = tensor_hashes(tensors)
         weights = self._manifest.weights
         same = tied == weights.tied and hashes == {n: e.hash for n, e in weights.tensors.items()}
+        # Other bits, for instance of another machine: the run continues as a fork under this term,
+        # and the next version, with a higher number, is an anchor (docs/reference/invariants.md, A
+        # trainer's step).
         self._is_fork = not same
         self._form_of(tensors).repeated(tensors, same)
         if not same:
@@ -154,13 +141,14 @@ class VersionWriter:
             )
 
     def retain(self) -> None:
-        """Delete versions that are no longer needed; a warning is logged if `versions_max` removes
-        one that is still needed. This method may run in another thread beside `publish`: a version
-        above the pointer counts as being published, and is kept.
+        """Delete versions that are no longer needed, with a warning if `versions_max` removes a
+        needed one. May run in a thread beside `publish`.
         """
-        pointer = self.pointer  # read before the listing, which therefore contains its version
+        # Read before the listing, which therefore contains its version.
+        pointer = self.pointer
         assert pointer is not None, "retention comes after a version was published"
         self._stored = stored_versions(self.store, self._stored)
+        # A version above the pointer counts as being published, and is kept.
         plan = plan_retention(
             self._stored,
             pointer,

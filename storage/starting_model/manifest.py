@@ -41,8 +41,8 @@ from rollstream.storage.weights.manifest import FileEntry, Size
 MODEL_PREFIX = "model/"
 MODEL_KEY = f"{MODEL_PREFIX}manifest.json"
 TOKENIZER, ADAPTER, TASK = "tokenizer/", "adapter/", "task/"
-"""Prefixes of the names of a tokenizer's files (`task.tokenizer`), of the files of an adapter
-(`model.lora.path`), and of a task's files.
+"""Prefixes of the files of a tokenizer (`task.tokenizer`), an adapter (`model.lora.path`), and a
+task.
 """
 RUN_KEYS = (
     RunKeys(
@@ -57,15 +57,15 @@ RUN_KEYS = (
     RunKeys(re.compile(re.escape(MODEL_KEY)), "later", "any", LEASES),
 )
 TASK_BYTES_MAX = 1 << 30
-"""A task's file above this size is not stored: each host that reads it needs its own."""
+"""A task's larger file is not stored: each host that reads it needs its own."""
 BLOCK_BYTES, BLOCK_BYTES_MIN, BLOCKS_MIN = 1 << 20, 64 << 10, 64
 """A block of rows with a hash of its own is a 64th of its tensor, within these sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockedTensor:
-    """States that a tensor is at the bytes `[start, end)` of a file. Each of `blocks` is the hash
-    of the next `block_rows` rows.
+    """Locates a tensor at the bytes `[start, end)` of a file; each of `blocks` is the hash of the
+    next `block_rows` rows.
     """
 
     file: str
@@ -78,7 +78,7 @@ class BlockedTensor:
 
     @property
     def rows(self) -> int:
-        """The size of the first dimension; a number without dimensions has one row."""
+        """Returns the first dimension's size, 1 without dimensions."""
         return self.shape[0] if self.shape else 1
 
     @property
@@ -88,9 +88,9 @@ class BlockedTensor:
 
 @dataclass(frozen=True, slots=True)
 class ModelManifest:
-    """Lists the files of a run's starting model in the folder `model/<digest>/`, and the tensors in
-    them. `digest` is a hash of the names and hashes of all files. `task_files` maps a path as the
-    settings give it to the file's name, or to `TOKENIZER` or `ADAPTER` for a folder of these.
+    """Lists the files of a run's starting model in `model/<digest>/`, and their tensors. `digest`
+    is a hash of all names and hashes. `task_files` maps a path in the settings to the file's name,
+    or to `TOKENIZER` or `ADAPTER` for their folders.
     """
 
     run: str
@@ -107,21 +107,21 @@ class ModelManifest:
 
     def entry(self, name: str) -> FileEntry:
         """Returns a file's entry; raises `ObjectMissing` if the model has no such file."""
-        found = next((entry for entry in self.files if entry.name == name), None)
-        if found is None:
+        file_entry = next((entry for entry in self.files if entry.name == name), None)
+        if file_entry is None:
             raise ObjectMissing(f"the run's model has no file {name} ({MODEL_KEY})")
-        return found
+        return file_entry
 
     @property
     def bytes(self) -> int:
-        """The size of all files."""
+        """Returns the size of all files."""
         return sum(entry.bytes for entry in self.files)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Names the files of a model on this host: its Hugging Face folder, and the paths that the
-    settings give. Without `has_weights` the folder has only configuration and tokenizer.
+    """Names a model's files on this host: its Hugging Face folder, and paths of the settings.
+    Without `has_weights` the folder has only configuration and tokenizer.
     """
 
     folder: Path
@@ -131,50 +131,49 @@ class ModelSource:
     adapter: str | None = None
 
     def files(self) -> dict[str, Path]:
-        """Returns the paths of all files by their names in the store. Raises `ConfigurationError`
-        if a weight file is missing.
+        """Returns all paths by names in the store; raises `ConfigurationError` if a weight file is
+        missing.
         """
-        found = small_files(self.folder)
+        paths = small_files(self.folder)
         if self.has_weights:
-            found |= {path.name: path for path in hf_weight_files(self.folder).values()}
+            paths |= {path.name: path for path in hf_weight_files(self.folder).values()}
             if (self.folder / INDEX).is_file():
-                found[INDEX] = self.folder / INDEX
+                paths[INDEX] = self.folder / INDEX
         if self.tokenizer is not None:
-            own = small_files(Path(self.tokenizer).expanduser())
-            found |= {f"{TOKENIZER}{name}": path for name, path in own.items()}
+            tokenizer = small_files(Path(self.tokenizer).expanduser())
+            paths |= {f"{TOKENIZER}{name}": path for name, path in tokenizer.items()}
         if self.adapter is not None:
-            own = Path(self.adapter).expanduser()
+            adapter = Path(self.adapter).expanduser()
             names = (ADAPTER_CONFIG, ADAPTER_TENSORS)
-            found |= {f"{ADAPTER}{name}": own / name for name in names}
-        own = {name: Path(given).expanduser() for given, name in self.named_task_files().items()}
-        return found | own
+            paths |= {f"{ADAPTER}{name}": adapter / name for name in names}
+        task_paths = {
+            name: Path(task_file).expanduser()
+            for task_file, name in self.named_task_files().items()
+        }
+        return paths | task_paths
 
     def named_task_files(self) -> dict[str, str]:
-        """Returns the name in the store of each of the task's files, by its path in the
-        settings.
-        """
+        """Returns the stored name of each task file, by its path in the settings."""
         return {
-            given: f"{TASK}{number}{_kind(Path(given))}"
-            for number, given in enumerate(self.task_files)
+            path: f"{TASK}{number}{_kind(Path(path))}"
+            for number, path in enumerate(self.task_files)
         }
 
     def path_names(self) -> dict[str, str]:
-        """Returns what `ModelManifest.task_files` holds."""
+        """Returns the content of `ModelManifest.task_files`."""
         tokenizer = {} if self.tokenizer is None else {self.tokenizer: TOKENIZER}
         adapter = {} if self.adapter is None else {self.adapter: ADAPTER}
         return self.named_task_files() | tokenizer | adapter
 
 
 def _kind(path: Path) -> str:
-    """Returns the suffix by which a reader knows the kind of a file, with that of a compressed one
-    in front.
-    """
+    # A reader knows the kind of a compressed file by the suffix in front.
     before = path.with_suffix("").suffix if path.suffix.lower() in (".gz", ".zst") else ""
     return f"{before if before.isascii() and before[1:].isalnum() else ''}{path.suffix}"
 
 
 def describe_model(source: ModelSource, run: str, created_s: float) -> ModelManifest:
-    """Hash every file of a model; returns its manifest, which is not written."""
+    """Hash every file of a model; returns its unwritten manifest."""
     files: list[FileEntry] = []
     tensors: dict[str, BlockedTensor] = {}
     for name, path in sorted(source.files().items()):
@@ -189,34 +188,33 @@ def describe_model(source: ModelSource, run: str, created_s: float) -> ModelMani
 
 
 def read_model_manifest(store: ObjectStore) -> ModelManifest | None:
-    """Returns the manifest of the run's starting model; None if the store has none. Raises
-    `NewerRelease` if its format is newer than this release, `CorruptObject` if it is damaged.
+    """Returns the manifest of the run's starting model, None without one. Raises `NewerRelease` if
+    its format is newer, `CorruptObject` if it is damaged.
     """
     try:
         data = store.get(MODEL_KEY)
     except ObjectMissing:
         return None
-    found = decode_json(data, ModelManifest, MODEL_KEY)
-    for entry in found.files:  # names become paths on this host
+    manifest = decode_json(data, ModelManifest, MODEL_KEY)
+    for entry in manifest.files:
+        # Names become paths on this host.
         if not is_key(entry.name):
             raise CorruptObject(f"object {MODEL_KEY} names the file {entry.name!r}")
-    sizes = {entry.name: entry.bytes for entry in found.files}
-    for name, tensor in found.tensors.items():
+    sizes = {entry.name: entry.bytes for entry in manifest.files}
+    for name, tensor in manifest.tensors.items():
         if not _is_sound(tensor, sizes):
             raise CorruptObject(
                 f"object {MODEL_KEY}: its entry of tensor {name} contradicts itself"
             )
-    return found
+    return manifest
 
 
 def _is_sound(tensor: BlockedTensor, sizes: Mapping[str, int]) -> bool:
-    """Returns whether a tensor is within its file, has the size of its shape, and has a hash for
-    each of its blocks. Sizes of dtypes that no reader here knows are not compared.
-    """
     size, rows = tensor.end - tensor.start, tensor.rows
     if not size >= 0 or tensor.end > sizes.get(tensor.file, -1) or not tensor.block_rows:
         return False
     element = ELEMENTS.get(tensor.dtype)
+    # Readers here may not know a dtype.
     if element is not None and size != math.prod(tensor.shape) * element.bytes:
         return False
     if not size:
@@ -227,7 +225,7 @@ def _is_sound(tensor: BlockedTensor, sizes: Mapping[str, int]) -> bool:
 
 
 def of_model(name: str) -> bool:
-    """Returns whether this is the name of a file in the model's own folder."""
+    """Returns whether the file is in the model's own folder."""
     return not name.startswith((TOKENIZER, ADAPTER, TASK))
 
 
@@ -237,7 +235,7 @@ def is_weights(name: str) -> bool:
 
 @contextmanager
 def mapped_bytes(path: Path) -> Generator[memoryview]:
-    """Yield the file's bytes, which the kernel reads page by page."""
+    """Yield the file's bytes; the kernel reads them page by page."""
     with path.open("rb") as file:
         if not os.fstat(file.fileno()).st_size:
             yield memoryview(b"")
@@ -248,47 +246,48 @@ def mapped_bytes(path: Path) -> Generator[memoryview]:
 
 @contextmanager
 def stored_bytes(name: str, path: Path) -> Generator[memoryview]:
-    """Yield the bytes that the store holds of the file with this name: those of the file, but a
-    configuration or tokenizer file without its byte order mark, which its readers refuse. Raises
-    `ConfigurationError` for a pointer of Git LFS in place of a file of the model.
+    """Yield the file's bytes as the store holds them, without the byte order mark of a
+    configuration or tokenizer file. Raises `ConfigurationError` for a Git LFS pointer in place of a
+    model's file.
     """
     with mapped_bytes(path) as data:
         is_model = not name.startswith(TASK)
         if is_model and is_lfs_pointer(bytes(data[:64])):
             raise ConfigurationError(f"model.path: {lfs_refusal(path)}")
+        # Readers refuse a byte order mark.
         has_mark = is_model and not is_weights(name) and bytes(data[: len(BOM)]) == BOM
         with data[len(BOM) if has_mark else 0 :] as content:
             yield content
 
 
 def _blocked_tensors(name: str, path: Path, data: memoryview) -> dict[str, BlockedTensor]:
-    """Returns the tensors of a safetensors file with the hashes of their blocks."""
     try:
         size = int.from_bytes(data[:8], "little")
         header: dict[str, Any] = parse_loose_json(bytes(data[8 : 8 + min(size, HEADER_BYTES_MAX)]))
         header.pop("__metadata__", None)
-        found: dict[str, BlockedTensor] = {}
+        tensors: dict[str, BlockedTensor] = {}
         for tensor, entry in header.items():
             start, end = (8 + size + int(offset) for offset in entry["data_offsets"])
             if not 0 <= start <= end <= len(data):
                 raise ValueError(f"{tensor} is outside the file")
-            found[tensor] = _blocked(name, start, end, entry, data)
+            tensors[tensor] = _blocked(name, start, end, entry, data)
     except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
         raise ConfigurationError(
             f"model.path: {path} cannot be read as a safetensors file: {error!r}"
         ) from error
-    return found
+    return tensors
 
 
 def rows_per_block(rows: int, row_bytes: int) -> int:
-    """Returns the height of a tensor's blocks. Where the rows allow it there are 64 of them or a
-    larger power of two, so that the shares of 2, 4, 8 … ranks begin and end at blocks.
+    """Returns the height of a tensor's blocks: 64 of them, or a larger power of two, where the rows
+    allow it.
     """
     size = min(max(rows * row_bytes // BLOCKS_MIN, BLOCK_BYTES_MIN), BLOCK_BYTES)
-    wanted, blocks = max(1, size // max(1, row_bytes)), 1
-    while rows % (2 * blocks) == 0 and rows // blocks > wanted:
+    rows_max, blocks = max(1, size // max(1, row_bytes)), 1
+    # So the shares of 2, 4, 8 … ranks begin and end at blocks.
+    while rows % (2 * blocks) == 0 and rows // blocks > rows_max:
         blocks *= 2
-    return rows // blocks if 0 < rows // blocks <= wanted else wanted
+    return rows // blocks if 0 < rows // blocks <= rows_max else rows_max
 
 
 def _blocked(
@@ -304,7 +303,7 @@ def _blocked(
 
 
 def is_same(path: Path, entry: FileEntry) -> bool:
-    """Returns whether the file exists here with exactly the content of this entry."""
+    """Returns whether the file exists with exactly this entry's content."""
     try:
         if path.stat().st_size != entry.bytes:
             return False

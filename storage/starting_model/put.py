@@ -1,8 +1,6 @@
-"""Puts the model that a run starts from into the run's store (`put_model`), copies it into another
-run's store, and compares it with files on this host.
-
-Objects are only created, the manifest last, and never change (invariant 6). So a writer that was
-killed half-way repeats the call, and of two writers the first one decides the run's model.
+"""Stores the model that a run starts from (`put_model`), copies it to another run's store, and
+compares it with files on this host. Objects are only created, the manifest last (invariant 6): a
+killed writer repeats the call, and of two writers the first decides.
 """
 
 import re
@@ -45,38 +43,38 @@ def put_model(
     created_s: float,
     progress: Callable[[str, int], None] = lambda name, size: None,
 ) -> ModelManifest:
-    """Store the model as the one that the run starts from, and return its manifest. Idempotent,
-    also after an interruption; `progress` gets the name and size of each file before its upload.
+    """Store the model that the run starts from, and return its manifest; idempotent, also after an
+    interruption. `progress` gets each file's name and size before its upload.
 
     Raises `ConfigurationError`, which names a file that differs, if the run has another model.
     """
-    wanted = describe_model(source, run, created_s)
+    manifest = describe_model(source, run, created_s)
     present = read_model_manifest(store)
     if present is None:
         paths = source.files()
-        for entry in wanted.files:
+        for entry in manifest.files:
             progress(entry.name, entry.bytes)
             with stored_bytes(entry.name, paths[entry.name]) as data:
-                _create_once(store, wanted.key(entry.name), data)
+                _create_once(store, manifest.key(entry.name), data)
         try:
-            store.create(MODEL_KEY, encode_json(wanted))
-            return wanted
-        except ObjectExists:  # another process stored a model meanwhile
+            store.create(MODEL_KEY, encode_json(manifest))
+            return manifest
+        except ObjectExists:
+            # Another process stored a model meanwhile.
             present = read_model_manifest(store)
             assert present is not None, "the model's manifest is never deleted"
-    if present.digest != wanted.digest and not _is_of_earlier_release(present, wanted):
-        raise _other_model(run, _first_difference(present.files, wanted.files))
+    if present.digest != manifest.digest and not _is_of_earlier_release(present, manifest):
+        raise _other_model(run, _first_difference(present.files, manifest.files))
     return present
 
 
-def _is_of_earlier_release(present: ModelManifest, wanted: ModelManifest) -> bool:
-    """Returns whether an earlier release stored this model: without its further chat templates and
-    what was given by a path with `~`, with files that no role reads, or a compressed table of a
-    task under the suffix of its compression alone.
+def _is_of_earlier_release(present: ModelManifest, manifest: ModelManifest) -> bool:
+    """Earlier releases stored no further chat templates and no paths with `~`, but files that no
+    role reads, and a task's compressed table under its last suffix alone.
     """
     there = {_present_name(entry.name): entry.hash for entry in present.files}
-    now = {_present_name(entry.name): entry.hash for entry in wanted.files}
-    of_home = tuple(name for given, name in wanted.task_files.items() if given.startswith("~"))
+    now = {_present_name(entry.name): entry.hash for entry in manifest.files}
+    of_home = tuple(name for path, name in manifest.task_files.items() if path.startswith("~"))
     is_same = all(now.get(name) == there[name] for name in there if _is_read(name))
     return is_same and all(
         name in there
@@ -91,9 +89,15 @@ def _present_name(name: str) -> str:
 
 
 def _is_read(name: str) -> bool:
-    own = name.removeprefix(TOKENIZER)
+    file_name = name.removeprefix(TOKENIZER)
     is_file = of_model(name) or name.startswith(TOKENIZER)
-    return not is_file or is_weights(own) or own == INDEX or "/" in own or is_small_file(own)
+    return (
+        not is_file
+        or is_weights(file_name)
+        or file_name == INDEX
+        or "/" in file_name
+        or is_small_file(file_name)
+    )
 
 
 def _other_model(run: str, name: str) -> ConfigurationError:
@@ -105,44 +109,45 @@ def _other_model(run: str, name: str) -> ConfigurationError:
 
 
 def copy_model(source: ObjectStore, target: ObjectStore, run: str) -> ModelManifest | None:
-    """Copy the starting model from one store into that of another run, where it is created like
-    any; returns its manifest, None if the source has no model. Every file is verified.
+    """Copy the starting model to another run's store; returns its manifest, None if there is none.
+    Every file is verified.
     """
-    found = read_model_manifest(source)
-    if found is None:
+    manifest = read_model_manifest(source)
+    if manifest is None:
         return None
-    model = StoredModel(source, found)
+    model = StoredModel(source, manifest)
     with tempfile.TemporaryDirectory() as folder:
-        for entry in found.files:  # through a file: weights may be larger than the memory
+        for entry in manifest.files:
+            # Through a file: weights may be larger than the memory.
             path = Path(folder) / "file"
             model.write_file(entry, path)
             with mapped_bytes(path) as data:
-                _create_once(target, found.key(entry.name), data)
-    copy = replace(found, run=run)
+                _create_once(target, manifest.key(entry.name), data)
+    copy = replace(manifest, run=run)
     with suppress(ObjectExists):
         target.create(MODEL_KEY, encode_json(copy))
     return copy
 
 
 def check_same_model(manifest: ModelManifest, source: ModelSource) -> None:
-    """Raise `ConfigurationError` if files on this host are other ones than those of the run's
-    model; files that are not here do not count. Sizes, all small files and samples of the weights
-    are compared, not every byte of a large model.
+    """Raise `ConfigurationError` if files on this host differ from those of the run's model.
+    Compares sizes, all small files and samples of the weights, not every byte.
     """
     for entry in manifest.files:
         path = source.folder / entry.name
         is_used = of_model(entry.name) and (is_weights(entry.name) or is_small_file(path.name))
+        # Files that are not here do not count.
         if is_used and path.exists() and not _looks_same(path, entry):
             raise _other_model(manifest.run, entry.name)
     for name, path in source.files().items():
         if name.startswith(ADAPTER) and not is_same(path, manifest.entry(name)):
             raise _other_model(manifest.run, f"the adapter's file {path.name}")
-    for given in source.task_files:
-        name = manifest.task_files.get(given)
-        if name is not None and not is_same(Path(given).expanduser(), manifest.entry(name)):
+    for task_file in source.task_files:
+        name = manifest.task_files.get(task_file)
+        if name is not None and not is_same(Path(task_file).expanduser(), manifest.entry(name)):
             raise ConfigurationError(
-                f"run {manifest.run} began with another {given}, which is in its store, and a run "
-                "keeps its data: put that file back, or take this one away and the store's is "
+                f"run {manifest.run} began with another {task_file}, which is in its store, and a "
+                "run keeps its data: put that file back, or take this one away and the store's is "
                 "used; give this one to a new run (its own name and store)"
             )
     tensors = sorted(manifest.tensors.items(), key=lambda item: item[1].start - item[1].end)
@@ -160,13 +165,11 @@ def _looks_same(path: Path, entry: FileEntry) -> bool:
 
 
 def _create_once(store: ObjectStore, key: str, data: Data) -> None:
-    """Create the object. An existing one is left alone: its key has the hash of its content, and
-    readers verify it.
-    """
+    # An existing object's key has the hash of its content, and readers verify it.
     with suppress(ObjectExists):
         store.create(key, data)
 
 
-def _first_difference(present: tuple[FileEntry, ...], wanted: tuple[FileEntry, ...]) -> str:
-    other = {(entry.name, entry.hash) for entry in present} ^ {(e.name, e.hash) for e in wanted}
+def _first_difference(present: tuple[FileEntry, ...], files: tuple[FileEntry, ...]) -> str:
+    other = {(entry.name, entry.hash) for entry in present} ^ {(e.name, e.hash) for e in files}
     return min((name for name, _ in other), default="the list of the task's files")

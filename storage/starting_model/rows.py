@@ -1,8 +1,6 @@
-"""Makes tensors of rows of the model that a run starts from (`fetch_rows`, `StoredRows`), for ranks
-that share a model: each reads only the blocks with its own rows, every one verified.
-
-`FolderRows` reads the rows of a checkpoint folder, for runs whose store has no model: those that an
-earlier release began.
+"""Makes tensors of chosen rows of a starting model, for ranks that share it: each reads only the
+blocks with its rows (`fetch_rows`). `FolderRows` reads a checkpoint folder, for runs of earlier
+releases, whose store has no model.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,11 +25,9 @@ _V = TypeVar("_V")
 def fetch_rows(
     model: StoredModel, name: str, start: int, stop: int, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """Returns rows `[start, stop)` of a tensor's first dimension, as `dtype` or as they are stored.
-    The caller owns the memory; beside it one piece of the stored rows is in memory at a time.
-
-    Raises `CorruptObject`, which names the object, if a block with these rows differs from its
-    hash.
+    """Returns rows `[start, stop)` of a tensor's first dimension, as `dtype` or as stored, in
+    memory of the caller; one piece of the stored rows is in memory besides. Raises `CorruptObject`,
+    which names the object, if a block differs from its hash.
     """
     tensor = model.manifest.tensors[name]
     if tensor.dtype not in DTYPES:
@@ -50,7 +46,7 @@ def fetch_rows(
 
 
 class ModelRows(Protocol):
-    """Reads chosen rows of the tensors of a starting model, and only these."""
+    """Reads chosen rows of a starting model's tensors, and only these."""
 
     def __contains__(self, name: str) -> bool: ...
 
@@ -59,22 +55,22 @@ class ModelRows(Protocol):
         ...
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Returns the tensor's shape."""
+        """Returns the shape."""
         ...
 
     def whole(self, name: str) -> torch.Tensor:
-        """Returns the tensor as it is stored."""
+        """Returns the tensor as stored."""
         ...
 
     def identity(self) -> str:
-        """Returns a hash by which machines that train one model together find that they start from
-        different models.
+        """Returns a hash that differs between different models: machines that train together
+        compare it.
         """
         ...
 
 
 class StoredRows:
-    """Reads the rows of the model in a run's store; errors are those of `fetch_rows`."""
+    """Reads rows of the model in a run's store; raises as `fetch_rows`."""
 
     def __init__(self, model: StoredModel) -> None:
         self.model = model
@@ -96,8 +92,8 @@ class StoredRows:
 
 
 class FolderRows:
-    """Reads the rows of the tensors in a checkpoint folder. `files` maps the tensors' names to
-    their files. Methods raise `ConfigurationError` if a file is damaged or shorter.
+    """Reads rows from a checkpoint folder; `files` maps tensors to their files. Raises
+    `ConfigurationError` if a file is damaged or shorter.
     """
 
     def __init__(self, folder: Path, files: Mapping[str, Path]) -> None:
@@ -126,9 +122,8 @@ class FolderRows:
             raise ConfigurationError(f"model.path: {path} cannot be read: {error}") from error
 
     def identity(self) -> str:
-        """Returns a hash of the configuration, of every file's header and of every tensor's first
-        row.
-        """
+        """Returns a hash of the configuration, all headers and each tensor's first row."""
+        # Not all bytes: that would read a large model completely.
         hasher = xxhash.xxh3_128((self._folder / CONFIG).read_bytes())
         for path in sorted(set(self._files.values())):
             with path.open("rb") as file:

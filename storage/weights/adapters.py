@@ -1,10 +1,5 @@
-"""Publishes and fetches the versions of a run that trains a LoRA adapter: each version is a folder
-that the library PEFT loads, with the adapter's tensors over base weights that never change.
-
-The base is stored once, before the first version, as an ordinary checkpoint folder. It has version
-number 0 and term 0, which no trainer has, so the base itself is never announced or believed. The
-manifest of an adapter names the base as its `anchor` and by its hash. Every adapter is complete:
-there are no deltas between adapters.
+"""Publishes and fetches the versions of a run that trains a LoRA adapter: complete folders for
+PEFT, over a base that is stored once as an ordinary checkpoint folder.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,14 +32,14 @@ from rollstream.storage.weights.streamed import StreamedTensors, stream_version
 from rollstream.storage.weights.tensors import Tensors, tensor_hashes
 from rollstream.streams.values import Version
 
+# No trainer has term 0, so the base itself is never announced or believed.
 BASE = Version(0, 0)
 
 
 class AdapterTensors(dict[str, torch.Tensor]):
-    """Holds the tensors of an adapter under PEFT's names, its `adapter_config.json` (`config`) and
-    its `scaling` (alpha / rank). `base` returns the tensors of the base in the dtype in which they
-    are published. If several ranks share a model, each has the whole adapter and a part of the
-    base: `base` then returns `DistributedTensors`, which the ranks hash and write together.
+    """Holds an adapter's tensors under PEFT's names, its `adapter_config.json` (`config`) and
+    `scaling` (alpha / rank). `base` returns the base's tensors in the published dtype:
+    `DistributedTensors` if ranks share the model, each of which has the whole adapter.
     """
 
     form: ClassVar[str] = "adapter"
@@ -69,12 +64,10 @@ def publish_base(
     created_s: float,
     leads: bool = True,
 ) -> Manifest:
-    """Write the base, or compare `tensors` with the stored one; returns its manifest. If several
-    ranks share the model, `leads` is False on every rank but 0: such a rank writes its part of the
-    tensors and no manifest.
+    """Write the base, or compare `tensors` with the stored one; returns its manifest. With `leads`
+    False a rank writes its part of the tensors and no manifest.
 
-    Raises `ConfigurationError` if the run's stored base is another one: the run's adapters do not
-    fit this one.
+    Raises `ConfigurationError` if the run's stored base, which its adapters need, is another one.
     """
     present = _stored_base(store)
     # Each rank waits here for all others, so none completes the base before all have looked for it.
@@ -107,8 +100,8 @@ def publish_adapter(
     created_s: float,
     leads: bool = True,
 ) -> Manifest:
-    """Write the complete adapter and return its manifest. A repeated call finds the objects of the
-    first one and keeps them, as `publish_version` does. A rank that does not lead writes nothing.
+    """Write the complete adapter and return its manifest; idempotent. A rank that does not lead
+    writes nothing.
     """
     files: list[FileEntry] = []
     data, entries = pack_tensors(tensors, ADAPTER_TENSORS)
@@ -131,16 +124,16 @@ def publish_adapter(
 
 
 def fetch_base(store: ObjectStore, manifest: Manifest) -> dict[str, torch.Tensor]:
-    """Returns the tensors of the base that this adapter names, every one verified."""
+    """Returns the tensors of this adapter's base, every one verified."""
     assert manifest.adapter, "only an adapter has a base"
-    held = ResidentWeights()
-    held.update(store, manifest.anchor, manifest.adapter.base_hash)
-    return held.tensors
+    weights = ResidentWeights()
+    weights.update(store, manifest.anchor, manifest.adapter.base_hash)
+    return weights.tensors
 
 
 def stream_base(store: ObjectStore, manifest: Manifest) -> StreamedTensors:
-    """Returns the same tensors as `fetch_base`, for an engine that copies each of them once. The
-    fetched bytes are in a temporary file, and only a segment of one tensor at a time is in memory.
+    """Returns the tensors of `fetch_base` for an engine that copies each once, decoded a segment at
+    a time.
     """
     assert manifest.adapter, "only an adapter has a base"
     return stream_version(store, manifest.anchor, manifest.adapter.base_hash)
@@ -167,7 +160,6 @@ class AdapterForm(VersionForm):
     def model_tensors(
         self, store: ObjectStore, manifest: Manifest, tensors: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Returns the base's tensors with the adapter's merged in."""
         return merge_adapter(fetch_base(store, manifest), tensors, self.scaling(manifest))
 
     def scaling(self, manifest: Manifest) -> float:
@@ -176,7 +168,7 @@ class AdapterForm(VersionForm):
 
 
 class AdapterPublisher(FormPublisher):
-    """Stores the base before the first adapter of a term, or compares it with the stored one."""
+    """Stores or compares the base before the first adapter of a term."""
 
     def __init__(self, publication: Publication) -> None:
         self._p = publication

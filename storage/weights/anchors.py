@@ -1,9 +1,5 @@
 """Decides when a version must be an anchor (`anchor_due`, a pure rule: invariant 9), and finds the
-cheapest paths to a version's tensors along its chain (`find_fetch_paths`).
-
-A chain is an anchor and the deltas on it. A path lists what a reader fetches for one tensor: its
-bytes in an anchor, unless the reader holds it in an older version, then in the deltas since.
-Manifests are read from the version back through its parents, only as many as needed.
+cheapest paths to its tensors (`find_fetch_paths`) along its chain, an anchor and the deltas on it.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -15,24 +11,22 @@ from rollstream.storage.weights.fetch_plan import BrokenSteps, FetchPath, FetchP
 from rollstream.storage.weights.manifest import Manifest, read_manifest
 
 BYTES_SHARE = 1 / 3
-"""The most bytes of a chain's deltas together, as a share of a full version. Above it the chain
-ends, because another delta would cost a late reader more than an anchor saves.
+"""Most bytes of a chain's deltas, as a share of a full version. Above it another delta would cost a
+late reader more than an anchor saves.
 """
 BESIDE_SHARE = 1 / 2
-"""An anchor also holds its delta, for readers of its parent, if the delta is at most this share of
-a full version.
-"""
+"""An anchor also holds its delta, for readers of its parent, up to this share of a full version."""
 MULTIPLES_MIN = 4
-"""Retention prefers versions whose number is a multiple of `keep_every`. If `versions_max` has no
-room for this many multiples and all versions between them, each multiple is an anchor: an anchor
-can be kept alone, a delta only with its chain.
+"""Retention prefers multiples of `keep_every`. If `versions_max` has no room for this many and all
+versions between, each multiple is an anchor: an anchor can be kept alone, a delta only with its
+chain.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class AnchorRule:
-    """Bounds the chain. `every` is the most versions of one chain; `versions_max` and `keep_every`
-    are settings of retention (`retention.py`).
+    """Bounds a chain to `every` versions; `versions_max` and `keep_every` are settings of retention
+    (`retention.py`).
     """
 
     every: int
@@ -41,17 +35,16 @@ class AnchorRule:
 
     @property
     def length_max(self) -> int:
-        """Returns the length at which a chain ends. Two complete chains always fit in
-        `versions_max`, so retention keeps the believed version together with any version of the
-        previous chain that a rollout still holds.
-        """
+        """Returns the length at which a chain ends."""
+        # Two complete chains always fit in `versions_max`, so retention keeps the believed version
+        # and any version of the previous chain that a rollout still holds.
         return max(1, min(self.every, self.versions_max // 2))
 
 
 @dataclass(frozen=True, slots=True)
 class AnchorChain:
-    """Measures the believed version's chain: the number of its versions including the anchor, the
-    bytes of its deltas, and those of one full version.
+    """Measures the believed version's chain: its versions with the anchor, the bytes of its deltas,
+    and those of one full version.
     """
 
     length: int
@@ -60,9 +53,7 @@ class AnchorChain:
 
 
 def anchor_due(number: int, chain: AnchorChain | None, rule: AnchorRule) -> bool:
-    """Returns whether version `number` must be an anchor. `chain` ends with the version before it;
-    None if there is no version before it.
-    """
+    """Returns whether version `number` must be an anchor; `chain` ends with the one before."""
     if chain is None or chain.length >= rule.length_max:
         return True
     if chain.delta_bytes > BYTES_SHARE * chain.full_bytes:
@@ -72,16 +63,13 @@ def anchor_due(number: int, chain: AnchorChain | None, rule: AnchorRule) -> bool
 
 
 def is_kept_beside(delta_bytes: int, full_bytes: int) -> bool:
-    """Returns whether an anchor also holds its delta."""
     return delta_bytes <= BESIDE_SHARE * full_bytes
 
 
 def lineage(store: ObjectStore, manifest: Manifest) -> Iterator[Manifest]:
-    """Yield the manifest, then its parents as long as each child is stored as a difference from its
-    parent.
-
-    Each parent is exactly the one that its child was made from. Raises `ObjectMissing` if one is
-    gone, `CorruptObject` if the stored one has another hash.
+    """Yield the manifest, then its parents while each child is stored as a difference. Raises
+    `ObjectMissing` if one is gone, `CorruptObject` if it is not exactly the one its child was made
+    from.
     """
     yield manifest
     while manifest.delta is not None and manifest.parent is not None:
@@ -93,17 +81,13 @@ def find_fetch_paths(
     store: ObjectStore,
     manifest: Manifest,
     names: Collection[str],
-    held: HeldTensors | None = None,
+    held_tensors: HeldTensors | None = None,
     broken: BrokenSteps = (),
 ) -> dict[str, FetchPath]:
-    """Returns the cheapest path to each of these tensors, whose names are those under which the
-    manifest stores them. `held` are the reader's tensors, `broken` the steps that a path must not
-    use.
-
-    Raises `ObjectMissing` or `CorruptObject`, with the reason, if a tensor has no path. A missing
-    or damaged manifest is no error if another path exists.
+    """Returns the cheapest path to each of these tensors (stored names) without the `broken` steps.
+    Raises `ObjectMissing` or `CorruptObject`, with the reason, if a tensor has none.
     """
-    planning = FetchPlanner(names, held or HeldTensors(), broken)
+    planning = FetchPlanner(names, held_tensors or HeldTensors(), broken)
     reason: ObjectMissing | CorruptObject | None = None
     try:
         for ancestor in lineage(store, manifest):
@@ -111,10 +95,11 @@ def find_fetch_paths(
             if planning.is_complete:
                 break
     except (ObjectMissing, CorruptObject) as error:
+        # No failure if another path exists.
         reason = error
     paths = planning.paths()
-    found = {name: path for name, path in paths.items() if path is not None}
-    lost = [name for name in paths if name not in found]
+    cheapest = {name: path for name, path in paths.items() if path is not None}
+    lost = [name for name in paths if name not in cheapest]
     if lost:
         kind = type(reason) if reason is not None else CorruptObject
         why = reason or "no stored anchor or delta leads to it any more"
@@ -122,7 +107,7 @@ def find_fetch_paths(
             f"version {manifest.version}: tensor {lost[0]} ({len(lost)} of {len(paths)}) cannot be "
             f"made: {why}; fetch another version"
         )
-    return found
+    return cheapest
 
 
 def find_other_paths(
@@ -130,22 +115,21 @@ def find_other_paths(
     manifest: Manifest,
     failed: Mapping[str, CorruptObject],
     broken: BrokenSteps,
-    held: HeldTensors | None = None,
+    held_tensors: HeldTensors | None = None,
 ) -> dict[str, FetchPath]:
-    """Returns paths without the broken steps to the tensors that failed; raises the first failure
-    if one of them has no such path.
-    """
+    """Returns paths without the broken steps, or raises the first failure."""
     try:
-        return find_fetch_paths(store, manifest, tuple(failed), held, broken)
+        return find_fetch_paths(store, manifest, tuple(failed), held_tensors, broken)
     except (ObjectMissing, CorruptObject) as error:
         raise next(iter(failed.values())) from error
 
 
 def chain_of(store: ObjectStore, manifest: Manifest) -> AnchorChain:
-    """Returns the chain whose newest version is `manifest`; raises as `lineage` does."""
+    """Returns the chain that ends with `manifest`; raises as `lineage`."""
     length, delta_bytes = 0, 0
     for ancestor in lineage(store, manifest):
         length += 1
+        # The delta beside an anchor is no part of the chain.
         if ancestor.kind == "anchor":
             break
         delta_bytes += ancestor.delta.bytes if ancestor.delta else 0

@@ -1,9 +1,5 @@
-"""Fetches the tensors of a weight version from the store. Complete tensors are verified against
-their hashes before they are returned (invariant 6).
-
-`fetch_tensors` returns complete tensors. `export_version` writes a folder that transformers and
-vLLM load (tensors, an index, the model's files), or the folder of an adapter alone, which PEFT
-loads. The folder appears in one step, when it is complete.
+"""Returns verified tensors of a weight version (`fetch_tensors`, invariant 6), or writes a folder
+that transformers, vLLM or PEFT load (`export_version`), in one step.
 """
 
 import json
@@ -44,23 +40,17 @@ def fetch_tensors(
     manifest_hash: str | None = None,
     tensors: Iterable[str] | None = None,
 ) -> tuple[Manifest, dict[str, torch.Tensor]]:
-    """Returns the manifest of a version and its tensors named in `tensors` (default: all),
-    verified. If the version is a delta, each tensor is made from the anchor's and the changes
-    since.
-
-    Pass the manifest's hash from the announcement to get exactly the announced version. The caller
-    owns the memory; the names of tied weights share it. Raises `ObjectMissing` if the version, one
-    that it is based on, or one of the tensors does not exist (any more), and `CorruptObject`, which
-    names the tensor and the file, if bytes differ from their hash; then nothing is returned.
+    """Returns a version's manifest and its `tensors` (default: all), verified. The caller owns the
+    memory, which tied names share. Raises as `ResidentWeights.update`.
     """
-    held = ResidentWeights(tensors)
-    manifest = held.update(store, version, manifest_hash).manifest
-    return manifest, held.tensors
+    weights = ResidentWeights(tensors)
+    manifest = weights.update(store, version, manifest_hash).manifest
+    return manifest, weights.tensors
 
 
 def fetch_model_file(store: ObjectStore, manifest: Manifest, name: str) -> bytes:
-    """Returns one of the model's files (`config.json`, the tokenizer's), verified. The store keeps
-    these files with the anchor of the version.
+    """Returns one of the model's files (`config.json`, the tokenizer's), verified; the anchor's
+    folder has them.
     """
     entry = next((entry for entry in manifest.model_files if entry.name == name), None)
     if entry is None:
@@ -78,7 +68,7 @@ def _fetch_file(store: ObjectStore, version: Version, entry: FileEntry) -> bytes
 
 @dataclass(frozen=True, slots=True)
 class ExportedVersion:
-    """Reports an export: the folder, the files written there, and their total size in `bytes`."""
+    """Reports an export: the folder, its files, and their total size."""
 
     version: Version
     folder: Path
@@ -89,21 +79,20 @@ class ExportedVersion:
 def export_version(
     store: ObjectStore, version: Version, folder: Path, shard_bytes: int, merged: bool = True
 ) -> ExportedVersion:
-    """Write the version into `folder`, every tensor verified; `shard_bytes` bounds a file. A
-    version that is an adapter is merged into its base and written as a whole model, or written
-    alone if not `merged`.
-
-    Raises `ConfigurationError` if the folder exists and is not empty, and all that `fetch_tensors`
-    raises. After any failure the folder is as it was before. A folder that exists stays, because it
-    may be a mount: the files are written inside and then get their names, the configuration last.
+    """Write the version into `folder`, every tensor verified, in files of at most `shard_bytes`; an
+    adapter merged into its base, or alone if not `merged`. Raises `ConfigurationError` if the
+    folder is not empty, and as `fetch_tensors`. After any failure the folder is as before.
     """
     _check_empty(folder)
+    # An existing folder may be a mount: it stays, and the files get their names inside it, the
+    # configuration last.
     is_there = folder.exists()
     place = folder if is_there else folder.parent
     try:
         place.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=place))
     except OSError as error:
+        # The error names the folder and not its temporary name.
         raise OSError(error.errno, error.strerror, str(place)) from None
     try:
         manifest, tensors = fetch_tensors(store, version)
@@ -115,6 +104,7 @@ def export_version(
         if is_there:
             _move_up(partial)
         else:
+            # `mkdtemp` gives the folder to its owner alone.
             partial.chmod(0o777 & ~_umask())
             os.replace(partial, folder)
     except BaseException:
@@ -128,12 +118,13 @@ def export_version(
 
 
 def _move_up(partial: Path) -> None:
-    """Move what is in the folder into the one above, and remove it. After a failure nothing that
-    was moved is left. Raises `ConfigurationError` if the folder above has other files meanwhile.
+    """Move the folder's content into the one above, and remove it; after a failure nothing moved is
+    left.
     """
     above, moved = partial.parent, list[Path]()
     try:
         for path in sorted(partial.iterdir(), key=lambda path: path.name in CONFIGURATIONS):
+            # Another program may have written there meanwhile.
             _check_empty(above, but=(partial, *moved))
             moved.append(above / path.name)
             os.replace(path, moved[-1])
@@ -151,9 +142,9 @@ def _write_model(
     folder: Path,
     shard_bytes: int,
 ) -> None:
-    kept, tied = untie(form_of(manifest).model_tensors(store, manifest, tensors))
+    untied, tied = untie(form_of(manifest).model_tensors(store, manifest, tensors))
     entries: dict[str, TensorEntry] = {}
-    for file, data, placed in packed_shards(kept, "model", shard_bytes):
+    for file, data, placed in packed_shards(untied, "model", shard_bytes):
         (folder / file).write_bytes(data)
         entries.update(placed)
     (folder / SHARD_INDEX).write_bytes(shard_index(TensorFiles((), entries, tied)))
@@ -162,13 +153,10 @@ def _write_model(
             path = folder / entry.name
             path.parent.mkdir(exist_ok=True)
             data = fetch_model_file(store, manifest, entry.name)
-            path.write_bytes(_stated(data, kept) if entry.name == "config.json" else data)
+            path.write_bytes(_stated(data, untied) if entry.name == "config.json" else data)
 
 
 def _stated(config: bytes, tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """Returns the content of `config.json` with the type that most numbers of the tensors have:
-    loaders take it for the model's.
-    """
     numbers: Counter[str] = Counter()
     for tensor in tensors.values():
         numbers[str(tensor.dtype).removeprefix("torch.")] += tensor.numel()
@@ -176,6 +164,7 @@ def _stated(config: bytes, tensors: Mapping[str, torch.Tensor]) -> bytes:
         fields = parse_json(config, dict[str, object])
     except ValueError:
         return config
+    # Loaders take the configuration's type for the model's: that of most numbers.
     stated = numbers.most_common(1)[0][0] if numbers else None
     if stated is None or fields.get("dtype", fields.get("torch_dtype")) == stated:
         return config

@@ -1,10 +1,6 @@
-"""Executes a fetch plan (`fetch_plan.py`): changes tensors of this process, in place, by deltas and
-complete tensors that it reads from the store (`execute_fetch`).
-
-A plan has a path for each tensor, which is a list of steps. A step reads one delta's payload (its
-stored bytes) or one complete tensor. These are compared with their hash before anything is written;
-a tensor whose last step is a delta is also compared with its own hash. While one range of a file is
-processed, the next one is fetched, so the memory beyond the tensors is two ranges.
+"""Executes a fetch plan (`fetch_plan.py`) on tensors of this process, in place (`execute_fetch`).
+Stored bytes are compared with their hash before anything is written. Memory beyond the tensors is
+two ranges of a file.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,27 +22,27 @@ from rollstream.streams.values import Version
 
 @dataclass(slots=True)
 class FetchOutcome:
-    """Reports what a fetch did to the tensors, by their names. The caller plans other paths for the
-    tensors in `failed`, without the steps in `broken`.
+    """Reports a fetch by the tensors' names. The caller plans other paths for the tensors in
+    `failed`, without the steps in `broken`.
     """
 
     changes: dict[str, list[Changes]] = field(default_factory=dict[str, list[Changes]])
-    """The elements that deltas replaced, an item per delta; [] if there was no step. A tensor has
-    no key if one of its steps replaced all or more than half of its elements.
+    """The elements that deltas replaced, an item per delta; [] without steps. No key if a step
+    replaced all or more than half of the elements.
     """
     failed: dict[str, CorruptObject] = field(default_factory=dict[str, CorruptObject])
-    """The tensors that did not become what they should, each with the reason."""
+    """Tensors that differ from the wanted ones, each with the reason."""
     broken: set[tuple[Version, str, bool]] = field(default_factory=set[tuple[Version, str, bool]])
-    """Steps (`FetchStep.key`) that must not be used again: those whose stored bytes do not match
-    their hash, and all steps of a path that needed no held tensor and led to a wrong one.
+    """Steps (`FetchStep.key`) not to be used again: those with wrong stored bytes, and all steps of
+    a path that needed no held tensor and led to a wrong one.
     """
     fetched_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """Asks for one range of bytes of a file of `version`. The range has the bytes of the tensors
-    `range.names`; `steps` maps these, among others, to their steps.
+    """Requests one range of a file of `version` with the bytes of the tensors `range.names`;
+    `steps` maps these, among others, to their steps.
     """
 
     version: Version
@@ -57,8 +53,8 @@ class FetchRequest:
 def execute_fetch(
     store: ObjectStore, paths: Mapping[str, FetchPath], tensors: Mapping[str, torch.Tensor]
 ) -> FetchOutcome:
-    """Execute the path of each tensor, which turns it into that of the wanted version. `tensors`
-    have the dtypes and shapes of that version already.
+    """Execute the path of each tensor. `tensors` have the wanted version's dtypes and shapes
+    already.
 
     A tensor of which any bytes do not match their hash is in the outcome's `failed` and has
     undefined content. Errors of the store are raised; then all tensors may have undefined content.
@@ -82,30 +78,28 @@ def execute_fetch(
             _check(paths[name], tensors[name])
         except CorruptObject as error:
             outcome.failed[name] = error
-            if paths[name].steps[0].is_whole:  # the path began with no held tensor
+            if paths[name].steps[0].is_whole:
+                # The path began with no held tensor.
                 outcome.broken.update(step.key for step in paths[name].steps)
     return outcome
 
 
 def _note(outcome: FetchOutcome, name: str, changes: Changes | None) -> None:
-    """Add the changes of one step to the outcome. With None the tensor loses its key, because
-    replaced elements are not listed.
-    """
     if changes is None:
+        # Replaced elements are not listed.
         outcome.changes.pop(name, None)
     elif name in outcome.changes:
         outcome.changes[name].append(changes)
 
 
 def fetch_requests(paths: Mapping[str, FetchPath]) -> Iterator[FetchRequest]:
-    """Yield the requests for the bytes of all steps, older versions first, because a delta is
-    applied to the result of the steps before it. Steps without bytes need no request.
-    """
+    """Yield the requests for the bytes of all steps; steps without bytes need none."""
     groups: dict[tuple[Version, bool], dict[str, FetchStep]] = {}
     for name, path in paths.items():
         for step in path.steps:
             if step.end > step.start:
                 groups.setdefault((step.version, step.delta is None), {})[name] = step
+    # Older versions first: a delta is applied to the result of the steps before it.
     for (version, _), steps in sorted(groups.items(), key=lambda item: item[0]):
         for request in plan_ranges(steps):
             yield FetchRequest(version, request, steps)
@@ -114,9 +108,7 @@ def fetch_requests(paths: Mapping[str, FetchPath]) -> Iterator[FetchRequest]:
 def fetched(
     store: ObjectStore, requests: Iterable[FetchRequest]
 ) -> Iterator[tuple[FetchRequest, memoryview]]:
-    """Yield each request with its bytes, in order. While the caller processes one, a thread fetches
-    the next one.
-    """
+    """Yield each request with its bytes, in order; a thread fetches the next one meanwhile."""
 
     def get(request: FetchRequest) -> bytes:
         key = f"{version_folder(request.version)}/{request.range.file}"
@@ -136,9 +128,6 @@ def fetched(
 def _apply(
     path: FetchPath, step: FetchStep, part: memoryview, tensor: torch.Tensor
 ) -> Changes | None:
-    """Execute one step on the tensor, if the step's bytes match their hash. Returns the elements
-    that it replaced, None if these are all or more than half.
-    """
     check_stored(path, step, part)
     into = tensor_bytes(tensor)
     if step.delta is not None:
@@ -148,8 +137,8 @@ def _apply(
 
 
 def check_stored(path: FetchPath, step: FetchStep, part: memoryview) -> None:
-    """Raise `CorruptObject` unless `part`, the bytes of this step (a delta's payload or a complete
-    tensor), has the step's hash, and the step's tensor has the size and dtype of the wanted one.
+    """Raise `CorruptObject` unless `part`, a delta's payload or a complete tensor, has the step's
+    hash, and the step's tensor has the size and dtype of the wanted one.
     """
     entry, delta = step.entry, step.delta
     key = f"{version_folder(step.version)}/{step.file}"
@@ -168,11 +157,8 @@ def check_stored(path: FetchPath, step: FetchStep, part: memoryview) -> None:
 
 
 def _check(path: FetchPath, tensor: torch.Tensor) -> None:
-    """Raise `CorruptObject` if the tensor differs from the hash of the wanted one. Nothing is
-    compared if there was no step, or if the last one was a complete tensor, which was compared
-    before it was written.
-    """
     entry = path.entry
+    # A complete tensor was compared before it was written.
     if not path.steps or (path.steps[-1].delta is None and entry.bytes):
         return
     if tensor_hash(entry.dtype, entry.shape, tensor_bytes(tensor)) != entry.hash:

@@ -1,8 +1,6 @@
-"""Plans from which objects a reader makes the tensors of a version: for each tensor separately, the
-path with the fewest bytes. The plan is pure (invariant 9).
-
-The caller passes manifests one by one, from the wanted version back, until no older one can make a
-path cheaper (`FetchPlanner.is_complete`). So it reads no manifest in vain.
+"""Plans from which objects a reader makes each tensor of a version: the path with the fewest bytes.
+The plan is pure (invariant 9): the caller passes manifests, from the wanted version back, until
+`FetchPlanner.is_complete`, so it reads none in vain.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -17,7 +15,7 @@ CHAIN_MAX = 512  # most manifests that one plan examines
 @dataclass(frozen=True, slots=True)
 class FetchStep:
     """Names the bytes to read for a tensor of `version`: the payload of `delta`, or the complete
-    tensor if `delta` is None.
+    tensor (None).
     """
 
     version: Version
@@ -47,18 +45,17 @@ class FetchStep:
 
     @property
     def is_whole(self) -> bool:
-        """Returns whether the step replaces every element, so that nothing before it is needed."""
+        """Returns whether the step replaces every element and needs no step before it."""
         return self.delta is None or self.delta.coding == "dense"
 
 
 @dataclass(frozen=True, slots=True)
 class FetchPath:
-    """Lists the steps to a tensor, oldest first. Without steps the held tensor is the wanted one.
+    """Lists the steps to a tensor, oldest first; none if the held tensor is the wanted one.
 
-    The base is the tensor that the reader holds (recognised by its hash, so that no wrong base is
-    used), unless the first step is whole: the complete tensor in an anchor, or a delta that
-    replaces all of it. Sparse deltas follow. So one plan covers the parent's delta, several deltas,
-    an anchor and deltas, a full version, and the repair of an update that failed half-way.
+    The base is the reader's tensor, recognised by its hash, unless the first step is whole: the
+    complete tensor of an anchor or a dense delta. Sparse deltas follow. So one plan also covers
+    several deltas, and the repair of an update that failed half-way.
     """
 
     name: str
@@ -72,8 +69,8 @@ class FetchPath:
 
 @dataclass(frozen=True, slots=True)
 class HeldTensors:
-    """Holds the hashes of the reader's tensors by name. None of the tensors is of a version before
-    `number`, so no search for a base needs older manifests.
+    """Holds the hashes of the reader's tensors by name. None is of a version before `number`, so no
+    search needs older manifests.
     """
 
     hashes: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -81,17 +78,16 @@ class HeldTensors:
 
 
 BrokenSteps = Collection[tuple[Version, str, bool]]
-"""Steps (version, name, whether it is a delta) that were read and did not match their hash."""
+"""Steps (version, name, whether a delta) whose bytes did not match their hash."""
 
 
 class FetchPlanner:
-    """Examines manifests: first the wanted version's, then those of its parents in turn. Once a
-    tensor has a path, its search stops at the held version or, without one, at the nearest version
-    that has the tensor complete.
-    """
+    """Examines the wanted version's manifest, then its parents' in turn."""
 
-    def __init__(self, names: Iterable[str], held: HeldTensors, broken: BrokenSteps = ()) -> None:
-        self._searches = [_PathSearch(name, held, broken) for name in names]
+    def __init__(
+        self, names: Iterable[str], held_tensors: HeldTensors, broken: BrokenSteps = ()
+    ) -> None:
+        self._searches = [_PathSearch(name, held_tensors, broken) for name in names]
         self._open = list(self._searches)
         self._examined = 0
 
@@ -101,9 +97,7 @@ class FetchPlanner:
         return not self._open or self._examined >= CHAIN_MAX
 
     def examine(self, manifest: Manifest) -> None:
-        """Examine one manifest. Raises nothing: a manifest that does not fit its child ends the
-        paths through it.
-        """
+        """Examine one manifest; one that does not fit its child ends the paths through it."""
         self._examined += 1
         for search in self._open:
             search.examine(manifest)
@@ -115,11 +109,9 @@ class FetchPlanner:
 
 
 class _PathSearch:
-    """Searches the path of one tensor, from the wanted version back to where a path can start."""
-
-    def __init__(self, name: str, held: HeldTensors, broken: BrokenSteps) -> None:
+    def __init__(self, name: str, held_tensors: HeldTensors, broken: BrokenSteps) -> None:
         self.name, self._broken = name, broken
-        self._held, self._number = held.hashes.get(name), held.number
+        self._held, self._number = held_tensors.hashes.get(name), held_tensors.number
         self.best: FetchPath | None = None
         self.closed = False
         self._entry: TensorEntry | None = None  # of the wanted version
@@ -139,9 +131,9 @@ class _PathSearch:
             self._offer(self._bytes)
             self.closed = True
             return
-        whole = FetchStep(manifest.version, owner, entry, None)
-        if entry.file and whole.key not in self._broken:
-            self._offer(self._bytes + whole.bytes, whole)
+        complete_step = FetchStep(manifest.version, owner, entry, None)
+        if entry.file and complete_step.key not in self._broken:
+            self._offer(self._bytes + complete_step.bytes, complete_step)
         self._follow_delta(manifest, owner, entry)
 
     def _follow_delta(self, manifest: Manifest, owner: str, entry: TensorEntry) -> None:
@@ -159,6 +151,8 @@ class _PathSearch:
             self._steps.append(step)
         self._bytes, self._name_there, self._base = size, owner, delta.base
         is_in_vain = self._held is None or manifest.version.number <= self._number
+        # With a path, the search stops at the held version, or without one at the nearest complete
+        # tensor.
         self.closed = self.best is not None and (size >= self.best.bytes or is_in_vain)
 
     def _offer(self, size: int, *first: FetchStep) -> None:

@@ -1,8 +1,5 @@
-"""What a version is in the store (`VersionForm`), and the forms by their names (`FORMS`): whole
-weights, as anchors and deltas, or the LoRA adapter of a base that never changes.
-
-The tensors that are published name their form (`form_of_tensors`), a manifest has it by its kind
-(`form_of`). A form is imported when it is looked up.
+"""Defines the forms of versions (`VersionForm`): whole weights, as anchors and deltas, or the LoRA
+adapter of a fixed base. A form is imported when it is looked up in `FORMS`.
 """
 
 from abc import ABC, abstractmethod
@@ -30,8 +27,8 @@ _OF_KIND = {"anchor": "whole", "delta": "whole"}  # every other kind is a form's
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """Holds what all versions of one term of a run are published with. Of several ranks that share
-    a model one leads: only it writes manifests and files that all have alike.
+    """Holds the parts that all versions of one term share. Of several ranks that share a model one
+    leads: only it writes manifests and files that are equal on all ranks.
     """
 
     store: ObjectStore
@@ -43,30 +40,29 @@ class Publication:
 
 
 class FormPublisher(ABC):
-    """Publishes the versions of one term. The tensors of the last version do not change until the
-    next call of `publish` has returned.
+    """Publishes the versions of one term. The last version's tensors do not change until the next
+    `publish` has returned.
     """
 
     @abstractmethod
     def publish(self, version: Version, tensors: Tensors, parent: Manifest | None) -> Manifest:
-        """Write the version's objects, its manifest last; returns the manifest. `parent` is the
-        believed version. Idempotent: a writer that was killed half-way calls it again and finds its
-        own objects.
+        """Write the version's objects, the manifest last, and return the manifest; `parent` is the
+        believed version. Idempotent, also after a kill half-way.
         """
 
     def believed(self, manifest: Manifest, tensors: Tensors) -> None:  # noqa: B027
         """The pointer moved to the version that `publish` returned."""
 
     def repeated(self, tensors: Tensors, is_same: bool) -> None:  # noqa: B027
-        """A step repeated the believed version after a crash, with equal bytes or with others. In
-        the second case the next version must not depend on the believed one's bytes.
+        """A step repeated the believed version after a crash. If its bytes differ, the next version
+        must not depend on the believed one's.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class OpeningTensors:
-    """Holds what an engine is opened with. If `version` is not the fetched one, the engine takes
-    the fetched one as an update afterwards.
+    """Holds the tensors with which an engine is opened. If `version` is not the fetched one, the
+    engine then takes the fetched one as an update.
     """
 
     version: Version
@@ -74,7 +70,7 @@ class OpeningTensors:
 
 
 class VersionForm(ABC):
-    """Says how versions of a form are published, opened, and made one model."""
+    """Publishes and opens the versions of one form, and makes each one model."""
 
     is_partial: ClassVar[bool] = False
     """Whether a version's own tensors are no model without its base."""
@@ -90,9 +86,8 @@ class VersionForm(ABC):
         tensors: Mapping[str, torch.Tensor],
         streams: bool,
     ) -> OpeningTensors:
-        """Returns what an engine is opened with before it serves this version, whose own `tensors`
-        are fetched. What has to be fetched besides is verified, and decoded a tensor at a time if
-        the engine `streams`.
+        """Returns the tensors, beside the fetched `tensors` of this version, with which an engine
+        is opened: verified, and decoded one at a time if the engine `streams`.
         """
         return OpeningTensors(manifest.version, tensors)
 
@@ -103,7 +98,7 @@ class VersionForm(ABC):
         return tensors
 
     def scaling(self, manifest: Manifest) -> float | None:
-        """Returns the factor of an adapter's product (alpha / rank); None for other forms."""
+        """Returns alpha / rank of an adapter; None for other forms."""
         return None
 
 
@@ -119,7 +114,5 @@ def form_of(manifest: Manifest) -> VersionForm:
 
 
 def form_of_tensors(tensors: Tensors) -> VersionForm:
-    """Returns the form in which these tensors are published: the one that their attribute `form`
-    names, `whole` without one.
-    """
+    """Returns the form that the tensors' attribute `form` names, `whole` without one."""
     return _form(getattr(tensors, "form", "whole"))

@@ -1,10 +1,6 @@
-"""Defines the manifest of a weight version (`Manifest`), the object that completes the version's
-folder, and reads it (`read_manifest`). Checkpoints list their files by the same `TensorFiles`.
-
-A manifest is created last, so a folder without one belongs to an unfinished write. For each tensor
-it has a file, a range of bytes and a hash, so a reader fetches any tensor by one range and verifies
-it without opening a file first. The range holds the tensor itself (`TensorEntry`), or in a delta
-its changes since the parent version (`DeltaEntry`).
+"""Defines a weight version's manifest (`Manifest`) and reads it (`read_manifest`). It is created
+last: a folder without one belongs to an unfinished write. With its ranges and hashes a reader
+fetches and verifies any tensor by one request.
 """
 
 import math
@@ -26,11 +22,11 @@ from rollstream.streams.values import Version
 # Longer numbers are not a version's, and Python refuses to convert thousands of digits.
 _VERSION = re.compile(r"v([0-9]{8,18})-t([0-9]{4,18})")
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
-"""A size, place or count that a manifest states. The bound keeps sums and products of a few of them
-small, whatever a manifest of another program has.
+"""A size, place or count in a manifest. The bound keeps sums and products of a few small, whatever
+another program's manifest has.
 """
 DENSE_RATIO_MAX = 1 << 15
-"""Most bytes that one byte of a dense payload unfolds to: a block of zstd holds at most 128 KiB and
+"""Most bytes that one byte of a dense payload unfolds to: a zstd block holds at most 128 KiB and
 takes at least 4 bytes.
 """
 VERSION_FILES = RunKeys(
@@ -51,8 +47,8 @@ RUN_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """Describes one object of a version's or checkpoint's folder: its name there, its size and the
-    hash of its content.
+    """Describes one object of a version's or checkpoint's folder: its name there, size, and content
+    hash.
     """
 
     name: str
@@ -62,9 +58,8 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """States that a tensor is at the bytes `[start, end)` of a file; `hash` covers dtype, shape and
-    bytes of the tensor. `file` is "" if the folder holds only the tensor's changes (a delta); the
-    other fields describe the complete tensor all the same.
+    """Locates a tensor at the bytes `[start, end)` of a file, "" if the folder has only its changes
+    (a delta); `hash` covers the complete tensor's dtype, shape and bytes.
     """
 
     file: str
@@ -76,15 +71,13 @@ class TensorEntry:
 
     @property
     def bytes(self) -> int:
-        """Returns the tensor's size."""
         return self.end - self.start
 
 
 @dataclass(frozen=True, slots=True)
 class TensorFiles:
-    """Lists the files of one folder and the tensors in them by name. Some models use one tensor
-    under several names (tied tensors); it is stored once, and `tied` maps each further name to the
-    name under which it is stored.
+    """Lists one folder's files and the tensors in them by name. A tensor with several names (tied)
+    is stored once; `tied` maps each further name to the stored one.
     """
 
     files: tuple[FileEntry, ...]
@@ -92,11 +85,11 @@ class TensorFiles:
     tied: dict[str, str]
 
     def owner(self, name: str) -> str:
-        """Returns the name under which a tensor is stored, for any of its names."""
+        """Returns the stored name of a tensor, by any of its names."""
         return self.tied.get(name, name)
 
     def entry(self, name: str) -> TensorEntry:
-        """Returns a tensor's entry, by any of its names; raises `KeyError` if it is unknown."""
+        """Returns a tensor's entry by any of its names, or raises `KeyError`."""
         return self.tensors[self.owner(name)]
 
     @property
@@ -106,21 +99,16 @@ class TensorFiles:
 
     @property
     def combined_hash(self) -> str:
-        """Returns one hash of all tensors (the function `combined_hash`), whichever files hold
-        them.
-        """
+        """Returns one hash of all tensors, whichever files hold them."""
         return combined_hash({name: entry.hash for name, entry in self.tensors.items()}, self.tied)
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaEntry:
-    """States how a tensor is made from the parent version's tensor of the same name: by the encoded
-    changes (the payload) at the bytes `[start, end)` of a file.
-
-    `base` is the hash of the parent's tensor, "" if the parent has none of this name, dtype and
-    shape. `payload` is the hash of the payload, `coding` and `values` are its encoding
-    (`delta/coding.py`), `changed` is the number of changed elements. An unchanged tensor has the
-    coding `same`, no payload and no file.
+    """Describes how a tensor is made from the parent's of the same name: by the payload at the
+    bytes `[start, end)` of a file, with the hash `payload`, encoded by `coding` and `values`
+    (`delta/coding.py`). `base` is the hash of the parent's tensor, "" without one of this dtype and
+    shape. An unchanged tensor (`same`) has no payload and no file.
     """
 
     base: str
@@ -134,15 +122,13 @@ class DeltaEntry:
 
     @property
     def bytes(self) -> int:
-        """Returns the payload's size."""
         return self.end - self.start
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Describes all tensors of a version as differences from its parent, the version whose manifest
-    has the hash `parent_hash`. A tied tensor appears once, under the name by which the version
-    stores it.
+    """Describes all tensors of a version, a tied one once, as differences from the parent whose
+    manifest has the hash `parent_hash`.
     """
 
     parent_hash: str
@@ -151,15 +137,13 @@ class Delta:
 
     @property
     def bytes(self) -> int:
-        """Returns the size of the files."""
         return sum(entry.bytes for entry in self.files)
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterEntry:
-    """Describes a version that is a LoRA adapter: `base_hash` is the hash of the manifest of the
-    version that the adapter applies to (its base); `scaling` is alpha / rank, by which the product
-    of the adapter's two factors is multiplied.
+    """Describes a LoRA adapter: `base_hash` is the hash of its base's manifest, `scaling` (alpha /
+    rank) multiplies the product of its factors.
     """
 
     base_hash: str
@@ -168,13 +152,12 @@ class AdapterEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Describes a complete weight version. Its `kind` states what its files hold: all tensors (an
-    `anchor`), changes since `parent` (a `delta`), or the factors of an `adapter`.
+    """Describes a complete weight version, of `kind` `anchor` (all tensors), `delta` (changes since
+    `parent`, the version before), or `adapter` (the factors).
 
-    `parent` is the version before it, None if there is none. `anchor` is the full version from
-    which it can be made: an anchor names itself, a delta the anchor at which its chain of parents
-    begins, an adapter its base. An anchor may hold its `delta` too, for readers that have the
-    parent. `model_files` (configuration and tokenizer) are in the anchor's folder.
+    `anchor` is the full version from which it is made: itself, the begin of a delta's chain, or an
+    adapter's base; its folder has the `model_files` (configuration and tokenizer). An anchor may
+    hold its `delta` too, for readers of the parent.
     """
 
     run: str
@@ -187,8 +170,8 @@ class Manifest:
     model_files: tuple[FileEntry, ...]
     delta: Delta | None = None
     format: int | msgspec.UnsetType = msgspec.UNSET
-    """Version of the manifest's layout. Unset if the stored object has none, so that encoding it
-    again gives the announced hash.
+    """Version of the layout. Unset if the stored object has none: encoding must give the announced
+    hash.
     """
     adapter: AdapterEntry | msgspec.UnsetType = msgspec.UNSET
     """Unset in versions that hold whole weights."""
@@ -200,29 +183,28 @@ class Manifest:
 
     @property
     def hash(self) -> str:
-        """Returns the hash of the manifest object, which identifies everything in the version."""
+        """Returns the manifest object's hash, which identifies everything in the version."""
         return content_hash(encode_json(self))
 
     @property
     def files(self) -> tuple[FileEntry, ...]:
-        """Returns every object of the version's own folder except the manifest."""
-        own = self.model_files if self.kind == "anchor" else ()
-        return (*self.weights.files, *(self.delta.files if self.delta else ()), *own)
+        """Returns every object of the version's own folder but the manifest."""
+        model_files = self.model_files if self.kind == "anchor" else ()
+        return (*self.weights.files, *(self.delta.files if self.delta else ()), *model_files)
 
     @property
     def bytes(self) -> int:
-        """Returns the size of the objects in `files`."""
         return sum(entry.bytes for entry in self.files)
 
     @property
     def full_bytes(self) -> int:
-        """Returns the size of the complete tensors, wherever they are; tied ones count once."""
+        """Returns the complete tensors' size, wherever they are; tied ones count once."""
         return sum(entry.bytes for entry in self.weights.tensors.values())
 
 
 def combined_hash(hashes: Mapping[str, str], tied: Mapping[str, str]) -> str:
-    """Returns one hash over the tensors' hashes and the tied names, in the order of names. It does
-    not depend on the order or the number of files, or on which process holds which tensor.
+    """Returns one hash over tensors' hashes and tied names, independent of their order, files and
+    processes.
     """
     lines = [f"{name}={digest}" for name, digest in sorted(hashes.items())]
     lines += [f"{name}->{owner}" for name, owner in sorted(tied.items())]
@@ -230,12 +212,12 @@ def combined_hash(hashes: Mapping[str, str], tied: Mapping[str, str]) -> str:
 
 
 def version_folder(version: Version) -> str:
-    """Returns the prefix of the keys of a version's objects, without the last slash."""
+    """Returns the key prefix of a version's objects, without the last slash."""
     return f"weights/{version}"
 
 
 def parse_version(name: str) -> Version | None:
-    """Returns the version whose folder has this name, None for any other name."""
+    """Returns the version of this folder name, None for other names."""
     match = _VERSION.fullmatch(name)
     return Version(int(match[1]), int(match[2])) if match else None
 
@@ -247,11 +229,8 @@ def manifest_key(version: Version) -> str:
 def read_manifest(
     store: ObjectStore, version: Version, manifest_hash: str | None = None
 ) -> Manifest:
-    """Read and check the manifest of a version; `manifest_hash` is the announced hash, None if it
-    is not known.
-
-    Raises `ObjectMissing` if the version has no manifest, `CorruptObject` if its hash is not the
-    announced one or it contradicts itself.
+    """Read and check a version's manifest; `manifest_hash` is the announced one. Raises
+    `ObjectMissing` if there is none, `CorruptObject` if it has another hash or contradicts itself.
     """
     key = manifest_key(version)
     data = store.get(key)
@@ -265,9 +244,6 @@ def read_manifest(
 
 
 def _check(manifest: Manifest, version: Version, key: str) -> None:
-    """Raise `CorruptObject` if fields on which every reader relies contradict each other. Wrong
-    values of other fields are found when the tensors are compared with their hashes.
-    """
     if manifest.version != version:
         raise CorruptObject(f"object {key} is the manifest of another version, {manifest.version}")
     parent, delta, tensors = manifest.parent, manifest.delta, manifest.weights.tensors
@@ -279,6 +255,7 @@ def _check(manifest: Manifest, version: Version, key: str) -> None:
         raise CorruptObject(f"object {key} is a delta and holds none")
     if (manifest.kind == "adapter") != bool(manifest.adapter):
         raise CorruptObject(f"object {key} is an adapter without a base, or no adapter with one")
+    # Wrong values of other fields are found when tensors are compared with their hashes.
     check_tensors(manifest.weights, key)
     for name, entry in tensors.items():
         if manifest.kind != "delta" and not entry.file:
@@ -287,8 +264,8 @@ def _check(manifest: Manifest, version: Version, key: str) -> None:
 
 
 def check_tensors(stored: TensorFiles, key: str) -> None:
-    """Raise `CorruptObject` if a tensor's bytes are not those of its shape, or not within its file,
-    or a tied name names no tensor. `key` is that of the manifest.
+    """Raise `CorruptObject` if a tensor's bytes do not fit its shape or its file, or a tied name
+    names no tensor.
     """
     if not set(stored.tied.values()) <= stored.tensors.keys():
         raise CorruptObject(f"object {key}: a tied name names no tensor")
@@ -304,12 +281,9 @@ def check_tensors(stored: TensorFiles, key: str) -> None:
 
 
 def _check_files(manifest: Manifest, key: str) -> None:
-    """Raise `CorruptObject` if a file has no plain name (names become files of an export), or if a
-    payload is not within its file, or unfolds to more than its bytes can hold: a reader takes
-    memory for a tensor before it reads any of it.
-    """
     for file in (*manifest.files, *manifest.model_files):
         plain = file.name.removeprefix(f"{TEMPLATES}/")
+        # Names become files of an export.
         if "/" in plain or not is_key(file.name):
             raise CorruptObject(f"object {key} names the file {file.name[:80]!r}")
     delta = manifest.delta
@@ -320,10 +294,11 @@ def _check_files(manifest: Manifest, key: str) -> None:
             continue
         if not step.start <= step.end <= payload_sizes.get(step.file, -1):
             raise CorruptObject(f"object {key}: the changes of {name} are outside of their file")
+        # A reader takes memory for a tensor before it reads any of it.
         if step.coding == "dense" and entry.bytes > DENSE_RATIO_MAX * step.bytes:
             raise CorruptObject(f"object {key}: {name} is larger than its changes can unfold to")
 
 
 def nbytes_of(dtype: str, shape: tuple[int, ...]) -> int:
-    """Returns the size of a tensor in bytes; raises `CorruptObject` for an unknown dtype."""
+    """Returns a tensor's size; raises `CorruptObject` for an unknown dtype."""
     return math.prod(shape) * element_of(dtype).bits.itemsize

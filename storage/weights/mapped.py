@@ -1,9 +1,6 @@
-"""Keeps the tensors of one version in a file on disk that is mapped into memory, and updates it in
-place from version to version (`MappedWeights`). `resident.py` does the same in memory.
-
-The workers of a tensor-parallel engine map the same file, so each reads its own part of one
-verified copy. Until every tensor matches its hash, `MappedWeights.version` is None and nothing may
-be served from the file. An engine that copied the weights is given the changed elements (patches).
+"""Keeps the tensors of one version in a mapped file and updates it in place (`MappedWeights`; in
+memory `resident.py`). The workers of a tensor-parallel engine share this verified copy. Until every
+tensor matches, `version` is None and nothing may be served from the file.
 """
 
 import logging
@@ -37,8 +34,8 @@ INDEX_BYTES = 8  # of the position of a changed element in a patch (int64)
 
 @dataclass(frozen=True, eq=False)
 class MappedTensors(Mapping[str, torch.Tensor]):
-    """Maps all names of a version to its tensors, whose memory is the mapped file; tied names share
-    one tensor. The tensors change only in `MappedWeights.update`.
+    """Maps all names of a version to tensors whose memory is the mapped file; tied names share one.
+    They change only in `MappedWeights.update`.
     """
 
     manifest: Manifest
@@ -55,8 +52,8 @@ class MappedTensors(Mapping[str, torch.Tensor]):
         return len(self.manifest.weights.names)
 
     def begin(self, tensor: torch.Tensor) -> int:
-        """Returns where one of these tensors begins in the file, in bytes; 0 for a tensor without
-        elements. Another process that maps the file finds the tensor there.
+        """Returns where one of these tensors begins in the file, in bytes, for other processes that
+        map it; 0 without elements.
         """
         if not tensor.nbytes:
             return 0
@@ -65,37 +62,34 @@ class MappedTensors(Mapping[str, torch.Tensor]):
         return begin
 
     def damaged(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Returns those of `names` whose bytes in the file no longer have the hash of the manifest.
-        This happens if the disk returns other bytes than were written to it.
-        """
+        """Returns those of `names` whose bytes in the file no longer have the manifest's hash."""
         return tuple(name for name in names if not self._is_intact(name))
 
     def _is_intact(self, name: str) -> bool:
+        # The disk may return other bytes than were written.
         entry = self.manifest.weights.entry(name)
         return tensor_hash(entry.dtype, entry.shape, tensor_bytes(self[name])) == entry.hash
 
 
 class MappedWeights:
-    """Holds all tensors of one version in a `ScratchFile`. For one thread only.
-
-    It keeps the hash of each tensor in the file, except of torn ones: those that an update wrote
-    only in part. So an update after an error knows which tensors to decode again, and from what.
-    """
+    """Holds all tensors of one version in a `ScratchFile`. For one thread only."""
 
     def __init__(self) -> None:
         self._file: ScratchFile | None = None
         self._tensors: dict[str, torch.Tensor] = {}
         self._layout: dict[str, tuple[str, tuple[int, ...]]] = {}
         self._hashes: dict[str, str] = {}
-        """Hashes of the tensors in the file that are not torn."""
+        """Hashes of the tensors in the file, except of torn ones, which an update wrote only in
+        part: the next update decodes these again.
+        """
         self._number = 0
-        """Number of a version; no tensor in the file is of an older one."""
+        """No tensor in the file is of a version before this number."""
         self.manifest: Manifest | None = None
         self.version: Version | None = None
 
     @property
     def tensors(self) -> MappedTensors:
-        """Returns the tensors of the held version, which must be whole (`version` is not None)."""
+        """Returns the tensors of the held version; `version` must not be None."""
         assert self.manifest is not None, "no version is held whole"
         assert self._file is not None, "it holds the version"
         return MappedTensors(self.manifest, self._file, dict(self._tensors))
@@ -104,19 +98,14 @@ class MappedWeights:
         self, store: ObjectStore, target: Version, manifest_hash: str | None = None
     ) -> ResidentUpdate:
         """Make the tensors in the file those of `target`, each compared with its hash, and report
-        what changed. Raises as `ResidentWeights.update` does, and `StoreError` if the disk has no
-        room.
+        the changes. Raises as `ResidentWeights.update`, and `StoreError` if the disk has no room.
 
-        1. If names, types or shapes differ from the held ones, a new file is reserved and the held
-           version is given up.
-        2. All bytes that are needed are fetched and verified; after an error the file is unchanged.
-        3. Each tensor that differs is decoded, a segment at a time, and written into the file:
-           deltas are applied to the values in the file, complete tensors replace them. Then it is
-           compared with its hash. After an error `version` is None, and the next update repairs the
-           file.
+        1. If names, types or shapes differ, reserve a new file and give the held version up.
+        2. Fetch and verify all needed bytes; after an error the file is unchanged.
+        3. Decode each differing tensor, a segment at a time, into the file, and compare it with its
+           hash. After an error `version` is None, and the next update repairs the file.
 
-        If a tensor does not match its hash because the values in the file, its base, were not the
-        expected ones, 2 and 3 are repeated once for it, without a base. Memory is bounded by a few
+        Tensors with another base than expected repeat 2 and 3 once without one. Memory is a few
         segments of a tensor and two pieces of a fetched range.
         """
         manifest = read_manifest(store, target, manifest_hash)
@@ -126,7 +115,7 @@ class MappedWeights:
             self._lay_out(manifest.weights.tensors)  # 1
             self._layout, before = layout, None
         patches: dict[str, TensorPatch] = {}
-        whole: dict[str, None] = {}
+        rewritten: dict[str, None] = {}
         fetched, wrong = 0, frozenset[str]()
         while True:
             streamed = stream_tensors(store, manifest, HeldTensors(self._hashes, self._number))  # 2
@@ -134,7 +123,7 @@ class MappedWeights:
             self.manifest = self.version = None
             self._number = min(self._number, target.number)
             try:
-                self._write(streamed, patches, whole)  # 3
+                self._write(streamed, patches, rewritten)  # 3
                 break
             except WrongBase as error:
                 if error.names <= wrong:
@@ -145,18 +134,16 @@ class MappedWeights:
         if before is None or before.weights.tied != manifest.weights.tied:
             return ResidentUpdate(manifest, None, None, tuple(layout), fetched)
         return ResidentUpdate(
-            manifest, before.version, tuple(patches.values()), tuple(whole), fetched
+            manifest, before.version, tuple(patches.values()), tuple(rewritten), fetched
         )
 
     def _lay_out(self, entries: Mapping[str, TensorEntry]) -> None:
-        """Reserve a new file for these tensors, none of which is in it yet, in place of the old
-        one.
-        """
         begins: dict[str, int] = {}
         end = 0
         for name, entry in entries.items():
             begins[name] = end
             end += -(-entry.bytes // ALIGNMENT) * ALIGNMENT
+        # After an error here the old file still holds its version.
         file = ScratchFile(end)
         self.manifest = self.version = None
         self._hashes, self._number = {}, 0
@@ -167,11 +154,10 @@ class MappedWeights:
         }
 
     def _write(
-        self, streamed: StreamedTensors, patches: dict[str, TensorPatch], whole: dict[str, None]
+        self, streamed: StreamedTensors, patches: dict[str, TensorPatch], rewritten: dict[str, None]
     ) -> None:
-        """Write the tensors that differ into the file, each compared with its hash. Report each by
-        its changed elements in `patches`, or, if it was torn or more than half of its elements may
-        change, by its name in `whole`.
+        """Write the differing tensors. Each is reported in `patches`, or in `rewritten` if it was
+        torn or more than half of its elements may change.
         """
         entries = streamed.manifest.weights.tensors
         differing = [name for name in entries if streamed.differs(name)]
@@ -180,6 +166,7 @@ class MappedWeights:
         scratch = PatchFile(sum(sizes))
         for name in differing:
             bits = bits_of(tensor_bytes(self._tensors[name]), element_of(entries[name].dtype))
+            # Torn from the first write on, until its hash is right.
             is_torn = self._hashes.pop(name, None) is None
             patch = scratch.open(entries[name], counts[name]) if counts[name] else None
             for part in streamed.parts(name, lambda begin, end, bits=bits: bits[begin:end].copy()):
@@ -192,16 +179,14 @@ class MappedWeights:
                     patch.add(part.changed + part.begin, part.values[part.changed])
             self._hashes[name] = entries[name].hash
             if patch is None or is_torn:
-                whole[name] = None
+                rewritten[name] = None
             else:
                 patches[name] = patch.finish(name)
 
 
 @dataclass(slots=True)
 class PatchParts:
-    """Collects the changed elements of one tensor, the first `count` of `indices` and `values`;
-    both have room for all of them.
-    """
+    """Collects one tensor's changed elements: the first `count` of `indices` and `values`."""
 
     entry: TensorEntry
     indices: torch.Tensor
@@ -209,7 +194,7 @@ class PatchParts:
     count: int = 0
 
     def add(self, indices: Indices, values: Bits) -> None:
-        """Add elements: their positions in the flat tensor, and their new bits."""
+        """Add positions in the flat tensor, and their new bits."""
         end = self.count + len(indices)
         self.indices.numpy()[self.count : end] = indices
         self.values.view(torch.uint8).numpy().view(values.dtype)[self.count : end] = values
@@ -223,11 +208,10 @@ class PatchParts:
 
 
 class PatchFile:
-    """Reserves a file of `size` bytes for the patches of one update, so that they take no memory of
-    this process either. The file is freed with the last patch.
-    """
+    """Reserves a file of `size` bytes for one update's patches, freed with the last one."""
 
     def __init__(self, size: int) -> None:
+        # In a file, so that patches take no memory of this process either.
         self._data = ScratchFile(size).data if size else memoryview(b"")
         self._end = 0
 
@@ -242,5 +226,4 @@ class PatchFile:
 
 
 def _patch_bytes(entry: TensorEntry) -> int:
-    """Returns the bytes of one changed element in a patch."""
     return INDEX_BYTES + entry.bytes // max(1, prod(entry.shape))

@@ -1,9 +1,6 @@
-"""`weights/latest.json`: the believed version, and the term of the trainer that may move it
-(invariant 6).
-
-The pointer carries its owner's term beside the version. A new trainer first swaps it to carry its
-own term at the same version; from then on every swap of a lower term loses, also one that was
-already in flight.
+"""Moves `weights/latest.json`, which names the believed version and the term of the trainer that
+may move it (invariant 6). A new trainer first swaps in its own term at the same version; from then
+on every swap of a lower term loses, also one that was already in flight.
 """
 
 import re
@@ -23,8 +20,8 @@ SWAPS_MAX = 100  # competitors are trainers of lower terms, which publish every 
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """`version` is believed (None before the first), and `manifest` is the key of its manifest;
-    only the trainer of `term` may move the pointer.
+    """Names the believed `version` (None before the first) and its manifest's key; only the trainer
+    of `term` may move the pointer.
     """
 
     run: str
@@ -36,7 +33,7 @@ class Pointer:
 
 
 def read_pointer(store: ObjectStore) -> tuple[Pointer, str] | None:
-    """The pointer and the etag to swap it by; None in a new store."""
+    """Returns the pointer and the etag to swap it by; None in a new store."""
     try:
         data, etag = store.read(POINTER_KEY)
     except ObjectMissing:
@@ -45,17 +42,14 @@ def read_pointer(store: ObjectStore) -> tuple[Pointer, str] | None:
 
 
 def believed_pointer(store: ObjectStore) -> Pointer | None:
-    """The pointer, or None if no version is believed yet."""
+    """Returns the pointer, None if no version is believed yet."""
     present = read_pointer(store)
     return present[0] if present and present[0].version else None
 
 
 def take_pointer(store: ObjectStore, run: str, term: int) -> Pointer:
-    """Make the pointer carry `term` at its present version; from then on no lower term can
-    move it.
-
-    Raises `Fenced` if a higher term has it, `ConfigurationError` if it belongs to another run.
-    Idempotent.
+    """Make the pointer carry `term` at its present version; idempotent. Raises `Fenced` if a higher
+    term has it, `ConfigurationError` if it belongs to another run.
     """
     for _ in range(SWAPS_MAX):
         present = read_pointer(store)
@@ -69,6 +63,7 @@ def take_pointer(store: ObjectStore, run: str, term: int) -> Pointer:
             if pointer.term == term:
                 return pointer
             taken = replace(pointer, term=term)
+            # From this swap on no lower term can move the pointer.
             store.swap(POINTER_KEY, encode_json(taken), etag)
             return taken
         except (SwapLost, ObjectExists):
@@ -79,7 +74,7 @@ def take_pointer(store: ObjectStore, run: str, term: int) -> Pointer:
 
 
 def pointer_to(manifest: Manifest) -> Pointer:
-    """The pointer at this version, owned by the term that published it."""
+    """Returns the pointer at this version, owned by the term that published it."""
     version, key = manifest.version, manifest_key(manifest.version)
     return Pointer(manifest.run, version.term, version, key, manifest.hash, manifest.parent)
 
@@ -87,35 +82,34 @@ def pointer_to(manifest: Manifest) -> Pointer:
 def advance_pointer(store: ObjectStore, manifest: Manifest) -> Pointer:
     """Swap the pointer to this complete version; idempotent.
 
-    The caller's term must own the pointer. Raises `Fenced` if a higher term does, and `SwapLost` if
-    a lower one does (`take_pointer` comes first) or the believed number is not below this one.
-    Raises `ObjectMissing` or `CorruptObject` if the stored manifest is not this one.
+    Raises `Fenced` if a higher term owns the pointer, `SwapLost` if a lower one does
+    (`take_pointer` comes first) or the believed number is not below this one, `ObjectMissing` or
+    `CorruptObject` if the stored manifest is not this one.
     """
-    version, wanted = manifest.version, pointer_to(manifest)
-    read_manifest(store, version, wanted.manifest_hash)
+    version, new_pointer = manifest.version, pointer_to(manifest)
+    read_manifest(store, version, new_pointer.manifest_hash)
     present = read_pointer(store)
     if present is None:
         raise SwapLost(f"{POINTER_KEY} does not exist: take the pointer before believing {version}")
     pointer, etag = present
     _check_owner(pointer, manifest.run, version.term)
-    if pointer == wanted:
-        return wanted
+    if pointer == new_pointer:
+        return new_pointer
     _check_next(pointer, version)
     try:
-        store.swap(POINTER_KEY, encode_json(wanted), etag)
+        store.swap(POINTER_KEY, encode_json(new_pointer), etag)
     except SwapLost:
         after = read_pointer(store)
-        if after is None or after[0] != wanted:  # equal: the swap took effect, its answer was lost
+        # If they are equal, the swap took effect and its answer was lost.
+        if after is None or after[0] != new_pointer:
             if after is not None:
                 _check_owner(after[0], manifest.run, version.term)
             raise
-    return wanted
+    return new_pointer
 
 
 def check_term(store: ObjectStore, term: int) -> None:
-    """Raise `Fenced` if a trainer of a higher term has the pointer: only that one decides
-    retention.
-    """
+    """Raise `Fenced` if a trainer of a higher term has the pointer and so decides retention."""
     present = read_pointer(store)
     if present is not None and present[0].term > term:
         raise Fenced(f"a trainer of term {present[0].term} decides what stays, not {term}")

@@ -1,10 +1,10 @@
 """Publishes a weight version (`publish_version`, invariant 6): an anchor, which is an ordinary
-Hugging Face checkpoint folder, or a delta, which holds the differences of its tensors from those of
-an earlier version, its parent. `adapters.py` publishes LoRA adapters.
+Hugging Face checkpoint folder, or a delta, the differences from its parent. `adapters.py` publishes
+LoRA adapters.
 
-Objects under the version's folder are only ever created, the manifest last, and equal inputs give
-equal bytes. So a writer that was killed half-way repeats the call and finds its own objects. No
-reader uses the version before `advance_pointer` (`pointer.py`) has moved the pointer to it.
+Objects are only ever created, the manifest last, and equal inputs give equal bytes. So a writer
+that was killed half-way repeats the call. Readers use the version once `advance_pointer` has moved
+the pointer.
 """
 
 import json
@@ -59,9 +59,7 @@ DELTA_STEM = "delta"
 
 @dataclass(frozen=True, slots=True)
 class ParentVersion:
-    """Holds the manifest of a published version and its tensors. A tied tensor (one that the model
-    uses under several names) is there under each of its names.
-    """
+    """Holds a published version's manifest and tensors, a tied tensor under each of its names."""
 
     manifest: Manifest
     tensors: Mapping[str, torch.Tensor]
@@ -69,10 +67,9 @@ class ParentVersion:
 
 @dataclass(frozen=True, slots=True)
 class EncodedDifferences:
-    """Holds a version's tensors, encoded as differences from its parent: `weights` has the
-    manifest's entries, `coded` the payloads (the bytes of the differences), all in memory, at most
-    about one full version. `bases` has the hash of the parent's tensor from which each one was
-    encoded; "" where there is none.
+    """Holds a version as differences from its parent: `weights` has the manifest's entries, `coded`
+    the payloads, in memory at most about one full version, and `bases` the hashes of the parent's
+    tensors, "" without one.
     """
 
     weights: TensorFiles
@@ -81,21 +78,20 @@ class EncodedDifferences:
 
     @property
     def bytes(self) -> int:
-        """Returns the size of all payloads."""
         return sum(len(coded.payload) for coded in self.coded.values())
 
 
 def encode_version(
     tensors: Mapping[str, torch.Tensor], parent: ParentVersion
 ) -> EncodedDifferences:
-    """Encode every tensor as its difference from the parent's tensor of the same name. A tensor
-    that the parent lacks, or has with another dtype or shape, is encoded completely.
+    """Encode every tensor as its difference from the parent's of the same name, or completely if
+    that is missing or has another dtype or shape.
     """
-    kept, tied = untie(tensors)
+    untied, tied = untie(tensors)
     entries: dict[str, TensorEntry] = {}
     coded: dict[str, CodedTensor] = {}
     bases: dict[str, str] = {}
-    for name, tensor in kept.items():
+    for name, tensor in untied.items():
         base = _base(name, tensor, parent)
         dtype, shape, data = DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), tensor_bytes(tensor)
         if base is None:
@@ -110,7 +106,6 @@ def encode_version(
 
 
 def _base(name: str, tensor: torch.Tensor, parent: ParentVersion) -> TensorEntry | None:
-    """Returns the parent's tensor if this one can be encoded as its difference, else None."""
     if name not in parent.tensors or name not in parent.manifest.weights.names:
         return None
     entry = parent.manifest.weights.entry(name)
@@ -126,9 +121,9 @@ def write_delta(
     shard_bytes: int,
     stem: str = DELTA_STEM,
 ) -> Delta:
-    """Create the files of a delta, `folder/stem-0000i-of-0000n.safetensors`, and return their
-    description for the manifest. Equal existing files are left alone. Each is a valid safetensors
-    file whose tensors are the payloads, as U8. An unchanged tensor has no payload.
+    """Create the delta's files, `folder/stem-0000i-of-0000n.safetensors`, and return their
+    description. Each is a valid safetensors file of payloads, as U8; an unchanged tensor has none.
+    Equal existing files stay.
     """
     payloads = {name: coded.payload for name, coded in differences.coded.items() if coded.payload}
     sizes = {name: len(payload) for name, payload in payloads.items()}
@@ -169,9 +164,9 @@ SHARD_INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class NewVersion:
-    """Holds the content of a version to publish. The `tensors` must have the dtype in which they
-    are published; they are written to files (shards) of at most `shard_bytes`. An anchor also
-    carries the `model_files` (configuration, tokenizer).
+    """Holds the content of a version to publish. `tensors` have the dtype in which they are
+    published, in shards of at most `shard_bytes`. An anchor also carries the `model_files`
+    (configuration, tokenizer).
     """
 
     run: str
@@ -185,7 +180,6 @@ class NewVersion:
 
     @property
     def folder(self) -> str:
-        """Returns the key prefix of the version's objects."""
         return version_folder(self.version)
 
 
@@ -196,17 +190,13 @@ def publish_version(
     parent_tensors: Tensors | None = None,
     anchor_due: bool = True,
 ) -> Manifest:
-    """Write the complete version and return its manifest. Idempotent: a writer that was killed
-    half-way calls it again and finds its own objects.
+    """Write the complete version and return its manifest; idempotent. It is an anchor if one is due
+    or the parent's tensors are not given; an anchor also holds a small delta. A delta keeps its
+    anchor's model files and ignores those of `new`.
 
-    The version is an anchor if one is due or the parent's tensors are not given; an anchor also
-    holds a delta from its parent if that is small. Tensors that share memory are stored once. Of
-    distributed tensors each process stores its own. A delta keeps the model files of its anchor and
-    ignores those of `new`.
-
-    The steps: (1) the shards, (2) for an anchor the index and the model's files, (3) the manifest.
-    Raises `StoreError` if the version exists with other content. A process that does not complete
-    the version (`NewVersion.completes`) writes only its part of (1).
+    Steps: (1) the shards, (2) for an anchor the index and the model's files, (3) the manifest. A
+    process that does not complete the version (`NewVersion.completes`) writes its part of (1).
+    Raises `StoreError` if the version exists with other content.
     """
     differences = None
     if parent is not None and parent_tensors is not None:
@@ -253,7 +243,6 @@ def _delta(
     differences: EncodedDifferences | DistributedDifferences,
     parent: Manifest,
 ) -> Manifest:
-    """Write the files of a delta, and return the version's manifest, which is not written."""
     delta = _write(store, new, differences, parent)  # 1
     return Manifest(
         new.run,
@@ -271,7 +260,6 @@ def _delta(
 def _anchor(
     store: ObjectStore, new: NewVersion, parent: Manifest | None, hashes: Mapping[str, str]
 ) -> Manifest:
-    """Write the files of an anchor, and return the version's manifest, which is not written."""
     weights = write_shards(store, new.folder, "model", new.tensors, new.shard_bytes, hashes)  # 1
     small = {**new.model_files, SHARD_INDEX: shard_index(weights)}
     files = tuple(  # 2
@@ -284,33 +272,28 @@ def _anchor(
 
 
 def _create(store: ObjectStore, new: NewVersion, name: str, data: bytes) -> str:
-    """Returns the hash of a file of the version, and create the file, unless another process
-    completes the version.
-    """
     if not new.completes:
         return content_hash(data)
     return create_idempotent(store, f"{new.folder}/{name}", data)
 
 
 def shard_index(weights: TensorFiles) -> bytes:
-    """Returns the index of the shards, which names the file of each tensor, in the form that
-    transformers and vLLM read.
-    """
+    # The form that transformers and vLLM read.
     total = sum(entry.end - entry.start for entry in weights.tensors.values())
     names = {name: entry.file for name, entry in sorted(weights.tensors.items())}
     return json.dumps({"metadata": {"total_size": total}, "weight_map": names}, indent=1).encode()
 
 
 def complete_version(store: ObjectStore, manifest: Manifest) -> Manifest:
-    """Create and return the manifest of a version whose files are written, or return the manifest
-    that an earlier call with the same content created. Raises `StoreError` if the manifest exists
-    with other content.
+    """Create and return the manifest of written files, or return an equal stored one. Raises
+    `StoreError` if that has other content.
     """
     key, manifest = manifest_key(manifest.version), replace(manifest, format=FORMAT)
     try:
         store.create(key, encode_json(manifest))
     except ObjectExists:
         present = decode_json(store.get(key), Manifest, key)
+        # A repeated call has another time.
         if replace(present, created_s=0.0) != replace(manifest, created_s=0.0):
             raise StoreError(
                 f"object {key} completes other content: two writers used its term"
@@ -320,7 +303,7 @@ def complete_version(store: ObjectStore, manifest: Manifest) -> Manifest:
 
 
 def announcement(manifest: Manifest, time_s: float) -> WeightsAnnounced:
-    """Returns the announcement of this manifest, the same from every caller except for the time."""
+    """Returns the manifest's announcement."""
     return WeightsAnnounced(
         run=manifest.run,
         version=manifest.version,

@@ -1,10 +1,8 @@
-"""Keeps the tensors of one version in this process's memory, updated from version to version in
-place.
+"""Keeps the tensors of one version in this process's memory and updates them in place.
 
-For each tensor: if its hash is the new one, nothing happens; if it is a parent's, the deltas are
-applied and the result is checked; else the tensor is read again from an anchor. Until every tensor
-matches, `version` is None and nothing may be served from this memory. The next update repairs the
-memory after an interrupted one.
+A tensor with the new hash stays; one with a parent's hash gets the deltas and is checked; any other
+is read from an anchor. Until every tensor matches, `version` is None and nothing may be served from
+this memory. The next update repairs an interrupted one.
 """
 
 import logging
@@ -31,9 +29,7 @@ ROUNDS_MAX = 4  # attempts to read the tensors, each without the steps that did 
 
 @dataclass(frozen=True, slots=True)
 class TensorPatch:
-    """Lists the elements of a tensor that changed: flat int64 positions, ascending, and the new
-    values.
-    """
+    """Lists a tensor's changed elements: flat int64 positions, ascending, and the new values."""
 
     name: str
     shape: tuple[int, ...]
@@ -45,7 +41,7 @@ class TensorPatch:
 @dataclass(frozen=True, slots=True)
 class ResidentUpdate:
     """Reports an update. Relative to `base` only the elements in `patches` and the tensors in
-    `whole` differ. If `patches` is None, the earlier content is unknown.
+    `whole` differ; `patches` is None if the earlier content is unknown.
     """
 
     manifest: Manifest
@@ -78,11 +74,10 @@ class ResidentWeights:
     def update(
         self, store: ObjectStore, target: Version, manifest_hash: str | None = None
     ) -> ResidentUpdate:
-        """Make the tensors those of `target`, every one verified, reading as few bytes as
-        possible.
+        """Make the tensors those of `target`, every one verified, reading as few bytes as possible.
+        The announced `manifest_hash` makes sure of exactly the announced version.
 
-        Give the announced hash of the manifest to be sure of exactly the announced version. Raises
-        `ObjectMissing` if the version, one of its tensors, or every path to one is gone,
+        Raises `ObjectMissing` if the version, one of its tensors, or every path to one is gone,
         `CorruptObject`, which names the tensor and object that differ, and any error of the store.
         """
         manifest = read_manifest(store, target, manifest_hash)
@@ -92,6 +87,7 @@ class ResidentWeights:
         paths = find_fetch_paths(
             store, manifest, owners, HeldTensors(hashes, base.number if base else 0)
         )
+        # From here on the memory may be a mixture of versions.
         self._memory, self._last = memory, manifest
         self.version = self.manifest = None
         done = self._update_until_verified(store, manifest, paths)
@@ -104,32 +100,26 @@ class ResidentWeights:
             for name, entry in changed.items()
             if done.changes.get(name)
         )
-        whole = tuple(name for name in changed if not done.changes.get(name))
-        return ResidentUpdate(manifest, base, patches, whole, done.fetched_bytes)
+        rewritten = tuple(name for name in changed if not done.changes.get(name))
+        return ResidentUpdate(manifest, base, patches, rewritten, done.fetched_bytes)
 
-    def _same_names(self, one: Manifest, other: Manifest) -> bool:
-        same = one.weights.tied == other.weights.tied
-        return same and set(self._wanted(one)) == set(self._wanted(other))
+    def _same_names(self, before: Manifest, after: Manifest) -> bool:
+        same = before.weights.tied == after.weights.tied
+        return same and set(self._wanted(before)) == set(self._wanted(after))
 
     def _wanted(self, manifest: Manifest) -> tuple[str, ...]:
         return manifest.weights.names if self._names is None else self._names
 
     def _owners(self, manifest: Manifest) -> list[str]:
-        """Returns the wanted tensors by the names that the manifest stores them under, each
-        once.
-        """
-        wanted = self._wanted(manifest)
-        unknown = sorted(set(wanted).difference(manifest.weights.names))
+        names = self._wanted(manifest)
+        unknown = sorted(set(names).difference(manifest.weights.names))
         if unknown:
             raise ObjectMissing(f"version {manifest.version} has no tensor {', '.join(unknown)}")
-        return list(dict.fromkeys(manifest.weights.owner(name) for name in wanted))
+        return list(dict.fromkeys(manifest.weights.owner(name) for name in names))
 
     def _prepare_memory(
         self, manifest: Manifest, owners: Iterable[str]
     ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-        """Returns memory for every tensor (the held one where it fits), and the hashes of the held
-        tensors.
-        """
         tied = self._last.weights.tied if self._last else {}
         hashes: dict[str, str] = {}
         memory: dict[str, torch.Tensor] = {}
@@ -141,18 +131,16 @@ class ResidentWeights:
             if present is None or not _fits(present, entry):
                 memory[name] = _empty(name, entry)
                 continue
+            # Two names that were tied before need memory of their own now.
             memory[name] = present.clone() if from_name in used else present
             used.add(from_name)
-            known = self.manifest.weights.entry(name).hash if self.manifest else None
-            hashes[name] = known or _hash(present, entry)
+            digest = self.manifest.weights.entry(name).hash if self.manifest else None
+            hashes[name] = digest or _hash(present, entry)
         return memory, hashes
 
     def _update_until_verified(
         self, store: ObjectStore, manifest: Manifest, paths: Mapping[str, FetchPath]
     ) -> FetchOutcome:
-        """Execute plans until every tensor matches; steps that failed are excluded from the next
-        plan.
-        """
         done = execute_fetch(store, paths, self._memory)
         for _ in range(ROUNDS_MAX - 1):
             if not done.failed:
@@ -170,10 +158,8 @@ class ResidentWeights:
 
 
 def _empty(name: str, entry: TensorEntry) -> torch.Tensor:
-    """Returns memory for a tensor. Raises `CorruptObject` if there can be none of this size: the
-    manifest states it, and no byte of the tensor was read yet.
-    """
     try:
+        # The size is the manifest's statement; no byte of the tensor was read yet.
         return torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
     except (RuntimeError, MemoryError) as error:
         raise CorruptObject(

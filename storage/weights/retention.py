@@ -1,10 +1,6 @@
-"""Decides which weight versions to delete (`plan_retention`, a pure function), deletes them
-(`delete_versions`), and lets readers pin versions that they still need (invariant 11).
-
-A reader that is behind, for instance an evaluation, pins versions in the store (`VersionPins`);
-the trainer reads all pins (`PinnedByReaders`) before it plans. All manifests are deleted before any
-other file, those of the newest versions first. So after a crash no complete delta is left without
-its base, and no partly deleted version counts as complete.
+"""Decides which versions to delete (`plan_retention`, pure), deletes them (`delete_versions`), and
+lets readers that are behind, for instance an evaluation, pin versions (`VersionPins`, invariant
+11).
 """
 
 import logging
@@ -36,8 +32,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StoredVersion:
-    """Describes a version whose folder is in the store. A delta or adapter applies to `base`; an
-    anchor has none. Without a manifest the version is not `whole` (complete).
+    """Describes a version whose folder is in the store. A delta or adapter applies to `base`;
+    without a manifest the version is not `whole` (complete).
     """
 
     version: Version
@@ -47,8 +43,8 @@ class StoredVersion:
 
 @dataclass(frozen=True, slots=True)
 class RetentionPlan:
-    """Names the versions to delete, oldest first. `unpinned` are those of them that something still
-    needs and that are deleted nevertheless, because the bound leaves no room for them.
+    """Names the versions to delete, oldest first. `unpinned` are those of them that are still
+    needed, but the bound leaves no room.
     """
 
     delete: tuple[Version, ...]
@@ -63,43 +59,42 @@ def plan_retention(
     versions_max: int,
     to_continue: Collection[Version] = (),
 ) -> RetentionPlan:
-    """Plan to keep at most `versions_max` versions, the bases that they need included. `pinned` are
-    the versions that rollouts, open partials and other readers still need; `to_continue` are those
-    without which no trainer can continue from a kept checkpoint.
+    """Plan to keep at most `versions_max` versions with their bases. `pinned` are those that
+    rollouts, open partials and other readers need; `to_continue` those without which no trainer
+    continues from a kept checkpoint.
 
-    Versions that are being published always stay: those of a higher term than the pointer's, and
-    those of its own term with a number above the believed one. Then, until the bound is reached,
-    these stay in this order: the believed version (always), the newest other one (its fetch may be
-    under way), those in `to_continue`, pinned ones, multiples of `keep_every` (0: none), the rest.
-    Each kind goes newest first, so the oldest pinned versions are given up first: their
-    trajectories start again on the newest version. Without one in `to_continue` no trainer could
-    resume: a slow rollout that held 7 while 10 was published with `versions_max` 4 had 5 deleted,
-    the reference version of the checkpoint of step 7.
+    Versions that are being published stay: of a higher term than the pointer's, or of its term
+    above the believed number. Then stay, up to the bound: the believed version (always), the newest
+    other one, `to_continue`, pinned ones, multiples of `keep_every` (0: none), the rest; each kind
+    newest first, so trajectories of the oldest pinned versions start again on the newest one.
 
-    All others are deleted, whatever the bound: versions that lack their manifest or a base, and,
-    unless needed, versions of lower terms with a number above the believed one, because they will
-    never be believed.
+    All others are deleted: versions without manifest or base, and, unless needed, those of lower
+    terms above the believed number, which will never be believed.
     """
-    whole = {stored.version: stored for stored in versions if stored.whole}
+    complete = {stored.version: stored for stored in versions if stored.whole}
     coming = [stored.version for stored in versions if _is_coming(stored.version, pointer)]
-    readable = {version for version in whole if _is_readable(version, whole)}
+    readable = {version for version in complete if _is_readable(version, complete)}
     needed = {*pinned, *to_continue}
-    wanted = {v for v in readable if v in needed or not _is_above(v, pointer)}
-    candidates = sorted(wanted.union(coming, whole.keys() & {pointer.version}), reverse=True)
-    kept = set(coming).union(*(_chain(version, whole) for version in coming))
+    eligible = {v for v in readable if v in needed or not _is_above(v, pointer)}
+    candidates = sorted(eligible.union(coming, complete.keys() & {pointer.version}), reverse=True)
+    retained = set(coming).union(*(_chain(version, complete) for version in coming))
+    # `to_continue` precedes pins: a slow rollout that held 7 while 10 was published with
+    # `versions_max` 4 had 5 deleted, the reference version of the checkpoint of step 7, and no
+    # trainer could resume.
     for version in _by_importance(candidates, pointer, (to_continue, pinned), keep_every):
-        chain = {version} | _chain(version, whole)
-        if len(kept | chain) > versions_max and version != pointer.version:
+        chain = {version} | _chain(version, complete)
+        if len(retained | chain) > versions_max and version != pointer.version:
             break
-        kept |= chain
-    delete = sorted(stored.version for stored in versions if stored.version not in kept)
+        retained |= chain
+    delete = sorted(stored.version for stored in versions if stored.version not in retained)
     unpinned = (version for version in delete if version in needed and version in candidates)
     return RetentionPlan(tuple(delete), tuple(unpinned))
 
 
-def _is_readable(version: Version, whole: dict[Version, StoredVersion]) -> bool:
-    """Returns whether all bases of the version exist, down to its anchor."""
-    return all(whole[v].base is None or whole[v].base in whole for v in _chain(version, whole))
+def _is_readable(version: Version, complete: dict[Version, StoredVersion]) -> bool:
+    return all(
+        complete[v].base is None or complete[v].base in complete for v in _chain(version, complete)
+    )
 
 
 def _is_above(version: Version, pointer: Pointer) -> bool:
@@ -107,8 +102,8 @@ def _is_above(version: Version, pointer: Pointer) -> bool:
 
 
 def _is_coming(version: Version, pointer: Pointer) -> bool:
-    own = version.term == pointer.term
-    return version.term > pointer.term or (own and _is_above(version, pointer))
+    is_own_term = version.term == pointer.term
+    return version.term > pointer.term or (is_own_term and _is_above(version, pointer))
 
 
 def _by_importance(
@@ -118,16 +113,16 @@ def _by_importance(
     keep_every: int,
 ) -> list[Version]:
     believed = [version for version in newest_first if version == pointer.version]
+    # Its fetch may be under way.
     before = [version for version in newest_first if version not in believed][:1]
-    held = [version for kind in needed for version in newest_first if version in kind]
+    needed_versions = [version for kind in needed for version in newest_first if version in kind]
     multiples = [
         version for version in newest_first if keep_every and version.number % keep_every == 0
     ]
-    return list(dict.fromkeys([*believed, *before, *held, *multiples, *newest_first]))
+    return list(dict.fromkeys([*believed, *before, *needed_versions, *multiples, *newest_first]))
 
 
 def _chain(version: Version, stored: dict[Version, StoredVersion]) -> set[Version]:
-    """Returns the version and all bases below it, down to its anchor."""
     chain: set[Version] = set()
     step: Version | None = version
     while step is not None and step in stored and step not in chain:
@@ -137,29 +132,29 @@ def _chain(version: Version, stored: dict[Version, StoredVersion]) -> set[Versio
 
 
 def listed_versions(store: ObjectStore) -> list[Version]:
-    """Returns the versions of which any object is in the store, oldest first. A file of another
-    program in a version's folder is no object of it.
+    """Returns the versions with any object in the store, oldest first; files of other programs do
+    not count.
     """
     keys = (entry.key for entry in store.list("weights/"))
-    folders = {key.split("/")[1] for key in keys if any(one.owns(key) for one in VERSION_KEYS)}
+    folders = {
+        key.split("/")[1] for key in keys if any(run_keys.owns(key) for run_keys in VERSION_KEYS)
+    }
     return [version for name in sorted(folders) if (version := parse_version(name)) is not None]
 
 
 def stored_versions(
-    store: ObjectStore, known: Collection[StoredVersion] = ()
+    store: ObjectStore, previous: Collection[StoredVersion] = ()
 ) -> list[StoredVersion]:
-    """Returns the versions in the store, oldest first. It lists the store and reads a manifest per
-    version, so only the trainer, evaluation and commands that show versions call it; a rollout
-    follows announcements.
-
-    A complete version never changes, so the manifests of `known` versions are not read again.
+    """Returns the versions in the store, oldest first. It reads a listing and a manifest per
+    version, too much for a rollout, which follows announcements; complete `previous` versions,
+    which never change, are not read again.
     """
-    whole = {stored.version: stored for stored in known if stored.whole}
-    return [whole.get(version) or _stored(store, version) for version in listed_versions(store)]
+    complete = {stored.version: stored for stored in previous if stored.whole}
+    return [complete.get(version) or _stored(store, version) for version in listed_versions(store)]
 
 
 def is_whole(store: ObjectStore, version: Version) -> bool:
-    """Returns whether the version is complete. It reads one manifest."""
+    """Returns whether the version is complete; reads one manifest."""
     return _stored(store, version).whole
 
 
@@ -169,20 +164,21 @@ def _stored(store: ObjectStore, version: Version) -> StoredVersion:
     except ObjectMissing:
         return StoredVersion(version, whole=False)
     except CorruptObject:
-        return StoredVersion(version)  # kept as a complete one: damage is no reason to delete it
+        # Kept as a complete one: damage is no reason to delete it.
+        return StoredVersion(version)
     return StoredVersion(version, manifest.base)
 
 
 def delete_versions(store: ObjectStore, plan: RetentionPlan, term: int) -> None:
-    """Delete the versions of the plan: their manifests, newest first, then all other files of
-    theirs. A file of another user in a version's folder stays.
-
-    Idempotent, also after an interruption. Raises `Fenced` once a trainer of a higher term than
-    `term` owns the pointer.
+    """Delete the plan's versions; files of others in their folders stay. Idempotent, also after an
+    interruption. Raises `Fenced` once a trainer of a term above `term` owns the pointer.
     """
     folders = [f"{version_folder(version)}/" for version in plan.delete]
     listed = [entry.key for folder in folders for entry in store.list(folder)]
-    names = _names_of(store, listed)  # before the manifests are deleted
+    # Before the manifests are deleted.
+    names = _names_of(store, listed)
+    # All manifests go first, the newest before the others: after a crash no complete delta lacks
+    # its base, and no partly deleted version counts as complete.
     for version in reversed(plan.delete):
         _check_deletable(store, version, term)
         store.delete(manifest_key(version))
@@ -193,10 +189,8 @@ def delete_versions(store: ObjectStore, plan: RetentionPlan, term: int) -> None:
 
 
 def _names_of(store: ObjectStore, listed: Collection[str]) -> frozenset[str]:
-    """Returns the names of the model's files that the versions' manifests name, if the listing has
-    such files that only a manifest tells from a user's.
-    """
     names: set[str] = set()
+    # Only a manifest distinguishes these files of the model from a user's.
     for folder in {key.rpartition("/")[0] for key in undecided((VERSION_FILES,), listed)}:
         version = parse_version(folder.removeprefix("weights/"))
         with suppress(ObjectMissing, CorruptObject):
@@ -223,8 +217,8 @@ PINNED_MAX = 4  # most versions that one reader can pin
 
 @dataclass(frozen=True, slots=True)
 class PinRecord:
-    """Names the versions that one reader has pinned; `renewals` is another number after each
-    renewal, so an unchanged record shows that its reader is dead.
+    """Names one reader's pinned versions; `renewals` changes with each renewal, so an unchanged
+    record shows that its reader is dead.
     """
 
     name: str
@@ -233,9 +227,8 @@ class PinRecord:
 
 
 class VersionPins:
-    """Pins versions for the reader `name`, in the object `pins/<name>.json`: retention prefers them
-    to others, within `versions_max`, until `close`. A thread renews the pins every `every_s`
-    seconds; `close` ends the thread and removes the pins.
+    """Pins versions for the reader `name` in `pins/<name>.json` until `close`: retention prefers
+    them, within `versions_max`. A thread renews the pins every `every_s` seconds.
     """
 
     def __init__(self, store: ObjectStore, name: str, every_s: float = PIN_EVERY_S) -> None:
@@ -243,16 +236,17 @@ class VersionPins:
         self._key = f"{PIN_PREFIX}{name}.json"
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._versions: tuple[Version, ...] = ()
-        self._renewals = secrets.randbits(48)  # a restarted reader's numbers differ from these
+        # A restarted reader's numbers differ from these.
+        self._renewals = secrets.randbits(48)
         self._thread = threading.Thread(target=self._run, name="pins", daemon=True)
         self._thread.start()
 
     def set(self, versions: Sequence[Version]) -> None:
-        """Pin the first `PINNED_MAX` of these versions, in place of those pinned before."""
+        """Pin the first `PINNED_MAX` of these versions in place of the former ones."""
         with self._lock:
-            wanted = tuple(versions[:PINNED_MAX])
-            if wanted != self._versions:
-                self._versions = wanted
+            pins = tuple(versions[:PINNED_MAX])
+            if pins != self._versions:
+                self._versions = pins
                 self._write()
 
     def close(self) -> None:
@@ -266,7 +260,8 @@ class VersionPins:
             with self._lock:
                 try:
                     self._write()
-                except StoreError as error:  # the next renewal may succeed
+                except StoreError as error:
+                    # The next renewal may succeed.
                     log.warning("the pins of %s are not renewed: %s", self._name, error)
 
     def _write(self) -> None:
@@ -279,9 +274,8 @@ class VersionPins:
 
 
 class PinnedByReaders:
-    """Returns, at each call, the versions that living readers have pinned. A pin counts until its
-    record has stayed unchanged for `PIN_LIVE_S` on the caller's clock, so pins of a killed reader
-    end by themselves.
+    """Returns, at each call, the versions that living readers have pinned. A pin ends once its
+    record is unchanged for `PIN_LIVE_S` on the caller's clock, as after a reader was killed.
     """
 
     def __init__(self, store: ObjectStore, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -289,7 +283,7 @@ class PinnedByReaders:
         self._seen: dict[str, tuple[PinRecord, float]] = {}
 
     def __call__(self) -> set[Version]:
-        now_s, found = self._monotonic(), dict[str, tuple[PinRecord, float]]()
+        now_s, pins = self._monotonic(), dict[str, tuple[PinRecord, float]]()
         for entry in self._store.list(PIN_PREFIX):
             try:
                 record = decode_json(self._store.get(entry.key), PinRecord, entry.key)
@@ -299,11 +293,11 @@ class PinnedByReaders:
                 log.warning("%s pins nothing: %s", entry.key, error)
                 continue
             earlier = self._seen.get(entry.key)
-            found[entry.key] = earlier if earlier and earlier[0] == record else (record, now_s)
-        self._seen = found
+            pins[entry.key] = earlier if earlier and earlier[0] == record else (record, now_s)
+        self._seen = pins
         return {
             version
-            for record, since_s in found.values()
+            for record, since_s in pins.values()
             if now_s - since_s < PIN_LIVE_S
             for version in record.versions[:PINNED_MAX]
         }

@@ -1,9 +1,7 @@
-"""Writes tensors to safetensors files of bounded size, the shards (`write_shards`), and reads any
-of the tensors back, verified by their hashes (`read_shards`, `StoredTensors`).
-
-The files are written here and not by the safetensors library, because equal tensors must give equal
-bytes (the library's order of metadata is random), and because the manifest needs the range of each
-tensor in its file. The library can open the files. One file at a time is in memory.
+"""Writes tensors to safetensors files of bounded size, the shards (`write_shards`), one in memory
+at a time, and reads any tensor back, verified (`read_shards`, `StoredTensors`). Files are written
+here, because equal tensors must give equal bytes (the library's metadata has a random order) and
+the manifest needs ranges.
 """
 
 import json
@@ -35,9 +33,7 @@ METADATA = {"format": "pt"}
 NO_HASHES: Mapping[str, str] = {}
 GAP_BYTES_MAX = 64 << 10  # reading this many unused bytes costs less than one more request
 RANGE_BYTES_MAX = 64 << 20
-"""The most bytes of one request for several tensors, so that one is processed while the next one
-arrives (`fetch_execution.py`).
-"""
+"""Most bytes of one request for several tensors: one is processed while the next arrives."""
 
 
 class FileRange(Protocol):
@@ -53,7 +49,7 @@ class FileRange(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ShardPart:
-    """Holds one tensor of a file to be written."""
+    """Holds one tensor of a file to write."""
 
     name: str
     dtype: str
@@ -62,8 +58,8 @@ class ShardPart:
 
 
 def plan_shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
-    """Returns the names of the tensors of each shard, in their order. A shard has at most
-    `shard_bytes`, unless it holds a single larger tensor.
+    """Returns the tensors' names by shard, in their order, each of at most `shard_bytes` or one
+    larger tensor.
     """
     shards: list[list[str]] = []
     room = 0
@@ -77,8 +73,8 @@ def plan_shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
 
 
 def join_shard(parts: Sequence[ShardPart]) -> tuple[bytes, dict[str, tuple[int, int]]]:
-    """Returns one safetensors file of these parts in their order, and the byte range `[start, end)`
-    of each part in the file.
+    """Returns one safetensors file of these parts in their order, and each part's byte range
+    `[start, end)`.
     """
     header: dict[str, object] = {"__metadata__": METADATA}
     at = 0
@@ -104,9 +100,8 @@ def join_shard(parts: Sequence[ShardPart]) -> tuple[bytes, dict[str, tuple[int, 
 def pack_tensors(
     tensors: Mapping[str, torch.Tensor], file: str, hashes: Mapping[str, str] = NO_HASHES
 ) -> tuple[bytes, dict[str, TensorEntry]]:
-    """Returns one safetensors file, which will have the name `file`, and the manifest's entry of
-    each tensor. Equal tensors give equal bytes. A tensor whose hash is in `hashes` is not hashed
-    again.
+    """Returns one safetensors file with the name `file`, and its tensors' entries. Equal tensors
+    give equal bytes; those in `hashes` are not hashed again.
     """
     # Wide types come first, which keeps every tensor aligned to its item size.
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
@@ -140,16 +135,15 @@ def write_shards(
     shard_bytes: int,
     hashes: Mapping[str, str] = NO_HASHES,
 ) -> TensorFiles:
-    """Create the shards `folder/stem-0000i-of-0000n.safetensors`; equal existing files are left
-    alone. Of distributed tensors each process writes its own. Tensors of a single process whose
-    hashes are given are not hashed again.
+    """Create the shards `folder/stem-0000i-of-0000n.safetensors`; equal existing files stay. Of
+    distributed tensors each process writes its own.
     """
     if isinstance(tensors, DistributedTensors):
         return tensors.write_shards(store, folder, stem, shard_bytes)
-    kept, tied = untie(tensors)
+    untied, tied = untie(tensors)
     files: list[FileEntry] = []
     entries: dict[str, TensorEntry] = {}
-    for file, data, placed in packed_shards(kept, stem, shard_bytes, hashes):
+    for file, data, placed in packed_shards(untied, stem, shard_bytes, hashes):
         files.append(FileEntry(file, len(data), create_idempotent(store, f"{folder}/{file}", data)))
         entries.update(placed)
     return TensorFiles(tuple(files), entries, tied)
@@ -161,7 +155,7 @@ def packed_shards(
     shard_bytes: int,
     hashes: Mapping[str, str] = NO_HASHES,
 ) -> Iterator[tuple[str, bytes, dict[str, TensorEntry]]]:
-    """Yield each file in turn: its name, its bytes, and the manifest's entry of each tensor."""
+    """Yield each file's name, bytes and tensors' entries."""
     shards = plan_shards({name: tensor.nbytes for name, tensor in tensors.items()}, shard_bytes)
     for number, names in enumerate(shards, start=1):
         file = shard_name(stem, number, len(shards))
@@ -170,7 +164,7 @@ def packed_shards(
 
 @dataclass(frozen=True, slots=True)
 class FetchRange:
-    """Covers the bytes `[start, end)` of a file, which contain the tensors `names`."""
+    """Covers the tensors `names` at the bytes `[start, end)` of a file."""
 
     file: str
     start: int
@@ -179,8 +173,8 @@ class FetchRange:
 
 
 def plan_ranges(entries: Mapping[str, FileRange]) -> list[FetchRange]:
-    """Returns the requests that fetch these ranges. Ranges of one file share a request if at most
-    `GAP_BYTES_MAX` lie between them and the request stays within `RANGE_BYTES_MAX`.
+    """Returns the requests for these ranges. Ranges of one file share a request if at most
+    `GAP_BYTES_MAX` lie between them, up to `RANGE_BYTES_MAX`.
     """
     ranges: list[FetchRange] = []
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].file, item[1].start)):
@@ -196,23 +190,22 @@ def plan_ranges(entries: Mapping[str, FileRange]) -> list[FetchRange]:
 def read_shards(
     store: ObjectStore, folder: str, source: TensorFiles, names: Iterable[str]
 ) -> dict[str, torch.Tensor]:
-    """Returns these tensors, each verified against its hash; tied names share one tensor.
-
-    Raises `CorruptObject`, which names the tensor and the file. The caller owns the memory.
+    """Returns these tensors, each verified, or raises `CorruptObject`, which names tensor and file.
+    The caller owns the memory, which tied names share.
     """
-    wanted = list(names)
-    owners = {source.tied.get(name, name) for name in wanted}
-    found: dict[str, torch.Tensor] = {}
+    name_list = list(names)
+    owners = {source.tied.get(name, name) for name in name_list}
+    tensors: dict[str, torch.Tensor] = {}
     for request in plan_ranges({name: source.tensors[name] for name in owners}):
-        found.update(_read_range(store, folder, source, request))
-    return {name: found[source.tied.get(name, name)] for name in wanted}
+        tensors.update(_read_range(store, folder, source, request))
+    return {name: tensors[source.tied.get(name, name)] for name in name_list}
 
 
 _PART = re.compile(r"(.+)\[(\d+):(\d+)\]")
 
 
 def part_name(name: str, start: int, stop: int) -> str:
-    """Returns the name of rows `[start, stop)` of a tensor that is stored in parts."""
+    """Returns the stored name of rows `[start, stop)` of a tensor."""
     return f"{name}[{start}:{stop}]"
 
 
@@ -222,12 +215,10 @@ def has_parts(source: TensorFiles) -> bool:
 
 
 class StoredTensors(Mapping[str, torch.Tensor]):
-    """Maps names to the tensors in the files of one folder. A tensor is read and verified whenever
-    it is requested. If it is stored in parts, each of consecutive rows (as checkpoints of several
-    ranks are), it is joined. Memory is bounded by the requested tensor and one request to the
-    store. The tensors must not be written to.
-
-    Reading raises `CorruptObject`, which names the tensor and the file, and any error of the store.
+    """Maps names to the tensors in one folder's files, each read and verified when requested; parts
+    of consecutive rows, as in checkpoints of several ranks, are joined. The tensors must not be
+    written to. Memory is the requested tensor and one request. Raises `CorruptObject`, which names
+    tensor and file.
     """
 
     def __init__(self, store: ObjectStore, folder: str, files: TensorFiles) -> None:
@@ -239,10 +230,10 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         parts: dict[str, list[tuple[int, int, str]]] = {}
         for name in files.names:
             match, shape = _PART.fullmatch(name), files.entry(name).shape
-            whole = match[1] if match else name
+            tensor_name = match[1] if match else name
             start, stop = (int(match[2]), int(match[3])) if match else (0, shape[0] if shape else 1)
-            parts.setdefault(whole, []).append((start, stop, name))
-        self._parts = {name: sorted(found) for name, found in parts.items()}
+            parts.setdefault(tensor_name, []).append((start, stop, name))
+        self._parts = {name: sorted(row_ranges) for name, row_ranges in parts.items()}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._parts)
@@ -257,9 +248,7 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         return torch.cat([self._read(part) for _, _, part in parts])
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """Returns the shape of a whole tensor; None if there is no such tensor, or if a part of it
-        is missing.
-        """
+        """Returns a whole tensor's shape; None if it or a part of it is missing."""
         parts = self._parts.get(name)
         if parts is None:
             return None
@@ -271,31 +260,28 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         return (ends[-1], *shape[1:]) if gapless else None
 
     def rows(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """Returns rows `[start, stop)` of a tensor; reads only the parts that have some of them."""
-        found: list[torch.Tensor] = []
+        """Returns rows `[start, stop)` of a tensor; reads only the parts with some of them."""
+        slices: list[torch.Tensor] = []
         for first, last, part in self._parts[name]:
             low, high = max(start, first), min(stop, last)
             if low < high:
-                found.append(self._read(part)[low - first : high - first])
-        return found[0] if len(found) == 1 else torch.cat(found)
+                slices.append(self._read(part)[low - first : high - first])
+        return slices[0] if len(slices) == 1 else torch.cat(slices)
 
     def _read(self, name: str) -> torch.Tensor:
-        """Returns one tensor or part as it is stored. All tensors of its request are kept until the
-        next request to the store, because callers ask for neighbours one after the other.
-        """
         owner = self.files.owner(name)
         request = self._requests[owner]
         if self._last is None or self._last[0] is not request:
             self._last = None
-            found = dict(_read_range(self._store, self.folder, self.files, request))
-            self._last = request, found
+            # All are kept until the next request: callers ask for neighbours one after the other.
+            tensors = dict(_read_range(self._store, self.folder, self.files, request))
+            self._last = request, tensors
         return self._last[1][owner]
 
 
 def _read_range(
     store: ObjectStore, folder: str, source: TensorFiles, request: FetchRange
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of one request, verified. Raises `CorruptObject` at the first wrong one."""
     key = f"{folder}/{request.file}"
     # Copied once: the store may keep the bytes that it returns, and tensors are changed in place.
     stored = np.frombuffer(store.get(key, request.start, request.end), np.uint8)
@@ -303,8 +289,8 @@ def _read_range(
     for name in request.names:
         entry = source.tensors[name]
         part = data[entry.start - request.start : entry.end - request.start]
-        whole = entry.dtype in DTYPES and len(part) == entry.end - entry.start
-        if not whole or tensor_hash(entry.dtype, entry.shape, part) != entry.hash:
+        is_complete = entry.dtype in DTYPES and len(part) == entry.end - entry.start
+        if not is_complete or tensor_hash(entry.dtype, entry.shape, part) != entry.hash:
             raise CorruptObject(
                 f"tensor {name} in object {key} differs from its hash; fetch the version again, "
                 "and if it stays so, remove it"

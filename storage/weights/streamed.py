@@ -1,10 +1,6 @@
-"""Fetches a version without a second copy of the weights in memory: the reader's own weights, for
-instance an engine's, are the base of its deltas (docs/explanation/weights.md, Streamed into the
-engine). `stream_version` fetches the bytes into a file (`ScratchFile`), verifies them and returns
-`StreamedTensors`, which decodes one tensor at a time from the file and the reader's weights.
-
-Nothing here changes the reader's weights. Memory for the fetch is two pieces of `PIECE_BYTES`, and
-for decoding with `parts` a few segments of a tensor, whatever the size of the version.
+"""Fetches a version without a second copy of the weights in memory: the reader's own weights are
+the base of its deltas and do not change (docs/explanation/weights.md, Streamed into the engine).
+Memory is two pieces of `PIECE_BYTES` for the fetch, and a few segments of a tensor for `parts`.
 """
 
 import mmap
@@ -42,20 +38,18 @@ from rollstream.streams.values import Version
 PIECE_BYTES = 8 << 20  # of one request; at most two pieces are in memory, the others in the file
 
 ReadElements = Callable[[int, int], Bits]
-"""Returns the elements `[begin, end)` of the reader's tensor in row-major order, as bits, in memory
-that the caller may change.
+"""Returns the reader's elements `[begin, end)` in row-major order, as bits that the caller may
+change.
 """
 StepKey = tuple[Version, str, bool]
-"""Identifies a step of a fetch path (`FetchStep`), one stored range of bytes for a tensor: its
-version, the tensor's name, and whether it is the payload of a delta (else the complete tensor).
+"""`FetchStep.key`: version, tensor, and whether it is a delta's payload (else the complete tensor).
 """
 
 
 class WrongBase(CorruptObject):
-    """Raised if the tensors `names` do not match their hashes after their deltas were applied. The
-    payloads are verified, so the reader's own tensors were not those that the deltas were made from
-    (an engine does not give every tensor back bit for bit). The caller then fetches these tensors
-    without a base.
+    """Raised if the tensors `names` differ from their hashes after verified deltas: the reader's
+    were not the deltas' base, as an engine does not give every tensor back bit for bit. The caller
+    fetches them without a base.
     """
 
     def __init__(self, names: Collection[str], version: Version) -> None:
@@ -68,9 +62,9 @@ class WrongBase(CorruptObject):
 
 @dataclass(frozen=True, slots=True)
 class TensorPart:
-    """Holds consecutive elements of a tensor from position `begin` on, as bits. Only the elements
-    at the positions `changed` within the part (ascending) may differ from the base; None: all may.
-    With `is_mapped` the values are a view of the fetched file and take no memory of their own.
+    """Holds a tensor's elements from position `begin` on, as bits. Only those at the positions
+    `changed` in the part (ascending) may differ from the base; None: all may. If `is_mapped`, the
+    values are a view of the fetched file and take no memory.
     """
 
     begin: int
@@ -81,18 +75,15 @@ class TensorPart:
 
 @dataclass(frozen=True, eq=False)
 class StreamedTensors(Mapping[str, torch.Tensor]):
-    """Maps all names of one version to its tensors, each decoded when it is requested. Tensors that
-    are stored as deltas need the reader's tensors (`uses_base`). `base` is the version of those, if
-    they are needed and known by version; `stream_tensors` leaves it None.
+    """Maps all names of one version to its tensors, each decoded when requested; deltas need the
+    reader's tensors (`uses_base`), which are of version `base`, None if unknown or not needed.
     """
 
     manifest: Manifest
     base: Version | None
     fetched_bytes: int
     _paths: Mapping[str, FetchPath]
-    """By the name under which a tensor is stored: the steps that make it, none if the reader's
-    tensor is the wanted one.
-    """
+    """By stored name; a path has no steps if the reader's tensor is the wanted one."""
     _data: Mapping[StepKey, memoryview]
     """The fetched bytes of each step."""
 
@@ -106,17 +97,15 @@ class StreamedTensors(Mapping[str, torch.Tensor]):
         return name in self.manifest.weights.tensors or name in self.manifest.weights.tied
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """Returns a tensor that needs no base, in memory of its own."""
         return self.tensor(name)
 
     @property
     def uses_base(self) -> bool:
-        """Returns whether any tensor is made from the reader's tensor or is equal to it."""
+        """Returns whether any tensor is made from the reader's or equal to it."""
         return any(not (path.steps and path.steps[0].is_whole) for path in self._paths.values())
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Returns the size of each tensor in bytes, by all names."""
         weights = self.manifest.weights
         return {name: weights.entry(name).bytes for name in weights.names}
 
@@ -125,8 +114,8 @@ class StreamedTensors(Mapping[str, torch.Tensor]):
         return bool(self._path(name).steps)
 
     def changes_max(self, name: str) -> int:
-        """Returns an upper bound of the number of elements in which the tensor differs from the
-        reader's. Returns 0 also if more than half of the elements may differ.
+        """Returns an upper bound of the elements that differ from the reader's; 0 also if more than
+        half may.
         """
         path = self._path(name)
         if any(step.is_whole for step in path.steps):
@@ -135,7 +124,7 @@ class StreamedTensors(Mapping[str, torch.Tensor]):
         return changed if 2 * changed <= prod(path.entry.shape) else 0
 
     def tensor(self, name: str, base: ReadElements | None = None) -> torch.Tensor:
-        """Returns the complete tensor in memory of its own; raises as `parts` does."""
+        """Returns the complete tensor in memory of its own; raises as `parts`."""
         entry = self.manifest.weights.entry(name)
         bits = np.empty(prod(entry.shape), element_of(entry.dtype).bits)
         for part in self.parts(name, base):
@@ -143,17 +132,18 @@ class StreamedTensors(Mapping[str, torch.Tensor]):
         return tensor_of(bits.view(np.uint8).data, entry.dtype, entry.shape)
 
     def parts(self, name: str, base: ReadElements | None = None) -> Iterator[TensorPart]:
-        """Yield all elements of a tensor in order, decoded one segment (4 Mi elements) at a time.
-        `base` reads the reader's tensor; a tensor that is stored complete does not need it.
+        """Yield all elements of a tensor in order, one segment (4 Mi elements) at a time; `base`
+        reads the reader's tensor, if it is stored as a delta. Its hash is compared after the last
+        part: rely on no part before.
 
-        After the last part the whole tensor is compared with its hash, so a caller must not rely on
-        any part before. Raises `WrongBase` if a tensor made from `base` differs or a delta does
-        not fit it, and `CorruptObject` if any other tensor differs.
+        Raises `WrongBase` if a tensor made from `base` differs or a delta does not fit it,
+        `CorruptObject` if any other differs.
         """
         path = self._path(name)
         first, element = path.steps[0] if path.steps else None, element_of(path.entry.dtype)
         is_copied = first is not None and first.delta is None
         stored = bits_of(self._payload(first), element) if first and is_copied else None
+        # A complete first step is copied, and only deltas follow it.
         decoders = [self._decoder(step, element) for step in path.steps[is_copied:]]
         is_whole = first is not None and first.is_whole
         assert is_whole or base is not None, f"{name} is stored as a delta and has no base here"
@@ -211,19 +201,16 @@ def stream_version(
     held: Manifest | None = None,
     without: Collection[str] = (),
 ) -> StreamedTensors:
-    """Fetch the bytes that turn the tensors of the version `held` (None: the reader has none) into
-    those of `target`. Each delta's payload and each complete tensor is compared with its hash; for
-    a damaged one the tensor is fetched by another path. The tensors named in `without`, by any of
-    their names, are not used as a base.
-
-    Give the announced hash of the manifest to be sure of exactly the announced version. Raises
-    `ObjectMissing` if the version, one of its tensors or every path to one is gone, `CorruptObject`
-    if every path to a tensor is damaged, and any error of the store. Nothing has changed then.
+    """Fetch the verified bytes that turn the tensors of the version `held` (None: none) into those
+    of `target`; a tensor with a damaged part is fetched by another path. The tensors `without`, by
+    any of their names, are no base. Raises as `ResidentWeights.update`; nothing has changed then.
     """
     manifest = read_manifest(store, target, manifest_hash)
-    known = {} if held is None else {name: held.weights.entry(name) for name in held.weights.names}
+    base_entries = (
+        {} if held is None else {name: held.weights.entry(name) for name in held.weights.names}
+    )
     excluded = {manifest.weights.owner(name) for name in without}
-    hashes = {name: entry.hash for name, entry in known.items() if name not in excluded}
+    hashes = {name: entry.hash for name, entry in base_entries.items() if name not in excluded}
     tensors = stream_tensors(
         store, manifest, HeldTensors(hashes, held.version.number if held else 0)
     )
@@ -231,8 +218,8 @@ def stream_version(
 
 
 def stream_tensors(store: ObjectStore, manifest: Manifest, base: HeldTensors) -> StreamedTensors:
-    """Do the same as `stream_version` for a manifest that was read already and for a reader whose
-    tensors are known by their hashes alone (`base`) and need not be of one version.
+    """Fetch as `stream_version` for a manifest that was read already; the reader's tensors `base`
+    need not be of one version.
     """
     paths = find_fetch_paths(store, manifest, tuple(manifest.weights.tensors), base)
     spooled = _Spooled()
@@ -249,18 +236,16 @@ def stream_tensors(store: ObjectStore, manifest: Manifest, base: HeldTensors) ->
 
 
 class ScratchFile:
-    """Provides zeroed bytes in a file of the folder for temporary files (`TMPDIR`), mapped into
-    memory. Its pages belong to the kernel's cache, so all processes that map the file share them.
-
-    On Linux the file has no name, and its space is freed with the last process that maps it, also
-    after `kill -9`. Where the system has `posix_fallocate`, the space is reserved at once, so no
-    later write fails because the disk is full.
+    """Provides zeroed bytes in a mapped file of the folder for temporary files (`TMPDIR`). Its
+    pages belong to the kernel's cache, so processes that map it share them. On Linux the file has
+    no name, and its space is freed with the last process that maps it, also after `kill -9`.
     """
 
     def __init__(self, size: int) -> None:
-        """Reserve `size` bytes. Raises `StoreError` if the disk has no room for them."""
+        """Reserve `size` bytes, or raise `StoreError` if the disk has no room."""
         self._file = _open_nameless()
         try:
+            # Reserved at once, so no later write fails because the disk is full.
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(self._file.fileno(), 0, max(size, 1))
             else:
@@ -272,27 +257,23 @@ class ScratchFile:
                 f"({explain_os_error(error)}); TMPDIR names a larger disk"
             ) from error
         self.data = memoryview(mmap.mmap(self._file.fileno(), max(size, 1)))[:size]
-        """The bytes; a write is visible to every process that maps the file."""
+        """A write is visible to every process that maps the file."""
 
     @property
     def path(self) -> str:
-        """Returns the path at which other processes of this machine open the file while this object
-        exists.
-        """
+        """Returns a path for other processes of this machine, valid while this object exists."""
         return path_of_open_file(self._file)
 
 
 def path_of_open_file(file: IO[bytes]) -> str:
-    """Returns a path at which other processes of this machine can open this file while this process
-    has it open: its name, or for a file without a name one in `/proc`.
-    """
+    """Returns a path for other processes of this machine while this one has the file open."""
     if isinstance(file.name, str):
         return file.name
+    # A file without a name.
     return f"/proc/{os.getpid()}/fd/{file.fileno()}"
 
 
 def _open_nameless() -> IO[bytes]:
-    """Open a new temporary file, on Linux without a name."""
     if sys.platform == "linux":
         return tempfile.TemporaryFile(prefix="rollstream-version-")
     return cast(IO[bytes], tempfile.NamedTemporaryFile(prefix="rollstream-version-"))
@@ -300,9 +281,8 @@ def _open_nameless() -> IO[bytes]:
 
 @dataclass(slots=True)
 class _Spooled:
-    """Collects what was fetched: `data` holds the verified bytes of steps, which are in a
-    `ScratchFile`; `broken` names the steps whose bytes did not match; `bytes` counts all that was
-    fetched.
+    """Collects verified bytes of steps in a `ScratchFile` (`data`), the steps with wrong ones
+    (`broken`), and the count of all fetched `bytes`.
     """
 
     data: dict[StepKey, memoryview] = field(default_factory=dict[StepKey, memoryview])
@@ -310,9 +290,6 @@ class _Spooled:
     bytes: int = 0
 
     def fetch(self, store: ObjectStore, paths: Mapping[str, FetchPath]) -> dict[str, CorruptObject]:
-        """Fetch and verify all steps of these paths. Returns, by name, the tensors of which a step
-        did not match, with the error.
-        """
         requests = list(fetch_requests(paths))
         size = sum(request.range.end - request.range.start for request in requests)
         if not size:
@@ -322,6 +299,7 @@ class _Spooled:
             spool[at : at + len(data)] = data
             at += piece.range.end - piece.range.start
             self.bytes += len(data)
+        # By the tensor's name: a step with wrong bytes.
         failed: dict[str, CorruptObject] = {}
         at = 0
         for request in requests:
@@ -341,8 +319,7 @@ class _Spooled:
 
 
 def _pieces(request: FetchRequest) -> Iterator[FetchRequest]:
-    """Cut a request into requests of at most `PIECE_BYTES`."""
-    whole = request.range
-    for begin in range(whole.start, whole.end, PIECE_BYTES):
-        part = FetchRange(whole.file, begin, min(whole.end, begin + PIECE_BYTES), ())
+    file_range = request.range
+    for begin in range(file_range.start, file_range.end, PIECE_BYTES):
+        part = FetchRange(file_range.file, begin, min(file_range.end, begin + PIECE_BYTES), ())
         yield FetchRequest(request.version, part, {})

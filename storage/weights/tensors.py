@@ -1,5 +1,5 @@
-"""Converts tensors to bytes and back, hashes them (`tensor_hash`), and defines tensors that several
-processes hold together (`DistributedTensors`).
+"""Converts tensors to bytes and back, hashes them (`tensor_hash`), and defines tensors that are
+divided among processes (`DistributedTensors`).
 """
 
 from abc import ABC, abstractmethod
@@ -38,8 +38,8 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
 
 
 def tensor_hash(dtype: str, shape: tuple[int, ...], data: Data) -> str:
-    """Returns the hash of a tensor: xxh3-128 over `DTYPE[d0,d1,…]` in ASCII (safetensors' dtype
-    name, no spaces) followed by its little-endian row-major bytes. Any language can verify it.
+    """Returns xxh3-128 over `DTYPE[d0,d1,…]` in ASCII (safetensors' dtype name, no spaces), then
+    the tensor's little-endian row-major bytes; any language can verify it.
     """
     hasher = tensor_hasher(dtype, shape)
     hasher.update(data)
@@ -47,15 +47,13 @@ def tensor_hash(dtype: str, shape: tuple[int, ...], data: Data) -> str:
 
 
 def tensor_hasher(dtype: str, shape: tuple[int, ...]) -> xxhash.xxh3_128:
-    """Returns a hasher whose digest is `tensor_hash`, once `update` has taken the bytes in
-    order.
-    """
+    """Returns a hasher whose digest is `tensor_hash` once all bytes were given in order."""
     return xxhash.xxh3_128(f"{dtype}[{','.join(map(str, shape))}]".encode())
 
 
 def state_hash(tensors: Mapping[str, torch.Tensor]) -> str:
-    """Returns the xxh3-128 over names and bytes, in the order of the names."""
     hasher = xxhash.xxh3_128()
+    # In the order of names, so that equal states give equal hashes.
     for name, tensor in sorted(tensors.items()):
         hasher.update(name.encode())
         hasher.update(tensor_bytes(tensor))
@@ -73,10 +71,10 @@ def tensor_of(data: memoryview, dtype: str, shape: tuple[int, ...]) -> torch.Ten
 
 
 def untie(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Returns each tensor once, under its first name, and a map from the names that share its
-    memory to the first name.
+    """Returns each tensor once, under its first name, and a map from the other names that share its
+    memory to that name.
     """
-    kept: dict[str, torch.Tensor] = {}
+    untied: dict[str, torch.Tensor] = {}
     tied: dict[str, str] = {}
     first: dict[tuple[object, ...], str] = {}
     for name, tensor in tensors.items():
@@ -89,43 +87,42 @@ def untie(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor],
         place = (tensor.device, address, tensor.dtype, tensor.shape, tensor.stride())
         owner = first.setdefault(place, name) if tensor.numel() else name
         if owner == name:
-            kept[name] = tensor
+            untied[name] = tensor
         else:
             tied[name] = owner
-    return kept, tied
+    return untied, tied
 
 
 _V = TypeVar("_V")
 
 
 class DistributedTensors(ABC):
-    """Holds the tensors of one moment, divided among several processes. Each call is a collective:
-    all processes make the same calls in the same order, and each gets the results of all. If a call
-    fails in one process, it raises an error in every one.
+    """Holds the tensors of one moment, divided among processes. Each call is a collective: all
+    processes make the same calls in the same order and get the results of all, and an error in one
+    is raised in every one.
 
-    Every process writes its own objects in parallel, and a call that writes returns only once the
-    objects of all processes are durable. One process then writes the manifest, so invariant 6
-    holds. Tensors and hashes are those that a single process would write; only their division into
-    files may differ.
+    A writing call returns once the objects of all are durable; then one process writes the manifest
+    (invariant 6). Tensors and hashes are those of a single process; only the division into files
+    may differ.
     """
 
     @abstractmethod
     def write_shards(
         self, store: ObjectStore, folder: str, stem: str, shard_bytes: int
     ) -> TensorFiles:
-        """Do what `write_shards` in `shards.py` does. No two processes write the same file."""
+        """Write as `shards.write_shards`; no two processes write the same file."""
 
     @abstractmethod
     def differences(self, parent: Manifest, base: "DistributedTensors") -> "DistributedDifferences":
-        """Do what `encode_version` in `publish.py` does; `base` holds the parent's tensors."""
+        """Encode as `publish.encode_version`; `base` holds the parent's tensors."""
 
     @abstractmethod
     def identities(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Returns the hashes by name, and the names that share another tensor's memory."""
+        """Returns the hashes by name, and the tied names."""
 
 
 class DistributedDifferences(ABC):
-    """Holds encoded tensors, each in the process that holds the tensor."""
+    """Holds encoded tensors, each in the process of the tensor."""
 
     weights: TensorFiles
     bytes: int
@@ -133,7 +130,7 @@ class DistributedDifferences(ABC):
 
     @abstractmethod
     def write(self, store: ObjectStore, folder: str, parent: Manifest, shard_bytes: int) -> Delta:
-        """Do what `write_delta` in `publish.py` does."""
+        """Write as `publish.write_delta`."""
 
 
 Tensors = Mapping[str, torch.Tensor] | DistributedTensors
@@ -141,44 +138,43 @@ Tensors = Mapping[str, torch.Tensor] | DistributedTensors
 
 
 def local_tensors(tensors: Tensors) -> Mapping[str, torch.Tensor]:
-    """Returns the tensors if one process holds them; distributed ones are a programmer error."""
+    """Returns the tensors of one process; distributed ones are a programmer error."""
     assert not isinstance(tensors, DistributedTensors), "these tensors are in several processes"
     return tensors
 
 
 def tensor_hashes(tensors: Tensors) -> tuple[dict[str, str], dict[str, str]]:
-    """Returns the hash of each tensor by name, tied ones once, and the tied names."""
+    """Returns each tensor's hash by name, tied ones once, and the tied names."""
     if isinstance(tensors, DistributedTensors):
         return tensors.identities()
-    kept, tied = untie(tensors)
+    untied, tied = untie(tensors)
     hashes = {
         name: tensor_hash(DTYPE_NAMES[t.dtype], tuple(t.shape), tensor_bytes(t))
-        for name, t in kept.items()
+        for name, t in untied.items()
     }
     return hashes, tied
 
 
 def merge_files(parts: Iterable[TensorFiles]) -> TensorFiles:
-    """Returns the files of all processes as one."""
-    found = list(parts)
+    """Returns all processes' files as one."""
+    process_files = list(parts)
     return TensorFiles(
-        tuple(chain.from_iterable(part.files for part in found)),
-        merge_disjoint(part.tensors for part in found),
-        merge_disjoint(part.tied for part in found),
+        tuple(chain.from_iterable(part.files for part in process_files)),
+        merge_disjoint(part.tensors for part in process_files),
+        merge_disjoint(part.tied for part in process_files),
     )
 
 
 def merge_delta(parts: Iterable[Delta], parent: Manifest) -> Delta:
-    """Returns the delta files of all processes as one."""
-    found = list(parts)
-    files = tuple(chain.from_iterable(part.files for part in found))
-    return Delta(parent.hash, files, merge_disjoint(part.tensors for part in found))
+    """Returns all processes' delta files as one."""
+    process_deltas = list(parts)
+    files = tuple(chain.from_iterable(part.files for part in process_deltas))
+    return Delta(parent.hash, files, merge_disjoint(part.tensors for part in process_deltas))
 
 
 def merge_disjoint(parts: Iterable[Mapping[str, _V]]) -> dict[str, _V]:
-    """Returns the union of disjoint parts."""
-    found: dict[str, _V] = {}
+    union: dict[str, _V] = {}
     for part in parts:
-        assert found.keys().isdisjoint(part), "two processes hold the same tensor"
-        found.update(part)
-    return found
+        assert union.keys().isdisjoint(part), "two processes hold the same tensor"
+        union.update(part)
+    return union

@@ -1,8 +1,5 @@
-"""Verifies a stored weight version, and compares two versions: `rollstream weights verify` and
-`diff`.
-
-`verify_version` computes every hash in the manifest again from the stored bytes. `compare_versions`
-finds differing tensors by their hashes, fetches only these, and compares them as bits.
+"""Verifies a stored version by all its hashes (`verify_version`), and compares two versions as bits
+(`compare_versions`): `rollstream weights verify` and `diff`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,9 +23,9 @@ BATCH_BYTES = 256 << 20  # bytes of tensors in memory at a time, for each of the
 
 @dataclass(frozen=True, slots=True)
 class TensorDifference:
-    """Describes a tensor that differs in `changed` of its `elements`: in all of them if only one
-    version has the tensor, or if dtype or shape differ. `largest` is the largest absolute
-    difference of two elements, None if the elements were not compared or are not floats.
+    """Describes a tensor of which `changed` of `elements` differ: all if only one version has it,
+    or if dtype or shape differ. `largest` is the largest absolute difference, None if not compared
+    or not floats.
     """
 
     name: str
@@ -40,14 +37,14 @@ class TensorDifference:
 def compare_versions(
     store: ObjectStore, first: Manifest, second: Manifest
 ) -> Iterator[TensorDifference]:
-    """Yield the tensors that differ: first those with equal dtype and shape, in the order of the
-    second version; then the others of the second version; then those that only the first has. A
-    tied tensor appears once. At most `BATCH_BYTES` of each version are in memory, unless one tensor
-    is larger.
+    """Yield the differing tensors, found by their hashes, a tied one once: first those with equal
+    dtype and shape, in the second version's order; then its others; then those that only the first
+    has. At most `BATCH_BYTES` of each version are in memory, unless one tensor is larger.
     """
     mine, other = first.weights, second.weights
     both = [name for name in other.tensors if name in mine.names]
     alike = {n for n in both if mine.entry(n).hash == other.entry(n).hash}
+    # Other dtypes or shapes have no elements to compare.
     fits = [n for n in both if n not in alike and _form(first, n) == _form(second, n)]
     for names in plan_shards({name: other.entry(name).bytes for name in fits}, BATCH_BYTES):
         yield from _compared(store, first, second, names)
@@ -60,7 +57,6 @@ def compare_versions(
 
 
 def _form(manifest: Manifest, name: str) -> tuple[object, ...]:
-    """Returns dtype and shape of a tensor."""
     entry = manifest.weights.entry(name)
     return entry.dtype, entry.shape
 
@@ -84,13 +80,13 @@ def _largest(before: torch.Tensor, after: torch.Tensor) -> float | None:
 
 
 def verify_version(store: ObjectStore, version: Version) -> tuple[Manifest | None, str]:
-    """Returns the version's manifest, None if it cannot be read, and a text: "" if the version is
-    correct, else the first problem, with the names of tensor and object.
+    """Returns the manifest, None if it cannot be read, and the first problem, with the names of
+    tensor and object; "" if the version is correct.
 
-    1. Compare every file of the version with its hash. If they differ, compare the hashes of its
-       tensors, to name the damaged ones.
-    2. Make every tensor as a reader without any tensors would: from this version's files and, for
-       a delta, from those of earlier versions.
+    1. Compare every file with its hash; in a damaged file compare each tensor, to name the wrong
+       ones.
+    2. Make every tensor as a reader without tensors would, for a delta also from earlier versions'
+       files.
     """
     manifest = None
     try:
@@ -104,12 +100,10 @@ def verify_version(store: ObjectStore, version: Version) -> tuple[Manifest | Non
 
 
 def _files(store: ObjectStore, manifest: Manifest) -> Iterator[str]:
-    """Yield a text for each file of the version that is missing or differs from its hash, with one
-    file in memory at a time.
-    """
     folder = version_folder(manifest.version)
     for file in manifest.files:
         try:
+            # One file at a time is in memory.
             data = store.get(f"{folder}/{file.name}")
         except ObjectMissing as error:
             yield str(error)
@@ -120,7 +114,6 @@ def _files(store: ObjectStore, manifest: Manifest) -> Iterator[str]:
 
 
 def _damaged(manifest: Manifest, file: FileEntry, data: bytes) -> Iterator[str]:
-    """Yield the tensors of a file, complete or as deltas, whose bytes differ from their hash."""
     for name, entry in manifest.weights.tensors.items():
         part = data[entry.start : entry.end]
         if entry.file == file.name and tensor_hash(entry.dtype, entry.shape, part) != entry.hash:

@@ -1,4 +1,4 @@
-"""Publishes whole weights: each version is a delta of the believed one, or an anchor if one is due
+"""Publishes whole weights: a delta of the believed version, or an anchor if one is due
 (`anchors.py`) or a delta is impossible.
 """
 
@@ -58,9 +58,6 @@ class WholePublisher(FormPublisher):
         self._base = tensors if is_same and self._p.settings.deltas else None
 
     def _is_anchor_due(self, number: int, parent: Manifest | None, is_distributed: bool) -> bool:
-        """Returns whether version `number` must be an anchor. If it may be a delta, the tensors of
-        its base, the believed version, are in memory afterwards.
-        """
         p = self._p
         if parent is None or self._is_fork or not p.settings.deltas:
             return True
@@ -68,6 +65,7 @@ class WholePublisher(FormPublisher):
         # parts of it cannot be loaded from the store.
         if is_distributed and self._base is None:
             return True
+        # A delta keeps its anchor's model files, so changed ones need an anchor.
         if not self._has_files(parent):
             return True
         rule = AnchorRule(p.settings.anchor_every, p.settings.versions_max, p.settings.keep_every)
@@ -77,6 +75,7 @@ class WholePublisher(FormPublisher):
             if not due and self._base is None:
                 base = ResidentWeights()
                 base.update(p.store, parent.version, parent.hash)
+                # A restarted trainer has no tensors of the believed version yet.
                 self._base = base.tensors
         except (ObjectMissing, CorruptObject) as error:
             log.warning("the next version is an anchor, the chain is broken: %s", error)
@@ -84,7 +83,6 @@ class WholePublisher(FormPublisher):
         return due
 
     def _has_files(self, parent: Manifest) -> bool:
-        """Returns whether the chain carries the same model files as this publication."""
         present = {f.name: f.hash for f in parent.model_files if f.name != SHARD_INDEX}
         files = self._p.model_files
         return present == {name: content_hash(data) for name, data in files.items()}

@@ -1,9 +1,7 @@
-"""Encodes a tensor as its difference from the same tensor of the parent version (`encode_tensor`),
-and applies such a difference in place, at once (`apply_tensor`) or in parts, with less memory
-(`SegmentDecoder`). The result is exact for every bit pattern of every dtype.
-
-A base that is not the parent's may remain undetected here; only the tensor's hash, which the caller
-checks, proves that the result is right.
+"""Encodes a tensor as its difference from the parent's (`encode_tensor`), and applies it in place,
+at once (`apply_tensor`) or in segments (`SegmentDecoder`), exactly for every bit pattern of every
+dtype. A wrong base may remain undetected here; only the tensor's hash, which the caller checks,
+proves the result.
 """
 
 import numpy as np
@@ -35,9 +33,8 @@ SURELY_SPARSE = 4  # a sparse payload up to a fourth of the raw bytes is kept; d
 
 
 def encode_tensor(base: Data, new: Data, dtype: str) -> CodedTensor:
-    """Returns the difference between two tensors of one length and one dtype (safetensors' name):
-    `same`, `sparse` (the changed elements), or `dense` (all new bytes). Dense is tried only if the
-    sparse payload is large, and chosen if its own is not larger.
+    """Returns the difference between two tensors of one length and dtype (safetensors' name). Dense
+    is tried only if the sparse payload is large, and chosen if not larger.
     """
     element = element_of(dtype)
     old_bits, new_bits = bits_of(base, element), bits_of(new, element)
@@ -48,16 +45,14 @@ def encode_tensor(base: Data, new: Data, dtype: str) -> CodedTensor:
     if not changed:
         return CodedTensor("same", "", 0, b"")
     if len(payload) * SURELY_SPARSE > new_bits.nbytes:
-        whole = encode_whole(new, dtype)
-        if len(whole.payload) <= len(payload):
-            return whole
+        dense = encode_whole(new, dtype)
+        if len(dense.payload) <= len(payload):
+            return dense
     return CodedTensor("sparse", values, changed, payload)
 
 
 def encode_whole(new: Data, dtype: str) -> CodedTensor:
-    """Encode the complete tensor without a base: for a new or reshaped tensor, or one that changed
-    nearly everywhere.
-    """
+    """Encode the complete tensor without a base."""
     element = element_of(dtype)
     bits = bits_of(new, element)
     writer = StreamWriter()
@@ -67,7 +62,7 @@ def encode_whole(new: Data, dtype: str) -> CodedTensor:
 
 
 def bits_of(data: Data, element: Element) -> Bits:
-    """Returns the elements' raw bits as integers, which share the memory of `data`."""
+    """Returns the elements' bits as integers that share the memory of `data`."""
     raw = memoryview(data).cast("B")
     assert raw.nbytes % element.bytes == 0, "not a whole number of elements"
     return np.frombuffer(raw, element.bits) if raw.nbytes else np.zeros(0, element.bits)
@@ -79,12 +74,9 @@ Target = bytearray | memoryview | npt.NDArray[np.uint8]  # contiguous and writab
 def apply_tensor(
     coding: Coding, values: ValueCoding, payload: Data, into: Target, dtype: str
 ) -> Changes | None:
-    """Turn the parent's bytes in `into` into the new ones. The complete payload is read and checked
-    before anything is written, so after `CorruptObject` the tensor is unchanged. Needs extra
-    memory for all replaced elements.
-
-    Returns the replaced elements; None if more than half were replaced, so that the caller treats
-    all elements as replaced.
+    """Turn the parent's bytes in `into` into the new ones. After `CorruptObject` the tensor is
+    unchanged. Needs extra memory for all replaced elements, and returns them; None if these are
+    more than half, and all count as replaced.
     """
     element = element_of(dtype)
     target = bits_of(into.data if isinstance(into, np.ndarray) else into, element)
@@ -97,22 +89,22 @@ def apply_tensor(
         if len(payload):
             raise corrupt_delta("a payload where nothing changed")
         return Changes(np.zeros(0, np.int64), np.zeros(0, element.bits))
+    # The complete payload is checked before anything is written.
     changes = decode_sparse(payload, target, values, element)
     target[changes.indices] = changes.values
     return changes if 2 * len(changes.indices) <= len(target) else None
 
 
 def _check_coding(coding: Coding, values: ValueCoding) -> None:
-    known = ("ulp", "absolute") if coding == "sparse" else ("",)
-    if coding not in ("same", "sparse", "dense") or values not in known:
+    value_codings = ("ulp", "absolute") if coding == "sparse" else ("",)
+    if coding not in ("same", "sparse", "dense") or values not in value_codings:
         raise CorruptObject(f"a delta names coding {coding!r} with values {values!r}, unknown here")
 
 
 class SegmentDecoder:
-    """Applies a sparse or dense payload to the consecutive `segments` of a tensor; `finish` follows
-    the last one. It needs memory for one segment only, but checks each segment alone: every call
-    raises `CorruptObject` if the payload does not fit, and the tensor is then a mixture of old and
-    new segments.
+    """Applies a sparse or dense payload to the consecutive `segments` of a tensor, then `finish`,
+    with memory for one. Every call raises `CorruptObject` if the payload does not fit; the tensor
+    is then a mixture of old and new segments.
     """
 
     def __init__(
@@ -125,7 +117,7 @@ class SegmentDecoder:
 
     def apply(self, segment: Bits) -> Indices | None:
         """Turn the parent's elements of the next segment into the new ones, in place. Returns the
-        replaced positions within the segment; None if all were replaced.
+        replaced positions in it; None if all were replaced.
         """
         if self._coding == "dense":
             segment[:] = self._reader.planes(len(segment), self._element.bytes, self._element.bits)

@@ -1,9 +1,6 @@
-"""Defines the parts of a delta: how the difference of one tensor from the same tensor of the parent
-version (its base) is held (`CodedTensor`), and the format of its bytes, the payload (`StreamWriter`
-and `StreamReader`). `codec.py` and `sparse.py` encode and decode deltas with these parts.
-
-Elements are compared as bits, never as values: −0 and +0 differ, and so do two NaNs with different
-bits. A damaged payload raises `CorruptObject` and never takes more memory than a valid one.
+"""Defines the difference of one tensor from its base (`CodedTensor`) and the bytes of its payload
+(`StreamWriter`, `StreamReader`). Elements are compared as bits: −0 and +0 differ, and so do NaNs
+with different bits.
 """
 
 from collections.abc import Sequence
@@ -18,12 +15,12 @@ from rollstream.errors import CorruptObject
 from rollstream.storage.stores.base import Data
 
 Coding = Literal["same", "sparse", "dense"]
-"""What a payload holds. `same`: nothing, because the tensor equals its base. `sparse`: the changed
-elements, so a reader needs the base. `dense`: all new elements, so a reader needs no base.
+"""Content of a payload. `same`: none, the tensor equals its base. `sparse`: the changed elements,
+which need the base. `dense`: all new elements, which need none.
 """
 ValueCoding = Literal["ulp", "absolute", ""]
-"""How a sparse payload holds the changed elements: `ulp`, as the distance from the old value in
-representable numbers; `absolute`, as the new bits; "" without changed elements or if not sparse.
+"""Values of a sparse payload: `ulp`, distances from the old ones in representable numbers;
+`absolute`, the new bits; "" without changed elements or if not sparse.
 """
 Bits = npt.NDArray[np.unsignedinteger]
 Bytes = npt.NDArray[np.uint8]
@@ -33,8 +30,8 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """Describes the elements of a dtype as integers of the same width, unsigned (`bits`) and
-    `signed`. `is_float`: the top bit is the sign, and the other bits grow with the magnitude.
+    """Describes a dtype's elements as integers of the same width, unsigned (`bits`) and `signed`.
+    `is_float`: the top bit is the sign, and the other bits grow with the magnitude.
     """
 
     bits: np.dtype[np.unsignedinteger]
@@ -60,20 +57,18 @@ ELEMENTS = {
 
 
 def element_of(dtype: str) -> Element:
-    """Returns the element of a dtype by its name in safetensors. Raises `CorruptObject` for an
-    unknown name.
+    """Returns the element of a dtype (safetensors' name); raises `CorruptObject` for an unknown
+    one.
     """
     if dtype not in ELEMENTS:
-        known = ", ".join(ELEMENTS)
-        raise CorruptObject(f"a delta names dtype {dtype!r}, unknown here (known: {known})")
+        dtypes = ", ".join(ELEMENTS)
+        raise CorruptObject(f"a delta names dtype {dtype!r}, unknown here (known: {dtypes})")
     return ELEMENTS[dtype]
 
 
 @dataclass(frozen=True, slots=True)
 class CodedTensor:
-    """Holds the difference of one tensor from its base, as it is stored. `changed` is the number of
-    changed elements, for `dense` of all elements.
-    """
+    """Holds a tensor's stored difference. `changed` counts changed elements, for `dense` all."""
 
     coding: Coding
     values: ValueCoding
@@ -83,8 +78,8 @@ class CodedTensor:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Holds a decoded difference: the positions of the changed elements in the flat tensor,
-    ascending, and their new bits.
+    """Holds a decoded difference: positions of the changed elements in the flat tensor, ascending,
+    and their new bits.
     """
 
     indices: Indices
@@ -92,14 +87,15 @@ class Changes:
 
 
 def squash(changes: Sequence[Changes]) -> Changes:
-    """Merge the changes of consecutive versions of one tensor, oldest first, into one. Of several
-    changes of an element the last one counts.
+    """Merge the changes of consecutive versions of one tensor, oldest first; an element's last
+    change counts.
     """
     assert changes, "nothing to squash"
     indices = np.concatenate([each.indices for each in reversed(changes)])
     values = np.concatenate([each.values for each in reversed(changes)])
-    kept, first = np.unique(indices, return_index=True)
-    return Changes(kept, values[first])
+    # `unique` finds the first of equal positions, and the newest version comes first here.
+    positions, first = np.unique(indices, return_index=True)
+    return Changes(positions, values[first])
 
 
 NUMBER_BYTES_MAX = 10  # a number has at most 64 bits, seven in each byte
@@ -112,9 +108,7 @@ PARAMETERS = zstandard.ZstdCompressionParameters(
 
 
 def corrupt_delta(what: str) -> CorruptObject:
-    """Returns the error for a payload that is damaged, or that is applied to the wrong base. `what`
-    describes what was found.
-    """
+    """Returns the error for a damaged payload or a wrong base."""
     return CorruptObject(
         f"{what} in a delta: its payload is damaged or its base is not the parent; nothing was "
         "written, fetch it again or the anchor"
@@ -122,9 +116,8 @@ def corrupt_delta(what: str) -> CorruptObject:
 
 
 class StreamWriter:
-    """Builds a payload from two kinds of fields: numbers of variable length, and streams. A stream
-    is a run of bytes, compressed by zstd if that makes it smaller. Its uncompressed length is not
-    written: `StreamReader` must know it.
+    """Builds a payload from numbers of variable length and streams: runs of bytes, compressed by
+    zstd if that is smaller. `StreamReader` must know their uncompressed lengths.
     """
 
     def __init__(self) -> None:
@@ -132,21 +125,18 @@ class StreamWriter:
         self._compressor = zstandard.ZstdCompressor(compression_params=PARAMETERS)
 
     def number(self, value: int) -> None:
-        """Write a number as LEB128: seven bits in each byte, the lowest first. The top bit of a
-        byte is set if another byte follows.
-        """
+        """Write LEB128: seven bits in each byte, the lowest first."""
         assert value >= 0
         out = bytearray()
         while value >= 0x80:
+            # The top bit marks that another byte follows.
             out.append(value & 0x7F | 0x80)
             value >>= 7
         out.append(value)
         self._parts.append(bytes(out))
 
     def stream(self, data: Bytes) -> None:
-        """Write a stream: a number, which is the stored length × 2, plus 1 if the stored bytes are
-        compressed (a zstd frame), and the stored bytes.
-        """
+        """Write the stored length × 2, plus 1 if it is a zstd frame, and the stored bytes."""
         raw = np.ascontiguousarray(data).data
         packed = self._compressor.compress(raw) if raw.nbytes else b""
         if len(packed) < raw.nbytes:
@@ -157,29 +147,26 @@ class StreamWriter:
             self._parts.append(bytes(raw))
 
     def flags(self, flags: Flags) -> None:
-        """Write flags as a stream, eight in each byte, the first in the lowest bit."""
+        """Write eight flags in each byte of a stream, the first in the lowest bit."""
         self.stream(np.packbits(flags, bitorder="little"))
 
     def planes(self, numbers: Bits, count: int) -> None:
-        """Write the lowest `count` bytes of each number in planes, one stream for each: first the
-        lowest byte of every number, then the next one. High bytes are often equal, so a plane of
-        them compresses well.
+        """Write the lowest `count` bytes of each number in planes, one stream each, the lowest byte
+        first.
         """
+        # High bytes are often equal, so a plane of them compresses well.
         columns = numbers.view(np.uint8).reshape(len(numbers), -1)
         for plane in range(count):
             self.stream(columns[:, plane])
 
     def finish(self) -> bytes:
-        """Returns the payload: all fields in the order in which they were written."""
+        """Returns the payload."""
         return b"".join(self._parts)
 
 
 class StreamReader:
-    """Reads the fields of a payload in the order in which `StreamWriter` wrote them. Every method
-    raises `CorruptObject` if the payload does not hold what the caller expects, or ends too early.
-
-    The caller knows the uncompressed length of a stream from earlier fields. It is checked before
-    memory is allocated, so a damaged payload costs no more memory than a valid one.
+    """Reads a payload's fields in their order. Every method raises `CorruptObject` if the payload
+    does not fit it.
     """
 
     def __init__(self, payload: Data) -> None:
@@ -187,20 +174,20 @@ class StreamReader:
         self._at = 0
         self._decompressor = zstandard.ZstdDecompressor()
 
-    def number(self, most: int) -> int:
-        """Read a number. A number above `most` is an error."""
+    def number(self, number_max: int) -> int:
+        """Read a number of at most `number_max`."""
         value = 0
         for index in range(NUMBER_BYTES_MAX):
             byte = self._take(1)[0]
             value |= (byte & 0x7F) << (7 * index)
             if byte < 0x80:
-                if value > most:
-                    raise corrupt_delta(f"{value:,} where at most {most:,} can be")
+                if value > number_max:
+                    raise corrupt_delta(f"{value:,} where at most {number_max:,} can be")
                 return value
         raise corrupt_delta("a number without end")
 
     def stream(self, size: int) -> Bytes:
-        """Read a stream that has exactly `size` bytes when uncompressed."""
+        """Read a stream of exactly `size` uncompressed bytes."""
         stored, packed = divmod(self.number(2 * size + 1), 2)
         data = self._take(stored)
         if not packed:
@@ -208,23 +195,24 @@ class StreamReader:
                 raise corrupt_delta(f"a stream of {stored:,} bytes where {size:,} must be")
             return np.frombuffer(data, np.uint8)
         try:
+            # Compared before memory is allocated: a damaged payload costs no more memory than a
+            # valid one.
             if zstandard.frame_content_size(data) != size:
                 raise corrupt_delta(f"a zstd frame of another size than {size:,} bytes")
-            whole = self._decompressor.decompress(data, allow_extra_data=False)
+            raw = self._decompressor.decompress(data, allow_extra_data=False)
         except zstandard.ZstdError as error:
             raise corrupt_delta(f"a zstd frame that does not open ({error})") from error
-        if len(whole) != size:
-            raise corrupt_delta(f"a zstd frame of {len(whole):,} bytes where {size:,} must be")
-        return np.frombuffer(whole, np.uint8)
+        if len(raw) != size:
+            raise corrupt_delta(f"a zstd frame of {len(raw):,} bytes where {size:,} must be")
+        return np.frombuffer(raw, np.uint8)
 
     def flags(self, count: int) -> Flags:
-        """Read `count` flags."""
         packed = self.stream((count + 7) // 8)
         return np.unpackbits(packed, count=count, bitorder="little").view(np.bool_)
 
     def planes(self, length: int, count: int, bits: np.dtype[np.unsignedinteger]) -> Bits:
-        """Read `length` numbers, of which the lowest `count` bytes were written; the other bytes of
-        the result, whose type is `bits`, are 0.
+        """Read `length` numbers of type `bits`, of which the lowest `count` bytes were written; the
+        others are 0.
         """
         columns = np.zeros((length, bits.itemsize), np.uint8)
         for plane in range(count):

@@ -1,10 +1,6 @@
-"""Encodes and decodes sparse payloads, the difference of a tensor from that of the parent version:
-segment after segment, the positions and the new values of the changed elements
-(`docs/explanation/weights.md`, "A payload, byte by byte").
-
-Positions are written as gaps; values as they are (`absolute`) or as steps from the old ones
-(`ulp`), whichever was smaller for the first changed elements. Numbers are written in planes, one
-stream for each of their bytes. Segments are independent, so encoding needs memory for one.
+"""Encodes and decodes sparse payloads: segment after segment, the positions (as gaps) and new
+values of the changed elements (`docs/explanation/weights.md`, "A payload, byte by byte"). Segments
+are independent, so encoding needs memory for one.
 """
 
 from collections.abc import Iterator
@@ -26,25 +22,23 @@ from rollstream.storage.weights.delta.coding import (
 
 
 def ulp_differences(old: Bits, new: Bits, element: Element) -> Bits:
-    """Returns the steps from old to new: distances counted in representable numbers (ulps, units in
-    the last place), modulo the element's width. An optimiser moves most changed weights by one or
-    two steps, so steps compress well, while the new bits look random.
+    """Returns the distances from old to new in representable numbers (ulps, units in the last
+    place), modulo the element's width. An optimiser moves most changed weights by one or two, so
+    these compress well, while the new bits look random.
     """
     return _ordered(new, element) - _ordered(old, element)
 
 
 def add_ulps(old: Bits, steps: Bits, element: Element) -> Bits:
-    """Returns the elements that are `steps` away from the old ones; inverts `ulp_differences`."""
+    """Inverts `ulp_differences`."""
     return _unordered(_ordered(old, element) + steps, element)
 
 
 def _ordered(bits: Bits, element: Element) -> Bits:
-    """Returns the elements as unsigned integers in numeric order (−NaN … −0, +0 … +NaN). The
-    mapping is one to one, so every bit pattern is restored. Negative floats get all bits flipped,
-    others only the sign; an arithmetic shift makes the mask. Integers are their own order.
-    """
     if not element.is_float:
         return bits
+    # In numeric order (−NaN … −0, +0 … +NaN), one to one: negative floats get all bits flipped,
+    # others only the sign. The arithmetic shift makes the mask.
     flips = bits.view(element.signed) >> (8 * element.bytes - 1)
     flips |= np.iinfo(element.signed).min
     return bits ^ flips.view(element.bits)
@@ -59,11 +53,12 @@ def _unordered(order: Bits, element: Element) -> Bits:
 
 
 def write_steps(writer: StreamWriter, steps: Bits, element: Element) -> None:
-    """Write non-zero steps: for each a flag whether it goes down, for each a flag whether its size
-    is above 1, then the sizes above 1, less 2.
+    """Write non-zero steps: flags of the negative ones, flags of sizes above 1, then these sizes,
+    less 2.
     """
     signed = steps.view(element.signed)
-    sizes = np.abs(signed).view(element.bits)  # right for the lowest number too, as unsigned
+    # Right for the lowest number too, as unsigned.
+    sizes = np.abs(signed).view(element.bits)
     far = sizes != 1
     beyond = sizes[np.flatnonzero(far)] - element.bits.type(2)
     writer.flags(signed < 0)
@@ -75,7 +70,7 @@ def write_steps(writer: StreamWriter, steps: Bits, element: Element) -> None:
 
 
 def read_steps(reader: StreamReader, count: int, element: Element) -> Bits:
-    """Read `count` steps that `write_steps` wrote."""
+    """Read `count` steps."""
     down = reader.flags(count).astype(element.bits)
     far = reader.flags(count)
     sizes = np.ones(count, element.bits)
@@ -93,19 +88,17 @@ GAP_MEAN_MAX = 256  # largest mean rest of a gap; above it one more low byte is 
 
 
 def write_positions(writer: StreamWriter, positions: Indices, elements: int) -> None:
-    """Write one or more ascending positions below `elements`, as gaps: the numbers of unchanged
-    elements before each changed one.
-
-    A gap is split into low bytes and a rest; there are as many low bytes as make the rest small
-    (`GAP_MEAN_MAX`). The rests are written as one stream of bytes (`_escape`), the low bytes in
-    planes. Gaps between random positions are geometrically distributed, hence memoryless, so the
-    stream of rests compresses near its entropy at any density; low bytes do not compress.
+    """Write one or more ascending positions below `elements` as gaps, the numbers of unchanged
+    elements before each. A gap is split into as many low bytes as make the rest small
+    (`GAP_MEAN_MAX`), in planes, and the rest (`_escape`).
     """
     planes = 0
     while elements // len(positions) >> (8 * planes) > GAP_MEAN_MAX:
         planes += 1
     gaps = positions.copy()
     gaps[1:] -= positions[:-1] + 1
+    # Gaps between random positions are geometrically distributed, hence memoryless: the rests
+    # compress near their entropy at any density, and low bytes do not compress.
     escaped = _escape(gaps >> (8 * planes))
     writer.number(planes)
     writer.number(len(escaped))
@@ -114,9 +107,7 @@ def write_positions(writer: StreamWriter, positions: Indices, elements: int) -> 
 
 
 def read_positions(reader: StreamReader, count: int, elements: int) -> Indices:
-    """Read `count` positions, which ascend strictly below `elements`; other positions raise
-    `CorruptObject`.
-    """
+    """Read `count` positions, strictly ascending below `elements`, or raise `CorruptObject`."""
     planes = reader.number(LOW_PLANES_MAX)
     size = reader.number(count + (elements >> (8 * planes)) // ESCAPE)
     gaps = _unescape(reader.stream(size), count)
@@ -134,7 +125,7 @@ def read_positions(reader: StreamReader, count: int, elements: int) -> Indices:
 
 
 def _escape(gaps: Indices) -> Bytes:
-    """Returns each number as a byte below 255, after a byte 255 for every 255 in the number."""
+    """Returns each number as a byte below 255, after a byte 255 for every 255 in it."""
     last = gaps.astype(np.uint8)
     far = np.flatnonzero(gaps >= ESCAPE)
     if not len(far):
@@ -158,14 +149,14 @@ TRIED = 1 << 14  # so many changed elements are coded both ways, to choose the s
 
 
 def segments(elements: int) -> Iterator[slice]:
-    """Yield the segments of a tensor with so many elements, in order."""
+    """Yield the segments of a tensor in order."""
     for start in range(0, elements, SEGMENT):
         yield slice(start, min(start + SEGMENT, elements))
 
 
 def encode_sparse(base: Bits, new: Bits, element: Element) -> tuple[ValueCoding, int, bytes]:
-    """Encode the elements of `new` that differ from those of `base`; returns the coding of values
-    ("" if nothing differs), the number of changed elements, and the payload.
+    """Returns the coding of values ("" if nothing differs), the number of changed elements, and the
+    payload.
     """
     writer = StreamWriter()
     values: ValueCoding = ""
@@ -182,30 +173,30 @@ def encode_sparse(base: Bits, new: Bits, element: Element) -> tuple[ValueCoding,
 
 
 def decode_sparse(payload: Data, base: Bits, values: ValueCoding, element: Element) -> Changes:
-    """Returns the changes that the payload makes to the elements of `base`; `base` is not written.
-    All changes are in memory together, so that a caller writes none before the whole payload is
-    found to fit. Raises `CorruptObject` if the payload does not fit the elements.
+    """Returns the payload's changes to the elements of `base`, which is not written. Raises
+    `CorruptObject` if the payload does not fit.
     """
     reader = StreamReader(payload)
-    found: list[Changes] = []
+    # All in memory, so that a caller writes none before the whole payload is known to fit.
+    segment_changes: list[Changes] = []
     for part in segments(len(base)):
         changes = read_segment(reader, base[part], values, element)
         if len(changes.indices):
-            found.append(Changes(changes.indices + part.start, changes.values))
+            segment_changes.append(Changes(changes.indices + part.start, changes.values))
     reader.finish()
-    if not found:
+    if not segment_changes:
         raise corrupt_delta("no changes")
     return Changes(
-        np.concatenate([changes.indices for changes in found]),
-        np.concatenate([changes.values for changes in found]),
+        np.concatenate([changes.indices for changes in segment_changes]),
+        np.concatenate([changes.values for changes in segment_changes]),
     )
 
 
 def read_segment(
     reader: StreamReader, base: Bits, values: ValueCoding, element: Element
 ) -> Changes:
-    """Returns the changes of the payload's next segment, at positions within the segment; `base`
-    holds its old elements. Raises `CorruptObject` if the payload does not fit them.
+    """Returns the next segment's changes, at positions within it; `base` holds its old elements.
+    Raises `CorruptObject` if the payload does not fit them.
     """
     changed = reader.number(len(base))
     if not changed:
@@ -215,21 +206,18 @@ def read_segment(
 
 
 def _compare(base: Bits, new: Bits) -> tuple[Indices, Bits, Bits]:
-    """Returns the positions that differ, with old and new bits, reading each piece from memory
-    once.
-    """
     differs = np.empty(COMPARED, np.bool_)
-    found: list[tuple[Indices, Bits, Bits]] = []
+    differences: list[tuple[Indices, Bits, Bits]] = []
     for start in range(0, len(base), COMPARED):
         old, now = base[start : start + COMPARED], new[start : start + COMPARED]
+        # Each piece is read from memory once.
         where = np.flatnonzero(np.not_equal(old, now, out=differs[: len(old)]))
-        found.append((where + start, old.take(where), now.take(where)))
-    where, old, now = zip(*found, strict=True)
+        differences.append((where + start, old.take(where), now.take(where)))
+    where, old, now = zip(*differences, strict=True)
     return np.concatenate(where), np.concatenate(old), np.concatenate(now)
 
 
 def _cheaper(old: Bits, new: Bits, element: Element) -> ValueCoding:
-    """Returns the coding that takes fewer bytes for these values."""
     sizes: dict[ValueCoding, int] = {}
     choices: tuple[ValueCoding, ...] = ("ulp", "absolute")
     for values in choices:
