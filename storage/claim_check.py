@@ -142,18 +142,18 @@ class ClaimCheck(BusWrapper):
         """Returns the topic's settings with the limit of complete records, in the log or in the
         store.
         """
-        carried = super().settings(topic)
+        carried = self._below.settings(topic)
         record_bytes_max = max(carried.record_bytes_max, self._record_bytes_max.get(topic, 0))
         return dataclasses.replace(carried, record_bytes_max=record_bytes_max)
 
     def append(self, topic: str, entries: Sequence[AppendEntry]) -> list[int]:
         if not any(self._is_large(entry) for entry in entries):
-            return super().append(topic, entries)
+            return self._below.append(topic, entries)
         settings = self.settings(topic)
         check_entries(settings, entries)
         if settings.cleanup == "compact":
-            return super().append(topic, entries)
-        return super().append(
+            return self._below.append(topic, entries)
+        return self._below.append(
             topic, [self._check_in(topic, e) if self._is_large(e) else e for e in entries]
         )
 
@@ -167,7 +167,7 @@ class ClaimCheck(BusWrapper):
         wait_s: float = 0.0,
         exact: bool = True,
     ) -> list[Message]:
-        messages = super().read(
+        messages = self._below.read(
             topic,
             positions,
             records_max=records_max,
@@ -178,7 +178,7 @@ class ClaimCheck(BusWrapper):
         return self._redeem_batch(messages, bytes_max)
 
     def join(self, group: str, topic: str, member: str) -> GroupReader:
-        return _ClaimCheckGroupReader(self, super().join(group, topic, member))
+        return _ClaimCheckGroupReader(self, self._below.join(group, topic, member))
 
     def redeem(self, message: Message) -> Message:
         """Returns the message, which is a claim, with the bytes that were appended in its place.

@@ -61,7 +61,7 @@ class MeteredBus(BusWrapper):
     def append(self, topic: str, entries: Sequence[AppendEntry]) -> list[int]:
         try:
             with self._durations.timed("append", self._appended) as counted:
-                offsets = super().append(topic, entries)
+                offsets = self._below.append(topic, entries)
                 counted[topic] = sum(len(entry.key) + len(entry.value or b"") for entry in entries)
         except RecordTooLarge:
             raise
@@ -97,19 +97,19 @@ class MeteredBus(BusWrapper):
 
     def begin(self, topic: str) -> dict[int, int]:
         with self._durations.timed("positions"):
-            return super().begin(topic)
+            return self._below.begin(topic)
 
     def end(self, topic: str) -> dict[int, int]:
         with self._durations.timed("positions"):
-            return super().end(topic)
+            return self._below.end(topic)
 
     def commit(self, group: str, topic: str, positions: Mapping[int, Position]) -> None:
         with self._durations.timed("positions"):
-            super().commit(group, topic, positions)
+            self._below.commit(group, topic, positions)
 
     def committed(self, group: str, topic: str) -> dict[int, Position]:
         with self._durations.timed("positions"):
-            return super().committed(group, topic)
+            return self._below.committed(group, topic)
 
     def metric_values(self) -> MetricValues:
         """Returns the metrics of this bus and of the one below; thread-safe."""

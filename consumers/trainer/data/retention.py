@@ -226,6 +226,6 @@ class ArchiveBackedBus(BusWrapper):
     ) -> list[Message]:
         limits = {"records_max": records_max, "bytes_max": bytes_max}
         try:
-            return super().read(topic, positions, **limits, wait_s=wait_s, exact=exact)
+            return self._below.read(topic, positions, **limits, wait_s=wait_s, exact=exact)
         except PositionLost:
             return self.with_archive().read(topic, positions, **limits, exact=exact)
