@@ -211,7 +211,8 @@ class ArchiveBackedBus(BusWrapper):
         """
         if self._both is None:
             # Imported here because it loads pyarrow, which takes seconds and is rarely needed.
-            self._both = load_option(ARCHIVED_LOG)(self._below, self._store, self._run)
+            open_both: Callable[[Bus, ObjectStore, str], Bus] = load_option(ARCHIVED_LOG)
+            self._both = open_both(self._below, self._store, self._run)
         return self._both
 
     def read(
