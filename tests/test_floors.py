@@ -4,7 +4,6 @@ A folder has at most twenty files.
 """
 
 import ast
-import functools
 import importlib
 import re
 import subprocess
@@ -15,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = next(p for p in Path(__file__).parents if (p / "pyproject.toml").exists())
+from testbed.repository import ROOT
+from tests.support.sources import FOLDERS, SOURCES, imported_sources, read
+
 BELOW: dict[str, set[str]] = {
     "base": set(),
     "streams": set(),
@@ -38,37 +39,12 @@ ONE_FILE = {"kafka", "boto3", "botocore", "vllm"}
 FILES_MAX = 20
 """Python files directly in one folder, without its `__init__.py`."""
 BESIDE = ("tests", "benchmarks", "testbed", "examples")
-FOLDERS = tuple(package for package in BELOW if package != "base")
-SOURCES = sorted(
-    path
-    for package in FOLDERS
-    for path in (ROOT / package).rglob("*.py")
-    if not any(parent.is_symlink() for parent in path.parents)
-)
 
 
 def package_of(path: Path) -> str:
     parts = path.relative_to(ROOT).parts
     is_base = parts[0] == "rollstream" and len(parts) == 2 and path.stem in BASE
     return "base" if is_base else parts[0]
-
-
-@functools.cache
-def read(path: Path) -> tuple[list[tuple[str, int]], set[str]]:
-    """Full names of a file's imports, anywhere in it, each with the level of the import; and the
-    names of the functions that it calls.
-    """
-    imported: list[tuple[str, int]] = []
-    called: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            imported += ((alias.name, 0) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            module = node.module or ""
-            imported += ((f"{module}.{alias.name}", node.level) for alias in node.names)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            called.add(node.func.id)
-    return imported, called
 
 
 def floor_of(name: str) -> str | None:
@@ -81,15 +57,8 @@ def floor_of(name: str) -> str | None:
     return parts[1] if parts[1] in BELOW else "rollstream"
 
 
-def module_of(path: Path) -> str:
-    """The name under which a source is imported; a package's for its `__init__.py`."""
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    below = parts if parts[0] == "rollstream" else ("rollstream", *parts)
-    return ".".join(below[:-1] if below[-1] == "__init__" else below)
-
-
 def roots(path: Path) -> set[str]:
-    return {name.split(".")[0] for name, _ in read(path)[0]}
+    return {found.name.split(".")[0] for found in read(path)[0]}
 
 
 def test_there_is_something_to_check():
@@ -100,7 +69,7 @@ def test_a_file_imports_only_from_floors_below_and_from_its_own_package():
     wrong: list[str] = []
     for path in SOURCES:
         package = package_of(path)
-        for name, _ in read(path)[0]:
+        for name in (found.name for found in read(path)[0]):
             floor = floor_of(name)
             if floor and floor != package and floor not in BELOW[package]:
                 wrong.append(f"{path.relative_to(ROOT)} imports {name}")
@@ -123,7 +92,7 @@ def test_benchmarks_and_testbed_import_no_tests():
 
 
 def test_imports_are_absolute():
-    relative = [str(path) for path in SOURCES if any(level for _, level in read(path)[0])]
+    relative = [str(path) for path in SOURCES if any(found.level for found in read(path)[0])]
     assert relative == []
 
 
@@ -159,14 +128,11 @@ def test_a_module_never_imports_its_own_package():
 
 def test_no_imports_form_a_cycle():
     """Imports inside functions and under TYPE_CHECKING count."""
-    modules = {module_of(path): path for path in SOURCES}
-    graph: dict[str, set[str]] = {}
-    for module, path in modules.items():
-        names = [name for name, _ in read(path)[0]]
-        targets = {name if name in modules else name.rpartition(".")[0] for name in names}
-        graph[module] = targets & modules.keys() - {module}
-    assert sum(map(len, graph.values())) > len(modules)
-    TopologicalSorter(graph).prepare()  # a CycleError names the modules
+    graph = {
+        path: {target for _, target in imported_sources(path) if target != path} for path in SOURCES
+    }
+    assert sum(map(len, graph.values())) > len(SOURCES)
+    TopologicalSorter(graph).prepare()  # a CycleError names the files
 
 
 def test_a_folder_has_at_most_twenty_files():

@@ -3,17 +3,17 @@ neither imports nor reads it. An option is a folder below a top one that is not 
 the graph of folders falls apart into fewer circles from issue to issue.
 """
 
-import ast
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from testbed.repository import ROOT
+from tests.support.sources import SOURCES, imported_sources
 
 CORE = {
     "streams", "storage", "storage/stores", "storage/weights", "storage/weights/delta",
@@ -70,79 +70,43 @@ def test_a_role_of_a_plain_run_imports_no_option(role: str) -> None:
 
 def test_no_core_file_names_an_option() -> None:
     """No import statement at any depth, nor one for types alone."""
-    modules = {_module(file): file for file in product_files()}
     named = [
-        f"{file}:{line} -> {modules[target]}"
-        for file in modules.values()
-        if file.parts[0] in TOPS and not _is_option(file)
-        for line, target in _imports(file, modules, with_types=True)
-        if modules[target].parts[0] in TOPS and _is_option(modules[target])
+        f"{_relative(path)}:{found.line} -> {_relative(target)}"
+        for path in SOURCES
+        if _is_below_a_top(path) and not _is_option(_relative(path))
+        for found, target in imported_sources(path)
+        if _is_below_a_top(target) and _is_option(_relative(target))
     ]
     assert named == []
 
 
 def test_the_graph_of_folders_has_no_more_circles_than_are_left() -> None:
     """A file directly in `rollstream/` is used by all: it counts as a folder of its own."""
-    modules = {_module(file): file for file in product_files()}
     arrows: dict[str, set[str]] = {}
-    for file in modules.values():
-        for _, target in _imports(file, modules, with_types=False):
-            if _room(file) != _room(modules[target]):
-                arrows.setdefault(_room(file), set()).add(_room(modules[target]))
+    for path in SOURCES:
+        for found, target in imported_sources(path):
+            if not found.is_for_types and _room(path) != _room(target):
+                arrows.setdefault(_room(path), set()).add(_room(target))
     reached = {room: _reached(room, arrows) for room in arrows}
     circular = sorted(room for room in arrows if room in reached[room])
     assert len(circular) <= CIRCLES, circular
-
-
-def product_files() -> list[Path]:
-    """Returns the product's files, relative to the repository, each once."""
-    paths = [path for top in (*TOPS, "rollstream") for path in (ROOT / top).rglob("*.py")]
-    return [
-        path.relative_to(ROOT)
-        for path in paths
-        if path.resolve().is_relative_to(ROOT)
-        and path.resolve() == ROOT.resolve() / path.relative_to(ROOT)
-    ]
 
 
 def _is_option(file: Path) -> bool:
     return str(file.parent) not in CORE and str(file) not in CORE_FILES
 
 
-def _room(file: Path) -> str:
+def _relative(path: Path) -> Path:
+    return path.relative_to(ROOT)
+
+
+def _is_below_a_top(path: Path) -> bool:
+    return _relative(path).parts[0] in TOPS
+
+
+def _room(path: Path) -> str:
+    file = _relative(path)
     return str(file if str(file.parent) == "rollstream" else file.parent)
-
-
-def _module(file: Path) -> str:
-    parts = file.with_suffix("").parts
-    parts = parts if parts[0] == "rollstream" else ("rollstream", *parts)
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def _imports(
-    file: Path, modules: Mapping[str, Path], with_types: bool
-) -> Iterator[tuple[int, str]]:
-    """Yields the line and module of each import of the repository's own modules."""
-    tree = ast.parse((ROOT / file).read_text())
-    for_types = {
-        inner
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        for inner in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if node in for_types and not with_types:
-            continue
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names = [
-                inner if (inner := f"{node.module}.{alias.name}") in modules else node.module
-                for alias in node.names
-            ]
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        else:
-            continue
-        yield from ((node.lineno, name) for name in names if name in modules)
 
 
 def _reached(room: str, arrows: Mapping[str, set[str]]) -> set[str]:

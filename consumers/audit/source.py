@@ -94,8 +94,8 @@ class TrajectoryRows:
         """The number of generated tokens of each row, counted in its `sources`."""
         column = self._batch.column("sources")
         generated, edges = column.values.to_numpy() == GENERATED, column.offsets.to_numpy().tolist()
-        rows = map(slice, edges[:-1], edges[1:])
-        counts = (np.count_nonzero(generated[row]) for row in rows)
+        rows = map(generated.__getitem__, map(slice, edges[:-1], edges[1:]))
+        counts = map(np.count_nonzero, rows)  # pyright: ignore[reportUnknownArgumentType]
         return np.fromiter(counts, np.int64, len(edges) - 1)
 
     @cached_property

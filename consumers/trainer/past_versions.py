@@ -14,8 +14,8 @@ from rollstream.consumers.trainer.data.credit import scored_reference
 from rollstream.errors import ConfigurationError, ObjectMissing
 from rollstream.storage.checkpoints import stored_checkpoints
 from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.weights.fetch import fetch_tensors
 from rollstream.storage.weights.pointer import believed_pointer
-from rollstream.storage.weights.resident import ResidentWeights
 from rollstream.storage.weights.retention import listed_versions
 from rollstream.streams.values import Version
 
@@ -42,12 +42,10 @@ class PublishedVersions:
             # can.
             for version in sorted(versions, reverse=True):
                 if term is None or version.term == term:
-                    weights = ResidentWeights()
                     try:
-                        weights.update(store, version)
+                        return fetch_tensors(store, version)[1]
                     except ObjectMissing:  # its writer died before the manifest, or it was deleted
                         continue
-                    return weights.tensors
         raise ConfigurationError(
             f"trainer.reference or trainer.proximal: version {number} is needed and no longer "
             "stored; raise weights.versions_max (a fork has no versions of its parent: fork at a "

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Literal
 
 from rollstream.producers.drafts.planner import StepCost, StepTimes, best_draft_speed
+from rollstream.producers.engines.drafting import DraftSwitch
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +323,15 @@ class DraftGate:
         if self._tried_s is None or now_s - self._tried_s > REST_S_MAX:
             return True
         return self.bias * self.advantage(rows) > MARGIN_ON
+
+
+def measured_gate(switch: DraftSwitch | None) -> DraftGate:
+    """Returns the gate of an engine's options, a new one for None, for an engine that measures what
+    the gate decides by.
+    """
+    gate = switch or DraftGate()
+    assert isinstance(gate, DraftGate), "a switch that takes no measurements"
+    return gate
 
 
 def _rest_s(lost_s: float) -> float:

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Protocol, TypeVar
+from typing import ClassVar, Protocol, Self, TypeVar
 
 import torch
 
@@ -85,9 +85,9 @@ class WeightHolder(ABC):
         the store's errors.
         """
 
-    @abstractmethod
-    def renewed(self) -> "WeightHolder":
+    def renewed(self) -> Self:
         """Returns an empty holder of the same way, in new memory."""
+        return type(self)()
 
     def note_taken(self, update: WeightUpdate) -> None:  # noqa: B027  most holders need not know
         """The rollout gives this update to the engine next."""
@@ -108,28 +108,33 @@ class WeightHolder(ABC):
         return ()
 
 
-class CopyHolder(WeightHolder):
-    """Keeps a copy beside the engine's own and changes it from version to version in place."""
-
-    @abstractmethod
-    def move(
-        self, store: ObjectStore, version: Version, manifest_hash: str | None
-    ) -> ResidentUpdate:
-        """Make the copy that of `version`."""
+class WeightCopy(Protocol):
+    """One version's tensors by all names, which `update` makes another version's, in place."""
 
     @property
-    @abstractmethod
-    def tensors(self) -> Mapping[str, torch.Tensor]:
-        """Returns the copy's tensors by all names."""
+    def tensors(self) -> Mapping[str, torch.Tensor]: ...
+
+    def update(
+        self, store: ObjectStore, target: Version, manifest_hash: str | None = None
+    ) -> ResidentUpdate: ...
+
+
+class CopyHolder(WeightHolder):
+    """Keeps a copy beside the engine's own."""
+
+    copy: ClassVar[type[WeightCopy]]
+
+    def __init__(self) -> None:
+        self._copy = self.copy()
 
     def update(self, fetch: Fetch) -> tuple[Manifest, WeightUpdate]:
         moved = fetch.meter.count(
-            lambda: self.move(fetch.store, fetch.version, fetch.manifest_hash)
+            lambda: self._copy.update(fetch.store, fetch.version, fetch.manifest_hash)
         )
         manifest = moved.manifest
         update = WeightUpdate(
             manifest.version,
-            self.tensors,
+            self._copy.tensors,
             moved.base,
             moved.patches,
             moved.whole,
@@ -143,20 +148,7 @@ class CopyHolder(WeightHolder):
 class ResidentHolder(CopyHolder):
     """Keeps the copy in this process's memory."""
 
-    def __init__(self) -> None:
-        self._weights = ResidentWeights()
-
-    def renewed(self) -> "ResidentHolder":
-        return ResidentHolder()
-
-    def move(
-        self, store: ObjectStore, version: Version, manifest_hash: str | None
-    ) -> ResidentUpdate:
-        return self._weights.update(store, version, manifest_hash)
-
-    @property
-    def tensors(self) -> Mapping[str, torch.Tensor]:
-        return self._weights.tensors
+    copy = ResidentWeights
 
 
 def open_holder(manifest: Manifest, large: str, large_above: int) -> WeightHolder:

@@ -12,6 +12,7 @@ from rollstream.storage.hf_folder import ADAPTER_CONFIG, ADAPTER_TENSORS
 from rollstream.storage.lora import merge_adapter
 from rollstream.storage.stores.base import ObjectStore, content_hash
 from rollstream.storage.stores.json_objects import create_idempotent
+from rollstream.storage.weights.fetch import fetch_tensors
 from rollstream.storage.weights.form import (
     FormPublisher,
     OpeningTensors,
@@ -26,7 +27,6 @@ from rollstream.storage.weights.manifest import (
     read_manifest,
 )
 from rollstream.storage.weights.publish import NewVersion, complete_version, publish_version
-from rollstream.storage.weights.resident import ResidentWeights
 from rollstream.storage.weights.shards import pack_tensors
 from rollstream.storage.weights.streamed import StreamedTensors, stream_version
 from rollstream.storage.weights.tensors import Tensors, tensor_hashes
@@ -126,9 +126,7 @@ def publish_adapter(
 def fetch_base(store: ObjectStore, manifest: Manifest) -> dict[str, torch.Tensor]:
     """Returns the tensors of this adapter's base, every one verified."""
     assert manifest.adapter, "only an adapter has a base"
-    weights = ResidentWeights()
-    weights.update(store, manifest.anchor, manifest.adapter.base_hash)
-    return weights.tensors
+    return fetch_tensors(store, manifest.anchor, manifest.adapter.base_hash)[1]
 
 
 def stream_base(store: ObjectStore, manifest: Manifest) -> StreamedTensors:

@@ -8,10 +8,10 @@ from dataclasses import replace
 from rollstream.errors import CorruptObject, ObjectMissing
 from rollstream.storage.stores.base import content_hash
 from rollstream.storage.weights.anchors import AnchorChain, AnchorRule, anchor_due, chain_of
+from rollstream.storage.weights.fetch import fetch_tensors
 from rollstream.storage.weights.form import FormPublisher, Publication, VersionForm
 from rollstream.storage.weights.manifest import Manifest
 from rollstream.storage.weights.publish import SHARD_INDEX, NewVersion, publish_version
-from rollstream.storage.weights.resident import ResidentWeights
 from rollstream.storage.weights.tensors import DistributedTensors, Tensors
 from rollstream.streams.values import Version
 
@@ -73,10 +73,8 @@ class WholePublisher(FormPublisher):
             self._chain = self._chain or chain_of(p.store, parent)
             due = anchor_due(number, self._chain, rule)
             if not due and self._base is None:
-                base = ResidentWeights()
-                base.update(p.store, parent.version, parent.hash)
                 # A restarted trainer has no tensors of the believed version yet.
-                self._base = base.tensors
+                _, self._base = fetch_tensors(p.store, parent.version, parent.hash)
         except (ObjectMissing, CorruptObject) as error:
             log.warning("the next version is an anchor, the chain is broken: %s", error)
             return True

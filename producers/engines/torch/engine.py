@@ -306,9 +306,7 @@ def _open_batch(decoder: Decoder, options: EngineOptions) -> DecodeBatch:
     if options.drafts is None:
         return DecodeBatch(decoder, *sizes)
     # Imported here: an engine that does not draft reads nothing of drafts.
-    from rollstream.producers.drafts.gate import DraftGate
+    from rollstream.producers.drafts.gate import measured_gate
     from rollstream.producers.engines.torch.speculative import SpeculativeBatch
 
-    gate = options.gate or DraftGate()
-    assert isinstance(gate, DraftGate), "this engine measures what the gate decides by"
-    return SpeculativeBatch(decoder, *sizes, options.drafts, gate)
+    return SpeculativeBatch(decoder, *sizes, options.drafts, measured_gate(options.gate))

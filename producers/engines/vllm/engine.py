@@ -19,7 +19,7 @@ import xxhash
 from transformers import PreTrainedConfig
 
 from rollstream.errors import EngineRefused
-from rollstream.producers.drafts.gate import DraftGate
+from rollstream.producers.drafts.gate import DraftGate, measured_gate
 from rollstream.producers.drafts.history import prompt_key
 from rollstream.producers.drafts.node import CombinedSource
 from rollstream.producers.engines.base import (
@@ -184,8 +184,7 @@ class VllmEngine(QueuedEngine[VllmSequence]):
     ) -> None:
         super().__init__(version, options.slots, options.context_max, int(model_config.vocab_size))
         self._emit_every = options.emit_every
-        gate = options.gate or DraftGate()
-        assert isinstance(gate, DraftGate), "this engine measures what the gate decides by"
+        gate = measured_gate(options.gate)
         longest = 0 if options.drafts is None else gate.rule.most
         self._core, self._weights, self._adapters = open_core_and_weights(
             model_config, options, settings or VllmSettings(), longest

@@ -23,9 +23,6 @@ class StreamedHolder(WeightHolder):
         self._served: Manifest | None = None
         self._taken: Manifest | None = None
 
-    def renewed(self) -> "StreamedHolder":
-        return StreamedHolder()
-
     def note_taken(self, update: WeightUpdate) -> None:
         self._taken = _streamed(update.tensors).manifest
         self._served = self._served or self._taken

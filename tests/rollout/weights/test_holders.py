@@ -30,9 +30,6 @@ class Reread(WeightHolder):
         update = WeightUpdate(fetch.version, weights.tensors)
         return weights.manifest, fetch.prepare(update)
 
-    def renewed(self) -> "Reread":
-        return Reread()
-
 
 @pytest.fixture(params=WAYS)
 def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch) -> Iterator[Followed]:
