@@ -268,6 +268,12 @@ def past_policies(settings: ObjectiveSettings) -> tuple[str, ...]:
     return (*reference, settings.proximal) if settings.proximal else reference
 
 
+def reads_versions(settings: ObjectiveSettings) -> bool:
+    """Whether the trainer, or its scorers, read published versions besides the starting model."""
+    policies = {*past_policies(settings), scored_reference(settings)}
+    return bool(policies - {"v0", ""})
+
+
 def versions_needed(
     settings: ObjectiveSettings, versions: Collection[int], max_lag: int | None
 ) -> set[int]:

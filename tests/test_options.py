@@ -32,8 +32,8 @@ CORE_FILES = {
 }  # fmt: skip
 """Core among options: tasks of one's own, and the rendering of prompts in every text task."""
 TOPS = ("streams", "storage", "producers", "consumers", "simulator")
-NAMED = {"streams/sqlite", "producers/engines/torch"}
-"""What a plain run's configuration names: its log and its engine."""
+NAMED = {"streams/sqlite", "producers/engines/torch", "consumers/objectives"}
+"""What a plain run's configuration names: its log, its engine and its objective."""
 ROLES = ("dispatch", "rollout", "train")
 CIRCLES = 28
 """Folders that are in circles; the number falls to 0."""
@@ -47,6 +47,10 @@ if sys.argv[1] == "dispatch":
     import rollstream.consumers.dispatch.service
     from rollstream.consumers.dispatch.policy import ASSIGNMENT_POLICIES
     importlib.import_module(ASSIGNMENT_POLICIES[c.dispatch.placement].partition(":")[0])
+if sys.argv[1] == "train":
+    from rollstream.consumers.trainer.learn.objective import OBJECTIVES, SURROGATE
+    objective = OBJECTIVES.get(c.trainer.advantage, SURROGATE)
+    importlib.import_module(objective.partition(":")[0])
 if sys.argv[1] == "rollout":
     importlib.import_module("rollstream.producers.rollout.single_turn")
 files = [str(getattr(module, "__file__", "") or "") for module in sys.modules.values()]

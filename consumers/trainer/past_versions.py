@@ -1,5 +1,5 @@
-"""Past versions for a loss (`trainer.reference`, `trainer.proximal`): `PublishedVersions` reads
-them, `NeededVersions` names those that must be kept, since a resumed trainer or a replay reads them
+"""Past versions for the objective (`PastVersions`): `PublishedVersions` reads them,
+`NeededVersions` names those that must be kept, since a resumed trainer or a replay reads them
 again.
 """
 
@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rollstream.consumers.objective_settings import past_policies, versions_needed
+from rollstream.consumers.objective_settings import reads_versions, versions_needed
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.data.credit import scored_reference
 from rollstream.errors import ConfigurationError, ObjectMissing
 from rollstream.storage.checkpoints import stored_checkpoints
 from rollstream.storage.stores.base import ObjectStore
@@ -22,7 +21,7 @@ from rollstream.streams.values import Version
 
 @dataclass(frozen=True, slots=True)
 class PublishedVersions:
-    """Implements `learn.other_policies.PastVersions` over `stores()`: the first store that has the
+    """Implements `learn.objective.PastVersions` over `stores()`: the first store that has the
     number gives it, the last is that of the run whose rollouts emitted the trained tokens. All
     versions are published as `dtype`.
     """
@@ -64,8 +63,7 @@ class NeededVersions:
     max_lag: int | None
 
     def __call__(self) -> set[Version]:
-        policies = {*past_policies(self.settings), scored_reference(self.settings)}
-        if not policies - {"v0", ""}:
+        if not reads_versions(self.settings):
             return set()
         # Read before the listing: a checkpoint is written before the version after it is believed.
         pointer = believed_pointer(self.store)

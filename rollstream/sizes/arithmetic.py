@@ -97,9 +97,9 @@ class TrainerForm:
     offload: bool = False
     """Masters, moments and sum of gradients are in host memory (`trainer.cpu_offload`)."""
     other_policies: int = 0
-    """Models beside the trained one (`learn/other_policies.py`)."""
+    """Models beside the trained one (`objectives/policies/`)."""
     critic: bool = False
-    """A critic with a body of its own is trained too (`learn/critic.py`)."""
+    """A critic with a body of its own is trained too (`objectives/critic/`)."""
     low_bit: bool = False
     """The policy's moments have 8 bits; a critic's have 32."""
 

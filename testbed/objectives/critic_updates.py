@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from rollstream.consumers.objective_settings import OBJECTIVE_PRESETS
-from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.data.credit import PartRewards
-from rollstream.consumers.trainer.data.sample import Sample
-from rollstream.consumers.trainer.learn.gae import judge
-from rollstream.consumers.trainer.learn.loss import (
+from rollstream.consumers.objectives.critic.gae import judge
+from rollstream.consumers.objectives.loss import (
     OtherLogprobs,
     reward_penalties,
     surrogate_loss,
 )
+from rollstream.consumers.settings import TrainerSettings
+from rollstream.consumers.trainer.data.credit import PartRewards
+from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.row_layout import loss_inputs
 from rollstream.consumers.trainer.learn.scores import TokenScores
 from rollstream.streams.records import ENVIRONMENT, GENERATED, PROMPT

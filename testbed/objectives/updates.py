@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from rollstream.consumers.objective_settings import OBJECTIVE_PRESETS
+from rollstream.consumers.objectives.loss import OtherLogprobs, surrogate_loss
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.prepare import advantages
 from rollstream.consumers.trainer.data.sample import Sample
-from rollstream.consumers.trainer.learn.loss import OtherLogprobs, surrogate_loss
 from rollstream.consumers.trainer.learn.row_layout import loss_inputs
 from rollstream.consumers.trainer.learn.scores import TokenScores
 from rollstream.streams.records import GENERATED, PROMPT

@@ -56,7 +56,7 @@ def advantages(rewards: ArrayLike, kind: str) -> NDArray[np.float64]:
       arXiv 2501.03262), in `LossStatistics.divisor`.
     * `module:function`: the user's.
     """
-    # `gae` is no function of the rewards (`learn/gae.py`).
+    # `gae` is no function of the rewards (`objectives/critic/gae.py`).
     assert kind != GAE, "a critic's advantages"
     values = np.asarray(rewards, np.float64)
     assert values.ndim == 1, "rewards of one group"

@@ -3,11 +3,10 @@
 `base` is the interface (`Learner`) and its factory. `learner` trains a model in this process: on
 the threads and memory of `workers`, over the fp32 `masters` with AdamW, whose moments `low_bit` has
 in 8 bits. A micro-batch is laid out by `row_layout` and scored by `forward`: through `llama` (with
-`fused_ops`) or transformers' own forward, and the float32 head of `scores`. `loss` combines the
-parts in `surrogates`, and `surrogate_check` tries a user's own. `other_policies` scores tokens
-under reference and proximal policies, `reference_scores` under the reference outside the trainer.
-`gae` makes advantages of a critic's values, and `critic` learns these. `mismatch` compares engine
-and trainer, `paced` is a learner that only models time.
+`fused_ops`) or transformers' own forward, and the float32 head of `scores`. `objective` is the
+interface of what makes the loss (`consumers/objectives/`), with the `statistics` of its tokens;
+`surrogates` has parts of a loss, and `surrogate_check` tries a user's own. `mismatch` compares
+engine and trainer, `paced` is a learner that only models time.
 
 All modules import torch.
 """

@@ -20,7 +20,7 @@ from rollstream.storage.weights.tensors import Tensors
 if TYPE_CHECKING:  # a paced run needs no code that computes a model
     from transformers import PreTrainedModel
 
-    from rollstream.consumers.trainer.learn.other_policies import PastVersions
+    from rollstream.consumers.trainer.learn.objective import PastVersions
 
 
 class Learner(Protocol):

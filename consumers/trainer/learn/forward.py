@@ -9,6 +9,7 @@ to rounding, differentiable, from several threads at once.
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from types import MethodType
@@ -21,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.learn.llama import PackedDecoder, has_packed_form
 from rollstream.consumers.trainer.learn.row_layout import TokenRows, token_grid
 from rollstream.consumers.trainer.learn.scores import (
@@ -341,6 +343,22 @@ def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringForm:
+    """How the trained model computes; other models of its objective compute alike."""
+
+    compute: torch.dtype
+    device: torch.device
+    general: bool
+    joins: bool
+
+
+def scoring_form(settings: TrainerSettings) -> ScoringForm:
+    compute: torch.dtype = getattr(torch, settings.compute)
+    general = compute != torch.float32 or settings.compile
+    return ScoringForm(compute, device_of(settings.device), general, settings.varlen_attention)
 
 
 def device_of(name: str) -> torch.device:

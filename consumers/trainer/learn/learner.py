@@ -7,25 +7,16 @@ bit-identical for any number of workers.
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.data.credit import GAE
 from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed
 from rollstream.consumers.trainer.data.sample import Sample
-from rollstream.consumers.trainer.learn.critic import Critic
-from rollstream.consumers.trainer.learn.forward import device_of, policy_scorer
-from rollstream.consumers.trainer.learn.gae import Judgement, ValueStatistics
-from rollstream.consumers.trainer.learn.loss import (
-    LossStatistics,
-    OtherLogprobs,
-    reward_penalties,
-    surrogate_loss,
-)
+from rollstream.consumers.trainer.learn.forward import policy_scorer, scoring_form
 from rollstream.consumers.trainer.learn.masters import (
     BASE_HASH,
     Masters,
@@ -36,20 +27,14 @@ from rollstream.consumers.trainer.learn.masters import (
     restore,
 )
 from rollstream.consumers.trainer.learn.mismatch import logprob_gaps
-from rollstream.consumers.trainer.learn.other_policies import (
-    OtherPolicies,
+from rollstream.consumers.trainer.learn.objective import (
+    MicroBatch,
     PastVersions,
     PastWeights,
-    scoring_form,
+    open_objective,
 )
-from rollstream.consumers.trainer.learn.row_layout import (
-    LossInputs,
-    TokenRows,
-    loss_inputs,
-    to_device,
-    token_rows,
-)
-from rollstream.consumers.trainer.learn.surrogate_check import check_own_loss
+from rollstream.consumers.trainer.learn.row_layout import loss_inputs, to_device, token_rows
+from rollstream.consumers.trainer.learn.statistics import LossStatistics
 from rollstream.consumers.trainer.learn.workers import (
     BufferPool,
     OrderedWorkers,
@@ -70,25 +55,24 @@ class _MicroBatchJob:
     version: int
     number: int
     """Within its step."""
-    behind: PastWeights
-    """Weights of the versions that emitted the tokens, if needed."""
+    past: PastWeights
 
 
 @dataclass(frozen=True, slots=True)
 class _BatchResult:
-    """Gradients of the policy's parameters, then of the critic's: all of them, none (nothing is
-    trained), or those of the critic alone.
+    """Gradients of the policy's parameters, and of those that the objective learns itself: all of
+    each, or none.
     """
 
-    gradients: Sequence[Tensor]
-    sums: LossStatistics
-    values: ValueStatistics = field(default_factory=ValueStatistics)
+    policy: Sequence[Tensor]
+    own: Sequence[Tensor]
+    statistics: LossStatistics
 
 
 class TorchLearner:
-    """Implements `Learner` (`base.py`). It owns `model` (float32, of version 0 if other policies or
-    a critic copy it, also where `load_state` follows): its parameters become views of the masters,
-    or of the masters rounded to `trainer.compute`.
+    """Implements `Learner` (`base.py`). It owns `model` (float32, and of version 0, which the
+    objective may copy, also where `load_state` follows): its parameters become views of the
+    masters, or of the masters rounded to `trainer.compute`.
 
     Of a model with LoRA adapters only these are trained, published and saved, with the hash of the
     frozen base, so that they are not loaded over another one.
@@ -101,34 +85,30 @@ class TorchLearner:
         past: PastVersions | None = None,
     ) -> None:
         keep_freed_memory()
-        check_own_loss(settings)
         self._settings = settings
         self._model = model.eval()
         self._adapter = attached_adapter(model)
         self._base_hash: Tensor | None = None
         if self._adapter is not None:
             self._base_hash = hash_tensor(state_hash(base_state(model.state_dict())))
-        self._device = device_of(settings.device)
-        compute: torch.dtype = getattr(torch, settings.compute)
-        is_rounded = compute != torch.float32
-        # Copied first: below, parameters become views and layers get other forwards.
         form = scoring_form(settings)
-        self._others = OtherPolicies(model, settings, form, past)
-        self._critic = Critic(model, settings, form) if settings.advantage == GAE else None
+        self._device = form.device
+        # First: below, parameters become views and layers get other forwards.
+        self._objective = open_objective(settings, model, form, past)
         self._policy = policy_scorer(
             model,
-            is_rounded,
+            form.compute != torch.float32,
             settings.gradient_checkpointing,
             settings.varlen_attention,
             settings.compile,
-            keeps_states=self._critic is not None and not self._critic.is_own,
+            keeps_states=self._objective.reads_states,
         )
-        self._masters = Masters(model, compute, self._device, settings.cpu_offload)
+        self._masters = Masters(model, form.compute, self._device, settings.cpu_offload)
         matrices = hidden_matrices(model) if settings.optimiser == "muon" else ()
         slices = self._masters.slices
         self._optimiser = Optimiser(self._masters.flat, settings, slices, matrices)
         self._gradient = torch.zeros_like(self._masters.flat)
-        self._sums = LossStatistics()
+        self._statistics = LossStatistics()
         self._busy_before_s = 0.0
         self._begins_step = True
         self.micro_batches = 0
@@ -154,10 +134,9 @@ class TorchLearner:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of masters and moments, the critic's too."""
-        critic = 0 if self._critic is None else self._critic.state_bytes
+        """Bytes of masters and moments, the objective's too."""
         moments = sum(moment.nbytes for moment in self._optimiser.moments.values())
-        return self._masters.flat.nbytes + moments + critic
+        return self._masters.flat.nbytes + moments + self._objective.state_bytes
 
     def submit(self, samples: Sequence[Sample], shortages: int = 0) -> None:
         """Submits one micro-batch of the update; waits only while as many are queued as there are
@@ -165,14 +144,10 @@ class TorchLearner:
         """
         if self._begins_step:
             self.micro_batches, self._begins_step = 0, False
-            self._others.follow(self.version, self._masters.named(self.flat))
-            if self._critic is not None:
-                self._critic.begin_step()
+            self._objective.begin_step(self.version, self._masters.named(self.flat))
         self.micro_batches += 1
-        past_weights = self._others.behind(samples)
-        self._workers.submit(
-            _MicroBatchJob(samples, self.version, self.micro_batches - 1, past_weights)
-        )
+        past = self._objective.past(samples)
+        self._workers.submit(_MicroBatchJob(samples, self.version, self.micro_batches - 1, past))
 
     def settle(self) -> None:
         self._workers.wait()
@@ -180,19 +155,17 @@ class TorchLearner:
     def finish_update(self) -> dict[str, float]:
         self._workers.wait()
         if self._begins_step:  # nothing was submitted; later steps may need this version
-            self._others.follow(self.version, self._masters.named(self.flat))
-        divisor = self._sums.divisor(self._settings.advantage)
-        learnt: dict[str, float] = {}
-        if self._critic is not None:
-            learnt = self._critic.update(divisor)
-        if self._critic is not None and self._critic.is_warming(self.version):
+            self._objective.begin_step(self.version, self._masters.named(self.flat))
+        divisor = self._objective.divisor(self._statistics)
+        learnt = self._objective.update(divisor)
+        if self._objective.leaves_policy(self.version):
             done = self._optimiser.hold()
         else:
-            done = self._optimiser.update(self._gradient, divisor, self._sums.ess)
+            done = self._optimiser.update(self._gradient, divisor, self._statistics.ess)
         self._masters.round()
         busy_s = self.busy_s - self._busy_before_s
         metrics = {
-            **self._sums.metrics(),
+            **self._objective.metrics(self._statistics),
             **learnt,
             "gradient_norm": done.gradient_norm,
             "learning_rate": done.learning_rate,
@@ -200,7 +173,7 @@ class TorchLearner:
             "busy_s": busy_s,
         }
         self._gradient.zero_()
-        self._sums = LossStatistics()
+        self._statistics = LossStatistics()
         self._busy_before_s = self.busy_s
         self._begins_step = self.updates % self._settings.updates_in_step == 0
         return metrics
@@ -235,8 +208,7 @@ class TorchLearner:
         self._masters.round()
         counters = tensors["optimiser.counters"]
         self._optimiser.load(int(counters[0]), int(counters[1]))
-        if self._critic is not None:
-            self._critic.load_state(tensors, self.updates)
+        self._objective.load_state(tensors, self.updates)
 
     @property
     def lends_state(self) -> bool:
@@ -253,8 +225,8 @@ class TorchLearner:
         masters = {f"masters.{name}": view for name, view in self._masters.named(self.flat).items()}
         moments = {f"optimiser.{name}": moment for name, moment in self._optimiser.moments.items()}
         base = {} if self._base_hash is None else {BASE_HASH: self._base_hash}
-        critic = {} if self._critic is None else self._critic.state()
-        return {**masters, **moments, **base, **critic, "optimiser.counters": counters}
+        own = self._objective.state()
+        return {**masters, **moments, **base, **own, "optimiser.counters": counters}
 
     def _train(self, job: _MicroBatchJob) -> _BatchResult:
         try:
@@ -278,74 +250,43 @@ class TorchLearner:
             self._compute_or_halve(replace(job, samples=part))
             for part in (job.samples[:half], job.samples[half:])
         )
-        if first.gradients and second.gradients:
-            for mine, other in zip(first.gradients, second.gradients, strict=True):
-                mine.add_(other)
-        sums = first.sums + second.sums + LossStatistics(halved=1.0)
-        values = first.values + second.values
-        return _BatchResult(first.gradients or second.gradients, sums, values)
+        for mine, other in ((first.policy, second.policy), (first.own, second.own)):
+            if mine and other:
+                for gradient, added in zip(mine, other, strict=True):
+                    gradient.add_(added)
+        halved = LossStatistics(halved=1.0)
+        return _BatchResult(
+            first.policy or second.policy,
+            first.own or second.own,
+            first.statistics + second.statistics + halved,
+        )
 
     def _compute(self, job: _MicroBatchJob) -> _BatchResult:
         samples, version = job.samples, job.version
         inputs = to_device(loss_inputs(samples, version), self._device)
         if not inputs.sequences:
-            return _BatchResult((), LossStatistics(masked=float(inputs.masked)))
+            return _BatchResult((), (), LossStatistics(masked=float(inputs.masked)))
         rows = to_device(token_rows(samples), self._device)
-        # Scored before the policy, whose activations then are not in memory yet.
-        others = self._others.logprobs(samples, rows, job.behind)
-        if self._critic is not None:
-            batch_result, logprobs = self._with_critic(self._critic, job, rows, inputs, others)
-        else:
-            scores = self._policy(rows)
-            loss, sums = surrogate_loss(scores, inputs, self._settings, others)
-            batch_result = _BatchResult(_gradients(loss, self._masters.parameters), sums)
-            logprobs = scores.logprobs
+        batch = MicroBatch(samples, version, rows, inputs, job.past)
+        loss = self._objective.loss(batch, self._policy)
+        leaves_policy = self._objective.leaves_policy(version)
+        trained = () if leaves_policy else self._masters.parameters
+        gradients = _gradients(loss.loss, [*trained, *loss.joint])
+        policy, own = gradients[: len(trained)], loss.own or gradients[len(trained) :]
+        statistics = loss.statistics
         # Only the first update of a step trains from weights that have a version number.
         if self.updates % self._settings.updates_in_step == 0:
-            gaps = logprob_gaps(logprobs, samples, version)
-            return replace(batch_result, sums=replace(batch_result.sums, gaps=gaps))
-        return batch_result
-
-    def _with_critic(
-        self,
-        critic: Critic,
-        job: _MicroBatchJob,
-        rows: TokenRows,
-        inputs: LossInputs,
-        others: OtherLogprobs,
-    ) -> tuple[_BatchResult, Tensor]:
-        penalties = reward_penalties(inputs, others, self._settings)
-        warms = critic.is_warming(job.version)
-        judged: Judgement | None = None
-        critic_gradients: Sequence[Tensor] = ()
-        if critic.is_own:  # its activations are gone before the policy's are in memory
-            judged = critic.judge(job.samples, rows, inputs, penalties)
-            critic_gradients = _gradients(judged.loss, critic.parameters)
-        with torch.set_grad_enabled(not warms):
-            scores = self._policy(rows)
-        if judged is None:
-            judged = critic.judge(job.samples, rows, inputs, penalties, scores.states)
-        inputs = replace(inputs, advantage=judged.advantages)
-        loss, sums = surrogate_loss(scores, inputs, self._settings, others)
-        trained = () if warms else self._masters.parameters
-        if critic.is_own:
-            policy = _gradients(loss, trained) if trained else ()
-            gradients = [*policy, *critic_gradients]
-        else:
-            both = loss + judged.loss if trained else judged.loss
-            gradients = _gradients(both, [*trained, *critic.parameters])
-        return _BatchResult(gradients, sums, judged.statistics), scores.logprobs
+            statistics = replace(statistics, gaps=logprob_gaps(loss.logprobs, samples, version))
+        return _BatchResult(policy, own, statistics)
 
     def _add(self, trained: _BatchResult) -> None:
-        self._sums += trained.sums
-        gradients = list(trained.gradients)
-        if self._critic is not None:
-            critics = len(gradients) - len(self._critic.parameters)
-            self._critic.add(gradients[max(critics, 0) :], trained.values)
-            gradients = gradients[: max(critics, 0)]
-        if gradients:
-            self._masters.add(self._gradient, gradients)
+        self._statistics += trained.statistics
+        self._objective.add(trained.own)
+        if trained.policy:
+            self._masters.add(self._gradient, trained.policy)
 
 
 def _gradients(loss: Tensor, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+    if not parameters:
+        return ()
     return torch.autograd.grad(loss, parameters, materialize_grads=True)

@@ -125,8 +125,8 @@ backward pass: 4 096 tokens over a vocabulary of 150 000 would hold 2.4 GB three
 
 class TokenScores(NamedTuple):
     """Scores of G tokens, differentiable: log-probabilities [G], entropies [G], in nats, of the
-    distributions that they were sampled from, and, where a critic reads them, `states` [G, d], the
-    body's last hidden states that predict them.
+    distributions that they were sampled from, and, where the objective reads them, `states` [G, d],
+    the body's last hidden states that predict them.
     """
 
     logprobs: Tensor

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rollstream.consumers.objective_settings import past_policies
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.data.credit import GAE
 from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.base import LearnableModel
-from rollstream.consumers.trainer.learn.loss import LossStatistics
+from rollstream.consumers.trainer.learn.objective import check_over_ranks
+from rollstream.consumers.trainer.learn.statistics import LossStatistics
 from rollstream.consumers.trainer.learn.workers import BufferPool, is_out_of_memory
 from rollstream.consumers.trainer.rank_plan import (
     RankTurn,
@@ -86,17 +85,7 @@ class ShardedLearner:
     """
 
     def __init__(self, sharded: ShardedModel, settings: TrainerSettings) -> None:
-        if past_policies(settings):  # `torchrun` starts ranks whatever `trainer.processes` is
-            raise ConfigurationError(
-                "trainer.reference_kl must be 0 and trainer.proximal empty where several processes "
-                "train one model: they do not share another policy's model; train with one "
-                'process, or let scorers compute the reference (trainer.reference_by = "score")'
-            )
-        if settings.advantage == GAE and settings.critic.body == "own":
-            raise ConfigurationError(
-                "trainer.critic.body must be 'policy' where several processes train one model: "
-                "they do not share a second one; or train with one process"
-            )
+        check_over_ranks(settings)
         if settings.epochs > 1 or settings.optimiser != "adamw":
             raise ConfigurationError(
                 "trainer.epochs must be 1 and trainer.optimiser 'adamw' where several processes "
@@ -134,6 +123,7 @@ class ShardedLearner:
         """
         if self._begins_step:
             self.micro_batches, self._begins_step = 0, False
+            self._shard.begin_step(self.version)
         self.micro_batches += 1
         if not any(sample.mask.any() for sample in samples):
             if self._ranks.rank == 0:  # each token counts once
@@ -152,6 +142,8 @@ class ShardedLearner:
         metrics. Raises as `submit`.
         """
         busy_s = self.busy_s
+        if self._begins_step:
+            self._shard.begin_step(self.version)
         if self._waiting:
             self._round()
         with self._ranks.collective():

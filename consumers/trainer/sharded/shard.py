@@ -17,34 +17,20 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.data.credit import GAE, scored_reference
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn import masters
-from rollstream.consumers.trainer.learn.critic import Critic
 from rollstream.consumers.trainer.learn.forward import (
     RowForm,
+    ScoringForm,
     compile_layers,
     forward_scores,
     recompute_layers,
     try_sharded,
 )
-from rollstream.consumers.trainer.learn.gae import ValueStatistics
-from rollstream.consumers.trainer.learn.loss import (
-    NO_OTHERS,
-    LossStatistics,
-    OtherLogprobs,
-    reward_penalties,
-    surrogate_loss,
-)
 from rollstream.consumers.trainer.learn.mismatch import logprob_gaps
-from rollstream.consumers.trainer.learn.other_policies import ScoringForm
-from rollstream.consumers.trainer.learn.row_layout import (
-    given_reference,
-    loss_inputs,
-    to_device,
-    token_rows,
-)
-from rollstream.consumers.trainer.learn.surrogate_check import check_own_loss
+from rollstream.consumers.trainer.learn.objective import MicroBatch, open_objective
+from rollstream.consumers.trainer.learn.row_layout import loss_inputs, to_device, token_rows
+from rollstream.consumers.trainer.learn.statistics import LossStatistics
 from rollstream.consumers.trainer.learn.workers import lends_state, return_freed_memory
 from rollstream.consumers.trainer.rank_plan import slice_of
 from rollstream.consumers.trainer.sharded.rank_writing import FrozenTensors, RankTensors
@@ -78,7 +64,6 @@ class Shard:
     """
 
     def __init__(self, start: StartingModel, settings: TrainerSettings, ranks: Ranks) -> None:
-        check_own_loss(settings)
         model = start.model
         self._settings, self._ranks, self._model = settings, ranks, model.eval()
         self._home = torch.device("cpu") if settings.cpu_offload else ranks.device
@@ -114,11 +99,10 @@ class Shard:
         }
         slices = list(self._slices.values())
         self._optimiser = ShardOptimiser(slices, settings, _over_all_ranks)
-        self._critic: Critic | None = None
-        if settings.advantage == GAE:  # a head on the policy's body, the same at every rank
-            form = ScoringForm(torch.float32, ranks.device, general=True, joins=False)
-            self._critic = Critic(model, settings, form)
-        self._sums = LossStatistics()
+        form = ScoringForm(torch.float32, ranks.device, general=True, joins=False)
+        # Over the policy's own body, the same at every rank.
+        self._objective = open_objective(settings, model, form, None)
+        self._statistics = LossStatistics()
         self.busy_s = 0.0
 
     def _fill(self, rows: ModelRows, names: Sequence[Sequence[str]]) -> None:
@@ -147,11 +131,15 @@ class Shard:
         """Shapes of the whole trained parameters by name."""
         return {name: self._ownership.shapes[name] for name in self._slices}
 
+    def begin_step(self, version: int) -> None:
+        """Prepares the objective for the step that trains from `version`. Not a collective."""
+        self._objective.begin_step(version, None)
+
     def add_statistics(self, sums: LossStatistics) -> None:
         """Adds statistics that no pass gives, each on one rank alone: `finish` adds those of all
         ranks. Not a collective.
         """
-        self._sums += sums
+        self._statistics += sums
 
     def train(self, samples: Sequence[Sample], version: int, counts: bool) -> None:
         """Adds the gradients of this rank's micro-batch of a round, or of a part of it, trained
@@ -159,29 +147,22 @@ class Shard:
         makes the same passes and adds zeros.
         """
         began = time.monotonic()
-        rows, critic = to_device(token_rows(samples), self._ranks.device), self._critic
-        scores = forward_scores(self._model, rows, self._form, critic is not None)
-        values = ValueStatistics()
+        rows, objective = to_device(token_rows(samples), self._ranks.device), self._objective
+        scores = forward_scores(self._model, rows, self._form, objective.reads_states)
         if counts:
             inputs = to_device(loss_inputs(samples, version), self._ranks.device)
-            others, judged = NO_OTHERS, None
-            if scored_reference(self._settings):
-                others = OtherLogprobs(given_reference(samples).to(self._ranks.device))
-            if critic is not None:
-                penalties = reward_penalties(inputs, others, self._settings)
-                judged = critic.judge(samples, rows, inputs, penalties, scores.states)
-                inputs = replace(inputs, advantage=judged.advantages)
-            loss, sums = surrogate_loss(scores, inputs, self._settings, others)
-            if judged is not None:
-                loss, values = loss + judged.loss, judged.statistics
+            batch = MicroBatch(samples, version, rows, inputs, objective.past(samples))
+            # Scored above: every rank makes that pass.
+            computed = objective.loss(batch, lambda _: scores)
+            loss, statistics = computed.loss, computed.statistics
             if self.updates % self._settings.updates_in_step == 0:  # as in learner.py
-                sums = replace(sums, gaps=logprob_gaps(scores.logprobs, samples, version))
-            self._sums += sums
+                gaps = logprob_gaps(computed.logprobs, samples, version)
+                statistics = replace(statistics, gaps=gaps)
+            self._statistics += statistics
         else:
             loss = scores.logprobs.sum() * 0.0
         loss.backward()  # pyright: ignore[reportUnknownMemberType]
-        if critic is not None:
-            critic.add(critic.take_gradients(), values)
+        objective.add([_taken_gradient(p) for p in objective.parameters])
         self.busy_s += time.monotonic() - began
 
     def finish(self) -> dict[str, float]:
@@ -189,24 +170,21 @@ class Shard:
         update's metrics, equal on every rank.
         """
         total = LossStatistics()
-        for part in self._ranks.gather(self._sums, LossStatistics):
+        for part in self._ranks.gather(self._statistics, LossStatistics):
             total += part
-        divisor, critic = total.divisor(self._settings.advantage), self._critic
-        learnt: dict[str, float] = {}
-        if critic is not None:
-            critic.join(_over_all_ranks, lambda mine: self._ranks.gather(mine, ValueStatistics))
-            learnt = critic.update(divisor)
-        version = self.updates // self._settings.updates_in_step
-        if critic is not None and critic.is_warming(version):
+        divisor, objective = self._objective.divisor(total), self._objective
+        objective.join(_over_all_ranks)
+        learnt = objective.update(divisor)
+        if objective.leaves_policy(self.updates // self._settings.updates_in_step):
             done = self._optimiser.hold()
         else:
             gradients = [_gradient(p) for p in self._parameters.values()]
             done = self._optimiser.update(gradients, divisor, total.ess)
         for parameter in self._parameters.values():
             parameter.grad = None
-        self._sums = LossStatistics()
+        self._statistics = LossStatistics()
         return {
-            **total.metrics(),
+            **objective.metrics(total),
             **learnt,
             "gradient_norm": done.gradient_norm,
             "learning_rate": done.learning_rate,
@@ -270,8 +248,7 @@ class Shard:
                         mine.copy_(tensors.rows(prefix + name, *self._rows(name)))
             updates, applied = (int(count) for count in tensors[COUNTERS])
             self._optimiser.load(updates, applied)
-            if self._critic is not None:
-                self._critic.load_state(tensors, updates)
+            self._objective.load_state(tensors, updates)
 
     def _rows(self, name: str) -> tuple[int, int]:
         return slice_of(self._ownership.shapes[name][0], self._ranks.rank, self._ranks.size)
@@ -305,8 +282,8 @@ class Shard:
     def _single(self) -> dict[str, Tensor]:
         counters = torch.tensor([self.updates, self._optimiser.applied])
         base = {} if self._base_hash is None else {masters.BASE_HASH: self._base_hash}
-        critic = {} if self._critic is None else self._critic.state()
-        copied = {name: tensor.to("cpu", copy=True) for name, tensor in critic.items()}
+        own = self._objective.state()
+        copied = {name: tensor.to("cpu", copy=True) for name, tensor in own.items()}
         # What every rank holds whole.
         return {COUNTERS: counters, **base, **copied}
 
@@ -318,6 +295,11 @@ def _state_bytes(shapes: Mapping[str, tuple[int, ...]]) -> int:
 def _local(sharded: Tensor) -> Tensor:
     # Shares the tensor's memory.
     return sharded.detach().to_local()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
+
+
+def _taken_gradient(parameter: Tensor) -> Tensor:
+    gradient, parameter.grad = parameter.grad, None
+    return torch.zeros_like(parameter) if gradient is None else gradient
 
 
 def _gradient(parameter: Tensor) -> Tensor | None:

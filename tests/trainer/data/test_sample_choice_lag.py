@@ -20,8 +20,8 @@ from rollstream.consumers.trainer.data.selection import (
     oldest,
     pack_micro_batches,
 )
-from rollstream.consumers.trainer.learn.loss import LossStatistics
 from rollstream.consumers.trainer.learn.row_layout import token_rows
+from rollstream.consumers.trainer.learn.statistics import LossStatistics
 from rollstream.errors import ConfigurationError, DecodeError
 from rollstream.streams.records import Trajectory
 from rollstream.streams.values import Span, Version

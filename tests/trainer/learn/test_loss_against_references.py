@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from rollstream.consumers.objectives.loss import surrogate_loss
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn import scores
 from rollstream.consumers.trainer.learn.forward import forward_scores, policy_scorer
 from rollstream.consumers.trainer.learn.learner import TorchLearner
 from rollstream.consumers.trainer.learn.llama import has_packed_form
-from rollstream.consumers.trainer.learn.loss import surrogate_loss
 from rollstream.consumers.trainer.learn.row_layout import loss_inputs, token_rows
 from tests.trainer.learning_reference import (
     ARCHITECTURES,

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from rollstream.consumers.objective_settings import ADVANTAGE_NAMES, LOSS_NAMES, OBJECTIVE_PRESETS
+from rollstream.consumers.objectives.loss import surrogate_loss
 from rollstream.consumers.trainer.data.credit import GAE
 from rollstream.consumers.trainer.data.prepare import advantages
 from rollstream.consumers.trainer.data.rule_checks import check_advantage, check_choice
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.data.selection import freshest, oldest
 from rollstream.consumers.trainer.learn.learner import TorchLearner
-from rollstream.consumers.trainer.learn.loss import surrogate_loss
 from rollstream.consumers.trainer.learn.row_layout import loss_inputs
 from rollstream.consumers.trainer.learn.scores import TokenScores, score
 from rollstream.consumers.trainer.learn.surrogate_check import check_surrogate

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rollstream.consumers.objective_settings import named_version
+from rollstream.consumers.objectives.policies.other_policies import FrozenPolicy
 from rollstream.consumers.trainer.data.sample import sample_of
-from rollstream.consumers.trainer.learn.other_policies import FrozenPolicy
 from rollstream.streams.admissible import LOGPROB_MIN
 from rollstream.streams.records import Trajectory
 from rollstream.streams.values import Floats

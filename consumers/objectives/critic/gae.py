@@ -6,7 +6,7 @@ and their reward belongs to the action before them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rollstream.consumers.objective_settings import ObjectiveSettings
+from rollstream.consumers.objectives.loss import aggregated
 from rollstream.consumers.trainer.data.sample import Sample
-from rollstream.consumers.trainer.learn.loss import aggregated
 from rollstream.consumers.trainer.learn.row_layout import LossInputs
 
 Floats64 = NDArray[np.float64]
@@ -130,10 +130,6 @@ class ValueStatistics:
     error: float = 0.0
     error_squared: float = 0.0
     clipped: float = 0.0
-
-    def __add__(self, other: "ValueStatistics") -> "ValueStatistics":
-        names = [f.name for f in fields(ValueStatistics)]
-        return ValueStatistics(*(getattr(self, name) + getattr(other, name) for name in names))
 
     def metrics(self) -> dict[str, float]:
         """Returns means per action. `explained_variance` is 1 − Var(error) / Var(return): 1 for

@@ -15,11 +15,11 @@ import torch
 from rollstream.config.config import load
 from rollstream.config.recorded_configuration import record_configuration
 from rollstream.config.settings import Configuration
+from rollstream.consumers.objectives.critic.gae import actions_of
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.credit import PartRewards, whole_reward
 from rollstream.consumers.trainer.data.prepare import prepare_group, training_rule
 from rollstream.consumers.trainer.data.sample import Sample
-from rollstream.consumers.trainer.learn.gae import actions_of
 from rollstream.consumers.trainer.learn.learner import TorchLearner
 from rollstream.consumers.trainer.sharded.learner import ShardedLearner
 from rollstream.errors import ConfigurationError, NewerRelease

@@ -14,11 +14,11 @@ import torch
 
 from rollstream.config.config import load
 from rollstream.consumers.objective_settings import named_version, versions_needed
+from rollstream.consumers.objectives.loss import OtherLogprobs, surrogate_loss
+from rollstream.consumers.objectives.policies.other_policies import OtherPolicies, ScoringForm
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.learner import TorchLearner
-from rollstream.consumers.trainer.learn.loss import OtherLogprobs, surrogate_loss
-from rollstream.consumers.trainer.learn.other_policies import OtherPolicies, ScoringForm
 from rollstream.consumers.trainer.learn.row_layout import LossInputs, token_rows
 from rollstream.consumers.trainer.learn.scores import TokenScores
 from rollstream.errors import ConfigurationError

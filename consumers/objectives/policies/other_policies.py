@@ -10,8 +10,7 @@ import copy
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,12 +19,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rollstream.consumers.objective_settings import BEHAVIOUR, named_version
+from rollstream.consumers.objectives.loss import OtherLogprobs
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.credit import scored_reference
 from rollstream.consumers.trainer.data.sample import Sample
-from rollstream.consumers.trainer.learn.forward import PolicyScorer, device_of, policy_scorer
-from rollstream.consumers.trainer.learn.loss import OtherLogprobs
+from rollstream.consumers.trainer.learn.forward import PolicyScorer, ScoringForm, policy_scorer
 from rollstream.consumers.trainer.learn.masters import Masters
+from rollstream.consumers.trainer.learn.objective import MicroBatch, PastVersions, PastWeights
 from rollstream.consumers.trainer.learn.row_layout import (
     TokenRows,
     given_reference,
@@ -41,39 +41,6 @@ BEHAVIOURS_MAX = 8
 """Most behaviour versions in memory besides those of queued micro-batches: more than usual lags
 (`dispatch.max_lag` is 4), so each is read once.
 """
-
-
-class PastVersions(Protocol):
-    """The run's versions for a learner, all published as `dtype`."""
-
-    @property
-    def dtype(self) -> str: ...
-
-    def read(self, number: int, term: int | None = None) -> Mapping[str, Tensor]:
-        """Returns the weights of the believed version of this number, or of the one of `term`.
-        Raises `ConfigurationError` if it is not kept.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class ScoringForm:
-    """How the trained model computes; the other policies compute alike."""
-
-    compute: torch.dtype
-    device: torch.device
-    general: bool
-    joins: bool
-
-
-def scoring_form(settings: TrainerSettings) -> ScoringForm:
-    compute: torch.dtype = getattr(torch, settings.compute)
-    general = compute != torch.float32 or settings.compile
-    return ScoringForm(compute, device_of(settings.device), general, settings.varlen_attention)
-
-
-PastWeights = Mapping[Version, Mapping[str, Tensor]]
-"""Version → its weights by name."""
 
 
 class OtherPolicies:
@@ -99,9 +66,10 @@ class OtherPolicies:
         if settings.proximal:
             self._proximal = _frozen_policy(model, settings.proximal, form, past)
 
-    def follow(self, version: int, parameters: Mapping[str, Tensor]) -> None:
+    def follow(self, version: int, parameters: Mapping[str, Tensor] | None) -> None:
         """Gives each policy its weights for the step that trains from `version`, whose trained
-        parameters are `parameters`. No micro-batch may be in computation.
+        parameters are `parameters` (None: its published ones). No micro-batch may be in
+        computation.
         """
         for policy in (self._reference, self._proximal):
             if policy is not None:
@@ -129,18 +97,16 @@ class OtherPolicies:
             self._behind.popitem(last=False)
         return by_version
 
-    def logprobs(
-        self, samples: Sequence[Sample], rows: TokenRows, past_weights: PastWeights
-    ) -> OtherLogprobs:
-        """Returns the log-probabilities of the samples' trained tokens, whose rows are `rows`."""
-        reference = None if self._reference is None else self._reference.score(rows)
+    def logprobs(self, batch: MicroBatch) -> OtherLogprobs:
+        """Returns the log-probabilities of the micro-batch's trained tokens."""
+        reference = None if self._reference is None else self._reference.score(batch.rows)
         if self._is_scored:
-            reference = given_reference(samples).to(self._form.device)
+            reference = given_reference(batch.samples).to(self._form.device)
         if self._proximal is None:
             return OtherLogprobs(reference)
         if self._proximal.is_behaviour:
-            return OtherLogprobs(reference, self._proximal.score_each(samples, past_weights))
-        return OtherLogprobs(reference, self._proximal.score(rows))
+            return OtherLogprobs(reference, self._proximal.score_each(batch.samples, batch.past))
+        return OtherLogprobs(reference, self._proximal.score(batch.rows))
 
 
 class FrozenPolicy:

@@ -1,11 +1,12 @@
-"""The policy-gradient loss of a micro-batch (`surrogate_loss`) and its statistics. Pure;
+"""The policy-gradient loss of a micro-batch (`surrogate_loss`) and its statistics, a surrogate with
+masks and penalties. Pure;
 docs/explanation/learning.md has the formulas and sources. π is the policy being trained; log μ was
 recorded under each token's own version, so trajectories of several versions need no special case.
 The loss is a *sum*: its divisor is known only after the update's last micro-batch.
 """
 
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,9 +14,9 @@ from torch import Tensor
 from rollstream.consumers.objective_settings import ObjectiveSettings
 from rollstream.consumers.trainer.data.credit import GAE
 from rollstream.consumers.trainer.data.prepare import EPS
-from rollstream.consumers.trainer.learn.mismatch import LogprobGaps
 from rollstream.consumers.trainer.learn.row_layout import LossInputs
 from rollstream.consumers.trainer.learn.scores import TokenScores
+from rollstream.consumers.trainer.learn.statistics import LossStatistics
 from rollstream.consumers.trainer.learn.surrogates import (
     SurrogateInputs,
     bounded_log_ratio,
@@ -25,88 +26,6 @@ from rollstream.consumers.trainer.learn.surrogates import (
     kl_to_come,
     reference_kl,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class LossStatistics:
-    """Statistics of micro-batches as sums, added with `+`; the two maxima are over trained tokens.
-    `weight` is the divisor of the update's gradient.
-
-    `masked` counts generated tokens that are not trained, `halved` micro-batches that did not fit
-    into memory. `ratio` is r = π/μ before truncation or clipping, as the loss uses it; `kl` sums r
-    − 1 − log r; `clipped` counts truncated or clipped ratios, `outliers` tokens that a mask took
-    out of the loss. `advantage_squared` is over sequences. `gaps` (`mismatch.py`) are those of a
-    step's first update only.
-    """
-
-    loss: float = 0.0
-    weight: float = 0.0
-    tokens: float = 0.0
-    sequences: float = 0.0
-    masked: float = 0.0
-    entropy: float = 0.0
-    kl: float = 0.0
-    ratio: float = 0.0
-    ratio_squared: float = 0.0
-    clipped: float = 0.0
-    lag: float = 0.0
-    ratio_max: float = 0.0
-    lag_max: float = 0.0
-    outliers: float = 0.0
-    reference_kl: float = 0.0
-    advantage_squared: float = 0.0
-    halved: float = 0.0
-    gaps: LogprobGaps = field(default_factory=LogprobGaps)
-
-    def __add__(self, other: "LossStatistics") -> "LossStatistics":
-        def combined(name: str) -> float:
-            pair: tuple[float, float] = getattr(self, name), getattr(other, name)
-            return max(pair) if name.endswith("_max") else sum(pair)
-
-        names = (f.name for f in fields(LossStatistics) if f.name != "gaps")
-        return LossStatistics(
-            **{name: combined(name) for name in names}, gaps=self.gaps + other.gaps
-        )
-
-    @property
-    def ess(self) -> float:
-        """Effective sample size as a share of the N trained tokens, (Σr)² / (N Σr²): 1 on policy,
-        less off policy.
-        """
-        return self.ratio**2 / max(max(self.tokens, 1.0) * self.ratio_squared, 1e-300)
-
-    def divisor(self, advantage: str) -> float:
-        """Returns the divisor of the update's summed gradient."""
-        if advantage != "batch":
-            return self.weight
-        # The update's advantages have mean 0, as each group's do. Losses are proportional to them,
-        # so dividing the gradient divides them, and no micro-batch waits for the last group.
-        deviation = math.sqrt(self.advantage_squared / max(self.sequences - 1, 1.0))
-        return self.weight * (deviation + EPS)
-
-    def metrics(self) -> dict[str, float]:
-        """Returns means per trained token (`loss` per `weight`), maxima and counts. `kl` estimates
-        KL(μ ‖ π) (k3 of Schulman, "Approximating KL divergence", 2020).
-        """
-        tokens = max(self.tokens, 1.0)
-        return {
-            "loss": self.loss / max(self.weight, 1.0),
-            "entropy": self.entropy / tokens,
-            "kl": self.kl / tokens,
-            "ratio_mean": self.ratio / tokens,
-            "ratio_max": self.ratio_max,
-            "clipped": self.clipped / tokens,
-            "ess": self.ess,
-            "lag_mean": self.lag / tokens,
-            "lag_max": self.lag_max,
-            "tokens": self.tokens,
-            "sequences": self.sequences,
-            "masked_tokens": self.masked,
-            **({"outliers": self.outliers / tokens} if self.outliers else {}),
-            **({"reference_kl": self.reference_kl / tokens} if self.reference_kl else {}),
-            **({"micro_batches_halved": self.halved} if self.halved else {}),
-            **self.gaps.metrics(),
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +74,29 @@ def surrogate_loss(
     if estimates is not None and not in_reward:
         losses = losses + settings.reference_kl * estimates
     losses, total_weight = aggregated(losses, inputs, settings)
-    outliers = 0.0 if unmasked is None else float((~unmasked).sum())
+    own: dict[str, float] = {}
+    if unmasked is not None:
+        own["outliers"] = float((~unmasked).sum())
+    if estimates is not None:
+        own["reference_kl"] = float(estimates.detach().double().sum())
     sums = _sums(losses, total_weight, scores, inputs, log_ratio, clipped)
-    distance = 0.0 if estimates is None else float(estimates.detach().double().sum())
-    return losses.sum(), replace(sums, outliers=outliers, reference_kl=distance)
+    return losses.sum(), replace(sums, own=own)
+
+
+def own_means(statistics: LossStatistics) -> dict[str, float]:
+    """Returns the means per trained token of the sums that only some losses have."""
+    tokens = max(statistics.tokens, 1.0)
+    return {name: total / tokens for name, total in statistics.own.items() if total}
+
+
+def divisor(statistics: LossStatistics, advantage: str) -> float:
+    """Returns the divisor of an update's summed gradient for advantages of this kind."""
+    if advantage != "batch":
+        return statistics.weight
+    # The update's advantages have mean 0, as each group's do. Losses are proportional to them, so
+    # dividing the gradient divides them, and no micro-batch waits for the last group.
+    deviation = math.sqrt(statistics.advantage_squared / max(statistics.sequences - 1, 1.0))
+    return statistics.weight * (deviation + EPS)
 
 
 def reward_penalties(
@@ -255,5 +193,4 @@ def _sums(
         sequences=float(inputs.sequences),
         masked=float(inputs.masked),
         **{name: float(value) for name, value in added.items()},
-        gaps=LogprobGaps(),
     )
