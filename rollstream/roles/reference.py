@@ -14,13 +14,10 @@ import numpy as np
 from rollstream.config.run_model import model_folder
 from rollstream.config.settings import Configuration
 from rollstream.consumers.objective_settings import named_version
-from rollstream.consumers.objectives.policies.other_policies import (
-    FrozenPolicy,
-    load_reference,
-    scoring_form,
-)
+from rollstream.consumers.objectives.policies.other_policies import FrozenPolicy, load_reference
 from rollstream.consumers.objectives.policies.reference_scores import ReferenceScorer
 from rollstream.consumers.trainer.data.credit import scored_reference
+from rollstream.consumers.trainer.learn.forward import scoring_form
 from rollstream.consumers.trainer.learn.paced import PacedModel
 from rollstream.consumers.trainer.past_versions import PublishedVersions
 from rollstream.errors import ConfigurationError

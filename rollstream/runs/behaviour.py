@@ -17,10 +17,11 @@ from rollstream.analysis.looking import open_run_store, require_code
 from rollstream.config.config import load
 from rollstream.config.run_model import model_is_read
 from rollstream.consumers.objective_settings import BEHAVIOUR
-from rollstream.consumers.objectives.policies.other_policies import FrozenPolicy, scoring_form
+from rollstream.consumers.objectives.policies.other_policies import FrozenPolicy
 from rollstream.consumers.replay.offline_log import SourceTrajectory
 from rollstream.consumers.replay.training import BehaviourModel
 from rollstream.consumers.trainer.data.sample import sample_of
+from rollstream.consumers.trainer.learn.forward import scoring_form
 from rollstream.consumers.trainer.learn.paced import PacedModel
 from rollstream.consumers.trainer.past_versions import PublishedVersions
 from rollstream.errors import ConfigurationError

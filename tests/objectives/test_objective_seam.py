@@ -69,6 +69,9 @@ def opened(case: str, trained: TrainerSettings | None = None) -> Objective:
 def gradients(chosen: Objective, samples: Sequence[Sample]) -> list[Tensor]:
     """Of the policy's parameters and the objective's own, for the sum over the samples."""
     model = build()
+    torch.manual_seed(1)
+    for parameter in model.parameters():  # away from version 0, the reference
+        parameter.data += 0.01 * torch.randn_like(parameter)
     chosen.begin_step(VERSION, dict(model.named_parameters()))
     rows, inputs = token_rows(samples), loss_inputs(samples, VERSION)
     batch = MicroBatch(samples, VERSION, rows, inputs, chosen.past(samples))
@@ -211,8 +214,6 @@ def test_the_objectives_of_the_registry_exist():
 
 
 WORDS = re.compile(r"critic|reference_|proximal|penalt|surrogate|gae$|entropy_bonus", re.IGNORECASE)
-    r"critic|reference_|proximal|penalt|surrogate|gae\b|entropy_bonus|divergence", re.I
-)
 
 
 def test_learners_and_the_trainers_loop_know_no_part_of_an_objective():

@@ -15,11 +15,13 @@ import torch
 from rollstream.config.config import load
 from rollstream.consumers.objective_settings import named_version, versions_needed
 from rollstream.consumers.objectives.loss import OtherLogprobs, surrogate_loss
-from rollstream.consumers.objectives.policies.other_policies import OtherPolicies, ScoringForm
+from rollstream.consumers.objectives.policies.other_policies import OtherPolicies
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.sample import Sample
+from rollstream.consumers.trainer.learn.forward import ScoringForm
 from rollstream.consumers.trainer.learn.learner import TorchLearner
-from rollstream.consumers.trainer.learn.row_layout import LossInputs, token_rows
+from rollstream.consumers.trainer.learn.objective import MicroBatch
+from rollstream.consumers.trainer.learn.row_layout import LossInputs, loss_inputs, token_rows
 from rollstream.consumers.trainer.learn.scores import TokenScores
 from rollstream.errors import ConfigurationError
 from rollstream.storage.lora import LoraSettings, attach_adapters
@@ -253,7 +255,9 @@ def test_each_token_is_scored_under_the_version_that_emitted_it(name: str):
     policies = OtherPolicies(build(name), chosen, form, past)
     rng = np.random.default_rng(2)
     samples = [sample(rng, str(i)) for i in range(5)]
-    found = policies.logprobs(samples, token_rows(samples), policies.behind(samples)).proximal
+    rows, inputs = token_rows(samples), loss_inputs(samples, 5)
+    batch = MicroBatch(samples, 5, rows, inputs, policies.behind(samples))
+    found = policies.logprobs(batch).proximal
     assert found is not None
     with torch.no_grad():
         expected = torch.cat([under_its_versions(models, one) for one in samples])

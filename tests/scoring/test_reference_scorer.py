@@ -13,13 +13,10 @@ import pytest
 from msgspec.structs import replace
 
 from rollstream.cli.main import main
-from rollstream.consumers.objectives.policies.other_policies import (
-    FrozenPolicy,
-    load_reference,
-    scoring_form,
-)
+from rollstream.consumers.objectives.policies.other_policies import FrozenPolicy, load_reference
 from rollstream.consumers.objectives.policies.reference_scores import ReferenceScorer
 from rollstream.consumers.trainer.data.credit import scored_reference
+from rollstream.consumers.trainer.learn.forward import scoring_form
 from rollstream.consumers.trainer.past_versions import PublishedVersions
 from rollstream.producers.scoring.scorer import AnnotationPlan, Scorer
 from rollstream.roles.reference import ReferencePool
