@@ -136,7 +136,6 @@ CONSTANTS = {
     ),
     "areal_eta": known(8, "", "AReaL, mathematics"),
     "areal_rollout_share": known(0.75, "", "AReaL: inference to training GPUs 75 : 25"),
-    "migrate_unfinished": known(0.1, "", "RhymeRL: the last 10 % unfinished may move"),
     "migrate_growth": assumed(
         1.5,
         "",
@@ -144,7 +143,6 @@ CONSTANTS = {
         1.2,
         3.0,
     ),
-    "rhymerl_gpus": known(128, "", "RhymeRL: 16 nodes of 8 Hopper GPUs"),
     "repair_s": known(252.0, "s", "Laminar §8.5: full recovery of a machine"),
     # the experiment
     "steps": known(10, "", "the issue: ten steps"),

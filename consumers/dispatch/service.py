@@ -97,7 +97,7 @@ class Dispatch:
         )
         # Swaps this term into the persisted state before `Opened` is appended, so that an earlier
         # holder cannot persist its own state any more.
-        saved = persistence.recall()
+        saved = persistence.state_file.take_over()
         admissions = FencedWriter(self.bus, "admissions", "dispatch", self.term)
         assignments = FencedWriter(self.bus, "assignments", "dispatch", self.term)
         opened = {"admissions": admissions.open(), "assignments": assignments.open()}

@@ -12,7 +12,8 @@ import xxhash
 
 from rollstream.errors import BusError, ConfigurationError
 from rollstream.streams.bus import AppendEntry, Bus, Message
-from rollstream.streams.fence import TRUNCATED_GROUP, truncated_begin
+from rollstream.streams.fence import TRUNCATED_GROUP
+from rollstream.streams.reader import from_begin
 from rollstream.streams.records import Fence, Position
 from rollstream.streams.topics import DEAD, catalogue
 
@@ -223,7 +224,7 @@ def copy_topic(
     3. Copy the records, void ones and `Opened` included.
     4. Read the whole copy and compare its hash.
     """
-    starts, ends = truncated_begin(source, topic), source.end(topic)
+    starts, ends = from_begin(source, topic), source.end(topic)
     mark_begun(target, topic)  # 1
     _set_fences(target, topic, starts)  # 2
     contents, left_out = TopicHash(), 0

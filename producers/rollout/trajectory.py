@@ -168,10 +168,6 @@ class RunningTrajectory:
             self.sources = [np.concatenate(self.sources)]
         return self.tokens[0], self.sources[0]
 
-    def newest_tokens(self, count: int) -> Tokens:
-        """Returns the newest `count` tokens."""
-        return _tail(self.tokens, count, np.uint32)
-
     def judged_turns(self) -> list[list[int]]:
         """Returns the turns without what only abandoned ones gained: no judge sees it."""
         tokens, sources = self.content()

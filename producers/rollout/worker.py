@@ -118,7 +118,7 @@ class RolloutLoop:
         """
         for released in self.assignments.read():
             if not released.onward:
-                self.in_progress.drop(released.trajectory)
+                self.driver.drop(released.trajectory)
                 continue
             waiting = self.assignments.remove(released.trajectory, released.attempt)
             if waiting is not None:  # to hand it over like a running one
@@ -229,7 +229,7 @@ class RolloutLoop:
 
     def _fill_tail(self) -> None:
         inputs, waiting = self._update_inputs(), self.assignments.waiting
-        running, slots = self.in_progress.running, self.settings.slots
+        running, slots = self.driver.running, self.settings.slots
         # Dispatch assigns such starts only with `dispatch.fill_tails`.
         while chosen := self.filling.choose(waiting, inputs, running, slots):
             waiting.remove(chosen)
@@ -263,9 +263,7 @@ class RolloutLoop:
         """Publish finished trajectories, due partials and a due heartbeat."""
         self.in_progress.publish()
         health = self.health()
-        if self.publisher.status_schedule.is_due(
-            health, bool(self.in_progress.running), self.clock()
-        ):
+        if self.publisher.status_schedule.is_due(health, bool(self.driver.running), self.clock()):
             self.send_status(health)
 
     def _leave(self) -> None:
@@ -333,7 +331,7 @@ class RolloutLoop:
         ]
 
     def metric_values(self) -> MetricValues:
-        trajectories = [*self.in_progress.running.values(), *self.in_progress.parked.values()]
+        trajectories = [*self.driver.running.values(), *self.driver.parked.values()]
         started = [running.started_s for running in trajectories]
         oldest_s = self.clock() - min(started) if started else 0.0
         return {
@@ -372,7 +370,7 @@ class RolloutLoop:
             verified=verified,
             pulling=pulling or self._version_from_history() is not None,
             versions=tuple(self.engine.versions) if self._is_side_by_side else (),
-            parked=len(self.in_progress.parked),
+            parked=len(self.driver.parked),
             parked_max=self.driver.parked_max,
         )
         self.publisher.status(condition, self.engine.stats())

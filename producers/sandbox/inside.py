@@ -15,7 +15,6 @@ import sys
 import time
 
 FRAME = struct.Struct(">IQ")  # bytes of the header, a JSON object, and of the body after it
-HEADER_MAX = 1 << 20
 CHUNK = 1 << 16
 REAP_S = 60.0  # until all killed processes must be gone
 

@@ -219,11 +219,6 @@ class RunHistory:
     episodes: EpisodeHistory = field(default_factory=EpisodeHistory)
     _completed: set[str] = field(default_factory=set[str])
 
-    def apply(self, record: records.Record, time_s: float = 0.0) -> None:
-        """Apply one record to `state` and to the rest of the history."""
-        self.state.apply(record, time_s)
-        self.extend(record)
-
     def extend(self, record: records.Record) -> None:
         """Apply one record to all but `state`, which the caller has applied it to."""
         if not isinstance(record, records.Trajectory):

@@ -251,7 +251,7 @@ def train(context: RoleContext, term: int, ranks: "Ranks | None" = None) -> bool
         # A crash may have left out the line of a recorded step.
         for line in missing_lines(trainer.recorded.done, read_metrics(lines)):
             metrics.append(line)
-        context.watch.offer(trainer.metric_values, trainer.readers)
+        context.watch.offer(trainer.metric_values, trainer.take_feeder.intake.readers)
         append = trainer.take_feeder.append_failures
         with nullcontext() if ranks is None else ranks.recording(append):
             return trainer.run(context.stop)

@@ -92,14 +92,6 @@ class RemovalPlan:
     """Links in the store in the place of a folder of the run's objects."""
     proof: RunProof
 
-    @property
-    def files(self) -> tuple[Path, ...]:
-        return self.folder.delete
-
-    @property
-    def unknown(self) -> tuple[Path, ...]:
-        return self.folder.foreign
-
     def __bool__(self) -> bool:
         return bool(self.log or self.objects.delete or self.folder or self.links)
 

@@ -17,8 +17,7 @@ from rollstream.storage.archive import segments
 from rollstream.storage.archive.log import ArchiveBus
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams.bus import Bus, Message
-from rollstream.streams.fence import truncated_begin
-from rollstream.streams.reader import ClassifiedMessage, classify_message
+from rollstream.streams.reader import ClassifiedMessage, classify_message, from_begin
 from rollstream.streams.records import Annotation, Fence, Position, Take, Trajectory
 from rollstream.streams.topics import Topic, is_in_key_partition
 from rollstream.streams.values import Address
@@ -57,7 +56,7 @@ class LogView(ArchiveBus):
         start = dict.fromkeys(range(settings.partitions), 0) if start is None else start
         begin: Mapping[int, Position] = {}
         if self.bus is not None and settings.writer and any(start.values()):
-            begin = truncated_begin(self.bus, topic)
+            begin = from_begin(self.bus, topic)
         view = TopicView(
             self, settings, {p: _position(at, begin.get(p)) for p, at in start.items()}
         )
@@ -233,7 +232,7 @@ class TopicView:
                     )
                     return self._of_log(messages, ends)
                 except PositionLost:
-                    begin = truncated_begin(bus, self._topic.name)
+                    begin = from_begin(bus, self._topic.name)
             if not self._open_parts(offsets, begin, ends):
                 if bus is None:
                     return None

@@ -78,10 +78,6 @@ def partition_ends(store: ObjectStore, run: str, topic: str) -> dict[int, FileEn
     raise AssertionError("unreachable")
 
 
-def archived_to(store: ObjectStore, run: str, topic: str) -> dict[int, int]:
-    return {partition: end.last + 1 for partition, end in partition_ends(store, run, topic).items()}
-
-
 def file_end(store: ObjectStore, file: ArchiveFile) -> FileEnd:
     """Returns where a file ends; only its tail, with the metadata, is read."""
     from rollstream.storage.archive import files

@@ -100,7 +100,14 @@ class TensorFiles:
     @property
     def combined_hash(self) -> str:
         """Returns one hash of all tensors, whichever files hold them."""
-        return combined_hash({name: entry.hash for name, entry in self.tensors.items()}, self.tied)
+        return combined_hash(self._hashes(), self.tied)
+
+    def has_exactly(self, hashes: Mapping[str, str], tied: Mapping[str, str]) -> bool:
+        """Whether these are the hashes of all its tensors, and these its tied names."""
+        return tied == self.tied and hashes == self._hashes()
+
+    def _hashes(self) -> dict[str, str]:
+        return {name: entry.hash for name, entry in self.tensors.items()}
 
 
 @dataclass(frozen=True, slots=True)

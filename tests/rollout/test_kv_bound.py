@@ -61,12 +61,12 @@ def started(kv_capacity: int) -> tuple[int, int]:
     long_orders(scene, 9)
     rollout.take_assignments()
     rollout.start_waiting()
-    assert len(rollout.in_progress.running) == SETTINGS.slots + 1, "one more than there are slots"
+    assert len(rollout.driver.running) == SETTINGS.slots + 1, "one more than there are slots"
     rollout.engine.poll(0.0)
-    rollout.in_progress.drop(next(iter(rollout.in_progress.running)))
+    rollout.driver.drop(next(iter(rollout.driver.running)))
     rollout.engine.poll(0.0)  # a waiting one takes its place, if there is room
     rollout.start_waiting()
-    return len(rollout.in_progress.running), len(rollout.assignments.waiting)
+    return len(rollout.driver.running), len(rollout.assignments.waiting)
 
 
 def test_a_full_cache_keeps_orders_outside_although_slots_are_free() -> None:
