@@ -211,12 +211,9 @@ def build_rollout(context: RoleContext) -> RolloutLoop | None:
         driver, bounds=training_bounds(c, None), prefetch=ChainPrefetch(context.bus)
     )
     rollout = RolloutLoop(
-        c.rollouts,
-        engine,
         follower,
         assignments,
         in_progress,
-        publisher,
         draft_feed=None if drafts is None else drafts.feed,
     )
     if context.grace_s is not None:

@@ -76,8 +76,7 @@ class Scene:
         follower = WeightsFollower(self.bus, MemoryStore())
         orders = AssignmentQueue(self.bus, name, 1)
         driver = SingleTurn(RolloutParts(engine, judging, voice, SETTINGS, clock))
-        in_progress = InProgress(driver)
-        return RolloutLoop(SETTINGS, engine, follower, orders, in_progress, voice, clock), turns
+        return RolloutLoop(follower, orders, InProgress(driver)), turns
 
     def turn(self, of: tuple[RolloutLoop, Turns], rounds: int) -> RolloutLoop:
         """Runs rounds without leaving at the end."""
