@@ -1,5 +1,5 @@
-"""Runs the command `rollstream`, also as `python -m rollstream`, by which the supervisor starts
-roles. Ctrl-C during the first imports ends the process at once, without a traceback.
+"""Runs the command `rollstream`, also as `python -m rollstream`. Ctrl-C during the first imports
+ends the process at once, without a traceback.
 """
 
 import os

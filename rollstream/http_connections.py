@@ -1,6 +1,5 @@
-"""Bounds the connections of a server that uvicorn runs (`bounded_protocol`), which itself waits for
-ever: their number, the size and time of a request's head, the time of its body, and the time that a
-response is left unread.
+"""Bounds the connections of a server that uvicorn runs, which itself waits for ever: their number,
+size and time of a request's head, time of its body, and the time that a response is left unread.
 
 At `connections_max` a new one takes the place of the one that has waited longest for its client,
 never of one whose request is being answered.

@@ -1,5 +1,4 @@
-"""Defines the form in which a running role offers its metrics: values by name (`MetricValues`),
-listed in `docs/reference/metrics.md`.
+"""The form in which a role offers its metrics: values by name (docs/reference/metrics.md).
 
 The HTTP endpoint calls `metric_values()` from another thread at any moment: it only reads, never
 waits for work, and copies values that change. Counts of one event change under one lock, or are

@@ -1,9 +1,7 @@
-"""Lists every number that the simulator assumes, with its source; all were written before any
-result.
+"""Every number that the simulator assumes, with its source; all were written before any result.
 
-A constant is known from its source (a data sheet, a published configuration, a paper), or assumed
-within a range, over which `benchmarks/simulator/` prints the results. No constant was fitted to a
-published ratio of two policies' speeds, and none may be.
+A constant is known from a source, or assumed within a range, over which `benchmarks/simulator/`
+prints the results. None is fitted to a published ratio of two policies' speeds, and none may be.
 """
 
 from dataclasses import dataclass

@@ -1,5 +1,5 @@
-"""Simulates drafts from history (docs/explanation/drafts.md): how many tokens a decode pass yields,
-and how long it takes. All functions are pure.
+"""Simulates drafts from history (docs/explanation/drafts.md): tokens and time of a decode pass, as
+pure functions.
 """
 
 from dataclasses import dataclass, field

@@ -1,6 +1,6 @@
-"""Computes the time of many decode steps at once, and the steps within a time. While no trajectory
-joins or leaves, the cache grows by one token per row and step, so step times sum in closed form.
-All functions are pure.
+"""The time of many decode steps, and the steps within a time, as pure functions. While no
+trajectory joins or leaves, the cache grows by one token per row and step, so times sum in closed
+form.
 """
 
 from math import ceil, sqrt

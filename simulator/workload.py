@@ -1,10 +1,9 @@
-"""Defines the work of every scheduling policy: the lengths of the answers in each group, drawn
-(`Workload`) or recorded (`RecordedWorkload`), and `SimulatedTrajectory`.
+"""The work of every scheduling policy: the lengths of answers, drawn (`Workload`) or recorded
+(`RecordedWorkload`).
 
 Drawn lengths are a function of (seed, pass over the prompts, prompt) alone, so all policies get the
-same work. Answers to one prompt correlate as in the paced engine (a Gaussian copula): a length is
-the quantile of a normal deviate, the sum of one part per prompt, equal in all passes, and one part
-per answer.
+same work. Answers to one prompt correlate (a Gaussian copula): a length is the quantile of a normal
+deviate, the sum of one part per prompt, equal in all passes, and one per answer.
 """
 
 from dataclasses import dataclass, field

@@ -1,5 +1,5 @@
-"""Holds the state and the event queue of one simulated run, which its parts share. An event is a
-time, a kind and a subject; events at equal times happen in the order in which they were planned.
+"""State and event queue of one simulated run. Events at equal times happen in the order in which
+they were planned.
 """
 
 from heapq import heappop, heappush

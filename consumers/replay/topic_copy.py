@@ -1,7 +1,6 @@
 """Copies a run's topics to another bus: the same bytes in the same partitions and order, at new
-offsets (`prepare_target`, then `copy_topic` for each). After a kill the same calls resume. A topic
-of a single writer is copied completely or not at all; compacted topics are not copied
-(docs/reference/replay.md, Publishing again).
+offsets. After a kill the same calls resume. A topic of a single writer is copied completely or not
+at all; compacted topics are not copied (docs/reference/replay.md).
 """
 
 from collections import deque

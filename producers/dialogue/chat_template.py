@@ -1,7 +1,6 @@
-"""Renders chats by a tokenizer's chat template, and continues a dialogue by its tokens
-(`ChatTemplate`). An answer's tokens are never made again: the chat is rendered with a mark in its
-place, and the text behind it is inserted. So templates may leave thoughts out of earlier answers,
-or print calls in any way.
+"""Renders chats by a tokenizer's chat template, and continues a dialogue by its tokens. An answer's
+tokens are never made again: the chat is rendered with a mark in its place, and the text behind it
+is inserted. So templates may leave out earlier thoughts, or print calls in any way.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""Fills the draft history of a node from the log; one rollout of the node at a time does so
-(`DraftFeed`). Positions are not stored, so records may be read twice, or skipped: that changes a
-rollout's speed, never its tokens.
+"""Fills a node's draft history from the log; one rollout of the node does so at a time. Positions
+are not stored, so records may be read twice or skipped: that changes a rollout's speed, never its
+tokens.
 """
 
 import atexit

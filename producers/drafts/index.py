@@ -1,10 +1,9 @@
-"""Finds drafts in a history of earlier answers: `look_up_draft` returns the tokens that followed
-the longest match of a sequence's newest tokens. The history's writer fills its hash table of
-n-grams (`NgramTable`); engines read it (`HistoryView`) as a `DraftSource`.
+"""Finds drafts: the tokens that followed the longest match of a sequence's newest tokens in earlier
+answers. The writer fills a hash table of n-grams (`NgramTable`); engines read it (`HistoryView`).
 
-A look-up may run while another process writes. Whatever the memory holds, random bytes included, it
-reads only inside the memory, probes at most `PROBES` slots per n-gram length, and returns a draft
-only from a place whose preceding tokens equal the newest ones.
+A look-up may run while another process writes. Whatever the memory holds, it reads only inside it,
+probes at most `PROBES` slots per n-gram length, and returns a draft only from a place whose
+preceding tokens equal the newest ones.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
-"""Shares one history of earlier answers among all rollouts of a node: all look up drafts in it, one
-of them writes it, in a file in shared memory. docs/explanation/drafts.md ("One history per node")
-lists what happens when a process dies or leaves at any moment.
+"""One history of earlier answers for all rollouts of a node, in a file in shared memory: all look
+up, one writes. docs/explanation/drafts.md lists what happens when a process dies or leaves at any
+moment.
 """
 
 import logging

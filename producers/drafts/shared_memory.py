@@ -1,9 +1,8 @@
-"""Lays out the memory of a history of earlier answers (`HistoryMemory`), and maps it from a file in
-shared memory (a segment).
+"""The memory of a history of earlier answers, mapped from a file in shared memory (a segment).
 
-The header, with all sizes, is checked once, when the file is mapped; no value that is read later
-can cause an access outside of the memory. The writer holds the lock of the file's folder; all
-rollouts that map the file share the file's lock. The kernel frees a lock when its holder dies.
+The header, with all sizes, is checked once; no value read later can cause an access outside of the
+memory. The writer holds the lock of the file's folder; all rollouts that map the file share the
+file's. The kernel frees a lock when its holder dies.
 """
 
 import contextlib

@@ -1,5 +1,5 @@
-"""Speculative decoding, the part that all engines share. The model verifies all drafts of a batch
-in one forward pass, so drafts change how fast an engine generates tokens, never their distribution.
+"""Speculative decoding as all engines share it. The model verifies all drafts of a batch in one
+forward pass: drafts change speed, never the distribution of tokens.
 """
 
 import time

@@ -1,5 +1,5 @@
-"""Finds the files of a data set by a path of `task.options` (`data_files`): a file, a folder or a
-pattern. A folder with several splits is refused, because its test rows would be trained on.
+"""Finds the files of a data set by a path: a file, a folder or a pattern. A folder with several
+splits is refused, because its test rows would be trained on.
 """
 
 import re

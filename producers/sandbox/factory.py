@@ -1,7 +1,6 @@
-"""Opens sandboxes as the run's settings say (`open_sandbox`, `run`), by the back end that
-`task.sandbox.backend` names: `bubblewrap`, `docker`, or a plug-in by `module:attribute`.
-
-The settings are those of the process (`producers/sandbox_settings.py`).
+"""Opens sandboxes by the back end that `task.sandbox.backend` names: `bubblewrap`, `docker`, or a
+plug-in by `module:attribute`. The settings are those of the process
+(`producers/sandbox_settings.py`).
 """
 
 import threading

@@ -1,5 +1,5 @@
-"""Builds the pool of a scorer from its settings (`scorer_pool`): reward processes for the task's
-judge or a function, or requests to a service for `scoring.function = "http"` and `"judge"`.
+"""Builds the pool of a scorer from its settings: reward processes for the task's judge or a
+function, or requests to a service (`"http"`, `"judge"`).
 """
 
 import os

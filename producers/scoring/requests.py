@@ -1,6 +1,5 @@
-"""Makes the requests of scorers by HTTP, and reads the answers (`ScoreRequest`), as pure functions:
-texts and facts of a trajectory as JSON (`HttpRequest`), or a question to a judge model by OpenAI's
-protocol (`JudgeRequest`).
+"""Requests of scorers by HTTP and their answers, as pure functions: a trajectory's texts and facts
+as JSON (`HttpRequest`), or a question to a judge model by OpenAI's protocol (`JudgeRequest`).
 """
 
 import json

@@ -1,7 +1,7 @@
-"""Implements the task `automaton`, whose answers have a long tail: they carry out a log-normal
-number of steps of a counter modulo 7, line by line (docs/explanation/scheduling.md, "On a model").
-The reward depends on the final state alone, so reinforcement learning amplifies answers that carry
-the state along, over equally long ones that count down and guess.
+"""The task `automaton`, whose answers have a long tail: a log-normal number of steps of a counter
+modulo 7, line by line (docs/explanation/scheduling.md). Only the final state is rewarded, so
+reinforcement learning amplifies answers that carry the state along, over equally long ones that
+count down and guess.
 """
 
 import json

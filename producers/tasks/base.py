@@ -1,7 +1,7 @@
-"""Defines the contract of a task (`Task`), of dialogues (`Environment`), and of examples for a
-first model (`Teacher`). A task is stateless: all results are pure functions of its options and the
-arguments, so any process can build it from the same settings. Import and judging stay light (no
-torch, no transformers): reward processes must start in a fraction of a second.
+"""The contract of a task (`Task`), of dialogues (`Environment`) and of examples for a first model
+(`Teacher`). A task is stateless: its results are pure functions of options and arguments, so any
+process can build it. Import and judging stay light (no torch, no transformers): reward processes
+must start in a fraction of a second.
 """
 
 from collections.abc import Mapping, Sequence

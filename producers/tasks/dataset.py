@@ -1,7 +1,6 @@
-"""Implements the task `dataset`: prompts come from files, and a user's function `verifier(answer,
-reference)` returns the reward of an answer (docs/reference/tasks.md). Reward processes read no
-files: each prompt carries its row's reference. The files must not change during a run, because
-prompts are found by their place in them.
+"""The task `dataset`: prompts from files, rewards by a user's function `verifier(answer,
+reference)` (docs/reference/tasks.md). Each prompt carries its row's reference, so reward processes
+read no files. They must not change during a run: prompts are found by their place in them.
 """
 
 import json

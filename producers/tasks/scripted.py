@@ -1,6 +1,5 @@
-"""Defines two small tasks that need no data set. `scripted` is a dialogue whose environment replies
-from a script: an example of a task of several turns. `numbered` is for runs without a model (engine
-`paced`): numbered prompts, and random rewards.
+"""Two small tasks without a data set: `scripted`, a dialogue whose environment replies from a
+script, and `numbered`, for runs without a model: numbered prompts, random rewards.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""Converts a task's texts to the tokens of a prompt, and an answer's tokens to text (`TaskText`).
-The tokenizer's files are read on first use, so never by a rollout, which builds the task only to
-learn whether it is a dialogue.
+"""Converts a task's texts to a prompt's tokens, and an answer's tokens to text. The tokenizer's
+files are read on first use, so never by a rollout, which builds the task only to learn whether it
+is a dialogue.
 """
 
 from collections.abc import Mapping, Sequence

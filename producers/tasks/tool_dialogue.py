@@ -1,7 +1,6 @@
-"""Implements the task `tools`: the prompts of a data set, and a dialogue in which the model calls
-the tools of an MCP server (docs/reference/tasks.md). Tools run in the reward process, under its
-environment (`task.environment`); the calls of a turn share one deadline. A failed call is a result:
-the model may try again.
+"""The task `tools`: a data set's prompts, and a dialogue in which the model calls tools of an MCP
+server (docs/reference/tasks.md). Tools run in the reward process, under its environment; the calls
+of a turn share one deadline. A failed call is a result: the model may try again.
 """
 
 import json

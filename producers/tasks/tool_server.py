@@ -1,7 +1,6 @@
-"""Calls the tools of an MCP server (`ToolServer`), a program that this process starts, or a URL
-(extra `mcp`). Each request has a deadline, each result a bound; a server that ends or does not
-answer is started again at the next request. A result is text for the model: nothing of it is
-executed, and an error is a text too.
+"""Calls the tools of an MCP server, a program that this process starts, or a URL (extra `mcp`).
+Each request has a deadline, each result a bound; a server that ends or does not answer is started
+again at the next request. A result, or an error, is text: nothing of it is executed.
 """
 
 import asyncio

@@ -1,5 +1,5 @@
-"""Checks a run's task: data, verifier, template and held-out prompts (`task_findings`), by the
-facts that a process of its own writes (`task_process.py`).
+"""Checks a run's task: data, verifier, template and held-out prompts, by the facts that
+`task_process.py` writes.
 """
 
 import os

@@ -1,6 +1,4 @@
-"""The messages between a check and the process that builds the task: the order (`TaskOrder`), the
-facts of the task (`TaskFacts`), and its verifier's answer (`JudgedFact`).
-"""
+"""The messages between a check and the process that builds the task."""
 
 from typing import Any
 

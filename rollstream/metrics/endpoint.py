@@ -1,5 +1,5 @@
-"""Serves the metrics and the health of one process by HTTP (`/metrics` for Prometheus, `/healthz`).
-No error here ends a role: if the address is unavailable, it works without metrics.
+"""Serves one process's metrics (`/metrics` for Prometheus) and health (`/healthz`). No error here
+ends a role: if the address is unavailable, it works without metrics.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""Lists every concern of a run: a problem that a person should know of (`CONCERNS`).
+"""Every concern of a run: a problem that a person should know of (`CONCERNS`).
 
-A concern has four faces under one name, which a test compares: its check, whose warning the views
-show; the series `rollstream_concern` (`observed_values`); its alert in `deploy/alerts.yml`,
-generated from this list; and its entry in `docs/reference/runbook-concerns.md`.
+It has four faces under one name, which a test compares: its check, whose warning the views show;
+the series `rollstream_concern`; its alert in `deploy/alerts.yml`, generated from this list; and its
+entry in docs/reference/runbook-concerns.md.
 """
 
 from collections.abc import Callable, Iterator

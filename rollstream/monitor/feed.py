@@ -1,5 +1,5 @@
-"""Reads a run's log and metrics files and applies them to its `RunState` (`RunFeed`). It writes
-nothing to the run: bytes that are no record are counted, not dead-lettered a second time.
+"""Applies a run's log and metrics files to its `RunState`. It writes nothing to the run: bytes that
+are no record are counted, not dead-lettered a second time.
 """
 
 from collections.abc import Callable, Mapping, Sequence

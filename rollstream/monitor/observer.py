@@ -1,6 +1,4 @@
-"""Observes one run for the live views (`rollstream run`, `top`, `ls`), living or finished, and
-writes nothing to it.
-"""
+"""Observes one run for the live views and writes nothing to it."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing

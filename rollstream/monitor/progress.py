@@ -1,6 +1,4 @@
-"""Computes the progress of a run from its `RunState`: speed and lag over the last steps, and the
-run's state and phase. All functions are pure.
-"""
+"""Speed and lag over a run's last steps, its state and phase, as pure functions of its `RunState`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

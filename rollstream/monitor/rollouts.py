@@ -1,5 +1,5 @@
-"""Computes from a `RunState` each rollout's present state, waiting and moved work, and the mismatch
-of engine and trainer by task. All functions are pure.
+"""Each rollout's present state, waiting and moved work, and the mismatch of engine and trainer by
+task, as pure functions of a `RunState`.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,5 @@
-"""Holds the state of a run as observers show it (`RunState`), without I/O. `rollstream top`,
-`rollstream ls`, the report and the warnings all read it, so they print the same counts. Its size is
-bounded for any run.
+"""The state of a run as all observers show it (`RunState`), so they print the same counts; without
+I/O. Its size is bounded for any run.
 """
 
 from collections import Counter, OrderedDict, deque

@@ -1,7 +1,6 @@
-"""Draws a `RunSnapshot` as one frame for a terminal of a given size (`render_frame`). A frame that
-is too high is drawn with less detail, level by level of `DETAIL_LEVELS`, and with as many rollouts
-as fit, the worst ones. `rollstream run` shows its run in a `LiveView`; `rollstream top` redraws the
-frame itself until `TerminalKeys` reads a quit key.
+"""Draws a `RunSnapshot` as one frame for a terminal of a given size. One that is too high is drawn
+with less detail, level by level of `DETAIL_LEVELS`, and with as many rollouts as fit, the worst
+ones.
 """
 
 import logging

@@ -1,5 +1,5 @@
-"""Runs one role in this process until it is done or stopped (`run_role`), by its function in
-`catalogue.py`, and defines the small roles.
+"""Runs one role in this process until it is done or stopped (`run_role`), and defines the small
+roles.
 """
 
 import logging

@@ -1,6 +1,6 @@
-"""Runs a rollout as a role (`run_rollout`): waits for the first announced version, opens the engine
-with it, and builds the loop that generates (`RolloutLoop`). Also measures an engine's profile
-(`measure_profile`), which belongs to a machine, an engine and a shape of model, not to weights.
+"""Runs a rollout as a role: waits for the first announced version, opens the engine with it, and
+builds the `RolloutLoop`. Also measures an engine's profile, which belongs to a machine, an engine
+and a shape of model, not to weights.
 """
 
 import os

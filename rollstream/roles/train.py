@@ -1,8 +1,8 @@
-"""Runs the trainer as a role (`run_train`).
+"""Runs the trainer as a role.
 
 Several processes (ranks) may train one model together: `rollstream train` or `torchrun` then sets
-`rank_plan.VARIABLES`. Rank 0 holds the trainer's lease and appends to the ledger; the others train
-the same takes. One process imports nothing of `consumers/trainer/sharded/` but `rank_plan.py`.
+`rank_plan.VARIABLES`. Rank 0 holds the lease and appends to the ledger; the others train the same
+takes. One process imports nothing of `consumers/trainer/sharded/` but `rank_plan.py`.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""Plans and makes a fork: a new run that begins at a checkpoint of its parent, which is never
-written. Its roles find the state that the parent would have left if it had stopped after the
-checkpoint's step (docs/reference/fork.md).
+"""Makes a fork: a run that begins at a checkpoint of its parent, which is never written. Its roles
+find the state that the parent would have left if it had stopped after that step
+(docs/reference/fork.md).
 """
 
 import secrets

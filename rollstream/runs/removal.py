@@ -1,5 +1,5 @@
-"""Deletes a run: its consumer groups and topics, its objects, its folder, and nothing of another
-run or of the user. The same request, repeated after an interruption at any point, deletes the rest.
+"""Deletes a run: consumer groups, topics, objects and folder, and nothing of another run or of the
+user. The same request, after an interruption at any point, deletes the rest.
 """
 
 from collections.abc import Collection, Iterable, Iterator

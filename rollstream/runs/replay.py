@@ -1,6 +1,6 @@
-"""Replays recorded steps of a run into a folder of its own. A plain replay repeats all steps, so
-their state hashes should equal the ledger's; an experiment trains the steps after `first` with
-other settings (`CHANGEABLE_SETTINGS`) or on trajectories selected by conditions.
+"""Replays recorded steps into a folder of its own: all of them, whose state hashes should equal the
+ledger's, or as an experiment those after `first`, with other settings (`CHANGEABLE_SETTINGS`) or
+selected trajectories.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""Restores a run from its backup (`backup.py`) into an empty log, store and folder. Records keep
-offsets and timestamps, so every stored position stays valid. Every object is verified before
-anything is written.
+"""Restores a run from its backup into an empty log, store and folder. Records keep offsets and
+timestamps, so every stored position stays valid. Every object is verified before anything is
+written.
 """
 
 import os

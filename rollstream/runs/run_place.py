@@ -1,4 +1,4 @@
-"""Locates the run that a command names, and proves that the folder there is this run: its store has
+"""Locates the run that a command names, and proves that the folder is this run: its store has
 `run.json` with the run's name. Names prove nothing: a project has folders `model/` and `weights/`,
 and a config.json, too.
 """

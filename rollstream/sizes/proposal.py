@@ -1,6 +1,4 @@
-"""Presents a `RunPlan`, the answer of `rollstream plan`. Only a plan that fits has memory lines and
-seconds.
-"""
+"""Presents a `RunPlan`. Only a plan that fits has memory lines and seconds."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
-"""Estimates for `rollstream plan`, in bytes and seconds. Rates are rooflines: good for the choice
-of a layout and for an order of magnitude.
+"""Estimates in bytes and seconds. Rates are rooflines: good for the choice of a layout and for an
+order of magnitude.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""Finds the sizes of a decoder model, from its `config.json` or from a table of well-known models.
-Counts of parameters are exact for the families in `DENSE` and `EXPERTS`; others are refused,
-because a wrong count would be worse than none.
+"""Sizes of a decoder model, from its `config.json` or a table of well-known models. Counts of
+parameters are exact for the families in `DENSE` and `EXPERTS`; others are refused, because a wrong
+count would be worse than none.
 """
 
 import re

@@ -1,6 +1,4 @@
-"""Presents an `UnlikePlan`, the answer of `rollstream plan` for several kinds of cards, as text, as
-one JSON object and as configuration files.
-"""
+"""Presents an `UnlikePlan` as text, JSON and configuration files."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,6 +1,5 @@
-"""The parts with which `supervisor.py` runs a role: `ProcessSpec`, `ChildProcess` and
-`RestartPolicy`. A role calls `end_with_parent` first, so it never outlives its supervisor, even
-after `kill -9`.
+"""The parts with which `supervisor.py` runs a role. A role calls `end_with_parent` first, so it
+never outlives its supervisor, even after `kill -9`.
 """
 
 import ctypes

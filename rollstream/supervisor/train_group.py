@@ -1,7 +1,6 @@
-"""Runs the trainer's processes on this machine as one (`run_rank_processes`): `trainer.processes`
-ranks, none of which continues without the others (docs/how-to/several-gpus.md). None is left when
-`run_rank_processes` returns, nor after a `kill -9` of its caller, their parent, which alone the
-supervisor starts.
+"""Runs the trainer's processes on this machine as one: `trainer.processes` ranks, none of which
+continues without the others. None is left when `run_rank_processes` returns, nor after a `kill -9`
+of its caller, their parent, which alone the supervisor starts.
 """
 
 import logging

@@ -1,6 +1,5 @@
-"""Holds the settings that `rollstream tune` chooses (`TuningChoice`), and their possible values
-(`ChoiceSpace`). GPUs are counted in units: on the CPU a unit is a thread, with the engine `paced` a
-modelled accelerator.
+"""The settings that `rollstream tune` chooses, and their possible values. GPUs are counted in
+units: on the CPU a unit is a thread, with `paced` a modelled accelerator.
 """
 
 from collections.abc import Mapping

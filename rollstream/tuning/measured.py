@@ -1,6 +1,6 @@
-"""Measures a recorded run from its log. An answer is one measurement of a decode step
+"""Measures a recorded run, in wall seconds. An answer is one measurement of a decode step
 (`DecodePoint`): its rollout decoded a known number of answers meanwhile, and each step gave it one
-token. All times are wall time in seconds.
+token.
 """
 
 from collections import defaultdict

@@ -1,6 +1,5 @@
-"""Finds the settings of a run with the most predicted trained tokens per second (`propose`): a
-coordinate search from the present choice, once for each policy. The same inputs give the same
-proposal.
+"""Finds the settings with the most predicted trained tokens per second: a coordinate search from
+the present choice, once for each policy. The same inputs give the same proposal.
 """
 
 from collections.abc import Callable, Iterator, Sequence

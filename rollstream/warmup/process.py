@@ -1,6 +1,5 @@
-"""Runs the warm-up (`rollstream warmup`), which makes the starting model in `RUN/model`, as the
-first phase of `rollstream run`, with a progress bar. The folder appears complete, so an interrupted
-warm-up leaves no model and is begun again.
+"""Runs the warm-up as the first phase of `rollstream run`. The folder appears complete: an
+interrupted warm-up leaves no model and is begun again.
 """
 
 import json

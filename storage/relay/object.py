@@ -1,6 +1,6 @@
-"""Defines the objects (files of weight versions) that a relay holds, and parses HTTP requests for
-them. Names come from untrusted sources and are matched whole and unchanged: nothing is decoded,
-joined or normalised. Invalid text of a request raises `ValueError`.
+"""The objects that a relay holds, and the parsing of requests for them. Names come from untrusted
+sources: they are matched whole, and nothing is decoded, joined or normalised. Invalid text raises
+`ValueError`.
 """
 
 import mmap

@@ -1,5 +1,5 @@
-"""Runs one relay, a node's cache of weight versions: `RelayIntake` fills the cache, `RelayServer`
-serves it over HTTP, and `Relay` follows the log and publishes heartbeats.
+"""One relay, a node's cache of weight versions: `RelayIntake` fills it, `RelayServer` serves it,
+`Relay` follows the log and publishes heartbeats.
 """
 
 import fcntl

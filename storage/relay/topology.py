@@ -1,9 +1,8 @@
-"""Decides from which relay each relay reads (`RelayDirectory`), and which versions it keeps
-(`versions_to_keep`). The planning functions are pure (invariant 9).
+"""Which relay each relay reads from, and which versions it keeps, as pure functions (invariant 9).
 
-Each relay plans for itself, from the heartbeats that it read: its upstream is the nearest living
-relay with a lower term; the first one, the head, gets versions by the trainer's pushes, and
-otherwise from the bucket. The relays of each site are a chain.
+Each relay plans for itself from the heartbeats: its upstream is the nearest living relay with a
+lower term; the first, the head, gets versions by pushes, else from the bucket. The relays of each
+site are a chain.
 """
 
 import logging

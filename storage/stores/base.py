@@ -1,6 +1,5 @@
-"""Defines the contract of an object store: its operations and guarantees (`ObjectStore`), the keys
-that it takes (`is_key`), and the hash of its contents (`content_hash`). One conformance suite tests
-the guarantees on all back ends.
+"""The contract of an object store (`ObjectStore`), its keys (`is_key`) and the hash of contents.
+One conformance suite tests all back ends.
 """
 
 import re

@@ -1,6 +1,6 @@
-"""Opens an object store from its URL, and checks that it honours conditional writes. Terms, leases,
-`latest.json` and the archive rely on them: on a server that ignores `If-None-Match` or `If-Match`
-two trainers hold one term and overwrite each other's objects without any error.
+"""Opens an object store from its URL, and checks that it honours conditional writes: on a server
+that ignores `If-None-Match` or `If-Match` two trainers hold one term and overwrite each other's
+objects without any error.
 """
 
 import logging

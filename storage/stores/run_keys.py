@@ -1,6 +1,6 @@
-"""Declares which objects of a store are a run's own (`RunKeys`): the module that writes an object
-declares the form of its key, in `RUN_KEYS`. An object of another form is never deleted, copied or
-overwritten. Importing this module imports nothing heavy.
+"""Which objects of a store are a run's own (`RunKeys`): the module that writes an object declares
+the form of its key in `RUN_KEYS`. An object of another form is never deleted, copied or
+overwritten. Imports nothing heavy.
 """
 
 import re

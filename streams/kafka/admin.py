@@ -1,5 +1,5 @@
-"""Repeats failed requests to a Kafka cluster, with growing pauses, until the cluster answers or a
-deadline passes: a restarting broker delays a request but does not fail it.
+"""Repeats failed requests to a Kafka cluster, with growing pauses, until it answers or a deadline
+passes: a restarting broker delays a request but does not fail it.
 """
 
 import logging

@@ -1,5 +1,5 @@
-"""Defines what the torch engine needs of a model (`Decoder`). A decoder returns logits or KV
-(attention keys and values); the engine draws the tokens and decides what runs.
+"""What the torch engine needs of a model: logits or KV (attention keys and values). The engine
+draws the tokens and decides what runs.
 """
 
 from dataclasses import dataclass

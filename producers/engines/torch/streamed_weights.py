@@ -1,6 +1,5 @@
-"""Updates the weights of an engine whose own memory is the base of deltas (`StreamedWeights`), so
-that no second copy of the weights is kept. docs/explanation/weights.md (Streamed into the engine)
-has all steps.
+"""Updates an engine whose own memory is the base of deltas, so that no second copy of the weights
+is kept (docs/explanation/weights.md has the steps).
 """
 
 import mmap

@@ -1,9 +1,9 @@
-"""Generates through vLLM (`VllmEngine`), in this process, in one of its own, or on a server by URL;
-the engine starts no thread.
+"""Generates through vLLM, in this process, in one of its own, or on a server by URL; the engine
+starts no thread.
 
 vLLM stamps each token with the version that generated it. At the end of a stay (the life of one
 request to vLLM) these stamps must equal the versions under which the tokens were emitted (invariant
-3). docs/how-to/vllm.md describes requests and updates.
+3).
 """
 
 import time
@@ -329,9 +329,7 @@ class VllmEngine(QueuedEngine[VllmSequence]):
         return sequence.take(sequence.request.version or self.version)
 
     def _park(self, sequence: VllmSequence) -> None:
-        """Do nothing: the stay has ended, and vLLM keeps its keys and values in the prefix cache
-        while there is room.
-        """
+        """Do nothing: vLLM keeps the keys and values in its prefix cache while there is room."""
 
     def _evict(self, sequence: VllmSequence) -> None:
         """Do nothing: vLLM evicts from its prefix cache itself."""

@@ -1,6 +1,6 @@
-"""Checks which vLLM is installed (`require_vllm`), and computes the arguments of an engine from a
-run's settings and the device (`shape_for`). vLLM's interfaces for reinforcement learning change
-between releases, so one release is supported at a time. This module imports no vLLM.
+"""Checks which vLLM is installed, and computes an engine's arguments from settings and device. Its
+interfaces for reinforcement learning change between releases, so one release is supported at a
+time. Imports no vLLM.
 """
 
 import math

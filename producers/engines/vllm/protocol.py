@@ -1,6 +1,6 @@
-"""Defines the protocol between `VllmEngine` and vLLM: plain values, and the calls that each way to
-run vLLM implements (`EngineCore`). The weights of a running request change only between `pause` and
-`resume`. A token that was computed before a pause is never returned after `pause` has returned.
+"""The protocol between `VllmEngine` and vLLM: plain values, and the calls of each way to run it
+(`EngineCore`). Weights of a running request change only between `pause` and `resume`. A token that
+was computed before a pause is never returned after `pause` has returned.
 """
 
 from collections.abc import Iterable

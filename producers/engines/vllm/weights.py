@@ -1,6 +1,6 @@
-"""Loads weight versions into one vLLM engine, and compares the served weights with their tensors
-(`VllmWeights`). `prepare` runs beside decoding; `load`, between two decode steps, passes an update
-in chunks to vLLM's workers. No weight is written before the check has passed.
+"""Loads versions into one vLLM engine, and compares served weights with them. `prepare` runs beside
+decoding; `load`, between two decode steps, passes chunks to the workers. No weight is written
+before the check has passed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

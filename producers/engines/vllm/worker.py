@@ -1,5 +1,5 @@
-"""Extends vLLM's worker, which computes the model, perhaps in a process of its own:
-`WorkerExtension` compares served weights and ends failed updates, `DraftingWorker` turns drafts on.
+"""Extends vLLM's worker, perhaps in a process of its own: `WorkerExtension` compares served weights
+and ends failed updates, `DraftingWorker` turns drafts on.
 
 vLLM imports this module in each worker (`worker_extension_cls`). The import registers
 `VersionTransfer`, replaces a faulty function of the sampler (`patch_sampler`), and makes a worker

@@ -1,6 +1,5 @@
-"""`rollstream inspect TRAJECTORY [RUN]`: shows what log and archive hold about a trajectory, or
-each one of a group, with its text coloured by version, and with `--logprobs` its tokens.
-`analysis/trajectory.py` gathers the facts; this module renders them.
+"""`rollstream inspect TRAJECTORY [RUN]`: what log and archive hold about a trajectory, or each one
+of a group, its text coloured by version. `analysis/trajectory.py` gathers the facts.
 """
 
 import argparse

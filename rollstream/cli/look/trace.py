@@ -1,5 +1,5 @@
-"""`rollstream trace RUN --perfetto FILE`: writes a run's rollouts, steps, versions and moves as a
-trace that ui.perfetto.dev opens.
+"""`rollstream trace RUN --perfetto FILE`: rollouts, steps, versions and moves as a trace for
+ui.perfetto.dev.
 """
 
 import argparse

@@ -1,9 +1,6 @@
 """`rollstream rm RUN|URL`: shows what a run has in log, store and folder, asks, and deletes it
-(`runs/removal.py`; docs/how-to/delete-and-retain.md). Nothing of a running run or of another run is
-deleted.
-
-Exit codes: 0 deleted, or nothing was left; 1 the run is running, or log or store failed; 2 an
-argument is wrong or names no run; 130 not confirmed.
+(docs/how-to/delete-and-retain.md), nothing of a running or another run. Exit codes: 1 it is
+running, or log or store failed; 2 an argument is wrong or names no run; 130 not confirmed.
 """
 
 import argparse

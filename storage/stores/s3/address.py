@@ -1,5 +1,5 @@
-"""Parses a store's URL, `s3://bucket/prefix?endpoint=…` (`parse_s3_url`). A URL with credentials is
-refused, and errors name the parameter without repeating a value that could be a secret.
+"""Parses `s3://bucket/prefix?endpoint=…`. A URL with credentials is refused; errors name a
+parameter without its value, which could be a secret.
 """
 
 from collections.abc import Mapping

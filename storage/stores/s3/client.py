@@ -1,6 +1,6 @@
-"""Sends single requests to an S3 server and returns typed values (`S3Client`). Only this file uses
-boto3. A request returns or raises `S3Failure`, which states whether it may have taken effect
-(`in_doubt`); callers retry (`errors.py`).
+"""Sends single requests to an S3 server (`S3Client`); only this file uses boto3. A failed one
+raises `S3Failure`, which states whether it may have taken effect (`in_doubt`); callers retry
+(`errors.py`).
 """
 # pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
