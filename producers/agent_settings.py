@@ -78,7 +78,6 @@ class AgentSettings(Settings):
 
     @property
     def is_active(self) -> bool:
-        """Returns whether trajectories are episodes of a program."""
         return bool(self.episode or self.command or self.service)
 
     def open_max(self, episodes_max: int) -> int:

@@ -14,7 +14,6 @@ def _leave(*_: object) -> None:
 
 
 def main() -> int:
-    """Run the command; returns its exit code."""
     is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     # A library's import may turn `KeyboardInterrupt` into another error.
     if is_default:

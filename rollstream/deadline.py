@@ -22,5 +22,4 @@ class Deadline:
         return max(0.0, self._end - self._clock())
 
     def passed(self) -> bool:
-        """Returns whether no time is left."""
         return self._clock() >= self._end

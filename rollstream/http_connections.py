@@ -143,7 +143,6 @@ class BoundedConnection:
         return cycle is None or (cycle.response_complete and not cycle.more_body)
 
     def drop(self) -> None:
-        """Close the connection at once."""
         self.bounds.remove(self)
         # uvicorn counts it until the loop has seen its end, which is after a new connection.
         self.connections.discard(self)

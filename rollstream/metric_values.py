@@ -46,7 +46,6 @@ class MetricHistogram:
         return self.state[1]
 
     def copy(self) -> "MetricHistogram":
-        """Returns the histogram of this moment."""
         copied = MetricHistogram(self.bounds)
         copied.state = self.state
         return copied

@@ -99,7 +99,6 @@ class Replica:
             self.interrupt(now_s)
 
     def interrupt(self, now_s: float) -> None:
-        """End the present jump with the current step."""
         if not self.running or self.due_s is None:
             self.due_s, self.jump = max(now_s, self.ready_s), 0
             return

@@ -34,7 +34,6 @@ def steps_lasting(roofline: Roofline, rows: int, kv_tokens: float, seconds: floa
 
 
 def _compute_bound_steps(roofline: Roofline, rows: int, kv_tokens: float) -> int:
-    """Returns how many of the next steps are bound by arithmetic, not by the cache read."""
     over = rows * roofline.row_s - roofline.weights_s - kv_tokens * roofline.kv_token_s
     step = rows * roofline.kv_token_s
     if not roofline.overlapping or over <= 0:

@@ -112,7 +112,6 @@ class World:
         self.plan(self.now + lasts_s, "pulled", rollout)
 
     def pull_s(self, rollout: SimulatedRollout) -> float:
-        """Returns how long a pull lasts that starts now."""
         host = self.hosts[rollout.replica.name]
         free_s = max(self.now, self.links_free_s.get(host, 0.0)) + self.cluster.host_pull_s
         self.links_free_s[host] = free_s

@@ -69,7 +69,6 @@ class RecordedSource:
     counts: Counter[str] = field(default_factory=Counter[str])
 
     def trajectories(self) -> Iterator[SourceTrajectory]:
-        """Yields all completions, also late and dead ones."""
         for message, record in self._records("trajectories"):
             if isinstance(record, Trajectory):
                 at = Address(message.partition, message.offset)

@@ -50,7 +50,6 @@ class TopicHash:
         self.records = 0
 
     def add(self, partition: int, key: bytes, value: bytes | None) -> None:
-        """Adds the partition's next record."""
         size = -1 if value is None else len(value)
         hasher = self._by.setdefault(partition, xxhash.xxh3_128())
         # So that the same bytes in other keys and values hash differently (-1: a tombstone).
@@ -203,7 +202,6 @@ def prepare_target(source: Bus, target: Bus, request: CopyRequest) -> None:
 
 
 def count_records(source: Bus, topics: Sequence[str]) -> int:
-    """Returns the number of records to read."""
     return sum(
         end - source.begin(topic)[partition]
         for topic in topics

@@ -137,7 +137,6 @@ def ledger_begin(state: TrainerState | None) -> tuple[Position, str]:
 
 
 def restore_intake(intake: GroupIntake, state: TrainerState) -> None:
-    """Open the checkpoint's groups again."""
     for group in state.groups:
         intake.restore(group.admitted, group.arrived, group.noted)
     for group in state.ended:

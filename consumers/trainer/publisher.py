@@ -195,7 +195,6 @@ class StepPublisher:
         return self._timer() - self._checkpoint_s
 
     def waiting(self) -> int:
-        """Number of queued steps."""
         return self._queue.qsize()
 
     def await_room(self) -> None:

@@ -74,7 +74,6 @@ class AgentInbox:
         self._waiting.append(ticket)
 
     def take(self) -> list[Ticket]:
-        """Returns the tickets that arrived, oldest first."""
         self._arrived.clear()
         taken: list[Ticket] = []
         while self._waiting:

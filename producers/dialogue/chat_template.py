@@ -178,7 +178,6 @@ class ChatTemplate:
 
     @property
     def shows_calls(self) -> bool:
-        """Whether the template writes the calls of an answer."""
         return self._form is not None
 
     # ---- continuing ------------------------------------------------------------------------------

@@ -81,7 +81,6 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def read_call_json(text: str) -> object:
-    """Returns the value of a JSON text."""
     check_depth(text)
     try:
         return _DECODER.decode(text.strip())

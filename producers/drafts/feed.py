@@ -229,7 +229,6 @@ class HistoryFeed:
         self._add_rewards(self._annotations.poll(POLL_RECORDS_MAX))
 
     def readers(self) -> list[TopicReader]:
-        """Returns the readers of all topics, from any thread."""
         readers = [self._trajectories.reader, self._annotations.reader]
         return [*readers, *self._partials.readers()]
 

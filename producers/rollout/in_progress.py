@@ -52,7 +52,6 @@ class InProgress:
     """Number of chains that could not be resumed: the trajectories restarted from the prompt."""
 
     def __len__(self) -> int:
-        """Returns the number of running and parked trajectories."""
         return len(self.driver.running) + len(self.driver.parked)
 
     def read_chains_ahead(self, assignments: Iterable[Assignment]) -> list[Assignment]:
@@ -147,7 +146,6 @@ class InProgress:
         return None
 
     def drop_all(self) -> None:
-        """Drop all trajectories in progress."""
         for trajectory in [*self.driver.running, *self.driver.parked]:
             self.driver.drop(trajectory)
         self.driver.parts.judging.drop_all()

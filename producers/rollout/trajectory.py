@@ -245,7 +245,6 @@ class RunningTrajectory:
         )
 
     def generated_logprobs(self) -> Floats:
-        """Returns the log-probability of each generated token."""
         return _joined(self.logprobs)
 
     def has_unpublished(self) -> bool:

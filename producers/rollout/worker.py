@@ -361,7 +361,6 @@ class RolloutLoop:
         return "generating"
 
     def send_status(self, health: Health) -> None:
-        """Publish a heartbeat."""
         inputs, verified = self._update_inputs(), self.follower.verified
         pulling = not verified or wants_update(self._effective_mode, inputs)
         condition = RolloutCondition(

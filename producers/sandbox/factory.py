@@ -65,7 +65,6 @@ def configured_plan() -> SandboxPlan:
 
 
 def configured_limits() -> SandboxLimits:
-    """Returns the limits of the settings."""
     return configured_plan().limits
 
 

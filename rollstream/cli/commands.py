@@ -139,7 +139,6 @@ def command_parsers(name: str) -> list[CommandParser]:
 
 
 def help_lines() -> Iterator[str]:
-    """Yields the lines that `rollstream --help` prints."""
     yield "usage: rollstream COMMAND …"
     yield "\nRL post-training of language models as a streaming dataflow."
     for group, commands in GROUPS.items():

@@ -244,7 +244,6 @@ def parse_versions(text: str) -> list[int]:
 
 
 def in_words(line: dict[str, Any]) -> str:
-    """Returns one evaluation as a readable line."""
     shares = {name.removeprefix("pass_at/"): v for name, v in line.items() if "pass_at/" in name}
     passes = "".join(f"pass@{k} {share:.3f}, " for k, share in shares.items())
     return (

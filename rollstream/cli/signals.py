@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 def warn(text: str) -> None:
-    """Print a message on stderr."""
     print(f"rollstream: {text}", file=sys.stderr)
 
 

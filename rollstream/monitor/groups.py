@@ -30,7 +30,6 @@ class Intervals:
         self.ends[first:last] = [end]
 
     def within(self, start: float, end: float) -> Iterator[tuple[float, float]]:
-        """Yields the intervals' parts inside `[start, end]`."""
         for index in range(bisect_right(self.ends, start), len(self.starts)):
             if self.starts[index] >= end:
                 return

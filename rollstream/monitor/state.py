@@ -81,7 +81,6 @@ def parse_moves(lines: Iterable[Mapping[str, Any]]) -> list[RequestMove]:
 
 
 def parse_move(line: Mapping[str, Any]) -> RequestMove | None:
-    """Returns the move that the line describes, or None."""
     try:
         return msgspec.convert({k: v for k, v in line.items() if v is not None}, RequestMove)
     except msgspec.ValidationError:

@@ -310,7 +310,6 @@ def _held_lease_term(store: ObjectStore, role: str) -> Generator[int]:
 def _write_trainer_state(
     bus: Bus, store: ObjectStore, plan: ForkPlan, checkpoint: Checkpoint, term: int
 ) -> str:
-    """Returns the hash of fp32 weights and optimiser."""
     c, step = plan.now, checkpoint.id.step
     disable_progress_bar()  # of transformers: it would mix with the command's output
     set_torch_threads(c.trainer.threads)

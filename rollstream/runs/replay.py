@@ -60,7 +60,6 @@ def parse_conditions(
 
 
 def needs_steps(conditions: Sequence[fields.FieldCondition]) -> bool:
-    """Returns whether a condition names one of `TRAINING_FIELDS`."""
     return any(condition.path[0] in TRAINING_FIELDS for condition in conditions)
 
 
@@ -239,7 +238,6 @@ class ReplayStart:
     past: PublishedVersions
 
     def begun(self) -> dict[str, Any]:
-        """Returns the start as `replay.json` records it."""
         return {"checkpoint": self.checkpoint, "start": self.step}
 
 

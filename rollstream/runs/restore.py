@@ -81,7 +81,6 @@ class RestorePlan:
 
     @property
     def urls(self) -> tuple[str, str]:
-        """Returns the URLs of the restored log and store."""
         return bus_url(self.settings, self.folder.path), store_url(self.settings, self.folder.path)
 
 

@@ -77,7 +77,6 @@ class PlanRequest:
 
     @property
     def trajectories(self) -> int:
-        """Trajectories of a step."""
         return self.groups * SAMPLES
 
     @property

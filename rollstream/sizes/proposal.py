@@ -84,13 +84,11 @@ def _proposed_figures(plan: RunPlan) -> dict[str, Any]:
 
 
 def trainer_lines(plan: RunPlan) -> tuple[MemoryLine, ...]:
-    """Returns the memory of one rank on its card."""
     assert plan.layout is not None
     return sums.trainer_lines(plan.request.shape, plan.layout.form)
 
 
 def host_lines(plan: RunPlan) -> tuple[MemoryLine, ...]:
-    """Returns the host memory of one rank."""
     assert plan.layout is not None
     return sums.trainer_host_lines(plan.request.shape, plan.layout.form, sums.BFLOAT16)
 

@@ -61,7 +61,6 @@ class TrainerLink:
 
 
 def trainer_link(card: Accelerator, ranks: int, network_gbps: float) -> TrainerLink:
-    """Returns the speed of collectives among `ranks` cards."""
     if ranks <= CARDS_PER_MACHINE:
         return TrainerLink(card, card.link)
     # A ring of cards passes each machine's network once, and all rings share that network (the "bus

@@ -36,7 +36,6 @@ class TuningChoice:
     drafts: bool
 
     def differences(self, other: "TuningChoice") -> int:
-        """Returns the number of differing fields."""
         return sum(
             getattr(self, field.name) != getattr(other, field.name)
             for field in fields(TuningChoice)
@@ -63,7 +62,6 @@ class ChoiceSpace:
 
 
 def rollout_gpus(c: Configuration) -> int:
-    """Returns the units of one rollout."""
     r = c.rollouts
     return r.threads if r.kind.is_on_cpu(r) else r.kind.cards(r)
 
@@ -95,7 +93,6 @@ def choice_of(c: Configuration) -> TuningChoice:
 
 
 def gpus_of(c: Configuration, choice: TuningChoice) -> int:
-    """Returns the units of this choice."""
     return choice.rollouts * rollout_gpus(c) + choice.trainer_gpus
 
 

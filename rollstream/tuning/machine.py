@@ -99,7 +99,6 @@ class TuningMachine:
             return None
 
     def cluster(self, choice: TuningChoice) -> Cluster:
-        """Returns the simulated machines."""
         roofline, slots = self.engine, choice.slots
         if choice.drafts and self.drafts is not None:
             roofline = with_drafts(roofline, self.drafts)

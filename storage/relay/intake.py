@@ -125,7 +125,7 @@ class NeighbourReader:
         stop: threading.Event,
         many: bool,
     ) -> bool:
-        """Returns False if the object is given up for now; `many` states that other objects wait."""
+        """Returns False if the object is given up for now; `many`: other objects wait."""
         if cached.verified:
             return True
         headers = {"Range": f"bytes={cached.written}-"}

@@ -76,7 +76,6 @@ class RelayResponder(HttpResponder):
             self.close(400)
 
     def empty(self, status: int, headers: dict[str, str] | None = None) -> None:
-        """Respond without a body."""
         self.head(status, 0, headers or {})
 
     def close(self, status: int) -> None:

@@ -111,7 +111,6 @@ def _form(name: str) -> VersionForm:
 
 
 def form_of(manifest: Manifest) -> VersionForm:
-    """Returns the form of a published version."""
     return _form(_OF_KIND.get(manifest.kind, manifest.kind))
 
 

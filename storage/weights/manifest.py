@@ -94,7 +94,6 @@ class TensorFiles:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Returns all names of all tensors."""
         return (*self.tensors, *self.tied)
 
     @property

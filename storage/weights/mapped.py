@@ -201,7 +201,6 @@ class PatchParts:
         self.count = end
 
     def finish(self, name: str) -> TensorPatch:
-        """Returns the patch of the elements added so far."""
         kind = DTYPES[self.entry.dtype]
         indices, values = self.indices[: self.count], self.values[: self.count]
         return TensorPatch(name, self.entry.shape, kind, indices, values)

@@ -70,7 +70,6 @@ class VllmSequence(QueuedSequence):
 
     @property
     def seed(self) -> int:
-        """The seed of the next stay."""
         key = trajectory_key(self.request.seed, self.request.noise_name)
         # vLLM's random sequence restarts with every stay and must not repeat the numbers of an
         # earlier one.

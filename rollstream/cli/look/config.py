@@ -106,7 +106,6 @@ def type_text(annotation: Any) -> str:
 
 
 def plain_text(text: str | None) -> str:
-    """Returns a docstring as one line."""
     return " ".join((text or "").split())
 
 

@@ -316,7 +316,6 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Show one trajectory, or all trajectories of a group."""
     name: str | None = arguments.trajectory
     if sum((name is not None, arguments.group is not None, arguments.last)) > 1:
         raise ConfigurationError("give a trajectory's name, --group N or --last: one of them")

@@ -22,7 +22,6 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Write the trace and print where it is."""
     from rollstream.explorer.trace import write_trace
 
     path = Path(arguments.perfetto or TRACE_FILE)
