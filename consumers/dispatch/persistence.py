@@ -1,6 +1,6 @@
-"""Persists the state of dispatch (`dispatch/state.json`) with the positions from which a new holder
-continues, truncates the records that no such rebuild needs (invariant 11), and persists the history
-of answer lengths (`dispatch/lengths.json`).
+"""Persists dispatch's state (`dispatch/state.json`) with the positions from which a new holder
+continues, truncates records that no such rebuild needs (invariant 11), and persists the history of
+answer lengths (`dispatch/lengths.json`).
 """
 
 import logging

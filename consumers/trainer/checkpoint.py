@@ -1,7 +1,6 @@
-"""Converts positions and open groups, all of one moment, the end of a step, to the JSON part of a
-trainer checkpoint, and restores the intake (`GroupIntake`) from it. A resumed trainer reads the
-ledger from the recorded position; with takes still to repeat (`ahead`) it is older, and finished
-takes are recognised by their step.
+"""Converts positions and open groups, all of the end of a step, to the JSON part of a checkpoint,
+and restores the intake from it. A resumed trainer reads the ledger from the recorded position; with
+takes still to repeat (`ahead`) it is older, and finished takes are recognised by their step.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,6 +1,6 @@
-"""The trainer's loop (`StepLoop`): one step after the other, each handed to the publisher while the
-next is trained. A restarted trainer first repeats the recorded steps after the checkpoint through
-the same phases.
+"""The trainer's loop: one step after the other, each handed to the publisher while the next is
+trained. A restarted trainer first repeats the recorded steps after the checkpoint through the same
+phases.
 
 With several ranks each runs this loop: phases follow from the ledger's takes and the settings
 alone, so all enter the same collectives without commands from rank 0 (`sharded/follower.py`).

@@ -1,8 +1,6 @@
-"""Publishes the trainer's finished steps in order, in a thread of its own, while the next step is
-trained.
-
-A slow store delays versions, not steps, until `QUEUE_MAX` snapshots wait. A restarted trainer
-repeats an interrupted step with the same bytes.
+"""Publishes finished steps in order, in a thread, while the next step is trained. A slow store
+delays versions, not steps, until `QUEUE_MAX` snapshots wait. A restarted trainer repeats an
+interrupted step with the same bytes.
 """
 
 import logging

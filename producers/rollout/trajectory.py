@@ -1,9 +1,9 @@
-"""One trajectory while a rollout generates it (`RunningTrajectory`), and its records: partials,
-from which another rollout can resume it, and at the end a `Trajectory`.
+"""One trajectory while a rollout generates it, and its records: partials, from which another
+rollout can resume it, and at the end a `Trajectory`.
 
 It grows by emissions (new tokens of the engine, all under one version) and by replies of the
-environment. Invariant 3 (each generated token is in exactly one span) holds because `extend`
-lengthens the spans by exactly an emission's tokens, under its version.
+environment. Invariant 3 holds because `extend` lengthens the spans by exactly an emission's tokens,
+under its version.
 """
 
 from collections.abc import Sequence

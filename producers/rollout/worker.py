@@ -1,5 +1,4 @@
-"""Runs a rollout (`RolloutLoop`): takes assignments, generates and publishes, and never waits for
-another role.
+"""Runs a rollout (`RolloutLoop`), which never waits for another role.
 
 Each iteration takes assignments, takes weights, starts waiting trajectories, decodes for `POLL_S`
 and publishes. A phase handles what has arrived and returns; only decoding takes time.

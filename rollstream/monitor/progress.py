@@ -1,4 +1,4 @@
-"""Speed and lag over the last steps, state and phase of a run, as pure functions of its `RunState`."""
+"""Speed, lag, state and phase of a run over its last steps, as pure functions of its `RunState`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,6 @@
-"""Reads a run's log together with its archive, for commands that observe it: tail, query, audit,
-report, `top`, replay. A truncated record is read from the archive, at the same offset and byte for
-byte; an offset that neither has is reported as a `Hole`. Only reading an archived row imports
-pyarrow.
+"""Reads a run's log together with its archive, for commands that observe it. A truncated record
+comes from the archive, at the same offset and byte for byte; an offset that neither has is a
+`Hole`. Only reading an archived row imports pyarrow.
 """
 
 from __future__ import annotations

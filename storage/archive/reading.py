@@ -1,7 +1,6 @@
-"""Reads the archive: lists its files, finds how far each partition is archived, and reads one file.
-A damaged file raises `CorruptObject`, one of a newer release `NewerRelease`; none is skipped
-silently. A listed file may be merged and deleted before it is read (`ObjectMissing`); a new listing
-has the larger one.
+"""Lists the archive's files, finds how far each partition is archived, and reads one file. A
+damaged file raises `CorruptObject`, one of a newer release `NewerRelease`. A listed file may be
+merged and deleted before it is read (`ObjectMissing`); a new listing has the larger one.
 """
 
 from __future__ import annotations
