@@ -122,10 +122,9 @@ class _GroupPrompt:
 
 @dataclass(slots=True)
 class PartialFeed:
-    """Turns the partials of running trajectories, of all rollouts, into pieces of history, so that
-    a sequence can draft from the other running samples of its group (as in Seer). A partial of an
-    unknown group is skipped; one whose predecessor is unknown becomes a piece without tokens before
-    it.
+    """Turns partials of running trajectories, of all rollouts, into pieces of history, so that a
+    sequence can draft from the running samples of its group (as in Seer). A partial of an unknown
+    group is skipped; one whose predecessor is unknown becomes a piece without tokens before it.
     """
 
     bus: Bus

@@ -89,10 +89,10 @@ def parse_layout(words: Sequence[int]) -> HistoryLayout | None:
 
 
 class HistoryMemory:
-    """Gives access to the arrays in a buffer of this layout: `words` (the header), the hash table's
-    `keys`, `places` and `ranks`, and `tokens`, a ring of earlier answers. Places number all tokens
-    ever stored; a place's token is at index place modulo `tokens_max`. The table maps the hash of
-    an n-gram (`index.py`) to the place that follows its best occurrence, and to that one's rank.
+    """The arrays in a buffer of this layout: `words` (the header), the hash table's `keys`,
+    `places` and `ranks`, and `tokens`, a ring. Places number all tokens ever stored; a place's
+    token is at index place modulo `tokens_max`. The table maps the hash of an n-gram (`index.py`)
+    to the place that follows its best occurrence, and to that one's rank.
     """
 
     def __init__(self, layout: HistoryLayout, buffer: memoryview) -> None:

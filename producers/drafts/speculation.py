@@ -73,9 +73,9 @@ SHARE_TOKENS_MIN = 32  # least new tokens of a running sequence that are added t
 
 @dataclass(slots=True)
 class DraftedSequence:
-    """Keeps the draft state of one row of the batch; `prompt` and `group` are its keys in the
-    history. Tokens after the first `shared` ones are still to be added to it; `has_new_tokens` is
-    False if these are known to repeat it, because every draft since was accepted whole.
+    """The draft state of one row of the batch; `prompt` and `group` are its keys in the history.
+    Tokens after the first `shared` ones are still to be added to it; `has_new_tokens` is False if
+    these are known to repeat it, because every draft since was accepted whole.
     """
 
     prompt: int
@@ -89,10 +89,10 @@ class DraftedSequence:
 
 @dataclass
 class Speculation:
-    """Drafts for the rows of one engine, and counts the results. While drafting is on, the engine
-    calls `propose` for each row, `choose_lengths` for the batch, and after the pass `add_verified`
-    for each row. While it is off, trial drafts (`look_up_trial`, `add_trial`) show how many drafted
-    tokens would be accepted.
+    """Drafts for the rows of one engine, and counts the results. While on, the engine calls
+    `propose` for each row, `choose_lengths` for the batch, and after the pass `add_verified` for
+    each row. While off, trial drafts (`look_up_trial`, `add_trial`) show how many tokens would be
+    accepted.
     """
 
     source: DraftSource

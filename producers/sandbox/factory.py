@@ -84,9 +84,9 @@ def run(
     files: Mapping[str, str | bytes] | None = None,
     limits: SandboxLimits | None = None,
 ) -> SandboxResult:
-    """Runs one program in a new, clean sandbox, which is then removed, and returns its result.
-    `program` is a text in `language`, or the words of a command; `files` are in the work folder
-    before it starts. Raises `SandboxRefused` where this machine cannot provide a sandbox.
+    """Runs one program in a new, clean sandbox, which is then removed. `program` is a text in
+    `language`, or the words of a command; `files` are in the work folder before it starts. Raises
+    `SandboxRefused` where this machine cannot provide one.
     """
     file_bytes = {path: _bytes(data) for path, data in (files or {}).items()}
     if isinstance(program, str):

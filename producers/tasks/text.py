@@ -22,9 +22,9 @@ VerifierText = Literal["plain", "special", "opened"]
 
 class TaskText:
     """The text format of a run's task. With the template `chat` a prompt is rendered by the chat
-    template, after the message `system` unless that is empty; with `plain` it is the text alone,
-    with the tokenizer's special tokens around it. A prompt has at most `prompt_tokens_max` tokens;
-    None, in processes that make none: no limit.
+    template, after the message `system` unless that is empty; with `plain` it is the text, with the
+    tokenizer's special tokens around it. A prompt has at most `prompt_tokens_max` tokens; None: no
+    limit.
     """
 
     def __init__(

@@ -37,9 +37,9 @@ class ToolServerFailed(RollstreamError, OSError):
 
 
 class ToolServer:
-    """Starts the server at the first request and keeps it. `server` is its command line, as text or
-    as words, or one URL (`http://…`). Requests of several threads are made side by side. The server
-    gets the environment of a task's code, with the variables that `environment` names.
+    """Starts the server, a command line as text or words or one URL (`http://…`), at the first
+    request and keeps it. Requests of several threads are made side by side. It gets the environment
+    of a task's code, with the variables that `environment` names.
     """
 
     def __init__(self, server: Sequence[str], environment: Sequence[str] = ()) -> None:

@@ -72,9 +72,9 @@ class TimedStopEvent(threading.Event):
 
 @dataclass(frozen=True, slots=True)
 class LoopHealth:
-    """Whether a role's loop makes progress: `starting` until the role offers metrics (a standby
-    stays so until it holds the lease), `stopping` after a request to stop, `stalled` in any phase
-    after too long without an iteration. `turn_age_s` is the time since the last one, in seconds.
+    """Whether a role's loop makes progress: `starting` until it offers metrics (a standby until it
+    holds the lease), `stopping` after a request to stop, `stalled` in any phase after too long
+    without an iteration. `turn_age_s` is the time since the last one, in seconds.
     """
 
     state: Literal["starting", "running", "stopping", "stalled"]

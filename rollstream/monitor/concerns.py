@@ -23,8 +23,8 @@ from rollstream.monitor.warnings_split import split_off
 class Concern:
     """`name` is the kind of the warnings of `check`, or its part before `/` (a check that warns by
     task). `meaning` states in one sentence what it means that the concern lasts. `severity` `page`
-    calls a person now, because the run stands still or trains on wrong data; `ticket` on the next
-    working day.
+    calls a person now: the run stands still or trains on wrong data; `ticket` on the next working
+    day.
     """
 
     name: str

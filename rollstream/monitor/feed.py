@@ -150,9 +150,9 @@ SLOW_REFRESH_S = 10.0
 
 class RunFeed:
     """Applies a run's new records and metrics lines to a state at each call of `follow`, about
-    `RECORDS_MAX` per topic, so the view stays responsive while it catches up. It begins `tail`
-    records before the ends; None reads everything, archive included, except old prompts and
-    annotations. `also` receives each record after the state has applied it.
+    `RECORDS_MAX` per topic, so the view stays responsive. It begins `tail` records before the ends;
+    None reads everything, archive included, except old prompts and annotations. `also` receives
+    each record after the state has applied it.
     """
 
     def __init__(

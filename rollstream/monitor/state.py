@@ -66,8 +66,8 @@ def move_line(move: "MoveSummary", plan_s: float, time_s: float) -> dict[str, An
 
 def foreign_line(counts: Mapping[str, int], time_s: float) -> dict[str, Any]:
     """Returns a line of `moves.jsonl` with the foreign records by topic that dispatch refused since
-    the previous such line. A record is foreign if no process of this run writes it: its values are
-    out of bounds, or its rollout or relay never took its term.
+    the previous one: no process of this run writes them, as values are out of bounds, or a rollout
+    or relay never took its term.
     """
     return {"time_s": time_s, "foreign": dict(counts)}
 

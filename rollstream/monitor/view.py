@@ -197,9 +197,8 @@ LINE_S = 10.0
 
 class LiveView:
     """Shows a run on a console: a frame that is redrawn on a terminal, otherwise lines of text, or
-    with `as_json` JSON lines, at most one per step and none while `observer` catches up. Use it in
-    a `with` block, and call `show` there often, from one thread: it refreshes at most once per
-    interval.
+    with `as_json` JSON lines, at most one per step and none while `observer` catches up. Within a
+    `with` block call `show` often, from one thread: it refreshes at most once per interval.
     """
 
     def __init__(self, observer: RunObserver, console: Console, as_json: bool) -> None:

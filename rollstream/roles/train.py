@@ -182,7 +182,7 @@ def follow_rank_0(context: RoleContext, ranks: "Ranks") -> bool:
     if loop is None:
         return False
     context.watch.offer(loop.metric_values, lambda: [loop.take_feeder.ledger.reader])
-    return loop.run(context.watch.turn_by(loop.ended))
+    return loop.run(context.watch.turn_by(loop.take_feeder.ledger.ended))
 
 
 def trainer_plan(context: RoleContext) -> TrainerPlan:

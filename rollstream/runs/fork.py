@@ -171,10 +171,10 @@ def find_checkpoint(store: ObjectStore, text: str) -> Checkpoint:
 
 
 def prompts_left_at(log: Bus, state: TrainerState, had: PromptsLeft) -> PromptsLeft:
-    """Returns the prompts whose groups were neither trained nor closed up to the checkpoint's step:
-    the fork generates these. `had` are the prompts that the parent itself began with, `log` is the
-    parent's log or, where that is lost, its archive. Raises `ConfigurationError` if a checkpoint of
-    an earlier release needs admissions that `log` lacks.
+    """Returns the prompts whose groups were neither trained nor closed up to the checkpoint's step.
+    `had` are those that the parent itself began with, `log` is its log or, where that is lost, its
+    archive. Raises `ConfigurationError` if a checkpoint of an earlier release needs admissions that
+    `log` lacks.
     """
     if state.next_group:
         # The checkpoint names the groups that were open then. Groups that ended in later steps of

@@ -56,9 +56,9 @@ def open_present_for_reading(store_url: str | None) -> ObjectStore | None:
 
 
 def find_run_place(argument: str, bus: str | None = None, *, or_emptied: bool = False) -> RunPlace:
-    """Locate the run in `argument`: its folder, its config.json, or the URL of its store or its
-    log. `bus` is the log's URL of a run named by its store. Raises `ConfigurationError` if no run
-    is there; `or_emptied` accepts an empty store as the place of a removed run.
+    """Locate the run in `argument`: its folder, its config.json, or the URL of its store or log.
+    `bus` is the log of a run named by its store. Raises `ConfigurationError` if no run is there;
+    `or_emptied` accepts an empty store as the place of a removed run.
     """
     scheme, separator, _ = argument.partition(":")
     if separator and scheme in ("kafka", "sqlite"):

@@ -48,11 +48,10 @@ def closed_doors(addresses: Sequence[tuple[str, int]]) -> list[str]:
 def call_with_retries(
     what: str, answer_s: float, once: Callable[[], T], repair: Callable[[Exception], None]
 ) -> T:
-    """Returns the result of `once`. While it fails because the cluster does not answer, call
-    `repair` with the error, pause, and call `once` again. `what` names the request in errors.
-    Raises `BusTimeout` when `answer_s` have passed; at once a `BusError` of `once`, and `BusError`
-    if the broker rejects the request for good, or if the advertised addresses cannot be reached for
-    `ADVERTISED_S`.
+    """Returns the result of `once`. While the cluster does not answer, call `repair` with the
+    error, pause, and call `once` again. `what` names the request in errors. Raises `BusTimeout`
+    when `answer_s` have passed; at once a `BusError` of `once`, and `BusError` if the broker
+    rejects the request for good, or the advertised addresses cannot be reached for `ADVERTISED_S`.
     """
     deadline, pause_s, advertised = Deadline(answer_s), PAUSE_S, Deadline(ADVERTISED_S)
     while True:

@@ -73,10 +73,9 @@ def shape_for(
     settings: VllmSettings,
     drafts: int = 0,
 ) -> VllmShape:
-    """Returns the arguments of an engine; the caller adds `adapters`. On the CPU the KV cache has
-    room for all slots at full context, as in the engine `torch`, unless `kv_gib` allows less, and
-    always for one such sequence. On a GPU vLLM chooses the sizes, within `memory_share` or
-    `kv_gib`.
+    """Returns the arguments of an engine, without `adapters`. On the CPU the KV cache has room for
+    all slots at full context, unless `kv_gib` allows less, and always for one such sequence. On a
+    GPU vLLM chooses the sizes, within `memory_share` or `kv_gib`.
     """
     auto = "float32" if device == "cpu" else "bfloat16"
     kind = auto if settings.dtype == "auto" else settings.dtype

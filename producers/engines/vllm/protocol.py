@@ -30,8 +30,8 @@ class ServedAdapter:
 class CoreRequest:
     """Asks vLLM for at most `room` tokens after `tokens`; outputs name the request by its `key`.
     Requests of equal `salt` and `adapter` share blocks of the prefix cache. `prompt` and `group`
-    identify the sequence in the draft history. vLLM's worker counts the drafts of this `stay` (the
-    number of the request) at `place` in the shared draft counters.
+    are its keys in the draft history. vLLM's worker counts the drafts of this `stay` (the request's
+    number) at `place` in the shared counters.
     """
 
     key: str

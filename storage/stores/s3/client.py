@@ -177,7 +177,7 @@ class S3Client:
     ) -> ObjectHead:
         """Pass the bytes of a range, cut off at the object's end, to `take` in chunks, and return
         the head of the whole object. With `etag`, a replaced object is a failure. `take` may raise;
-        the chunks may be used only once this call has returned, because the response may break off.
+        the chunks may be used only once this call has returned: the response may break off.
         """
         condition = {"IfMatch": etag} if etag else {}
         with self._request():
