@@ -1,6 +1,6 @@
-"""Names the files of a run's folder (`RunFolder`), opens the run's log and store, and guarantees
-that the folder holds one run: `write_configuration` refuses another configuration than the one in
-`config.json`, so no log mixes two runs. A relative URL is inside the folder.
+"""The files of a run's folder, and its log and store. The folder holds one run:
+`write_configuration` refuses another configuration than the one in `config.json`, so no log mixes
+two runs. A relative URL is inside the folder.
 """
 
 import json

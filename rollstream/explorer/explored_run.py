@@ -1,5 +1,5 @@
-"""Opens one run for the explorer (`ExploredRun`): its index, single records, texts, and the state
-that `rollstream top` shows. A thread follows the run while a page watches; it writes nothing to it.
+"""One run in the explorer: its index, single records, texts, and the state that `rollstream top`
+shows. A thread follows the run while a page watches, and writes nothing to it.
 """
 
 import json

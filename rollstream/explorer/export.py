@@ -1,8 +1,8 @@
-"""Writes runs as static files that any file host serves (`export`): the page, every answer that its
-views ask for, and one row per trajectory for searches in the browser.
+"""Writes runs as static files for any file host: the page, every answer that its views ask for, and
+one row per trajectory for searches in the browser.
 
 An answer is a row of `responses.parquet`, found by its canonical URL: rows are sorted and row
-groups small, so a browser reads one of them by a range request.
+groups small, so a browser reads one by a range request.
 """
 
 import json

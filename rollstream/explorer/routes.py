@@ -1,5 +1,5 @@
-"""Maps the paths below `/api/` to answers (`Explorer.answer`), without HTTP: the server and the
-static export call the same function. docs/reference/explorer-api.md describes each route.
+"""Maps the paths below `/api/` to answers, without HTTP, for server and static export alike.
+docs/reference/explorer-api.md describes each route.
 """
 
 import logging

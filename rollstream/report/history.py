@@ -1,6 +1,5 @@
-"""Folds the log and the metrics files of a run into its whole history (`RunHistory`), from which
-the report is made, without I/O. It grows with the run, by a name and two numbers per trajectory,
-and more with drafts.
+"""The whole history of a run from log and metrics files, from which the report is made, without
+I/O. It grows by a name and two numbers per trajectory, and more with drafts.
 """
 
 from array import array

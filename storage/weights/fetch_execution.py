@@ -1,6 +1,5 @@
-"""Executes a fetch plan (`fetch_plan.py`) on tensors of this process, in place (`execute_fetch`).
-Stored bytes are compared with their hash before anything is written. Memory beyond the tensors is
-two ranges of a file.
+"""Executes a fetch plan on tensors of this process, in place. Stored bytes are compared with their
+hash before anything is written. Memory beyond the tensors is two ranges of a file.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

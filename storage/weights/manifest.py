@@ -1,6 +1,5 @@
-"""Defines a weight version's manifest (`Manifest`) and reads it (`read_manifest`). It is created
-last: a folder without one belongs to an unfinished write. With its ranges and hashes a reader
-fetches and verifies any tensor by one request.
+"""A weight version's manifest, created last: a folder without one belongs to an unfinished write.
+With its ranges and hashes a reader fetches and verifies any tensor by one request.
 """
 
 import math

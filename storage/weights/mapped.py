@@ -1,6 +1,6 @@
-"""Keeps the tensors of one version in a mapped file and updates it in place (`MappedWeights`; in
-memory `resident.py`). The workers of a tensor-parallel engine share this verified copy. Until every
-tensor matches, `version` is None and nothing may be served from the file.
+"""Keeps one version's tensors in a mapped file and updates it in place. The workers of a
+tensor-parallel engine share this verified copy. Until every tensor matches, `version` is None and
+nothing may be served from the file.
 """
 
 import logging

@@ -1,6 +1,5 @@
-"""Decides which versions to delete (`plan_retention`, pure), deletes them (`delete_versions`), and
-lets readers that are behind, for instance an evaluation, pin versions (`VersionPins`, invariant
-11).
+"""Which versions to delete (`plan_retention`, pure), their deletion, and pins of readers that are
+behind, for instance an evaluation (`VersionPins`, invariant 11).
 """
 
 import logging

@@ -1,7 +1,6 @@
-"""Writes tensors to safetensors files of bounded size, the shards (`write_shards`), one in memory
-at a time, and reads any tensor back, verified (`StoredTensors`). Files are written
-here, because equal tensors must give equal bytes (the library's metadata has a random order) and
-the manifest needs ranges.
+"""Writes tensors to safetensors files of bounded size, the shards, one in memory at a time, and
+reads any tensor back, verified. Files are written here, because equal tensors must give equal bytes
+(the library's metadata has a random order) and the manifest needs ranges.
 """
 
 import json

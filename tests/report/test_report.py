@@ -165,7 +165,7 @@ def long_history() -> RunHistory:
     for step in range(1, STEPS_LONG + 1):
         reward = 9.0 if step == 6_172 else 0.5
         measured = {"seconds": 1.9, "reward_mean": reward, "loss": math.sin(step), "kl": 0.01}
-        history.apply(replace(done(step), time_s=2.0 * step, metrics=measured))
+        apply(history, replace(done(step), time_s=2.0 * step, metrics=measured))
     for number in range(40):
         rollout = history.rollouts.setdefault(f"rollout-{number}", RolloutHistory())
         for step in range(STEPS_LONG):
@@ -227,8 +227,9 @@ def test_a_night_without_work_is_cut_out_of_the_timeline():
     history = RunHistory()
     for step, pause in ((1, 0.0), (2, 36_000.0)):
         record = done(step)
-        history.apply(
-            type(record)(step, record.version, "", 1, {"seconds": 1.0}, {}, record.time_s + pause)
+        apply(
+            history,
+            type(record)(step, record.version, "", 1, {"seconds": 1.0}, {}, record.time_s + pause),
         )
     axis = time_axis(timeline_rows(history))
     assert axis is not None
