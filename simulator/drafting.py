@@ -10,10 +10,10 @@ from rollstream.producers.engines.roofline import Roofline
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """The share `found` of the look-ups finds a draft, and each drafted token is accepted with
+    """The share `found` of the look-ups finds a draft; each drafted token is accepted with
     probability `rate` if all before it are. A look-up takes `lookup_s` seconds of every row in
     every pass; a draft has at most `longest` tokens. `gains[d]` is the expected number of accepted
-    tokens of a draft of d.
+    tokens of d.
     """
 
     found: float

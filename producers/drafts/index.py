@@ -205,9 +205,9 @@ class HistoryView:
 def look_up_draft(
     views: Sequence[HistoryView], prompt: int, newest: Sequence[int], tokens_max: int
 ) -> Draft:
-    """Returns the tokens that followed the longest match of the end of `newest`, up to the end of
-    their sequence: at most `tokens_max`, and at most `reach` (`HistoryLayout`) for each matched
-    token. Of equal matches the first view's is used; all must have the same n-gram lengths.
+    """Returns the tokens that followed the longest match of the end of `newest`: at most
+    `tokens_max`, and at most `reach` (`HistoryLayout`) for each matched token. Of equal matches the
+    first view's is used; all must have the same n-gram lengths.
     """
     lengths, newest = views[0].lengths, list(newest)
     sums = ngram_sums(newest, lengths)

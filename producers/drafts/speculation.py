@@ -27,8 +27,8 @@ from rollstream.streams.values import Drafts, extend_runs
 @dataclass(slots=True)
 class DraftsBuilder:
     """Counts the fields of a `Drafts` value for the tokens that one sequence gained since the last
-    `take`, added in the order of generation. `runs` are lengths of alternating kinds: tokens that
-    the model drew itself, accepted draft tokens, drawn ones, and so on. `steps` counts passes,
+    `take`, in the order of generation. `runs` are lengths of alternating kinds: tokens that the
+    model drew itself, accepted draft tokens, drawn ones, and so on. `steps` counts passes,
     `guessed` draft tokens, `asked` look-ups; `found` of these gave a draft, and all took `lookup_s`
     seconds.
     """

@@ -82,11 +82,11 @@ def _digits(number: int) -> str:
 
 
 class Automaton:
-    """Implements `Task` and `Teacher`. Training repeats `prompts` questions, whose numbers of steps
-    are log-normal with this `median` and 99th percentile `p99`, cut at `STEPS_MAX`. Warm-up
-    documents are correct: the share `carried` carries the state, `by_two` takes two steps a line,
-    `short` has at most `SHORT_MAX` steps, and `excerpts` are the first lines of a question of any
-    number of steps; the others are as long as in training.
+    """Training repeats `prompts` questions, whose numbers of steps are log-normal with this
+    `median` and 99th percentile `p99`, cut at `STEPS_MAX`. Warm-up documents are correct: the share
+    `carried` carries the state, `by_two` takes two steps a line, `short` has at most `SHORT_MAX`
+    steps, and `excerpts` are the first lines of a question of any number of steps; the others are
+    as long as in training.
     """
 
     name = "automaton"

@@ -36,10 +36,10 @@ TemplateValue = int | float | bool | str
 
 @dataclass(frozen=True, slots=True)
 class TaskPrompt:
-    """Holds one prompt. `reference` is the task's own JSON text, such as the expected answer, which
-    `judge` gets back unchanged. `epoch` counts the complete passes over the data set before it. In
-    a mixture `task` is the label of its part, else "". `stop` are the tokens that end a turn of its
-    answer; None: the task's own.
+    """One prompt. `reference` is the task's own JSON text, such as the expected answer, which
+    `judge` gets back. `epoch` counts the complete passes over the data set before it. In a mixture
+    `task` is the label of its part, else "". `stop` are the tokens that end a turn of its answer;
+    None: the task's own.
     """
 
     tokens: tuple[int, ...]

@@ -32,10 +32,9 @@ from rollstream.producers.tasks.tool_server import ToolServer, ToolServerFailed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolDialogueOptions(DatasetOptions):
-    """Holds `task.options` of this task: those of `dataset`; `server`, the command line (as words
-    or text) of an MCP server, or one URL; `calls`, the format of calls, "" for that of the chat
-    template; `turns_max`, the most turns of the model; `calls_s`, the seconds of the calls of one
-    turn.
+    """Holds `task.options`: those of `dataset`; `server`, the command line (as words or text) of an
+    MCP server, or one URL; `calls`, the format of calls, "" for the chat template's; `turns_max`,
+    the most turns of the model; `calls_s`, the seconds of the calls of one turn.
     """
 
     server: list[str] | str

@@ -72,9 +72,9 @@ TAIL_BYTES = 1 << 18
 
 @dataclass(slots=True)
 class JsonLinesTail:
-    """Reads a growing file of JSON lines from its last `TAIL_BYTES` on; `at` is the offset of the
-    next byte, -1 before the first call. `path` may not exist yet. An incomplete last line is read
-    once its newline arrives. A line that is not a JSON object is counted in `broken`.
+    """Reads a growing file of JSON lines, which may not exist yet, from its last `TAIL_BYTES` on;
+    `at` is the offset of the next byte, -1 before the first call. An incomplete last line is read
+    once its newline arrives. A line that is no JSON object is counted in `broken`.
     """
 
     path: Path

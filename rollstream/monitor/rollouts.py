@@ -202,9 +202,9 @@ class LengthPredictions:
 @dataclass(frozen=True, slots=True)
 class SchedulingMetrics:
     """`queued` trajectories wait at rollouts and are not submitted to the engine yet, `waiting`
-    ones wait in engines for a slot or KV space, `parked` dialogues for their environment. `moves`
-    are those of the last minute, `moved` the trajectories in them; `newest` has the last moves with
-    their ages in seconds.
+    ones in engines for a slot or KV space, `parked` dialogues for their environment. `moves` are
+    those of the last minute, `moved` the trajectories in them; `newest` are the last, with their
+    ages in seconds.
     """
 
     queued: int

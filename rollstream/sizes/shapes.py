@@ -40,8 +40,8 @@ class ExpertSizes:
 class ModelShape:
     """A decoder's sizes. `family` is its `model_type`; `hidden`, `intermediate` and `width` are the
     sizes of the residual stream, of the feed-forward part and of one attention head; `positions` is
-    the longest sequence. With `tied` embedding and output matrix are one tensor. `hub` is the
-    Hugging Face name of a model from the table, else "".
+    the longest sequence. With `tied` embedding and output matrix are one. `hub` is the Hugging Face
+    name of a model from the table, else "".
     """
 
     name: str

@@ -77,7 +77,7 @@ def rank_group_environment(
 
 
 def group_exit_code(ended: Mapping[int, int]) -> int:
-    """Returns one exit code for all ranks: `EXIT_REFUSED` if any rank has it, since a restart is
+    """Returns one exit code for all ranks: `EXIT_REFUSED` if any has it, since a restart is
     useless; else 0 if rank 0 did; else that of the first rank that failed, or 1. `ended` maps rank
     to exit code in the order of their ends, without killed ranks.
     """

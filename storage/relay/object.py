@@ -133,12 +133,12 @@ class ObjectDropped(RollstreamError, RuntimeError):
 
 
 class CachedObject:
-    """Holds an object's bytes in a file, mapped into memory; threads may share it. Within
-    `writing`, one writer at a time fills the memory that `room` returns and calls `advance`; the
-    next writer continues at byte `written`. A reader calls `wait` and reads the first `received`
-    bytes, whole chunks, through `descriptor`, so an object is forwarded while it is received. With
-    the last byte the object becomes `verified`, or, if its hash is wrong, all bytes are discarded
-    and `CorruptObject` is raised.
+    """An object's bytes in a file, mapped into memory; threads may share it. Within `writing`, one
+    writer at a time fills the memory that `room` returns and calls `advance`; the next continues at
+    byte `written`. A reader calls `wait` and reads the first `received` bytes, whole chunks,
+    through `descriptor`, so an object is forwarded while it is received. With the last byte the
+    object becomes `verified`, or, if its hash is wrong, all bytes are discarded and `CorruptObject`
+    is raised.
     """
 
     def __init__(self, path: Path, offer: ObjectOffer) -> None:

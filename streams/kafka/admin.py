@@ -99,9 +99,9 @@ def create_topics(
 
 class RetryingAdmin:
     """Sends administrative requests through one client, made by `make` when needed; threads share
-    it, one request at a time. `retries` counts the failures; `advertised` has the brokers'
-    addresses as the newest client got them. A request is retried for `answer_s`, until the first
-    answer for `first_answer_s` at most.
+    it, one request at a time. `retries` counts failures; `advertised` are the brokers' addresses as
+    the newest client got them. A request is retried for `answer_s`, until the first answer for
+    `first_answer_s` at most.
     """
 
     def __init__(
