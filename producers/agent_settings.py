@@ -3,6 +3,7 @@ which it asks for its turns.
 """
 
 import os
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -77,7 +78,6 @@ class AgentSettings(Settings):
 
     @property
     def is_active(self) -> bool:
-        """Returns whether trajectories are episodes of a program."""
         return bool(self.episode or self.command or self.service)
 
     def open_max(self, episodes_max: int) -> int:
@@ -87,11 +87,11 @@ class AgentSettings(Settings):
         return min(self.commands_max, episodes_max) if self.command else episodes_max
 
 
-def service_key(variable: str) -> str:
+def service_key(variable: str, environment: Mapping[str, str] = os.environ) -> str:
     """Returns the key in this environment variable; "" without it. A file that was mounted into the
     variable may have ended its line.
     """
-    return os.environ.get(variable, "").strip()
+    return environment.get(variable, "").strip()
 
 
 def require_service_key(variable: str) -> None:

@@ -1,6 +1,5 @@
 """The environment of processes that run a task's code: named variables without the run's
-credentials (`allowed_variables`), and the path of modules, in Rollstream's Python (`with_own_path`)
-or for a user's command (`of_a_program`).
+credentials, and the path of modules, in Rollstream's Python or for a user's command.
 """
 
 import os

@@ -1,6 +1,5 @@
-"""Evaluates a version (`evaluate`) by sampled and greedy answers to held-out prompts, which the
-reward pool judges. Every version gets the same prompts, names and seed (invariant 10), so two
-evaluations differ by the version only.
+"""Evaluates a version by sampled and greedy answers to held-out prompts. Every version gets the
+same prompts, names and seed (invariant 10): two evaluations differ by the version only.
 """
 
 import time

@@ -1,5 +1,5 @@
-"""Reads the numbers that a user's own code returns (`finite_number`), such as rewards. Values of
-numpy or torch are known by their shape, so no library is imported.
+"""Reads the numbers that a user's code returns. Values of numpy or torch are known by their shape,
+so no library is imported.
 """
 
 import math

@@ -1,7 +1,6 @@
 """Keeps the topic `prompts` a bounded number of prompts ahead of admission, in the task's seeded
-order (the role `prompts`). A group's number is its position in that order, so the role's only state
-is the last published number, which a new holder reads from the topic: no prompt is repeated or
-skipped.
+order (the role `prompts`). A group's number is its position in that order; a new holder reads the
+last published one from the topic: no prompt is repeated or skipped.
 """
 
 import logging

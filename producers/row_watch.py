@@ -1,5 +1,5 @@
-"""Names the skipped rows of a data set as soon as they are known (`RowWatch`): a thread beside the
-role `prompts` counts the tokens of rows that may be too long, the longest first.
+"""Names the skipped rows of a data set early: a thread beside the role `prompts` counts the tokens
+of rows that may be too long, the longest first.
 """
 
 import logging

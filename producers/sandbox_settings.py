@@ -1,5 +1,5 @@
-"""The sandbox settings of this process. The role that runs a task's code, or a program of an agent,
-sets them before; the sandboxes that this code opens follow them (`producers/sandbox/factory.py`).
+"""The sandbox settings of this process, set by the role that runs a task's code or a program of an
+agent; the sandboxes that this code opens follow them.
 """
 
 from rollstream.producers.tasks.base import PlainSandbox

@@ -1,5 +1,5 @@
-"""Runs the command `rollstream`, also as `python -m rollstream`, by which the supervisor starts
-roles. Ctrl-C during the first imports ends the process at once, without a traceback.
+"""Runs the command `rollstream`, also as `python -m rollstream`. Ctrl-C during the first imports
+ends the process at once, without a traceback.
 """
 
 import os
@@ -14,7 +14,6 @@ def _leave(*_: object) -> None:
 
 
 def main() -> int:
-    """Run the command; returns its exit code."""
     is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     # A library's import may turn `KeyboardInterrupt` into another error.
     if is_default:

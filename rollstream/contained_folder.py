@@ -1,6 +1,6 @@
 """Opens the files of a folder that may come from another user (`ContainedFolder`): regular files
-inside that folder, or inside folders that the user named. A followed link out of a received run
-would read, or change, the user's own files.
+inside it, or inside folders that the user named. A followed link out of it would read, or change,
+the user's own files.
 """
 
 import errno

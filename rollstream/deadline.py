@@ -1,5 +1,5 @@
-"""Bounds the time of a whole operation by one `Deadline`, which is passed to all its calls and
-retries, in place of a full timeout for each.
+"""One `Deadline` bounds a whole operation and is passed to all its calls and retries, in place of a
+full timeout for each.
 """
 
 import time
@@ -22,5 +22,4 @@ class Deadline:
         return max(0.0, self._end - self._clock())
 
     def passed(self) -> bool:
-        """Returns whether no time is left."""
         return self._clock() >= self._end

@@ -1,6 +1,5 @@
-"""The errors that a caller may expect and handle, of files, brokers, configurations, and foreign
-bytes; programmer errors are asserts. Each is also an error of the standard library; its message
-names the failure, its place and the remedy.
+"""The errors that a caller may expect and handle; programmer errors are asserts. Each is also an
+error of the standard library; its message names the failure, its place and the remedy.
 """
 
 # For a `ConfigurationError` or `NewerRelease`: another start cannot help, so the supervisor makes

@@ -1,5 +1,5 @@
 """Lets a module with names for user code import them on first use (PEP 562), so importing it never
-imports torch, DuckDB or a Kafka client. A module declares these names once, by its imports under
+imports torch, DuckDB or a Kafka client. They are declared once, by its imports under
 `TYPE_CHECKING`; all other code imports from the defining module.
 """
 

@@ -1,6 +1,6 @@
-"""Parses JSON that another program wrote into a value or a `ValueError`, in time and memory
-proportional to the bytes. The libraries raise `RecursionError` for deep nesting, and a value nested
-nearly so deep ends its caller at a copy, so the depth has a bound here.
+"""Parses JSON of another program into a value or a `ValueError`, in time and memory proportional to
+the bytes. Depth is bounded: the libraries raise `RecursionError` for deep nesting, and a value
+nested nearly so deep ends its caller at a copy.
 """
 
 import json

@@ -1,6 +1,5 @@
-"""Bounds the connections of a server that uvicorn runs (`bounded_protocol`), which itself waits for
-ever: their number, the size and time of a request's head, the time of its body, and the time that a
-response is left unread.
+"""Bounds the connections of a server that uvicorn runs, which itself waits for ever: their number,
+size and time of a request's head, time of its body, and the time that a response is left unread.
 
 At `connections_max` a new one takes the place of the one that has waited longest for its client,
 never of one whose request is being answered.
@@ -144,7 +143,6 @@ class BoundedConnection:
         return cycle is None or (cycle.response_complete and not cycle.more_body)
 
     def drop(self) -> None:
-        """Close the connection at once."""
         self.bounds.remove(self)
         # uvicorn counts it until the loop has seen its end, which is after a new connection.
         self.connections.discard(self)

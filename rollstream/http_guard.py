@@ -1,5 +1,5 @@
-"""Decides by Host and Origin whether an HTTP request may come from a web page of another user
-(`HostRule`), for all servers.
+"""Decides by Host and Origin whether a request may come from a web page of another user
+(`HostRule`).
 
 Any page can send requests to any address, and resolve its own name to this machine (DNS rebinding):
 the Host is then that name, without an Origin for a GET. So a server answers only under names that

@@ -1,6 +1,6 @@
-"""Decides which HTTP requests may go through a proxy of the environment (`http_proxy`, `all_proxy`
-…): those to hosts that the user names elsewhere (an object store, a judge), never those to this
-machine or the run's processes, since a proxy has another loopback and may not know the run's hosts.
+"""Which HTTP requests may go through a proxy of the environment (`http_proxy`, `all_proxy` …):
+those to hosts that the user names elsewhere (an object store, a judge), never to this machine or
+the run's processes: a proxy has another loopback and may not know them.
 """
 
 import urllib.request

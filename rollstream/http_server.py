@@ -1,5 +1,4 @@
-"""A bounded HTTP server for relays and metrics (`BoundedServer`), in threads beside the work of its
-process; a subclass of `HttpResponder` answers.
+"""A bounded HTTP server in threads (`BoundedServer`); a subclass of `HttpResponder` answers.
 
 A connection above `requests_max` takes the place of the one that has waited longest for a request;
 if all are being answered, it gets 503. A client that stalls for the responder's `timeout`, or takes

@@ -1,7 +1,7 @@
-"""Imports a user's code, which a setting names as `module:attribute` (`find_callable`), and
-registries' options (`load_option`); gives command line and environment of child processes, which
-run with `-P`: a `storage.py` in the working directory must not hide a module of Rollstream or
-Python. `find_callable` appends that directory to the search.
+"""Imports code that a setting names as `module:attribute` (`find_callable`) and options of
+registries (`load_option`). Child processes run with `-P`: a `storage.py` in the working directory
+must not hide a module of Rollstream or Python; `find_callable` appends that directory to the
+search.
 """
 
 import os

@@ -1,5 +1,4 @@
-"""Defines the form in which a running role offers its metrics: values by name (`MetricValues`),
-listed in `docs/reference/metrics.md`.
+"""The form in which a role offers its metrics: values by name (docs/reference/metrics.md).
 
 The HTTP endpoint calls `metric_values()` from another thread at any moment: it only reads, never
 waits for work, and copies values that change. Counts of one event change under one lock, or are
@@ -47,7 +46,6 @@ class MetricHistogram:
         return self.state[1]
 
     def copy(self) -> "MetricHistogram":
-        """Returns the histogram of this moment."""
         copied = MetricHistogram(self.bounds)
         copied.state = self.state
         return copied

@@ -1,5 +1,5 @@
-"""Explains error numbers of the operating system (`explain_os_error`): the failure, and the remedy.
-Every message about a file, folder, socket or process takes its advice from this table.
+"""Failure and remedy for error numbers of the operating system, for every message about a file,
+folder, socket or process.
 """
 
 import errno

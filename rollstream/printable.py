@@ -1,7 +1,6 @@
-"""Makes text safe for a terminal (`printable`), and all output of a command (`printable_output`):
-the escape sequences of another user's record, answer or file name could rewrite lines, hide text,
-or type into the terminal. Control characters but line breaks and tabs become escapes of JSON's
-form, also in a file, which is looked at later.
+"""Makes text, and all output of a command, safe for a terminal: escape sequences in another user's
+record, answer or file name could rewrite lines, hide text, or type. Control characters but line
+breaks and tabs become escapes of JSON's form, also in a file, which is looked at later.
 """
 
 import codecs

@@ -1,5 +1,5 @@
-"""The user's private folder on this machine (`state_folder`): facts about runs that a run, which
-may come from another user, cannot state about itself.
+"""The user's private folder on this machine: facts about runs that a run, perhaps another user's,
+cannot state about itself.
 
 Reading creates nothing. Writing creates the folder with mode 0700 and files with mode 0600, which
 appear whole or not at all. A folder that cannot be used never fails a command.

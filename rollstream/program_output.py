@@ -1,6 +1,5 @@
-"""Passes on the output of a user's code (`ProgramOutput`, `OutputPipe`) to the log of its rollout:
-whole lines, printable, and at most so many bytes for each episode, reward or reply. The bytes left
-out are counted in one line.
+"""Passes the output of a user's code on to its rollout's log: whole lines, printable, and at most
+so many bytes for each episode, reward or reply. The bytes left out are counted in one line.
 """
 
 import os

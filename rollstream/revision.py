@@ -1,6 +1,4 @@
-"""Finds the git commit of this code, which the ledger, `config.json` and `rollstream --version`
-state: from the build's `_revision.py` (`setup.py`), else from git.
-"""
+"""The git commit of this code: from the build's `_revision.py` (`setup.py`), else from git."""
 
 import subprocess
 from importlib import import_module

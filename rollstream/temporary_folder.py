@@ -1,6 +1,6 @@
-"""Makes temporary folders that outlive no process for long (`TemporaryFolder`), because copies of a
-log and indices of the explorer have gigabytes: each holder has a lock, which the kernel frees at
-its death, and the next process that makes a folder removes those without one.
+"""Temporary folders that outlive no process for long, since copies of a log have gigabytes: each
+holder has a lock, which the kernel frees at its death, and the next process that makes a folder
+removes those without one.
 """
 
 import fcntl

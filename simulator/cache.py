@@ -1,5 +1,5 @@
-"""Counts the tokens in the KV cache of a simulated replica. The prompt of a group is cached once,
-as in engines with a prefix cache, which is keyed by version.
+"""Counts the tokens in the KV cache of a simulated replica. A group's prompt is cached once per
+version, as in engines with a prefix cache.
 """
 
 from collections import Counter

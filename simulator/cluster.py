@@ -1,6 +1,5 @@
-"""Describes the machines of a simulation (`Cluster`), which `cluster_of` computes from a model, a
-number of GPUs, a policy and the constants, the work (`Job`), and dispatch's state of rollouts and
-groups.
+"""The machines of a simulation (`Cluster`), made of a model, a number of GPUs, a policy and the
+constants (`cluster_of`), the work (`Job`), and dispatch's state.
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,7 @@
-"""Lists every number that the simulator assumes, with its source; all were written before any
-result.
+"""Every number that the simulator assumes, with its source; all were written before any result.
 
-A constant is known from its source (a data sheet, a published configuration, a paper), or assumed
-within a range, over which `benchmarks/simulator/` prints the results. No constant was fitted to a
-published ratio of two policies' speeds, and none may be.
+A constant is known from a source, or assumed within a range, over which `benchmarks/simulator/`
+prints the results. None is fitted to a published ratio of two policies' speeds, and none may be.
 """
 
 from dataclasses import dataclass
@@ -136,7 +134,6 @@ CONSTANTS = {
     ),
     "areal_eta": known(8, "", "AReaL, mathematics"),
     "areal_rollout_share": known(0.75, "", "AReaL: inference to training GPUs 75 : 25"),
-    "migrate_unfinished": known(0.1, "", "RhymeRL: the last 10 % unfinished may move"),
     "migrate_growth": assumed(
         1.5,
         "",
@@ -144,7 +141,6 @@ CONSTANTS = {
         1.2,
         3.0,
     ),
-    "rhymerl_gpus": known(128, "", "RhymeRL: 16 nodes of 8 Hopper GPUs"),
     "repair_s": known(252.0, "s", "Laminar §8.5: full recovery of a machine"),
     # the experiment
     "steps": known(10, "", "the issue: ten steps"),

@@ -1,5 +1,5 @@
-"""Plays the role of dispatch in the simulated cluster, by the planners (pure functions) of the real
-service. They see only the inputs of the real service: the length of an unfinished answer is hidden.
+"""Dispatch of the simulated cluster, by the planners of the real service. They see only what the
+service sees: the length of an unfinished answer is hidden.
 """
 
 from collections import Counter, OrderedDict

@@ -1,5 +1,5 @@
-"""Simulates drafts from history (docs/explanation/drafts.md): how many tokens a decode pass yields,
-and how long it takes. All functions are pure.
+"""Simulates drafts from history (docs/explanation/drafts.md): tokens and time of a decode pass, as
+pure functions.
 """
 
 from dataclasses import dataclass, field
@@ -10,10 +10,10 @@ from rollstream.producers.engines.roofline import Roofline
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """The share `found` of the look-ups finds a draft, and each drafted token is accepted with
+    """The share `found` of the look-ups finds a draft; each drafted token is accepted with
     probability `rate` if all before it are. A look-up takes `lookup_s` seconds of every row in
     every pass; a draft has at most `longest` tokens. `gains[d]` is the expected number of accepted
-    tokens of a draft of d.
+    tokens of d.
     """
 
     found: float

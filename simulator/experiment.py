@@ -1,6 +1,5 @@
-"""Runs the simulations that settings describe. `run_policies` simulates every policy on every
-cluster, each under the split of the GPUs that makes it fastest. `predict` predicts the speed of a
-real run; `benchmarks/simulator/` compares predictions with runs. No constant is fitted to a run.
+"""Runs simulations: every policy on every cluster, each under its fastest split of the GPUs
+(`run_policies`), or the speed of a real run (`predict`). No constant is fitted to a run.
 """
 
 from collections.abc import Iterator, Mapping

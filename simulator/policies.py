@@ -1,10 +1,10 @@
-"""Defines scheduling policies as values: one loop simulates all of them, and each field switches
-one mechanism. A rollout "pulls" when it loads the newest weights.
+"""Scheduling policies as values: one loop simulates all, and each field switches one mechanism. A
+rollout "pulls" when it loads the newest weights.
 
 `synchronous` is verl's hybrid engine, `one_step` and `stream` are the usual asynchronous forms
 (StreamRL), `partial_rollout` is AReaL, `in_flight` PipelineRL, `laminar` Laminar, `rhymerl`
 RhymeRL, `ours` this project's service with the defaults of `keep_version`, `ours_bounded` the same
-with `max_lag`, `ours_adapters` the same where versions are adapters.
+with `max_lag`, `ours_adapters` where versions are adapters.
 """
 
 from collections.abc import Iterator

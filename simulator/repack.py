@@ -1,10 +1,10 @@
 """Simulates repack (moving the last running trajectories together, so that rollouts become empty)
 and the migration of outliers.
+
 1. `SimulatedRepack.check` calls the service's planners every few seconds and after each new
    version, as in Laminar (arXiv 2510.12633).
 2. `send` takes the trajectories off their source, between two decode steps.
-3. `receive` resumes them at their target after `Cluster.move_s` seconds; there they are prefilled
-   again.
+3. `receive` resumes them after `Cluster.move_s` seconds; there they are prefilled again.
 """
 
 from collections import Counter
@@ -156,9 +156,7 @@ class SimulatedRepack:
             self._request_moves(rollouts[source])
 
     def _budget(self) -> repack.LagBudget | None:
-        """Returns the budget of `plan_outliers`, with the seconds per token of the present batches
-        on rollouts of the newest version; None while a quantity is unknown.
-        """
+        """Returns the budget of `plan_outliers`; None while a quantity is unknown."""
         world = self.world
         speeds = [
             1 / rollout.replica.jump_roofline.step_s(rows, rollout.replica.kv_now(world.now))

@@ -1,9 +1,9 @@
 """Simulates one rollout's engine in virtual time (`Replica`): continuous batching over a KV cache
 of fixed size.
 
-A step yields one token of every running row, in the time of `Roofline`, the paced engine's model of
-a device. Times are exact up to rounding, although the replica jumps from event to event. When the
-cache is full, the newest sequences return to the queue and are prefilled again, as in vLLM.
+A step yields one token of every running row, in the time of the paced engine's `Roofline`; jumps
+from event to event are exact up to rounding. When the cache is full, the newest sequences are
+queued and prefilled again, as in vLLM.
 """
 
 from bisect import insort
@@ -99,7 +99,6 @@ class Replica:
             self.interrupt(now_s)
 
     def interrupt(self, now_s: float) -> None:
-        """End the present jump with the current step."""
         if not self.running or self.due_s is None:
             self.due_s, self.jump = max(now_s, self.ready_s), 0
             return

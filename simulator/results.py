@@ -1,6 +1,4 @@
-"""Defines the simulated trainer, the results of a run, and their collection. All times are virtual
-seconds.
-"""
+"""The simulated trainer and the results of a run, in virtual seconds."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -125,8 +123,8 @@ class SimulatedTrainer:
         return self.max_lag is not None and self.version - trajectory.spans[-1][0] > self.max_lag
 
     def _take(self, trajectory: SimulatedTrajectory) -> int:
-        """Count the sample and its tokens by lag. Returns the tokens that the trainer computes for
-        it: prompt and answer, masked tokens included; 0 if it is dropped.
+        """Returns the tokens that the trainer computes for the sample: prompt and answer, masked
+        tokens included; 0 if it is dropped.
         """
         if self._is_late(trajectory):
             self.dropped += 1

@@ -1,4 +1,4 @@
-"""Writes simulated runs to a file, and reads them again with the same values."""
+"""Writes simulated runs to a file and reads them back, value for value."""
 
 import json
 from collections.abc import Sequence

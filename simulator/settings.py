@@ -1,6 +1,4 @@
-"""Defines the settings of `rollstream simulate`: clusters, policies, lengths of answers,
-environments and faults.
-"""
+"""Settings of `rollstream simulate`."""
 
 from pydantic import Field
 

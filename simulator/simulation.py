@@ -1,8 +1,5 @@
-"""Runs the loop of the simulator in virtual time: it takes event after event from the `World` and
-calls the parts that react.
-
-Equal inputs give equal runs: events at equal times happen in the order in which they were planned,
-and all randomness comes from the workload's seed.
+"""The loop of the simulator: it takes event after event from the `World` and calls the parts that
+react. Equal inputs give equal runs: all randomness comes from the workload's seed.
 """
 
 from dataclasses import dataclass

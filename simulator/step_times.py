@@ -1,6 +1,6 @@
-"""Computes the time of many decode steps at once, and the steps within a time. While no trajectory
-joins or leaves, the cache grows by one token per row and step, so step times sum in closed form.
-All functions are pure.
+"""The time of many decode steps, and the steps within a time, as pure functions. While no
+trajectory joins or leaves, the cache grows by one token per row and step, so times sum in closed
+form.
 """
 
 from math import ceil, sqrt
@@ -34,7 +34,6 @@ def steps_lasting(roofline: Roofline, rows: int, kv_tokens: float, seconds: floa
 
 
 def _compute_bound_steps(roofline: Roofline, rows: int, kv_tokens: float) -> int:
-    """Returns how many of the next steps are bound by arithmetic, not by the cache read."""
     over = rows * roofline.row_s - roofline.weights_s - kv_tokens * roofline.kv_token_s
     step = rows * roofline.kv_token_s
     if not roofline.overlapping or over <= 0:

@@ -1,10 +1,9 @@
-"""Defines the work of every scheduling policy: the lengths of the answers in each group, drawn
-(`Workload`) or recorded (`RecordedWorkload`), and `SimulatedTrajectory`.
+"""The work of every scheduling policy: the lengths of answers, drawn (`Workload`) or recorded
+(`RecordedWorkload`).
 
 Drawn lengths are a function of (seed, pass over the prompts, prompt) alone, so all policies get the
-same work. Answers to one prompt correlate as in the paced engine (a Gaussian copula): a length is
-the quantile of a normal deviate, the sum of one part per prompt, equal in all passes, and one part
-per answer.
+same work. Answers to one prompt correlate (a Gaussian copula): a length is the quantile of a normal
+deviate, the sum of one part per prompt, equal in all passes, and one per answer.
 """
 
 from dataclasses import dataclass, field
@@ -139,10 +138,9 @@ class RecordedWorkload(Workload):
 
 
 def read_lengths(path: str, column: str) -> LengthTrace:
-    """Returns the recorded lengths in ascending order. `path` is a text file with one length a
-    line, a Parquet file, or a folder of Parquet files such as an archive. In Parquet, `column`
-    holds lengths, or lists whose sizes are the lengths; lengths below 1 are skipped. Raises
-    `ConfigurationError`.
+    """Returns the recorded lengths in ascending order: from a text file with one a line, a Parquet
+    file, or a folder of these such as an archive, where `column` holds lengths, or lists whose
+    sizes are the lengths. Those below 1 are skipped. Raises `ConfigurationError`.
     """
     where = Path(path)
     if where.is_dir() or where.suffix == ".parquet":
@@ -185,10 +183,9 @@ def _read(file: Path, column: str) -> list[float]:
 
 @dataclass(slots=True, eq=False)
 class SimulatedTrajectory:
-    """One trajectory in a replica or between two. `prompt` is its number of prompt tokens, `length`
-    the final length of the answer, which no planner sees, `done` the answer's tokens so far, and
-    `predicted` the forecast. `spans` are (version, tokens generated under it) in order (invariant
-    3).
+    """One trajectory in a replica or between two: `prompt` tokens, the final `length` of the
+    answer, which no planner sees, `done` tokens so far, the forecast `predicted`. `spans` are
+    (version, tokens generated under it) in order (invariant 3).
     """
 
     name: str

@@ -1,5 +1,5 @@
-"""Holds the state and the event queue of one simulated run, which its parts share. An event is a
-time, a kind and a subject; events at equal times happen in the order in which they were planned.
+"""State and event queue of one simulated run. Events at equal times happen in the order in which
+they were planned.
 """
 
 from heapq import heappop, heappush
@@ -112,7 +112,6 @@ class World:
         self.plan(self.now + lasts_s, "pulled", rollout)
 
     def pull_s(self, rollout: SimulatedRollout) -> float:
-        """Returns how long a pull lasts that starts now."""
         host = self.hosts[rollout.replica.name]
         free_s = max(self.now, self.links_free_s.get(host, 0.0)) + self.cluster.host_pull_s
         self.links_free_s[host] = free_s

@@ -1,6 +1,6 @@
 """Stores the trainer's whole state as a checkpoint (tensors and one JSON value), restores it, and
-deletes old ones. The manifest is written last, so a checkpoint with a manifest is complete. A
-restart skips incomplete and damaged ones, but never one of a newer release (`NewerRelease`).
+deletes old ones. The manifest is written last. A restart skips incomplete and damaged ones, but
+never one of a newer release (`NewerRelease`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """Keeps large records out of the log: `ClaimCheck` puts their bytes into the object store as a blob
-and appends a small record that names the blob, a `Claim`, in their place; `BlobCollector` deletes
-the blobs that no kept record can name.
+and appends a `Claim` that names it; `BlobCollector` deletes blobs that no kept record can name.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
-"""Finds the folder of a Hugging Face checkpoint, and reads its configuration and the names of its
-files, without torch. Errors are `ConfigurationError`s that name the setting `model.path`. Nothing
-is downloaded, because a run must not change when the model's authors change it.
+"""Finds the folder of a Hugging Face checkpoint, and reads its configuration and file names,
+without torch. Errors are `ConfigurationError`s that name `model.path`. Nothing is downloaded: a run
+must not change when the model's authors change it.
 """
 
 import re

@@ -1,6 +1,6 @@
-"""Reads the tokenizer in a model's folder as `AutoTokenizer` of transformers does, so that every
-process of a run and users of its exports see the same tokens and prompts. `tokenizer_class` and
-`is_exact` decide, without torch, whether `tokenizer.json` alone suffices.
+"""Reads the tokenizer in a model's folder as transformers' `AutoTokenizer` does, so that all
+processes and users of exports see the same tokens. `tokenizer_class` and `is_exact` decide, without
+torch, whether `tokenizer.json` alone suffices.
 """
 
 import ast

@@ -1,7 +1,6 @@
-"""Reads which tensors a Hugging Face checkpoint has and where they are, without torch. Libraries
-differ where files contradict each other (an index beside a single file, one tensor in two files, a
-tied matrix that the file has twice): two roles of one run would then see two models, so such a
-folder is refused.
+"""Which tensors a Hugging Face checkpoint has and where, without torch. Where files contradict each
+other (an index beside a single file, one tensor in two files, a tied matrix twice) libraries
+differ, and two roles would see two models: such a folder is refused.
 """
 
 import math

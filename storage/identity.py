@@ -1,6 +1,6 @@
-"""`run.json` in a run's store identifies the run (invariant 15), and holds the hash of its
-configuration and the features that a program must have to act on it (invariant 14). A role reads it
-before it takes a lease, so a program that may not act fences no other.
+"""`run.json` identifies the run (invariant 15), and holds the hash of its configuration and the
+features that a program must have to act on it (invariant 14). A role reads it before it takes a
+lease: a program that may not act fences no other.
 """
 
 import logging

@@ -1,6 +1,6 @@
-"""Gives a role with a single holder to one process in each term: the role's lease (an object in the
-store) is taken together with its next term, in one compare-and-swap. The lease only avoids double
-work; the term decides which records count (docs/explanation/storage.md, "Leases and terms").
+"""Gives a role with a single holder to one process in each term: lease and next term are taken in
+one compare-and-swap. The lease only avoids double work; the term decides which records count
+(docs/explanation/storage.md).
 """
 
 import logging

@@ -1,6 +1,6 @@
-"""Writes and reads a metrics file: JSON lines that one process appends, and that others may read
-meanwhile. A kill can leave only the last line incomplete, which the next writer removes and readers
-ignore. A number that is not finite becomes null.
+"""A metrics file: JSON lines that one process appends and others may read. A kill can leave only
+the last line incomplete, which the next writer removes and readers ignore. A number that is not
+finite becomes null.
 """
 
 import errno

@@ -1,6 +1,5 @@
-"""Compares the tensors of a Hugging Face checkpoint with the model that transformers builds for it
-(`check_fit`), without memory for weights. A tensor that the checkpoint lacks, or has in another
-shape, is refused by its name.
+"""Compares a checkpoint's tensors with the model that transformers builds for it, without memory
+for weights. A tensor that it lacks, or has in another shape, is refused by name.
 """
 
 import re

@@ -1,5 +1,5 @@
-"""Records which rows of a run's data set are skipped (`write_skipped_rows`), as one object of its
-store: the run's audit names them, on any host and long after the run.
+"""Records which rows of a run's data set are skipped, as one object of its store: the audit names
+them, on any host and long after.
 """
 
 import re

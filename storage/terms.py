@@ -1,6 +1,6 @@
-"""Gives a term to each start of a process (`next_term`), by compare-and-swap of small objects under
-`roles/`. No two starts under one name get the same term, and a name's terms only grow, so each
-restart fences the earlier process. A single-holder role has its term in its lease (`leases.py`).
+"""Gives a term to each start of a process, by compare-and-swap of small objects under `roles/`. No
+two starts under one name get the same, and a name's terms only grow: each restart fences the
+earlier process. A single-holder role has its term in its lease.
 """
 
 import random

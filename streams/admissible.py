@@ -1,5 +1,5 @@
-"""Decides which records of topics with many writers count (invariants 3 and 12). The functions are
-pure, and all readers share them, so that they agree about every record.
+"""Which records of topics with many writers count (invariants 3 and 12), by pure functions that all
+readers share.
 """
 
 from bisect import bisect_right

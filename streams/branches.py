@@ -1,5 +1,5 @@
-"""Reads the branches of an episode (`Branch`): its tokens are flat, turn after turn in the order in
-which the turns entered the log, but form a tree. Pure functions, shared by every reader.
+"""Reads the branches of an episode (`Branch`), by pure functions that every reader shares: its
+tokens are flat, in the order in which the turns entered the log, but form a tree.
 
 A trajectory without branches is one path. Not every branch is a fork: where turns are generated
 together, a turn that continues a path has other turns between.

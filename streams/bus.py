@@ -1,6 +1,6 @@
-"""Defines the contract of a bus (`Bus`), which keeps each topic as a partitioned, durable log of
-bytes, read from explicit positions. One conformance suite (`tests/streams/`) tests all back ends,
-which call the `check_` functions to refuse the same input with the same error texts.
+"""The contract of a bus, which keeps each topic as a partitioned, durable log of bytes, read from
+explicit positions. One conformance suite tests all back ends, which refuse the same input with the
+same texts (`check_…`).
 """
 
 import dataclasses

@@ -1,7 +1,6 @@
-"""Encodes records to bytes and decodes them. Equal records give equal bytes. Any bytes decode to a
-record or raise `DecodeError`, in memory that is bounded by their length. A record's bytes are a
-prefix with a checksum, a JSON header, and its arrays, aligned to 8 bytes
-(`docs/reference/wire-format.md`).
+"""Encodes records to bytes and decodes them (docs/reference/wire-format.md): a prefix with a
+checksum, a JSON header, and arrays, aligned to 8 bytes. Equal records give equal bytes. Any bytes
+decode to a record or raise `DecodeError`, in memory that is bounded by their length.
 """
 
 import math

@@ -1,6 +1,4 @@
-"""Opens a bus (the log) from its URL: `sqlite:FOLDER` or `kafka://HOST:PORT/PREFIX`. A run on one
-machine differs from one on a cluster only in this URL and in that of the object store.
-"""
+"""Opens a bus (the log) from its URL: `sqlite:FOLDER` or `kafka://HOST:PORT/PREFIX`."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -1,9 +1,7 @@
-"""Writes and reads the topic `dead`: messages of other topics that cannot be decoded as a record of
-their topic, with the reason (dead letters).
+"""The topic `dead`: messages that cannot be decoded as a record of their topic, with the reason.
 
-Only one role, the topic's owner, appends them (`DeadLetterWriter`), each once; other readers only
-count them. Otherwise an unreadable message of 1 MiB would be copied by every reader and after every
-restart.
+Only one role, the topic's owner, appends them, each once; other readers only count them. Otherwise
+an unreadable message of 1 MiB would be copied by every reader and after every restart.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,6 +1,5 @@
-"""Classifies why a trajectory died (`failure_cause`), from the reason in its record, so that counts
-of failures have few names. The stage and the kind of a reason are fixed words of the rollout; the
-rest is text of the task's code.
+"""Classifies why a trajectory died, from the reason in its record, so that counts have few names.
+Stage and kind are fixed words of the rollout; the rest is text of the task's code.
 """
 
 STAGES = ("environment", "agent", "reward", "engine")

@@ -79,7 +79,7 @@ def truncate(bus: Bus, topic: str, before: Mapping[int, Position]) -> dict[int, 
     # Readers start from here. Without the fence a reader would count a zombie's record: say `Opened
     # 3` is removed, and a zombie of term 2 wrote the first kept record after it.
     bus.commit(
-        TRUNCATED_GROUP, topic, {p: _later(at, committed.get(p)) for p, at in ahead.items()}
+        TRUNCATED_GROUP, topic, {p: later_position(at, committed.get(p)) for p, at in ahead.items()}
     )  # 1
     bus.truncate(topic, {p: at.offset for p, at in ahead.items()})  # 2
     return {p: at.offset - begin[p] for p, at in ahead.items()}
@@ -93,15 +93,6 @@ def renew_truncated(bus: Bus, topic: str) -> None:
     committed = bus.committed(TRUNCATED_GROUP, topic)
     if committed:
         bus.commit(TRUNCATED_GROUP, topic, committed)
-
-
-def truncated_begin(bus: Bus, topic: str) -> dict[int, Position]:
-    """Returns for each partition the position from which readers start, with the fence there: the
-    one that `truncate` committed last, or the topic's begin if that is later.
-    """
-    committed = bus.committed(TRUNCATED_GROUP, topic)
-    begin = bus.begin(topic).items()
-    return {p: _later(Position(offset), committed.get(p)) for p, offset in begin}
 
 
 def earliest_positions(candidates: Iterable[Mapping[int, Position]]) -> dict[int, Position]:
@@ -143,7 +134,7 @@ def move_back_to_oldest(
     return before
 
 
-def _later(position: Position, other: Position | None) -> Position:
+def later_position(position: Position, other: Position | None) -> Position:
     if other is None:
         return position
     return max(position, other, key=lambda at: (at.offset, at.fence))

@@ -1,6 +1,6 @@
-"""Cleans text and JSON of other programs where they enter, so that a record can hold them:
-JavaScript programs that cut a text leave half of a surrogate pair, and JSON comes with `NaN`,
-nesting deeper than a stack, and numbers of thousands of digits.
+"""Cleans text and JSON of other programs, so that a record can hold them: halves of surrogate pairs
+from JavaScript programs that cut a text, `NaN`, nesting deeper than a stack, numbers of thousands
+of digits.
 """
 
 import json

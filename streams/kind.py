@@ -1,5 +1,5 @@
-"""Describes a kind of log before one is opened (`BusKind`). `BUSES` names the kinds by strings, so
-that a process imports the client of no log that its run does not use.
+"""A kind of log before one is opened (`BusKind`). `BUSES` names the kinds by strings, so that a
+process imports no client that its run does not use.
 """
 
 from collections.abc import Callable, Mapping

@@ -13,7 +13,7 @@ from rollstream.errors import BusError, DecodeError, NewerRelease, PositionLost,
 from rollstream.streams.bus import Bus, Message
 from rollstream.streams.codec import Decoded, Envelope, decode, envelope_of, record_hash
 from rollstream.streams.dead_letters import DeadLetterWriter
-from rollstream.streams.fence import advance_fence, truncated_begin
+from rollstream.streams.fence import TRUNCATED_GROUP, advance_fence, later_position
 from rollstream.streams.records import SCHEMAS_BY_TOPIC, Claim, Fence, Opened, Position, Record
 from rollstream.streams.release import missing_features, upgrade_advice
 from rollstream.streams.values import Address
@@ -129,8 +129,12 @@ class Received(msgspec.Struct, frozen=True, gc=False):
 
 
 def from_begin(bus: Bus, topic: str) -> dict[int, Position]:
-    """Returns the positions of the first kept records, with the fences that truncation stored."""
-    return truncated_begin(bus, topic)
+    """Returns for each partition the position from which readers start, with the fence there: the
+    one that `fence.truncate` committed last, or the topic's begin if that is later.
+    """
+    committed = bus.committed(TRUNCATED_GROUP, topic)
+    begin = bus.begin(topic).items()
+    return {p: later_position(Position(offset), committed.get(p)) for p, offset in begin}
 
 
 def from_end(bus: Bus, topic: str) -> dict[int, Position]:

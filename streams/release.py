@@ -1,7 +1,7 @@
-"""Defines this release and the features of the log that it knows, so that programs of two releases
-agree on what records mean, or one of them refuses to act (invariant 14). A feature is a schema
-(kind of record) that came after release 0.1.0, or a word where a known schema changed its meaning;
-each term's `Opened` lists those that readers of the topic need and that the holder knows.
+"""This release and the features of the log that it knows: programs of two releases agree on what
+records mean, or one refuses to act (invariant 14). A feature is a schema that came after release
+0.1.0, or a word where a known schema changed its meaning; each term's `Opened` lists those that
+readers need and the holder knows.
 """
 
 from collections.abc import Collection, Mapping

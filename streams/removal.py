@@ -1,8 +1,8 @@
-"""Lists and removes the topics and consumer groups of one run in a log (`rollstream rm`), and
-nothing of another run: one prefix on a Kafka cluster may begin with another (`a` and `a.b`).
+"""Lists and removes the topics and consumer groups of one run, and nothing of another: one prefix
+on a Kafka cluster may begin with another (`a` and `a.b`).
 
-The topics decide which groups are whose (`own_groups`), so groups are removed first. After an
-interruption the same calls remove the rest.
+The topics decide which groups are whose, so groups are removed first. After an interruption the
+same calls remove the rest.
 """
 
 import time

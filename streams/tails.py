@@ -1,6 +1,5 @@
 """Estimates how many tokens a running answer still generates, and whether another one ends before
-it. Dispatch and rollouts fill the tail of a version by the same rule
-(docs/explanation/scheduling.md, "Filling tails").
+it: the rule by which dispatch and rollouts fill tails (docs/explanation/scheduling.md).
 """
 
 FIT_MARGIN = 1.5  # an answer fits if it may be this many times as long as expected

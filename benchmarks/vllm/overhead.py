@@ -114,8 +114,7 @@ def _worker(model: PreTrainedModel, lengths: list[int], folder: Path) -> Callabl
     judging = Judging(RewardPool(TaskSettings()), 1, lambda: V1, late=True)
     driver = SingleTurn(RolloutParts(engine, judging, voice, settings))
     orders = AssignmentQueue(bus, "rollout-0", 1)
-    follower, in_progress = WeightsFollower(bus, store), InProgress(driver)
-    rollout = RolloutLoop(settings, engine, follower, orders, in_progress, voice)
+    rollout = RolloutLoop(WeightsFollower(bus, store), orders, InProgress(driver))
     rounds = [0]
 
     def run() -> None:

@@ -1,9 +1,9 @@
-"""Keeps archive files few: merges consecutive files of a partition into a wider one
-(`storage/archive/merging.py`) and deletes the merged ones after a grace period for their readers.
+"""Keeps archive files few: merges consecutive files of a partition and deletes the merged ones
+after a grace period for their readers.
 
-Several compactors and archivers may run at once, and each may be killed at any moment: no record is
-lost, and readers read none twice if they leave out files whose first offset is in the range of a
-merged file (docs/reference/archive.md, Merged files).
+Several compactors and archivers may run at once, and each may be killed: no record is lost, and
+readers read none twice if they leave out files whose first offset is in the range of a merged file
+(docs/reference/archive.md).
 """
 
 import logging

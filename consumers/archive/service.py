@@ -1,7 +1,6 @@
-"""The loop of the archive role: reads new records of the archived topics and writes due files
-(`topic.py`), then merges small ones (`compaction.py`). It reads seldom, in large batches, so that
-it costs the run little. It ends with the present ends of the topics: a run whose archive role stops
-last is archived completely.
+"""The loop of the archive role: writes due files (`topic.py`), then merges small ones
+(`compaction.py`). It reads seldom, in large batches, so that it costs the run little. It ends with
+the present ends of the topics: a run whose archive role stops last is archived completely.
 """
 
 import logging

@@ -1,9 +1,9 @@
-"""Audits a run: checks invariants 1 to 7, and 11 for checkpoints. An `Audit` reads each topic once
-and passes every message to the folds; then it checks the store. `continued_audit` continues from
-the verdict of the previous audit.
+"""Audits a run: invariants 1 to 7, and 11 for checkpoints. An `Audit` reads each topic once and
+passes every message to the folds; then it checks the store. `continued_audit` continues from the
+previous verdict.
 
 The end offsets are fixed before the first record is read, the ledger's first, so in a live run
-every record that the ledger names is before the fixed ends of the other topics.
+every record that the ledger names is before the ends of the other topics.
 """
 
 import time

@@ -1,7 +1,6 @@
 """Checks the trainer's decisions about groups (invariants 1 and 2): the reason of each closing, and
-which members of a trained group were trained. `DecisionAudit` repeats each decision with the
-trainer's own function, `prepare_group`. Memory holds the completions of closed, open and partly
-trained groups until each is checked.
+which members were trained, by the trainer's own function, `prepare_group`. Memory holds the
+completions of closed, open and partly trained groups until each is checked.
 """
 
 import re

@@ -1,7 +1,6 @@
-"""Checks invariant 7: in topics of single-holder roles only that role writes, terms only grow, and
-no sequence number of a term is missing. Also classifies bytes that are no record, in topics with
-many writers. A gap is a violation, and classification resumes after it. Records that the fence
-drops are void and counted.
+"""Checks invariant 7: only the holder writes a single-holder role's topics, terms only grow, and no
+sequence number is missing. Also classifies bytes that are no record, in topics with many writers. A
+gap is a violation, and classification resumes after it. Void records are counted.
 """
 
 from collections.abc import Callable, Mapping

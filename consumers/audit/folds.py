@@ -1,8 +1,6 @@
-"""Defines what the audit's checks share: a check is a fold (`RecordFold`) that receives a run's
-messages in order and records violations in an `InvariantResult`; `LedgerIndex` indexes the ledger.
-
-A result keeps the places of the first few violations. The index grows with the run: about 0.3 KiB
-per trajectory of a trained group, a few bytes per step.
+"""What the audit's checks share: a check is a fold (`RecordFold`) over a run's messages in order;
+`InvariantResult` has its violations, with the places of the first few; `LedgerIndex` indexes the
+ledger, about 0.3 KiB per trajectory of a trained group, a few bytes per step.
 """
 
 from collections import Counter

@@ -1,6 +1,6 @@
-"""Checks invariant 1: every admitted group is still open or ended exactly once, only the ledger
-ends groups, and the counts in each `StepDone` agree with the ledger's other records. Memory holds
-the names of each group's trajectories, and the group's ending.
+"""Checks invariant 1: every admitted group is open or ended exactly once, only the ledger ends
+groups, and the counts in each `StepDone` agree with its other records. Memory holds the names of
+each group's trajectories, and its ending.
 """
 
 from collections import Counter

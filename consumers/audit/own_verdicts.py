@@ -1,6 +1,6 @@
-"""Keeps the verdicts of this user's audits in the user's private folder: an audit writes nothing
-into the run, and the verdict of another user would decide what stays unchecked. Without the private
-folder each audit starts at the first record.
+"""Keeps verdicts in the user's private folder: an audit writes nothing into the run, and another
+user's verdict would decide what stays unchecked. Without the folder each audit starts at the first
+record.
 """
 
 from contextlib import suppress

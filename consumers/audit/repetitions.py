@@ -1,7 +1,7 @@
-"""Checks that a step with several epochs (`trainer.epochs`) repeated exactly what it had trained: a
-`TakesRepeated` for each update and each further epoch, before the step's `StepDone`, with the
-numbers of all its takes in order. So the ledger has every training of a trajectory that is in one
-take (invariant 2). Memory holds the steps that are not done.
+"""Checks that a step with several epochs repeated exactly what it had trained: a `TakesRepeated`
+for each update and further epoch, before the `StepDone`, with the numbers of all its takes in
+order. So the ledger has every training of a trajectory that is in one take (invariant 2). Memory
+holds the steps that are not done.
 """
 
 from collections.abc import Sequence

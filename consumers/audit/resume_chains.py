@@ -1,6 +1,6 @@
-"""Checks, for `origins.py`, that a resumed completion contains the chain of partials that it was
-resumed from. A chain with a missing link, or whose links do not fit together, is skipped: a rollout
-refuses it too. State grows with the kept partials of resumed trajectories.
+"""Checks that a resumed completion contains its chain of partials. A chain with a missing or
+misfitting link is skipped: a rollout refuses it too. State grows with the kept partials of resumed
+trajectories.
 """
 
 from dataclasses import dataclass, field

@@ -1,6 +1,6 @@
 """Checks that settings which travel in prompts hold from the group on that the run names: each
-later group is of that configuration, no earlier one is, and the ledger's takes state it. Prompts
-and admissions are compared with the values in the store. The result is that of invariant 1.
+later group is of that configuration, no earlier one is, and the ledger's takes state it. Part of
+invariant 1.
 """
 
 from collections.abc import Callable, Mapping

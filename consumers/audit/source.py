@@ -1,10 +1,9 @@
-"""Reads the records of a run for the audit, once and in the order of each partition, from the log
-and the archive (`AuditSource`).
+"""Reads a run's records for the audit, once and in the order of each partition, from log and
+archive.
 
-Most archived trajectories are returned as columns of many rows (`TrajectoryRows`), which folds
-(`RowFold`) check faster than single records; all other records as messages. All archived rows are
-verified by their hashes. A range that cannot be read is returned as a `Hole`, recorded as a
-violation, or both.
+Most archived trajectories come as columns of many rows (`TrajectoryRows`), which folds check
+faster; all other records as messages. Archived rows are verified by their hashes. A range that
+cannot be read is returned as a `Hole`, recorded as a violation, or both.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Checks invariants 6 and 11 in the store: every version with a manifest is whole and unchanged,
-the pointer is not behind the ledger, and every checkpoint with a manifest is whole. At most one
-file is in memory at a time. Versions and checkpoints that retention removes meanwhile are skipped.
+"""Checks invariants 6 and 11 in the store: every version and every checkpoint with a manifest is
+whole and unchanged, and the pointer is not behind the ledger. At most one file is in memory. What
+retention removes meanwhile is skipped.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,6 +1,5 @@
 """Checks which completions of a group with redundancy count (invariants 1 and 2): the first that
-end, in the order of their partition. Memory holds a name per member of such groups, and a number
-per group.
+end, in the order of their partition. Memory: a name per member of such groups, a number per group.
 """
 
 from collections import Counter

@@ -1,7 +1,6 @@
-"""Checks invariant 1 for open groups: the trainer skips none of them silently. `TrainerReads`
-derives from the ledger how far the trainer had read at each take; `OpenGroupCheck` applies its rule
-to each open group. Memory grows by two small tuples per take, shared if unchanged, and a number per
-group.
+"""Checks invariant 1 for open groups: none is skipped silently. `TrainerReads` derives from the
+ledger how far the trainer had read at each take; `OpenGroupCheck` applies its rule to each open
+group. Memory: two small tuples per take, shared if unchanged, and a number per group.
 """
 
 from collections.abc import Iterator, Mapping

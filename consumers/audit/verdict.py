@@ -1,9 +1,8 @@
-"""Stores the verdict of an audit (`Verdict`) in the user's private folder, so that this user's next
-audit on this machine continues from it. `TopicCursor` selects the records that the earlier audit
-did not judge for good.
+"""Stores an audit's verdict in the user's private folder, from which this user's next audit
+continues. `TopicCursor` selects the records that the earlier audit did not judge for good.
 
-A verdict is used only by the same release, rules and settings, and only on the same log
-(docs/reference/audit.md, Continued audits). It takes about 30 bytes a trajectory, compressed.
+It is used only by the same release, rules and settings, on the same log (docs/reference/audit.md),
+and takes about 30 bytes a trajectory, compressed.
 """
 
 import re

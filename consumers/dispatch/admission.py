@@ -1,5 +1,5 @@
-"""Computes how many groups may be admitted now, which bounds the lag (invariant 5), and plans which
-rollouts suit which groups (`WaveLayouts`). The functions are pure (invariant 9).
+"""How many groups may be admitted now, which bounds the lag (invariant 5), and which rollouts suit
+which groups (`WaveLayouts`), as pure functions (invariant 9).
 
 A wave is as many groups as one step trains. Its layout ranks its prompts by expected length and
 gives each part of the ranking some rollouts.

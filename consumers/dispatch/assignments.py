@@ -1,8 +1,8 @@
 """Finds the open trajectories that no rollout generates, decides how each continues, orders them,
-and counts the room of rollouts. All functions are pure (invariant 9).
+and counts the room of rollouts, as pure functions (invariant 9).
 
-Recovery is level-triggered: one rule (`unassigned_trajectories`), by the present state, serves new
-groups, dead rollouts, moves and a new holder of dispatch's lease.
+Recovery is level-triggered: one rule (`unassigned_trajectories`) serves new groups, dead rollouts,
+moves and a new holder of dispatch's lease.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

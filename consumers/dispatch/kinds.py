@@ -1,6 +1,5 @@
-"""Finds the kinds of machines among the rollouts, from their reported speeds. The functions are
-pure (invariant 9). A request is faster in a small batch than in a large one, on any machine, so
-only reports of about equal batches are compared.
+"""Finds the kinds of machines among the rollouts, from their speeds; pure (invariant 9). A request
+is faster in a small batch than in a large one, so only reports of about equal batches are compared.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,5 @@
 """Predicts the length of an answer from earlier passes over the prompt, else from the finished
-samples of its group (as Seer), else from its task. Predictions affect speed only, never results.
+samples of its group (as Seer), else from its task. Predictions affect speed only.
 
 The history by prompt is RhymeRL's (arXiv 2508.18588: ranked by length, only 2 to 4 % of answers
 move far between two passes).

@@ -1,9 +1,9 @@
-"""Repacks running trajectories (requests): `RepackPlanner` decides when, calls the planning
-functions of `repack.py`, and turns their plan into release records.
+"""Repacks running trajectories (requests): `RepackPlanner` decides when, calls the planners of
+`repack.py`, and turns their plan into release records.
 
 A move is three records: dispatch's release names the destination (`onward`); the source's last
-partial gives the trajectory up; dispatch assigns the next attempt to the destination. So a death in
-between is recovered (docs/explanation/scheduling.md, A move).
+partial gives the trajectory up; dispatch assigns the next attempt there. So a death in between is
+recovered (docs/explanation/scheduling.md).
 """
 
 from collections import Counter

@@ -1,6 +1,6 @@
-"""Persists the state of dispatch (`dispatch/state.json`) with the positions from which a new holder
-continues, truncates the records that no such rebuild needs (invariant 11), and persists the history
-of answer lengths (`dispatch/lengths.json`).
+"""Persists dispatch's state (`dispatch/state.json`) with the positions from which a new holder
+continues, truncates records that no such rebuild needs (invariant 11), and persists the history of
+answer lengths (`dispatch/lengths.json`).
 """
 
 import logging
@@ -200,7 +200,8 @@ RENEW_S = 3600.0  # between two commits of positions that do not move; brokers d
 @dataclass(slots=True)
 class DispatchPersistence:
     """Persists the state for one term every `keep_s` seconds, and then truncates if `truncate` is
-    set. Dispatch calls `recall` and `load_lengths` once, `keep` and `save_lengths` each round.
+    set. Dispatch calls `state_file.take_over` and `load_lengths` once, `keep` and `save_lengths`
+    each round.
     """
 
     bus: Bus
@@ -209,19 +210,16 @@ class DispatchPersistence:
     truncate: bool
     keep_s: float
     monotonic: Callable[[], float]
-    _state_file: StateFile = field(init=False)
+    state_file: StateFile = field(init=False)
     _due_s: float = field(init=False)
     _lengths_due_s: float = field(init=False)
     _renew_due_s: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self._state_file = StateFile(self.store, self.term)
+        self.state_file = StateFile(self.store, self.term)
         self._due_s = self.monotonic() + self.keep_s
         self._lengths_due_s = self.monotonic() + LENGTHS_SAVE_S
         self._renew_due_s = self.monotonic()
-
-    def recall(self) -> PersistedState | None:
-        return self._state_file.take_over()
 
     def keep(
         self,
@@ -245,7 +243,7 @@ class DispatchPersistence:
             admissions.positions(),
             assignments.positions(),
         )
-        self._state_file.keep(state_to_persist(state, self.term, positions))  # 1
+        self.state_file.keep(state_to_persist(state, self.term, positions))  # 1
         for topic in REBUILD_TOPICS:
             self.bus.commit(DISPATCH_GROUP, topic, positions[topic])  # 2
         if self.truncate:

@@ -1,9 +1,9 @@
-"""Decides which rollout gets which samples. The functions are pure (invariant 9).
+"""Decides which rollout gets which samples, by pure functions (invariant 9).
 
 `lay_out_wave` ranks a wave's prompts by expected length, cuts the ranking into ranges (ranking
-groups), and gives each some of the rollouts. Between equal machines no sample waits for a better
-place; where machines are unlike, some long samples wait for the fast ones
-(docs/explanation/scheduling.md, Placement, Unlike machines).
+groups), and gives each some rollouts. Between equal machines no sample waits for a better place;
+where machines are unlike, some long samples wait for the fast ones
+(docs/explanation/scheduling.md).
 """
 
 from bisect import bisect_left, bisect_right

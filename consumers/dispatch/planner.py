@@ -1,8 +1,8 @@
 """Plans the assignments to give now: one for each open trajectory that no rollout generates, as far
-as rollouts have room. Planning changes no argument (invariant 9).
+as there is room. Changes no argument (invariant 9).
 
-A plan is made by steps (`PlanStep`), each of which assigns some of the rest of earlier ones, in
-this order: `Moved`, `Resumed`, `Started`.
+A plan is made by steps (`PlanStep`), each of which assigns some of the rest of earlier ones:
+`Moved`, `Resumed`, `Started`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,6 +1,6 @@
 """Plans repacks: which rollouts (sources) move their last requests to others (destinations), so
 that the sources become empty, pull the newest weights and take new prompts
-(docs/explanation/scheduling.md, Repack). The functions are pure (invariant 9).
+(docs/explanation/scheduling.md). Pure (invariant 9).
 """
 
 from bisect import bisect_left, insort

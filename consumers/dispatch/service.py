@@ -1,10 +1,10 @@
-"""Runs dispatch (`Dispatch`): the role with a single holder that admits groups and assigns every
-open trajectory to a living rollout.
+"""Runs dispatch: the role with a single holder that admits groups and assigns every open trajectory
+to a living rollout.
 
 Its state is a fold over topics: a new holder loads the persisted state and reads the later records,
 first of the topics that dispatch itself writes, up to its own `Opened` (invariant 7). Each plan
-covers all open trajectories that no living rollout generates, so if dispatch is killed between an
-admission and its assignments, the next holder appends them.
+covers all open trajectories that no living rollout generates, so after a death between an admission
+and its assignments the next holder appends them.
 """
 
 import logging
@@ -97,7 +97,7 @@ class Dispatch:
         )
         # Swaps this term into the persisted state before `Opened` is appended, so that an earlier
         # holder cannot persist its own state any more.
-        saved = persistence.recall()
+        saved = persistence.state_file.take_over()
         admissions = FencedWriter(self.bus, "admissions", "dispatch", self.term)
         assignments = FencedWriter(self.bus, "assignments", "dispatch", self.term)
         opened = {"admissions": admissions.open(), "assignments": assignments.open()}

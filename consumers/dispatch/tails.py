@@ -1,6 +1,6 @@
-"""Finds rollouts whose last long answers leave slots empty, which the planner fills with short
-answers under the same version (docs/explanation/scheduling.md, "Filling tails"). An answer that
-fits ends before the tail does, so it delays no newer version.
+"""Finds rollouts whose last long answers leave slots empty, for short answers under the same
+version (docs/explanation/scheduling.md). An answer that fits ends before the tail does, so it
+delays no newer version.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

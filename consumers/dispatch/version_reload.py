@@ -1,6 +1,6 @@
-"""Decides which unfinished trajectories continue under an old version that no rollout holds: an
-idle rollout loads it from the store if this costs less than restarts on the newest version
-(invariant 4; docs/explanation/scheduling.md, A version that no rollout holds).
+"""Which unfinished trajectories continue under an old version that no rollout holds: an idle
+rollout loads it if this costs less than restarts on the newest version (invariant 4;
+docs/explanation/scheduling.md).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

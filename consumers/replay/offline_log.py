@@ -1,7 +1,6 @@
-"""Merges the trajectories of several sources, runs (`RecordedSource`) or files of JSON lines
-(`JsonLines`), into one log, as groups of a new run that trains on them alone (`rollstream replay
---offline`; docs/reference/replay.md). `gather_sources` writes each once, as `LABEL/NAME`. After a
-kill the same call resumes.
+"""Merges the trajectories of several sources, runs or files of JSON lines, into one log, as groups
+of a new run that trains on them alone (docs/reference/replay.md). `gather_sources` writes each
+once, as `LABEL/NAME`. After a kill the same call resumes.
 """
 
 import heapq
@@ -70,7 +69,6 @@ class RecordedSource:
     counts: Counter[str] = field(default_factory=Counter[str])
 
     def trajectories(self) -> Iterator[SourceTrajectory]:
-        """Yields all completions, also late and dead ones."""
         for message, record in self._records("trajectories"):
             if isinstance(record, Trajectory):
                 at = Address(message.partition, message.offset)
@@ -144,8 +142,8 @@ def gather_sources(
 def _put_trajectories(
     writer: ResumedTopicWriter, labelled: LabelledSource, rules: GatherRules, counts: Counter[str]
 ) -> dict[str, int]:
-    """Writes one source's trajectories; returns the new group of each by its name in the source, -1
-    for one that was left out.
+    """Returns the new group of each trajectory of one source by its name there, -1 for one that was
+    left out.
     """
     group_of: dict[str, int] = {}
     groups: dict[str, int] = {}

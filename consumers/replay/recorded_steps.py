@@ -1,6 +1,6 @@
-"""The steps that a replay trains (`PlannedStep`): those of a run's ledger again (`RecordedSteps`),
-or new ones on gathered trajectories alone (`OfflinePlan`, `offline_log.py`). With the run's own
-rule and no filter the micro-batches (`replay_batches`) are the recorded ones, sample for sample.
+"""The steps that a replay trains: those of a run's ledger again (`RecordedSteps`), or new ones on
+gathered trajectories alone (`OfflinePlan`). With the run's own rule and no filter the micro-batches
+are the recorded ones, sample for sample.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

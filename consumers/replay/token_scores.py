@@ -1,7 +1,7 @@
-"""Scores the tokens of recorded trajectories as the trainer would, under the weight version that
-sampled each (`VersionScorer`): a difference from the recorded log-probability is the mismatch of
-engine and trainer (docs/explanation/learning.md), rounding of the published weights and, in later
-spans (`on_update = "in_flight"`), a KV cache of older weights included.
+"""Scores recorded tokens as the trainer would, under the version that sampled each. A difference
+from the recorded log-probability is the mismatch of engine and trainer
+(docs/explanation/learning.md), with rounding of the published weights and, in later spans
+(`in_flight`), a KV cache of older weights.
 """
 
 from collections.abc import Iterable, Sequence

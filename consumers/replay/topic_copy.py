@@ -1,7 +1,6 @@
 """Copies a run's topics to another bus: the same bytes in the same partitions and order, at new
-offsets (`prepare_target`, then `copy_topic` for each). After a kill the same calls resume. A topic
-of a single writer is copied completely or not at all; compacted topics are not copied
-(docs/reference/replay.md, Publishing again).
+offsets. After a kill the same calls resume. A topic of a single writer is copied completely or not
+at all; compacted topics are not copied (docs/reference/replay.md).
 """
 
 from collections import deque
@@ -12,7 +11,8 @@ import xxhash
 
 from rollstream.errors import BusError, ConfigurationError
 from rollstream.streams.bus import AppendEntry, Bus, Message
-from rollstream.streams.fence import TRUNCATED_GROUP, truncated_begin
+from rollstream.streams.fence import TRUNCATED_GROUP
+from rollstream.streams.reader import from_begin
 from rollstream.streams.records import Fence, Position
 from rollstream.streams.topics import DEAD, catalogue
 
@@ -50,7 +50,6 @@ class TopicHash:
         self.records = 0
 
     def add(self, partition: int, key: bytes, value: bytes | None) -> None:
-        """Adds the partition's next record."""
         size = -1 if value is None else len(value)
         hasher = self._by.setdefault(partition, xxhash.xxh3_128())
         # So that the same bytes in other keys and values hash differently (-1: a tombstone).
@@ -203,7 +202,6 @@ def prepare_target(source: Bus, target: Bus, request: CopyRequest) -> None:
 
 
 def count_records(source: Bus, topics: Sequence[str]) -> int:
-    """Returns the number of records to read."""
     return sum(
         end - source.begin(topic)[partition]
         for topic in topics
@@ -223,7 +221,7 @@ def copy_topic(
     3. Copy the records, void ones and `Opened` included.
     4. Read the whole copy and compare its hash.
     """
-    starts, ends = truncated_begin(source, topic), source.end(topic)
+    starts, ends = from_begin(source, topic), source.end(topic)
     mark_begun(target, topic)  # 1
     _set_fences(target, topic, starts)  # 2
     contents, left_out = TopicHash(), 0

@@ -1,7 +1,6 @@
-"""Trains the planned steps of a replay without rollouts: recorded steps again, or new steps on
-trajectories gathered for offline training (`recorded_steps.py`). Versions, ledger, metrics and
-checkpoints go through the trainer's publisher to a log and store of the replay's own
-(`ReplayOutput`); a recorded run is only read.
+"""Trains the planned steps of a replay without rollouts. Versions, ledger, metrics and checkpoints
+go through the trainer's publisher to the replay's own log and store (`ReplayOutput`); a recorded
+run is only read.
 """
 
 import math

@@ -159,7 +159,9 @@ def build_trainer(
     positions = _begin_positions(log_bus) if state is None else state.intake_positions()
     intake = GroupIntake(log_bus, positions, monotonic, plan.rule.names)
     if state is None:
-        state = _publish_version_0(store, versions, learner, intake, provenance, plan)  # 2
+        state = trainer_state(0, 0, Position(), intake, provenance.configuration_hash)
+        # A crash between the two writes is harmless: the next start writes the same bytes.
+        publish_step_0(store, versions, learner, plan.weights.dtype, state.encode())  # 2
     _restore_groups(ledger, intake, recorded, state)  # 4
     _record_configured(ledger, provenance, recorded, state.step, accepted)
     take_feeder = TakeFeeder(
@@ -253,20 +255,6 @@ def _begin_positions(log_bus: ArchiveBackedBus) -> dict[str, dict[int, Position]
     is_cut = any(offset for topic in GroupIntake.TOPICS for offset in log_bus.begin(topic).values())
     readable = log_bus.with_archive() if is_cut else log_bus
     return {topic: from_begin(readable, topic) for topic in GroupIntake.TOPICS}
-
-
-def _publish_version_0(
-    store: ObjectStore,
-    versions: VersionWriter,
-    learner: Learner,
-    intake: GroupIntake,
-    provenance: Provenance,
-    plan: TrainerPlan,
-) -> TrainerState:
-    state = trainer_state(0, 0, Position(), intake, provenance.configuration_hash)
-    # A crash between the two writes is harmless: the next start writes the same bytes.
-    publish_step_0(store, versions, learner, plan.weights.dtype, state.encode())
-    return state
 
 
 def publish_step_0(

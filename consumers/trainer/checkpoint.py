@@ -1,7 +1,6 @@
-"""Converts positions and open groups, all of one moment, the end of a step, to the JSON part of a
-trainer checkpoint, and restores the intake (`GroupIntake`) from it. A resumed trainer reads the
-ledger from the recorded position; with takes still to repeat (`ahead`) it is older, and finished
-takes are recognised by their step.
+"""Converts positions and open groups, all of the end of a step, to the JSON part of a checkpoint,
+and restores the intake from it. A resumed trainer reads the ledger from the recorded position; with
+takes still to repeat (`ahead`) it is older, and finished takes are recognised by their step.
 """
 
 from collections.abc import Callable, Mapping
@@ -137,7 +136,6 @@ def ledger_begin(state: TrainerState | None) -> tuple[Position, str]:
 
 
 def restore_intake(intake: GroupIntake, state: TrainerState) -> None:
-    """Open the checkpoint's groups again."""
     for group in state.groups:
         intake.restore(group.admitted, group.arrived, group.noted)
     for group in state.ended:

@@ -1,5 +1,5 @@
 """The trainer's side of the ledger: `Ledger` appends a term's records, `LedgerTail` collects those
-that a resumed trainer repeats, `TrainerTotals` sums finished steps.
+that a resumed trainer repeats.
 
 A take is appended before its micro-batch is trained, a `StepDone` after its version is believed:
 after a crash the takes of a step without a `StepDone` are trained again on the same data.

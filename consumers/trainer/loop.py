@@ -1,6 +1,6 @@
-"""The trainer's loop (`StepLoop`): one step after the other, each handed to the publisher while the
-next is trained. A restarted trainer first repeats the recorded steps after the checkpoint through
-the same phases.
+"""The trainer's loop: one step after the other, each handed to the publisher while the next is
+trained. A restarted trainer first repeats the recorded steps after the checkpoint through the same
+phases.
 
 With several ranks each runs this loop: phases follow from the ledger's takes and the settings
 alone, so all enter the same collectives without commands from rank 0 (`sharded/follower.py`).
@@ -22,7 +22,6 @@ from rollstream.consumers.trainer.ledger import LedgerTail, hashes_state
 from rollstream.consumers.trainer.metrics import StepMetrics
 from rollstream.consumers.trainer.publisher import StepPublisher, StepSnapshot
 from rollstream.metric_values import MetricValues
-from rollstream.streams.reader import TopicReader
 from rollstream.streams.records import StepDone
 from rollstream.streams.values import Version
 
@@ -189,10 +188,6 @@ class Trainer(StepLoop[TakeFeeder]):
             "trainer_checkpoint_age_seconds": self.publisher.checkpoint_age_s(),
             **self.publisher.totals.metric_values(),
         }
-
-    def readers(self) -> list[TopicReader]:
-        """Returns the trainer's topic readers, for their metrics."""
-        return self.take_feeder.intake.readers()
 
     def checkpoint_state(self, step: int) -> Mapping[str, Any]:
         feeder = self.take_feeder

@@ -1,8 +1,6 @@
-"""Publishes the trainer's finished steps in order, in a thread of its own, while the next step is
-trained.
-
-A slow store delays versions, not steps, until `QUEUE_MAX` snapshots wait. A restarted trainer
-repeats an interrupted step with the same bytes.
+"""Publishes finished steps in order, in a thread, while the next step is trained. A slow store
+delays versions, not steps, until `QUEUE_MAX` snapshots wait. A restarted trainer repeats an
+interrupted step with the same bytes.
 """
 
 import logging
@@ -195,7 +193,6 @@ class StepPublisher:
         return self._timer() - self._checkpoint_s
 
     def waiting(self) -> int:
-        """Number of queued steps."""
         return self._queue.qsize()
 
     def await_room(self) -> None:

@@ -1,5 +1,5 @@
-"""Divides work and tensors among the ranks that train one model together, by pure functions of
-counts, sizes and the number of ranks: every rank computes the same result without communication.
+"""Divides work and tensors among the ranks that train one model, by pure functions of counts, sizes
+and the number of ranks: no communication.
 
 `rank_of` reads this process's rank from the environment variables of `torchrun`, which `rollstream
 train` sets too.

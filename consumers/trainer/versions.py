@@ -101,7 +101,7 @@ class VersionWriter:
                 self._check_repeated(tensors)
             return highest if number == highest.number else version
         form = self._form_of(tensors)
-        manifest = form.publish(version, tensors, self._manifest)
+        manifest = form.publish(version, tensors, self._manifest, self._is_fork)
         self.pointer = advance_pointer(self.store, manifest) if self.leads else pointer_to(manifest)
         form.believed(manifest, tensors)
         self._manifest, self._is_fork = manifest, False
@@ -127,18 +127,14 @@ class VersionWriter:
     def _check_repeated(self, tensors: Tensors) -> None:
         if self._manifest is None:
             return
-        hashes, tied = tensor_hashes(tensors)
-        weights = self._manifest.weights
-        same = tied == weights.tied and hashes == {n: e.hash for n, e in weights.tensors.items()}
+        self._is_fork = not self._manifest.weights.has_exactly(*tensor_hashes(tensors))
+        if not self._is_fork:
+            self._form_of(tensors).repeated(tensors)
+            return
         # Other bits, for instance of another machine: the run continues as a fork under this term,
         # and the next version, with a higher number, is an anchor (docs/reference/invariants.md, A
         # trainer's step).
-        self._is_fork = not same
-        self._form_of(tensors).repeated(tensors, same)
-        if not same:
-            log.warning(
-                "%s was published with other bits: the next version is an anchor", self.highest
-            )
+        log.warning("%s was published with other bits: the next version is an anchor", self.highest)
 
     def retain(self) -> None:
         """Delete versions that are no longer needed, with a warning if `versions_max` removes a

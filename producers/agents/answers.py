@@ -1,6 +1,5 @@
-"""Writes a turn's answer in the form of each route: one JSON object (`answer_json`) or the events
-of a stream (`answer_events`). An answer is durable in the log before it leaves, so a stream is
-written after its turn has ended.
+"""Writes a turn's answer in the form of each route, as one JSON object or as the events of a
+stream. The answer is durable in the log before any byte of it leaves.
 """
 
 import json

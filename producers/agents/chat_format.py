@@ -1,6 +1,6 @@
-"""Converts chat messages to tokens, and an answer's tokens to text and tool calls (`ChatFormat`):
-by the chat template of the run's tokenizer (`TemplateChat`), else the messages' plain texts
-(`PlainChat`). A `TurnBridge` knows a model's chat without its template.
+"""Converts chat messages to tokens, and an answer's tokens to text and tool calls (`ChatFormat`),
+by the tokenizer's chat template (`TemplateChat`) or plain texts (`PlainChat`). A `TurnBridge` knows
+a model's chat without its template.
 """
 
 import logging

@@ -1,9 +1,9 @@
-"""Finds the tokens of a request among those that an episode already has (`Conversation`): tokens
-are never guessed (invariant 13).
+"""Finds a request's tokens among those that an episode has (`Conversation`); none is guessed
+(invariant 13).
 
 The hash chain of its history finds the answered turn that a request continues; a renderer
 (`renderer_bridge`) or the rendered text gives the tokens behind it. Without either the tokens fork:
-a new path, which shares the longest common prefix with a held one, counted by its cause.
+a new path behind the longest common prefix, counted by its cause.
 """
 
 import hashlib

@@ -1,5 +1,5 @@
-"""Finds the rollout that runs an episode (`RolloutDirectory`) by the log: `assignments` names the
-rollout and its term, `status` its address.
+"""Finds the rollout that runs an episode by the log: its name and term in `assignments`, its
+address in `status`.
 """
 
 from collections import OrderedDict

@@ -1,7 +1,6 @@
-"""Serves the programs of episodes by HTTP (`AgentEndpoint`): OpenAI's routes and vLLM's token
-route, each also below `/sessions/{id}`, and the routes that open a session, set its reward and end
-it. The endpoint's thread plans the tokens of a request; the rollout's loop alone changes
-episodes.
+"""Serves the programs of episodes by HTTP: OpenAI's routes and vLLM's token route, each also below
+`/sessions/{id}`, and routes that open a session, set its reward and end it. This thread plans a
+request's tokens; only the rollout's loop changes episodes.
 """
 
 import asyncio
@@ -178,8 +177,8 @@ class AgentEndpoint:
             raise SessionSealed(f"episode {identity.trajectory} has ended: its reward is final")
 
     async def _end_of(self, identity: SessionIdentity) -> EpisodeEnd:
-        """Returns the end of an episode that is not open here. Raises `EpisodeMoved` if a rollout
-        is to take it up, else `SessionSealed`.
+        """Raises `EpisodeMoved` if a rollout is to take the episode up, `SessionSealed` without a
+        known end.
         """
         name = identity.trajectory
         # The log decides: a repeated end or reward gets its first answer, anything else is refused.

@@ -1,5 +1,5 @@
-"""Holds one open episode of an agent (`Episode`), the counts of all (`AgentCounts`), and the rules
-by which an episode fails and ends.
+"""One open episode of an agent (`Episode`), the counts of all, and the rules by which it fails and
+ends.
 """
 
 import asyncio

@@ -1,5 +1,5 @@
-"""Finds in the log the fate of an episode that is not open on this rollout (`EpisodeFates`): it has
-ended, or a rollout is to take it up. Memory grows with the kept log, up to `EPISODES_MAX` ends.
+"""Finds in the log the fate of an episode that is not open here: it has ended, or a rollout is to
+take it up. Keeps at most `EPISODES_MAX` ends.
 """
 
 import threading

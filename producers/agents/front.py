@@ -1,7 +1,6 @@
-"""Forwards the requests of programs to the rollouts that run their episodes (`EndpointFront`): one
-address for all rollouts, the role `endpoint`, without a state of its own. While a rollout is
-replaced, requests wait here and are sent again, which is safe because an equal request is answered
-once: a program sees a late answer, never a lost one.
+"""The role `endpoint`: one address for the programs of all rollouts, without a state of its own.
+While a rollout is replaced, requests wait and are sent again, which is safe because equal requests
+are answered once.
 """
 
 import asyncio

@@ -1,6 +1,5 @@
-"""Hands the requests of programs from the endpoint's thread to the rollout's loop (`AgentInbox`),
-which alone changes episodes, and the outcomes of turns back (`resolve_soon`). Each ticket has a
-future for its outcome; a ticket that is not taken before the loop ends fails.
+"""Hands requests of programs from the endpoint's thread to the rollout's loop (`AgentInbox`), and
+outcomes back. A ticket that is not taken before the loop ends fails.
 """
 
 import asyncio
@@ -75,7 +74,6 @@ class AgentInbox:
         self._waiting.append(ticket)
 
     def take(self) -> list[Ticket]:
-        """Returns the tickets that arrived, oldest first."""
         self._arrived.clear()
         taken: list[Ticket] = []
         while self._waiting:

@@ -1,6 +1,5 @@
-"""Makes and checks the keys of sessions (`SessionKeys`), which programs send as their API key. An
-HMAC-SHA256 with a secret of the run makes them authentic, so the program of a replaced attempt or a
-failed try is recognised and refused (invariant 13). Neither keys nor the secret are ever logged.
+"""Session keys, which programs send as their API key: an HMAC-SHA256 with a secret of the run, so
+the program of a replaced attempt or a failed try is refused (invariant 13). Neither is ever logged.
 """
 
 import base64

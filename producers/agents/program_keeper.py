@@ -1,6 +1,5 @@
-"""Runs a command for one episode and ends with its exit code; `programs.py` starts it. When its
-standard input ends (the rollout was killed), it kills the command's process group, itself
-included.
+"""Runs a command for one episode and ends with its exit code. When its standard input ends (the
+rollout was killed), it kills the command's process group, itself included.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""Runs episodes of a user's async function `episode(client, task)` in one process, many at a time:
-`python -m rollstream.producers.agents.program_process FUNCTION SANDBOX` (the settings of its
-sandboxes as JSON). Orders are JSON lines on stdin, outcomes JSON lines on stdout; the first,
-without a key, states that the process is ready.
+"""Runs episodes of a user's async function in one process, many at a time: `python -m
+rollstream.producers.agents.program_process FUNCTION SANDBOX` (sandbox settings as JSON). Orders and
+outcomes are JSON lines on stdin and stdout; the first, without a key, states that the process is
+ready.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""Starts the programs that run episodes: commands (`CommandPrograms`), processes that call a user's
-async function (`FunctionPrograms`), or a service elsewhere (`ServicePrograms`). Programs get none
-of the run's credentials, and end with the rollout, child processes included.
+"""Starts the programs that run episodes: commands, processes that call a user's async function, or
+a service elsewhere. Programs get none of the run's credentials, and end with the rollout, child
+processes included.
 """
 
 import json

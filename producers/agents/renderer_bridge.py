@@ -1,6 +1,6 @@
-"""Bridges an answer and the next turn with the library `renderers` (`RendererBridge`), which has
-chat formats as code: it appends to held tokens, where a chat template renders the whole history
-again. Only tokens behind the unchanged held ones are used (invariant 13). No file is downloaded.
+"""Bridges an answer and the next turn with the library `renderers`, which appends to held tokens
+where a chat template renders the whole history again. Only tokens behind the unchanged held ones
+are used (invariant 13). No file is downloaded.
 """
 
 import logging

@@ -1,7 +1,6 @@
-"""Reads the bodies of the endpoint's routes into one form (`TurnRequest`). The run decides how
-tokens are sampled: a client's other wish is overridden, and its name recorded with the turn. A wish
-that would change the answer (several choices, an earlier response by its id) raises
-`RequestRefused`.
+"""Reads the bodies of the endpoint's routes (`TurnRequest`). The run decides how tokens are
+sampled: a client's other wish is overridden and its name recorded; one that would change the answer
+(several choices, an earlier response by id) raises `RequestRefused`.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Opens the driver of episodes with its keys, programs and endpoint (`open_episodes`)."""
+"""Opens the driver of episodes (`open_episodes`)."""
 
 from importlib.util import find_spec
 

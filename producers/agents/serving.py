@@ -1,5 +1,5 @@
-"""Listens for programs in a thread of the rollout's process (`EndpointThread`). Requests of web
-pages are refused (`GuardedApp`): a page could open a session, read its key and set rewards.
+"""Listens for programs in a thread of the rollout's process. Requests of web pages are refused: a
+page could open a session, read its key and set rewards.
 """
 
 import asyncio

@@ -1,11 +1,9 @@
-"""Generates the turns that the programs of a rollout ask for (`EpisodeTurns`), several of one
-episode at a time, each a request of its own in the engine. Their order is that of their entry in
-the log.
+"""Generates the turns that programs ask for (`EpisodeTurns`), several of one episode at a time, in
+the order of their entry in the log.
 
 One partial of an episode is on its way to the log at a time; turns that end meanwhile share the
-next one. Without that wait two turns that end together would both publish behind the same
-predecessor: a resume follows one of them, and the other, which its program has seen, is sampled
-again.
+next one. Else two would follow the same predecessor: a resume follows one, and the other, which its
+program has seen, is sampled again.
 """
 
 import dataclasses

@@ -1,7 +1,6 @@
-"""Renders chats by a tokenizer's chat template, and continues a dialogue by its tokens
-(`ChatTemplate`). An answer's tokens are never made again: the chat is rendered with a mark in its
-place, and the text behind it is inserted. So templates may leave thoughts out of earlier answers,
-or print calls in any way.
+"""Renders chats by a tokenizer's chat template, and continues a dialogue by its tokens. An answer's
+tokens are never made again: the chat is rendered with a mark in its place, and the text behind it
+is inserted. So templates may leave out earlier thoughts, or print calls in any way.
 """
 
 import json
@@ -55,9 +54,9 @@ _XML_TOOLS = "xml_tools"  # SmolLM3's name for `tools`
 
 @dataclass(slots=True)
 class _TurnEnds:
-    """Holds special tokens: `closing` ones end an answer, `opening` ones begin the message behind
-    an answer without an end. `earlier` ones stand behind answers once messages follow: gpt-oss ends
-    each part of an answer so, hence they stop none. `last` ends a chat's last answer.
+    """Special tokens: `closing` ones end an answer, `opening` ones begin the message behind an
+    answer without an end. `earlier` ones stand behind answers once messages follow: gpt-oss ends
+    each part so, hence they stop none. `last` ends a chat's last answer.
     """
 
     closing: set[str] = field(default_factory=set[str])
@@ -179,7 +178,6 @@ class ChatTemplate:
 
     @property
     def shows_calls(self) -> bool:
-        """Whether the template writes the calls of an answer."""
         return self._form is not None
 
     # ---- continuing ------------------------------------------------------------------------------
@@ -193,11 +191,10 @@ class ChatTemplate:
         last: int | None = None,
         has_ended: bool = True,
     ) -> str:
-        """Returns the text of `messages` behind an answer with these `calls`, from the answer's
-        last token (`last`; None: the template's end) to the begin of the next answer. `before` are
-        the messages before the answer; `has_ended` is False if it was cut off. Raises
-        `ConfigurationError` if the template refuses the messages or leaves them or the calls
-        out.
+        """Returns the text of `messages` behind an answer with these `calls`, from its last token
+        (`last`; None: the template's end) to the begin of the next answer. `before` are the
+        messages before it; `has_ended` is False if it was cut off. Raises `ConfigurationError` if
+        the template refuses the messages or leaves them or the calls out.
         """
         for message in messages:
             self._check_shown(str(message.get("role")), bool(calls))

@@ -1,6 +1,6 @@
-"""Bounds the rendering of a chat template (`render_bounded`): a program that comes with the model's
-files, which could run without end in the thread that serves agents. One operation is not bounded,
-except powers, which are refused.
+"""Bounds the rendering of a chat template, a program that comes with the model's files and could
+run without end in the thread that serves agents. One operation is not bounded, except powers, which
+are refused.
 """
 
 import sys

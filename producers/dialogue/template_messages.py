@@ -1,5 +1,5 @@
-"""The messages with which a chat template is tried, and the form in which it takes calls
-(`CallForm`), which differs between makers.
+"""The messages with which a chat template is tried, and the form in which it takes calls, which
+differs between makers.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""Names the formats in which models write tool calls (`TOOL_FORMATS`), by vLLM's names where it has
-one, and finds the format of a chat template by its words (`format_of_template`).
+"""The formats in which models write tool calls, by vLLM's names where it has one, and the format of
+a chat template, by its words.
 """
 
 import ast

@@ -1,5 +1,5 @@
 """Finds tool calls that models write as markup: tags with one argument each (`TagDialect`), or
-special tokens around names and arguments. `tool_formats.py` names the formats.
+special tokens around names and arguments.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""Reads the parts of tool calls that all formats share: JSON, names, arguments, and the spans of a
-text in which calls are written. Every text has a result or a reason, and the work is bounded.
+"""The parts of tool calls that all formats share: JSON, names, arguments, and spans of a text.
+Every text has a result or a reason, and the work is bounded.
 """
 
 import json
@@ -81,7 +81,6 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def read_call_json(text: str) -> object:
-    """Returns the value of a JSON text."""
     check_depth(text)
     try:
         return _DECODER.decode(text.strip())

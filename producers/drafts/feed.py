@@ -1,6 +1,6 @@
-"""Fills the draft history of a node from the log; one rollout of the node at a time does so
-(`DraftFeed`). Positions are not stored, so records may be read twice, or skipped: that changes a
-rollout's speed, never its tokens.
+"""Fills a node's draft history from the log; one rollout of the node does so at a time. Positions
+are not stored, so records may be read twice or skipped: that changes a rollout's speed, never its
+tokens.
 """
 
 import atexit
@@ -122,10 +122,9 @@ class _GroupPrompt:
 
 @dataclass(slots=True)
 class PartialFeed:
-    """Turns the partials of running trajectories, of all rollouts, into pieces of history, so that
-    a sequence can draft from the other running samples of its group (as in Seer). A partial of an
-    unknown group is skipped; one whose predecessor is unknown becomes a piece without tokens before
-    it.
+    """Turns partials of running trajectories, of all rollouts, into pieces of history, so that a
+    sequence can draft from the running samples of its group (as in Seer). A partial of an unknown
+    group is skipped; one whose predecessor is unknown becomes a piece without tokens before it.
     """
 
     bus: Bus
@@ -229,7 +228,6 @@ class HistoryFeed:
         self._add_rewards(self._annotations.poll(POLL_RECORDS_MAX))
 
     def readers(self) -> list[TopicReader]:
-        """Returns the readers of all topics, from any thread."""
         readers = [self._trajectories.reader, self._annotations.reader]
         return [*readers, *self._partials.readers()]
 

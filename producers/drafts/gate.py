@@ -1,6 +1,6 @@
-"""Decides whether a batch drafts (`DraftGate`), and how many tokens it drafts per sequence at most
-(`WindowRule`). A plain step decodes one token per row; a verification pass ("pass") decodes drafted
-tokens too. Nothing in this file reads a clock. docs/explanation/drafts.md has the measurements.
+"""Whether a batch drafts (`DraftGate`), and how many tokens per sequence at most (`WindowRule`). A
+plain step decodes one token per row; a verification pass ("pass") drafted tokens too. Nothing here
+reads a clock. docs/explanation/drafts.md has the measurements.
 """
 
 from collections import deque

@@ -1,8 +1,7 @@
-"""Writes a bounded history of earlier answers (`AnswerHistory`): a draft is what followed a
-sequence's newest tokens in earlier answers to the same prompt. One thread writes. Others, also
-processes that map the same memory, may read half-written data meanwhile, which is safe because the
-engine verifies every draft. They write nothing, so the writer relies only on values that a writer
-wrote.
+"""A bounded history of earlier answers: a draft is what followed a sequence's newest tokens in
+answers to the same prompt. One thread writes. Others, also processes that map the memory, may read
+half-written data, because the engine verifies every draft. They write nothing: the writer relies
+only on values that a writer wrote.
 """
 
 from collections import OrderedDict

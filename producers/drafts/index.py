@@ -1,10 +1,9 @@
-"""Finds drafts in a history of earlier answers: `look_up_draft` returns the tokens that followed
-the longest match of a sequence's newest tokens. The history's writer fills its hash table of
-n-grams (`NgramTable`); engines read it (`HistoryView`) as a `DraftSource`.
+"""Finds drafts: the tokens that followed the longest match of a sequence's newest tokens in earlier
+answers. The writer fills a hash table of n-grams (`NgramTable`); engines read it (`HistoryView`).
 
-A look-up may run while another process writes. Whatever the memory holds, random bytes included, it
-reads only inside the memory, probes at most `PROBES` slots per n-gram length, and returns a draft
-only from a place whose preceding tokens equal the newest ones.
+A look-up may run while another process writes. Whatever the memory holds, it reads only inside it,
+probes at most `PROBES` slots per n-gram length, and returns a draft only from a place whose
+preceding tokens equal the newest ones.
 """
 
 from collections.abc import Sequence
@@ -206,9 +205,9 @@ class HistoryView:
 def look_up_draft(
     views: Sequence[HistoryView], prompt: int, newest: Sequence[int], tokens_max: int
 ) -> Draft:
-    """Returns the tokens that followed the longest match of the end of `newest`, up to the end of
-    their sequence: at most `tokens_max`, and at most `reach` (`HistoryLayout`) for each matched
-    token. Of equal matches the first view's is used; all must have the same n-gram lengths.
+    """Returns the tokens that followed the longest match of the end of `newest`: at most
+    `tokens_max`, and at most `reach` (`HistoryLayout`) for each matched token. Of equal matches the
+    first view's is used; all must have the same n-gram lengths.
     """
     lengths, newest = views[0].lengths, list(newest)
     sums = ngram_sums(newest, lengths)

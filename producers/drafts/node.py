@@ -1,6 +1,6 @@
-"""Shares one history of earlier answers among all rollouts of a node: all look up drafts in it, one
-of them writes it, in a file in shared memory. docs/explanation/drafts.md ("One history per node")
-lists what happens when a process dies or leaves at any moment.
+"""One history of earlier answers for all rollouts of a node, in a file in shared memory: all look
+up, one writes. docs/explanation/drafts.md lists what happens when a process dies or leaves at any
+moment.
 """
 
 import logging
@@ -119,10 +119,9 @@ class NodeHistory:
         return self._shared.view() if self._alone is None else self._alone.view
 
     def take_over(self) -> AnswerHistory | None:
-        """Become the writer and return the history to write, into which the caller inserts the
-        log's answers again; None while another process of the node is the writer. If the folder
-        cannot be used or has no room, a warning is logged, and this process gets a history in
-        private memory.
+        """Become the writer and return the history, into which the caller inserts the log's answers
+        again; None while another process of the node writes. If the folder cannot be used or has no
+        room, a warning is logged, and the history is in private memory.
         """
         assert not self.is_writer, "this process writes already"
         try:

@@ -1,7 +1,6 @@
-"""Computes the draft lengths that maximise the tokens per second of the whole batch
-(`draft_lengths`), by the tokens that drafts gain and the longer pass that verifies them. Acceptance
-probabilities are one rate for all tokens where no more is known, else those that `AcceptanceCurve`
-learns.
+"""The draft lengths that maximise the tokens per second of a batch, by the tokens that drafts gain
+and the longer pass that verifies them. Acceptance probabilities are one rate where no more is
+known, else those that `AcceptanceCurve` learns.
 """
 
 import math

@@ -1,9 +1,8 @@
-"""Lays out the memory of a history of earlier answers (`HistoryMemory`), and maps it from a file in
-shared memory (a segment).
+"""The memory of a history of earlier answers, mapped from a file in shared memory (a segment).
 
-The header, with all sizes, is checked once, when the file is mapped; no value that is read later
-can cause an access outside of the memory. The writer holds the lock of the file's folder; all
-rollouts that map the file share the file's lock. The kernel frees a lock when its holder dies.
+The header, with all sizes, is checked once; no value read later can cause an access outside of the
+memory. The writer holds the lock of the file's folder; all rollouts that map the file share the
+file's. The kernel frees a lock when its holder dies.
 """
 
 import contextlib
@@ -90,10 +89,10 @@ def parse_layout(words: Sequence[int]) -> HistoryLayout | None:
 
 
 class HistoryMemory:
-    """Gives access to the arrays in a buffer of this layout: `words` (the header), the hash table's
-    `keys`, `places` and `ranks`, and `tokens`, a ring of earlier answers. Places number all tokens
-    ever stored; a place's token is at index place modulo `tokens_max`. The table maps the hash of
-    an n-gram (`index.py`) to the place that follows its best occurrence, and to that one's rank.
+    """The arrays in a buffer of this layout: `words` (the header), the hash table's `keys`,
+    `places` and `ranks`, and `tokens`, a ring. Places number all tokens ever stored; a place's
+    token is at index place modulo `tokens_max`. The table maps the hash of an n-gram (`index.py`)
+    to the place that follows its best occurrence, and to that one's rank.
     """
 
     def __init__(self, layout: HistoryLayout, buffer: memoryview) -> None:

@@ -1,5 +1,5 @@
-"""Speculative decoding, the part that all engines share. The model verifies all drafts of a batch
-in one forward pass, so drafts change how fast an engine generates tokens, never their distribution.
+"""Speculative decoding as all engines share it. The model verifies all drafts of a batch in one
+forward pass: drafts change speed, never the distribution of tokens.
 """
 
 import time
@@ -27,8 +27,8 @@ from rollstream.streams.values import Drafts, extend_runs
 @dataclass(slots=True)
 class DraftsBuilder:
     """Counts the fields of a `Drafts` value for the tokens that one sequence gained since the last
-    `take`, added in the order of generation. `runs` are lengths of alternating kinds: tokens that
-    the model drew itself, accepted draft tokens, drawn ones, and so on. `steps` counts passes,
+    `take`, in the order of generation. `runs` are lengths of alternating kinds: tokens that the
+    model drew itself, accepted draft tokens, drawn ones, and so on. `steps` counts passes,
     `guessed` draft tokens, `asked` look-ups; `found` of these gave a draft, and all took `lookup_s`
     seconds.
     """
@@ -73,9 +73,9 @@ SHARE_TOKENS_MIN = 32  # least new tokens of a running sequence that are added t
 
 @dataclass(slots=True)
 class DraftedSequence:
-    """Keeps the draft state of one row of the batch; `prompt` and `group` are its keys in the
-    history. Tokens after the first `shared` ones are still to be added to it; `has_new_tokens` is
-    False if these are known to repeat it, because every draft since was accepted whole.
+    """The draft state of one row of the batch; `prompt` and `group` are its keys in the history.
+    Tokens after the first `shared` ones are still to be added to it; `has_new_tokens` is False if
+    these are known to repeat it, because every draft since was accepted whole.
     """
 
     prompt: int
@@ -89,10 +89,10 @@ class DraftedSequence:
 
 @dataclass
 class Speculation:
-    """Drafts for the rows of one engine, and counts the results. While drafting is on, the engine
-    calls `propose` for each row, `choose_lengths` for the batch, and after the pass `add_verified`
-    for each row. While it is off, trial drafts (`look_up_trial`, `add_trial`) show how many drafted
-    tokens would be accepted.
+    """Drafts for the rows of one engine, and counts the results. While on, the engine calls
+    `propose` for each row, `choose_lengths` for the batch, and after the pass `add_verified` for
+    each row. While off, trial drafts (`look_up_trial`, `add_trial`) show how many tokens would be
+    accepted.
     """
 
     source: DraftSource

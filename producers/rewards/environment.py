@@ -1,7 +1,6 @@
 """Runs a task's `async def reply` in a process of its own, for many dialogues at once: `python -m
-rollstream.producers.rewards.environment SETTINGS` (as JSON). Questions are JSON lines on stdin,
-answers JSON lines on stdout, in any order. This process alone owns a reply's deadline
-(`reply_timeout_s`).
+rollstream.producers.rewards.environment SETTINGS` (as JSON). Questions and answers are JSON lines,
+answers in any order. This process alone owns a reply's deadline (`reply_timeout_s`).
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""Computes rewards in reward processes (`process.py`), which run the task's code without the run's
-credentials. Every question of `RewardPool` gets an outcome, also if the code raises, hangs or ends
-its process. No call waits for an answer, so a rollout generates meanwhile.
+"""Computes rewards in processes that run the task's code without the run's credentials. Every
+question gets an outcome, also if the code raises, hangs or ends its process. No call waits for an
+answer.
 """
 
 import time

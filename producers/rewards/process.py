@@ -1,7 +1,7 @@
-"""Runs a task's code, or a scorer's function, in a process of its own: `python -m
-rollstream.producers.rewards.process SETTINGS [FUNCTION]` (settings as JSON, an import path).
-Questions are JSON lines on stdin, answered in order on stdout. Every result becomes a
-`RewardAnswer` of valid types, so none can end the role that asked.
+"""Runs a task's code, or a scorer's function: `python -m rollstream.producers.rewards.process
+SETTINGS [FUNCTION]` (settings as JSON, an import path). Questions are JSON lines on stdin, answered
+in order on stdout. Every result becomes a `RewardAnswer` of valid types, so none can end the role
+that asked.
 """
 
 import os

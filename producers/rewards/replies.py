@@ -1,7 +1,6 @@
-"""Asks an environment whose `reply` is an `async def` (`ReplyPool`): one process (`environment.py`)
-waits for thousands of replies at once and owns their deadlines (`task.reply_timeout_s`). It is
-replaced if it ends, or keeps a reply long after its deadline. Every question has exactly one
-outcome, unless it is cancelled.
+"""Asks an environment whose `reply` is an `async def`: one process (`environment.py`) waits for
+thousands of replies and owns their deadlines. It is replaced if it ends, or keeps a reply long
+after its deadline. Every question has exactly one outcome, unless it is cancelled.
 """
 
 import os

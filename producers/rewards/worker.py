@@ -1,6 +1,5 @@
-"""Starts and ends the processes that run a task's own code, without the run's credentials, and
-exchanges lines with one reward process (`RewardWorker`). Every process leads a process group, which
-ends with it.
+"""Processes that run a task's own code, without the run's credentials. Each leads a process group,
+which ends with it.
 """
 
 import os

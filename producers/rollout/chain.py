@@ -1,6 +1,5 @@
-"""Reads a trajectory's chain of partials for the rollout that resumes the trajectory: the newest
-partial of an attempt and all that its links reach. A partial has the tokens since the previous one,
-and its address.
+"""Reads a trajectory's chain of partials to resume it: the newest partial of an attempt and all
+that its links reach.
 
 Any process can append to `partials`, so no record is trusted (invariant 12): a wrong link makes the
 chain unusable (`DecodeError`).

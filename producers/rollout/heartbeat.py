@@ -1,9 +1,6 @@
-"""Publishes a rollout's heartbeats (`status` records) from a thread, so that the rollout does not
-look dead while its loop is busy.
-
-`StatusSchedule` decides when the loop passes a status to `Heartbeat`. While it passes none, the
-thread repeats the last one (`StatusRepeats`), with the time since the loop's last iteration
-(`stalled_s`).
+"""Publishes a rollout's heartbeats (`status` records) from a thread, so that it does not look dead
+while its loop is busy. While the loop passes no status, the thread repeats the last one, with the
+time since the loop's last iteration (`stalled_s`).
 """
 
 import logging

@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class InProgress:
     """The trajectories of one rollout under one term; `done` are finished and not published yet.
-    `drop` ends one without a record, `give_up` with a last partial, from which another rollout
-    resumes it.
+    `driver.drop` ends one without a record, `give_up` with a last partial, from which another
+    rollout resumes it.
     """
 
     driver: TurnDriver
@@ -51,19 +51,8 @@ class InProgress:
     broken_chains: int = 0
     """Number of chains that could not be resumed: the trajectories restarted from the prompt."""
 
-    @property
-    def running(self) -> dict[str, RunningTrajectory]:
-        """Trajectories that the engine generates or has queued."""
-        return self.driver.running
-
-    @property
-    def parked(self) -> dict[str, RunningTrajectory]:
-        """Trajectories that wait for another program, without a slot."""
-        return self.driver.parked
-
     def __len__(self) -> int:
-        """Returns the number of running and parked trajectories."""
-        return len(self.running) + len(self.parked)
+        return len(self.driver.running) + len(self.driver.parked)
 
     def read_chains_ahead(self, assignments: Iterable[Assignment]) -> list[Assignment]:
         """Read the chains of these assignments in one pass over the topic, and remove all others.
@@ -104,7 +93,7 @@ class InProgress:
         ends dead with the reason. A resume under a version that the engine does not hold is given
         back to dispatch.
         """
-        self.drop(assignment.trajectory)  # of an earlier attempt, replaced by this one
+        self.driver.drop(assignment.trajectory)  # of an earlier attempt, replaced by this one
         parts = self.driver.parts
         running = self._begin(assignment, self._gained(assignment))
         exact = parts.keep_version and assignment.kind == "resume"
@@ -156,14 +145,9 @@ class InProgress:
         self._note_broken(assignment, content)
         return None
 
-    def drop(self, trajectory: str) -> None:
-        """Remove the trajectory and free its slot; no record of it is published."""
-        self.driver.drop(trajectory)
-
     def drop_all(self) -> None:
-        """Drop all trajectories in progress."""
-        for trajectory in [*self.running, *self.parked]:
-            self.drop(trajectory)
+        for trajectory in [*self.driver.running, *self.driver.parked]:
+            self.driver.drop(trajectory)
         self.driver.parts.judging.drop_all()
 
     def give_up(self, released: Assignment) -> None:
@@ -180,7 +164,7 @@ class InProgress:
         """Hand over all trajectories that are running or parked, and the `waiting` assignments.
         Those that wait for their reward are awaited as in `give_up`.
         """
-        for running in [*self.running.values(), *self.parked.values()]:
+        for running in [*self.driver.running.values(), *self.driver.parked.values()]:
             running.leaving = True
         self.driver.leave_all()
         # Resumes need no final partial: their chain is already in the log.
@@ -212,7 +196,7 @@ class InProgress:
         # Without a partial no other rollout could resume it. One that has ended, or runs under
         # another attempt, is left alone.
         if current is running or (current is None and running.leaving):
-            self.drop(name)
+            self.driver.drop(name)
             record = self.driver.parts.judging.dead_record(running, f"partial: {reason}")
             self.done.append(record)
 
@@ -228,7 +212,7 @@ class InProgress:
         return record
 
     def _here(self, trajectory: str) -> RunningTrajectory | None:
-        return self.running.get(trajectory) or self.parked.get(trajectory)
+        return self.driver.running.get(trajectory) or self.driver.parked.get(trajectory)
 
 
 def _bare_failure(record: Trajectory, problem: str) -> Trajectory:

@@ -112,7 +112,6 @@ class Judging:
 
 
 def attempt_key(running: RunningTrajectory) -> str:
-    """Returns this attempt's key in the reward pool."""
     return f"{running.assignment.trajectory}{_ATTEMPT_SEPARATOR}{running.assignment.attempt}"
 
 

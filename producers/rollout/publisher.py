@@ -1,5 +1,5 @@
 """Publishes all records of a rollout and counts what its metrics show: `RolloutPublisher` makes
-them, `BackgroundSender` appends them in a thread, so that decoding does not wait for the log.
+them, `BackgroundSender` appends them beside decoding.
 
 A trajectory may be published twice, by this rollout and its dead predecessor: readers count the
 first completion only (invariant 2), and resume only from the chain that an assignment names.

@@ -1,10 +1,8 @@
-"""Finds tensors of which an engine serves other bits than it was given, by reading them back
-(`Engine.read_back`).
+"""Finds tensors of which an engine serves other bits than it was given, by reading them back.
 
-All tensors of the first version are compared (`compare_all_tensors`), and after each later update a
-bounded sample, beside decoding (`compare_tensors`), which rotates through all (`TensorRotation`).
-After a mismatch the rollout generates nothing until all tensors were fetched again (a repair) and
-compared.
+All tensors of the first version are compared, and after each update a bounded sample, beside
+decoding, which rotates through all. After a mismatch the rollout generates nothing until all
+tensors were fetched again (a repair) and compared.
 """
 
 import logging

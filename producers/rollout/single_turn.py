@@ -35,7 +35,6 @@ class SingleTurn:
         return "it has turns of an agent" if content.turns or content.branches else ""
 
     def start(self, running: RunningTrajectory) -> None:
-        """Submit the trajectory."""
         engine, version = self.parts.engine, None
         # The version of the last generated tokens; a new trajectory gets the engine's newest.
         if self.parts.keep_version and engine.is_side_by_side:

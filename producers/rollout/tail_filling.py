@@ -1,5 +1,5 @@
 """Which new answers a rollout starts beside its last long ones, although its quota under the held
-version is used up (`TailFilling`; docs/explanation/scheduling.md, Filling tails).
+version is used up (docs/explanation/scheduling.md).
 """
 
 from collections.abc import Iterable, Mapping

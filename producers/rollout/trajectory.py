@@ -1,9 +1,9 @@
-"""One trajectory while a rollout generates it (`RunningTrajectory`), and its records: partials,
-from which another rollout can resume it, and at the end a `Trajectory`.
+"""One trajectory while a rollout generates it, and its records: partials, from which another
+rollout can resume it, and at the end a `Trajectory`.
 
 It grows by emissions (new tokens of the engine, all under one version) and by replies of the
-environment. Invariant 3 (each generated token is in exactly one span) holds because `extend`
-lengthens the spans by exactly an emission's tokens, under its version.
+environment. Invariant 3 holds because `extend` lengthens the spans by exactly an emission's tokens,
+under its version.
 """
 
 from collections.abc import Sequence
@@ -168,10 +168,6 @@ class RunningTrajectory:
             self.sources = [np.concatenate(self.sources)]
         return self.tokens[0], self.sources[0]
 
-    def newest_tokens(self, count: int) -> Tokens:
-        """Returns the newest `count` tokens."""
-        return _tail(self.tokens, count, np.uint32)
-
     def judged_turns(self) -> list[list[int]]:
         """Returns the turns without what only abandoned ones gained: no judge sees it."""
         tokens, sources = self.content()
@@ -249,7 +245,6 @@ class RunningTrajectory:
         )
 
     def generated_logprobs(self) -> Floats:
-        """Returns the log-probability of each generated token."""
         return _joined(self.logprobs)
 
     def has_unpublished(self) -> bool:

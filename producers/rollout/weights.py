@@ -1,8 +1,6 @@
 """Follows the `weights` topic and fetches versions beside generation, so that only the swap stops
-decoding.
-
-Only announced versions are fetched, and a version is announced after `latest.json` names it
-(invariant 6). Copies and their comparison: docs/explanation/weights.md (Applied).
+decoding. Only announced versions are fetched, which `latest.json` named before (invariant 6;
+docs/explanation/weights.md).
 """
 
 import logging

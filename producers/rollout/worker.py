@@ -1,5 +1,4 @@
-"""Runs a rollout (`RolloutLoop`): takes assignments, generates and publishes, and never waits for
-another role.
+"""Runs a rollout (`RolloutLoop`), which never waits for another role.
 
 Each iteration takes assignments, takes weights, starts waiting trajectories, decodes for `POLL_S`
 and publishes. A phase handles what has arrived and returns; only decoding takes time.
@@ -13,7 +12,7 @@ from itertools import islice
 from typing import Protocol
 
 from rollstream.metric_values import MetricValues
-from rollstream.producers.engines.base import DraftStats, Engine, UpdateMode
+from rollstream.producers.engines.base import DraftStats, UpdateMode
 from rollstream.producers.rollout.assignments import (
     AssignmentQueue,
     UpdateInputs,
@@ -25,11 +24,10 @@ from rollstream.producers.rollout.assignments import (
 from rollstream.producers.rollout.heartbeat import Health
 from rollstream.producers.rollout.in_progress import InProgress
 from rollstream.producers.rollout.loop_metrics import rollout_metrics
-from rollstream.producers.rollout.publisher import RolloutCondition, RolloutPublisher
+from rollstream.producers.rollout.publisher import RolloutCondition
 from rollstream.producers.rollout.tail_filling import TailFilling
-from rollstream.producers.rollout.turn_driver import TurnDriver
+from rollstream.producers.rollout.turn_driver import RolloutParts, TurnDriver
 from rollstream.producers.rollout.weights import WeightsFollower
-from rollstream.producers.settings import RolloutSettings
 from rollstream.streams.reader import TopicReader
 from rollstream.streams.records import Assignment
 from rollstream.streams.values import Version
@@ -55,19 +53,15 @@ class AnswerFeed(Protocol):
 @dataclass(slots=True)
 class RolloutLoop:
     """One rollout under one term, in the caller's thread. The engine must serve a version before
-    `run`. By `settings.on_update` a trajectory keeps the version it began with (`keep_version`) or
+    `run`. By `rollouts.on_update` a trajectory keeps the version it began with (`keep_version`) or
     takes new weights while it runs (`in_flight` modes).
     """
 
-    settings: RolloutSettings
-    engine: Engine
     follower: WeightsFollower
     assignments: AssignmentQueue
     in_progress: InProgress
-    publisher: RolloutPublisher
-    clock: Callable[[], float] = time.time
     timer: Callable[[], float] = time.perf_counter
-    """Measures durations; `clock` gives times of day."""
+    """Measures durations; the driver's clock gives times of day."""
     sleep: Callable[[float], None] = time.sleep
     outcome_wait_s: float = 2.0
     """The longest time in which a leaving rollout awaits rewards and replies."""
@@ -83,7 +77,7 @@ class RolloutLoop:
     """Draft verification passes of the engine at the last check."""
 
     def __post_init__(self) -> None:
-        self.follower.prepare = self.engine.prepare
+        self.follower.prepare = self.parts.engine.prepare
 
     def run(self, stop: threading.Event) -> None:
         """Generate until `stop` is set, then hand over everything in progress and leave. After an
@@ -94,12 +88,12 @@ class RolloutLoop:
                 self._iterate(stop)
             self._leave()
         finally:
-            self.publisher.close()
+            self.parts.publisher.close()
 
     # ---- phases --------------------------------------------------------------------------------
 
     def _iterate(self, stop: threading.Event) -> None:
-        self.publisher.note_iteration()
+        self.parts.publisher.note_iteration()
         self.take_assignments()
         self.take_weights()
         self.start_waiting()
@@ -118,7 +112,7 @@ class RolloutLoop:
         """
         for released in self.assignments.read():
             if not released.onward:
-                self.in_progress.drop(released.trajectory)
+                self.driver.drop(released.trajectory)
                 continue
             waiting = self.assignments.remove(released.trajectory, released.attempt)
             if waiting is not None:  # to hand it over like a running one
@@ -132,7 +126,7 @@ class RolloutLoop:
         """
         self.follower.read()
         self._take_verdict()
-        mode: UpdateMode = self.settings.on_update
+        mode: UpdateMode = self.parts.settings.on_update
         needed = self._version_from_history()
         if not self.follower.verified:
             self.follower.repair(keep=mode == "keep_version")
@@ -142,20 +136,20 @@ class RolloutLoop:
         else:
             inputs = self._update_inputs()
             if is_draining(self._effective_mode, inputs) and inputs.busy:
-                self.follower.fetch_ahead(self.engine.version)
+                self.follower.fetch_ahead(self.parts.engine.version)
             if not wants_update(self._effective_mode, inputs):
                 return
             # A version that is fetched already is taken, even if a newer one exists by now.
-            self.follower.prefetch(self.engine.version)
+            self.follower.prefetch(self.parts.engine.version)
         fetched = self.follower.take()
         if fetched is None:
             return
-        before, version = self.engine.version, fetched.announced.version
+        before, version = self.parts.engine.version, fetched.announced.version
         if version <= before and version != needed and not fetched.repairs:
             return
         started = self.timer()
-        self.engine.update(fetched.update, mode)
-        self.follower.compare(fetched, self.engine.read_back, self.timer() - started)
+        self.parts.engine.update(fetched.update, mode)
+        self.follower.compare(fetched, self.parts.engine.read_back, self.timer() - started)
         if version != before:
             self.filling.started.clear()
             self.drawn = 0 if version != needed else self._drawn_of(version)
@@ -170,12 +164,14 @@ class RolloutLoop:
             return None
         version = waiting[0].version
         if self._is_side_by_side:
-            if waiting[0].kind == "start" or version in self.engine.versions:
+            if waiting[0].kind == "start" or version in self.parts.engine.versions:
                 return None
         # An engine that serves one version at a time must be empty first.
         elif not waiting[0].from_history or len(self.in_progress):
             return None
-        return None if version in (self.engine.version, self.follower.unavailable) else version
+        return (
+            None if version in (self.parts.engine.version, self.follower.unavailable) else version
+        )
 
     def _drawn_of(self, version: Version) -> int:
         inputs = self._update_inputs()
@@ -189,7 +185,7 @@ class RolloutLoop:
             return
         # After a mismatch nothing is generated until the repair, and `Applied` waits for it.
         if not verdict.compared.differing:
-            self.publisher.applied(verdict)
+            self.parts.publisher.applied(verdict)
         if verdict.compared.differing or verdict.fetched.repairs:
             self.send_status(self.health())
 
@@ -200,13 +196,13 @@ class RolloutLoop:
         Those that wait for their environment do not count, until `episodes_max` trajectories are
         open.
         """
-        waiting, surplus = self.assignments.waiting, max(1, self.settings.slots // 8)
+        waiting, surplus = self.assignments.waiting, max(1, self.parts.settings.slots // 8)
         # An eighth more than the slots: one that becomes free while the engine decodes is filled at
         # once.
-        room = self.settings.slots + surplus
+        room = self.parts.settings.slots + surplus
         # Where the KV cache is full before the slots are, the others may start under a newer
         # version.
-        if waiting and self.engine.stats().waiting >= surplus:
+        if waiting and self.parts.engine.stats().waiting >= surplus:
             return
         late = self.in_progress.read_chains_ahead(islice(waiting, self._startable(room)))
         if any(assignment.from_history for assignment in late):
@@ -229,7 +225,7 @@ class RolloutLoop:
 
     def _fill_tail(self) -> None:
         inputs, waiting = self._update_inputs(), self.assignments.waiting
-        running, slots = self.in_progress.running, self.settings.slots
+        running, slots = self.driver.running, self.parts.settings.slots
         # Dispatch assigns such starts only with `dispatch.fill_tails`.
         while chosen := self.filling.choose(waiting, inputs, running, slots):
             waiting.remove(chosen)
@@ -246,7 +242,7 @@ class RolloutLoop:
                 if not driver.wait(min(rest, IDLE_S)):
                     break
                 continue
-            emissions = self.engine.poll(min(rest, driver.poll_s))
+            emissions = self.parts.engine.poll(min(rest, driver.poll_s))
             for emission in emissions:
                 driver.grow(emission)
             if emissions:
@@ -256,15 +252,15 @@ class RolloutLoop:
         return has_generated
 
     def _has_drafted(self) -> bool:
-        before, self.passes = self.passes, self.engine.stats().drafts.passes
+        before, self.passes = self.passes, self.parts.engine.stats().drafts.passes
         return self.passes != before
 
     def publish(self) -> None:
         """Publish finished trajectories, due partials and a due heartbeat."""
         self.in_progress.publish()
         health = self.health()
-        if self.publisher.status_schedule.is_due(
-            health, bool(self.in_progress.running), self.clock()
+        if self.parts.publisher.status_schedule.is_due(
+            health, bool(self.driver.running), self.parts.clock()
         ):
             self.send_status(health)
 
@@ -280,23 +276,23 @@ class RolloutLoop:
         self.in_progress.give_up_all(self.assignments.waiting)  # 1
         self.driver.close()
         self.assignments.waiting.clear()
-        self.publisher.flush_given_up()
+        self.parts.publisher.flush_given_up()
         deadline = self.timer() + self.outcome_wait_s
         if self.driver.awaited:
             self.send_status("leaving")  # 2
         while self.driver.awaited and self.timer() < deadline:
-            self.publisher.note_iteration()
+            self.parts.publisher.note_iteration()
             self.sleep(IDLE_S)
             self.in_progress.collect_outcomes()  # 3
             self.in_progress.publish()
         self.follower.await_verdict()
         self._take_verdict()  # 4
         self.in_progress.drop_all()
-        self.publisher.sender.flush()  # completions are durable before the last status
+        self.parts.publisher.sender.flush()  # completions are durable before the last status
         self.send_status("leaving")  # 5
         if self.draft_feed is not None:
-            self.draft_feed.close(self.publisher.drafts)
-        self.publisher.end()
+            self.draft_feed.close(self.parts.publisher.drafts)
+        self.parts.publisher.end()
 
     # ---- state ---------------------------------------------------------------------------------
 
@@ -305,24 +301,28 @@ class RolloutLoop:
         return self.in_progress.driver
 
     @property
+    def parts(self) -> RolloutParts:
+        return self.driver.parts
+
+    @property
     def _is_side_by_side(self) -> bool:
         """Whether the engine serves several versions at once for `keep_version` (adapters)."""
-        return self.settings.on_update == "keep_version" and self.engine.is_side_by_side
+        return self.parts.settings.on_update == "keep_version" and self.parts.engine.is_side_by_side
 
     @property
     def _effective_mode(self) -> UpdateMode:
         # With versions side by side no trajectory has to end before a new version is taken.
-        return "in_flight" if self._is_side_by_side else self.settings.on_update
+        return "in_flight" if self._is_side_by_side else self.parts.settings.on_update
 
     def _update_inputs(self) -> UpdateInputs:
         waiting, newest = self.assignments.waiting, self.follower.newest
-        served = self.engine.version
+        served = self.parts.engine.version
         resumes = sum(assignment.version == served for assignment in self._resumes())
         return UpdateInputs(
             held=served.number,
             newest=served.number if newest is None else newest.version.number,
             drawn=self.drawn,
-            quota=self.settings.quota or 2 * self.settings.slots,
+            quota=self.parts.settings.quota or 2 * self.parts.settings.slots,
             busy=len(self.in_progress) + resumes,
             needed=waiting[0].version.number if waiting and waiting[0].kind == "start" else 0,
         )
@@ -333,11 +333,11 @@ class RolloutLoop:
         ]
 
     def metric_values(self) -> MetricValues:
-        trajectories = [*self.in_progress.running.values(), *self.in_progress.parked.values()]
+        trajectories = [*self.driver.running.values(), *self.driver.parked.values()]
         started = [running.started_s for running in trajectories]
-        oldest_s = self.clock() - min(started) if started else 0.0
+        oldest_s = self.parts.clock() - min(started) if started else 0.0
         return {
-            **rollout_metrics(self.publisher, self.follower, self.driver.awaited, oldest_s),
+            **rollout_metrics(self.parts.publisher, self.follower, self.driver.awaited, oldest_s),
             "rollout_chains_broken_total": self.in_progress.broken_chains,
             **self.driver.metric_values(),
         }
@@ -360,19 +360,18 @@ class RolloutLoop:
         return "generating"
 
     def send_status(self, health: Health) -> None:
-        """Publish a heartbeat."""
         inputs, verified = self._update_inputs(), self.follower.verified
         pulling = not verified or wants_update(self._effective_mode, inputs)
         condition = RolloutCondition(
-            version=self.engine.version,
+            version=self.parts.engine.version,
             health=health,
             queued=len(self.assignments.waiting)
             + (self.driver.awaited if health == "leaving" else 0),
             quota_left=quota_left(self._effective_mode, inputs),
             verified=verified,
             pulling=pulling or self._version_from_history() is not None,
-            versions=tuple(self.engine.versions) if self._is_side_by_side else (),
-            parked=len(self.in_progress.parked),
+            versions=tuple(self.parts.engine.versions) if self._is_side_by_side else (),
+            parked=len(self.driver.parked),
             parked_max=self.driver.parked_max,
         )
-        self.publisher.status(condition, self.engine.stats())
+        self.parts.publisher.status(condition, self.parts.engine.stats())

@@ -1,5 +1,5 @@
-"""Finds the files of a data set by a path of `task.options` (`data_files`): a file, a folder or a
-pattern. A folder with several splits is refused, because its test rows would be trained on.
+"""Finds the files of a data set by a path: a file, a folder or a pattern. A folder with several
+splits is refused, because its test rows would be trained on.
 """
 
 import re
@@ -18,8 +18,8 @@ _ABOUT_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "
 
 
 def data_files(option: str) -> list[Path]:
-    """Returns the files that a path of `task.options` names, in the order of names: a file, the
-    data files in a folder, or those of a pattern (`data/*.parquet`). `~` is the home folder. Raises
+    """Returns the files that a path names, in the order of names: a file, the data files in a
+    folder, or those of a pattern (`data/*.parquet`). `~` is the home folder. Raises
     `ConfigurationError` if there is none, and for a folder with files of several splits.
     """
     path = Path(option).expanduser()

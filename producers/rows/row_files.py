@@ -1,6 +1,6 @@
-"""Reads the rows of a data set's files (`read_file_rows`): JSON Lines, a JSON list, CSV, TSV or
-Parquet, compressed or not, known by the content, else by the name. Only the named columns are read.
-A row that cannot be read is yielded as a `RowFault`, and the rows after it follow.
+"""Reads the named columns of a data set's files: JSON Lines, a JSON list, CSV, TSV or Parquet,
+compressed or not, known by the content, else by the name. A row that cannot be read is yielded as a
+`RowFault`, and the rows after it follow.
 """
 
 import csv

@@ -1,7 +1,6 @@
-"""Defines the contract of a sandbox, in which programs run that a model wrote: three verbs (`exec`,
-`read`, `write`), the bounds (`SandboxLimits`), and the result (`SandboxResult`). A sandbox has no
-network, and sees of the host only programs and libraries (read-only). Where a machine cannot
-provide one, `SandboxRefused` is raised: no program ever runs unconfined.
+"""The contract of a sandbox for programs that a model wrote: three verbs (`exec`, `read`, `write`)
+within bounds. It has no network, and sees of the host only programs and libraries (read-only).
+Where a machine cannot provide one, `SandboxRefused` is raised: no program runs unconfined.
 """
 
 from collections.abc import Callable, Mapping, Sequence

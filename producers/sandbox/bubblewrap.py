@@ -1,6 +1,5 @@
-"""The back end `bubblewrap`: confines programs by namespaces of their own with the program `bwrap`,
-which needs no daemon and no privileges. `bubblewrap_command` is the whole confinement; `process.py`
-starts it and sets bounds.
+"""The back end `bubblewrap`: namespaces by the program `bwrap`, without daemon or privileges.
+`bubblewrap_command` is the whole confinement; `process.py` sets bounds.
 """
 
 import os

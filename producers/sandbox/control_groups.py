@@ -1,5 +1,5 @@
-"""Bounds memory and processes of a sandbox by a control group of its own, version 1 or 2, where
-this process is root and may write to them (`find_control_groups`).
+"""Bounds memory and processes of a sandbox by a control group, version 1 or 2, where this process
+is root and may write to them.
 """
 
 import os

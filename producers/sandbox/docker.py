@@ -1,7 +1,6 @@
-"""The back end `docker`: a container for each sandbox, for machines that refuse user namespaces,
-and for programs that need an image of their own. Its first process is Python, which serves the
-verbs (`session.py`), so the image must hold `python3`. The daemon runs as root: its users are root
-on that machine.
+"""The back end `docker`: a container for each sandbox, for machines that refuse user namespaces and
+programs that need an image, which must hold `python3` (`session.py`). The daemon runs as root: its
+users are root on that machine.
 """
 
 import itertools

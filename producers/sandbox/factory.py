@@ -1,7 +1,6 @@
-"""Opens sandboxes as the run's settings say (`open_sandbox`, `run`), by the back end that
-`task.sandbox.backend` names: `bubblewrap`, `docker`, or a plug-in by `module:attribute`.
-
-The settings are those of the process (`producers/sandbox_settings.py`).
+"""Opens sandboxes by the back end that `task.sandbox.backend` names: `bubblewrap`, `docker`, or a
+plug-in by `module:attribute`. The settings are those of the process
+(`producers/sandbox_settings.py`).
 """
 
 import threading
@@ -66,7 +65,6 @@ def configured_plan() -> SandboxPlan:
 
 
 def configured_limits() -> SandboxLimits:
-    """Returns the limits of the settings."""
     return configured_plan().limits
 
 
@@ -86,9 +84,9 @@ def run(
     files: Mapping[str, str | bytes] | None = None,
     limits: SandboxLimits | None = None,
 ) -> SandboxResult:
-    """Runs one program in a new, clean sandbox, which is then removed, and returns its result.
-    `program` is a text in `language`, or the words of a command; `files` are in the work folder
-    before it starts. Raises `SandboxRefused` where this machine cannot provide a sandbox.
+    """Runs one program in a new, clean sandbox, which is then removed. `program` is a text in
+    `language`, or the words of a command; `files` are in the work folder before it starts. Raises
+    `SandboxRefused` where this machine cannot provide one.
     """
     file_bytes = {path: _bytes(data) for path, data in (files or {}).items()}
     if isinstance(program, str):

@@ -1,7 +1,6 @@
-"""Verifiers of the task `dataset` that run the program of an answer: `task.options.verifier =
-"rollstream.producers.sandbox.grading:passes_tests"` (docs/how-to/run-code-in-a-sandbox.md). Each
-test runs in a clean sandbox. The expected output never enters it, so a program can neither read nor
-change it.
+"""Verifiers of the task `dataset` that run an answer's program
+(docs/how-to/run-code-in-a-sandbox.md), each test in a clean sandbox. The expected output never
+enters it.
 """
 
 import re

@@ -1,7 +1,7 @@
-"""The first process of a sandbox that lives for several calls: it serves the three verbs over its
-stdin and stdout. The host starts it by its source text (`python3 -I -S -c`), so it imports the
-standard library only. As process 1 of its PID namespace it cannot be killed by programs, and kills
-all of them at the end of each `exec`. The host uses `pump` and `frame`, too.
+"""The first process of a sandbox that lives for several calls: it serves the verbs over stdin and
+stdout. The host starts it by its source text (`python3 -I -S -c`), so it imports the standard
+library only. As process 1 of its PID namespace programs cannot kill it, and it kills all of them at
+the end of each `exec`. The host uses `pump` and `frame`, too.
 """
 
 import contextlib
@@ -15,7 +15,6 @@ import sys
 import time
 
 FRAME = struct.Struct(">IQ")  # bytes of the header, a JSON object, and of the body after it
-HEADER_MAX = 1 << 20
 CHUNK = 1 << 16
 REAP_S = 60.0  # until all killed processes must be gone
 

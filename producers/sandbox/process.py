@@ -1,7 +1,6 @@
-"""Starts a confined program, sets its bounds before its first instruction, and ends it
-(`ConfinedProcess`). bwrap sets the namespaces up, writes the program's process number to `status`,
-and waits for a byte on `block`; meanwhile the process is put into a control group, where there is
-one. So no program runs without its bounds.
+"""Starts a confined program, sets its bounds before its first instruction, and ends it. bwrap
+writes the program's process number to `status` and waits for a byte on `block`; meanwhile the
+process is put into a control group, where there is one.
 """
 
 import itertools

@@ -1,6 +1,6 @@
-"""Serves the verbs of a sandbox that lives for several calls (`SandboxSession`), by messages to the
-process `inside.py` in it. That process runs among hostile programs: each of its answers has a bound
-in bytes and in time, and one that breaks the protocol ends the sandbox.
+"""Serves the verbs by messages to the process `inside.py` in a sandbox, which runs among hostile
+programs: each answer has a bound in bytes and in time, and one that breaks the protocol ends the
+sandbox.
 """
 
 import os

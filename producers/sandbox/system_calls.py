@@ -1,7 +1,7 @@
-"""Makes the filter of system calls (seccomp, as BPF) of a sandbox (`call_filter`). Some kernel
-interfaces have no namespace: key rings, sockets of virtual machines (AF_VSOCK reaches the machine's
-host from any network namespace), performance events, BPF, io_uring. These are refused with EPERM,
-and calls in another architecture's numbers (32 bit) as a whole.
+"""The seccomp filter of a sandbox (BPF). Kernel interfaces without a namespace are refused with
+EPERM: key rings, sockets of virtual machines (AF_VSOCK reaches the machine's host from any network
+namespace), performance events, BPF, io_uring; so are all calls in another architecture's numbers
+(32 bit).
 """
 
 import platform

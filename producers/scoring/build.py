@@ -1,5 +1,5 @@
-"""Builds the pool of a scorer from its settings (`scorer_pool`): reward processes for the task's
-judge or a function, or requests to a service for `scoring.function = "http"` and `"judge"`.
+"""Builds the pool of a scorer from its settings: reward processes for the task's judge or a
+function, or requests to a service (`"http"`, `"judge"`).
 """
 
 import os
@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
 from rollstream.errors import ConfigurationError
+from rollstream.producers.agent_settings import service_key
 from rollstream.producers.rewards.pool import RewardPool
 from rollstream.producers.scoring.functions import load_function
 from rollstream.producers.scoring.requests import HttpRequest, JudgeRequest, ScoreRequest
@@ -91,8 +92,7 @@ def service_plan(scoring: ScoringSettings, environment: Mapping[str, str]) -> Se
         )
     headers = {"Content-Type": "application/json"}
     if service.key_env is not None:
-        # A file that was mounted into the variable may have ended its line.
-        key = environment.get(service.key_env, "").strip()
+        key = service_key(service.key_env, environment)
         if not key:
             raise ConfigurationError(
                 f"scoring.service.key_env: the environment has no variable {service.key_env}"

@@ -1,6 +1,5 @@
-"""Loads the function of a scorer by its import path (`load_function`), and defines the argument of
-its calls (`Finished`). The function runs in a reward process (`producers/rewards/process.py`), and
-returns one number or several named ones.
+"""Loads a scorer's function by its import path, and defines its argument (`Finished`). It runs in a
+reward process and returns one number or several named ones.
 """
 
 import json

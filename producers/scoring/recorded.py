@@ -1,9 +1,9 @@
-"""Knows the annotations that are in the log (`RecordedAnnotations`), so a scorer asks for none of
-them again, also after a restart.
+"""Knows the annotations in the log (`RecordedAnnotations`), so a scorer asks for none of them
+again, also after a restart.
 
-The interleaving: scorer A publishes an annotation and is killed before it commits its batch. Its
-successor B reads the batch again, then `annotations` up to its present end, and so sees all that A
-published. If A lives on as a zombie, both may ask; the first record counts.
+Scorer A publishes an annotation and is killed before it commits its batch. B reads the batch again,
+then `annotations` up to its present end, and so sees it. If A lives on as a zombie, both may ask;
+the first record counts.
 """
 
 from collections.abc import Collection

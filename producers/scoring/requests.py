@@ -1,6 +1,5 @@
-"""Makes the requests of scorers by HTTP, and reads the answers (`ScoreRequest`), as pure functions:
-texts and facts of a trajectory as JSON (`HttpRequest`), or a question to a judge model by OpenAI's
-protocol (`JudgeRequest`).
+"""Requests of scorers by HTTP and their answers, as pure functions: a trajectory's texts and facts
+as JSON (`HttpRequest`), or a question to a judge model by OpenAI's protocol (`JudgeRequest`).
 """
 
 import json
@@ -85,8 +84,7 @@ class JudgeRequest:
     """Asks `model` with the text `prompt`, in which `{prompt}`, `{answer}` and `{reference}` are
     replaced. The score is the last match of `pattern`'s group behind the judge's thought, divided
     by `score_max`; one outside of 0 to `score_max`, or of a cut answer, cannot be read.
-    `tokens_name` is the parameter that bounds the answer; without a `temperature` the service's own
-    applies.
+    `tokens_name` is the parameter that bounds the answer; `temperature` None: the service's own.
     """
 
     model: str

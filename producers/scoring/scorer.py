@@ -1,7 +1,6 @@
-"""Writes annotations, such as late rewards, about every finished trajectory (`rollstream score`),
-and commits up to the oldest one that is not scored yet. After a kill the successor scores from
-there what the log lacks (`recorded.py`); of several annotations of a (trajectory, name) the first
-counts, so none is lost or counted twice.
+"""Annotates every finished trajectory (`rollstream score`), and commits up to the oldest one that
+is not scored yet. After a kill the successor scores what the log lacks; of several annotations of a
+(trajectory, name) the first counts, so none is lost or counted twice.
 """
 
 import logging

@@ -1,7 +1,6 @@
-"""Scores finished trajectories by HTTP requests to a service (`ServicePool`): the user's, or a
-judge model (`requests.py`). One deadline bounds a score with all its attempts. Failures that may
-pass (no connection, 408, 425, 429, 5xx, an unreadable answer) are tried again after growing pauses,
-and not before `Retry-After`.
+"""Scores by HTTP requests to a service or a judge model (`ServicePool`). One deadline bounds a
+score with all attempts. Failures that may pass (no connection, 408, 425, 429, 5xx, an unreadable
+answer) are tried again after growing pauses, and not before `Retry-After`.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""Implements the task `automaton`, whose answers have a long tail: they carry out a log-normal
-number of steps of a counter modulo 7, line by line (docs/explanation/scheduling.md, "On a model").
-The reward depends on the final state alone, so reinforcement learning amplifies answers that carry
-the state along, over equally long ones that count down and guess.
+"""The task `automaton`, whose answers have a long tail: a log-normal number of steps of a counter
+modulo 7, line by line (docs/explanation/scheduling.md). Only the final state is rewarded, so
+reinforcement learning amplifies answers that carry the state along, over equally long ones that
+count down and guess.
 """
 
 import json
@@ -82,11 +82,11 @@ def _digits(number: int) -> str:
 
 
 class Automaton:
-    """Implements `Task` and `Teacher`. Training repeats `prompts` questions, whose numbers of steps
-    are log-normal with this `median` and 99th percentile `p99`, cut at `STEPS_MAX`. Warm-up
-    documents are correct: the share `carried` carries the state, `by_two` takes two steps a line,
-    `short` has at most `SHORT_MAX` steps, and `excerpts` are the first lines of a question of any
-    number of steps; the others are as long as in training.
+    """Training repeats `prompts` questions, whose numbers of steps are log-normal with this
+    `median` and 99th percentile `p99`, cut at `STEPS_MAX`. Warm-up documents are correct: the share
+    `carried` carries the state, `by_two` takes two steps a line, `short` has at most `SHORT_MAX`
+    steps, and `excerpts` are the first lines of a question of any number of steps; the others are
+    as long as in training.
     """
 
     name = "automaton"

@@ -1,7 +1,7 @@
-"""Defines the contract of a task (`Task`), of dialogues (`Environment`), and of examples for a
-first model (`Teacher`). A task is stateless: all results are pure functions of its options and the
-arguments, so any process can build it from the same settings. Import and judging stay light (no
-torch, no transformers): reward processes must start in a fraction of a second.
+"""The contract of a task (`Task`), of dialogues (`Environment`) and of examples for a first model
+(`Teacher`). A task is stateless: its results are pure functions of options and arguments, so any
+process can build it. Import and judging stay light (no torch, no transformers): reward processes
+must start in a fraction of a second.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,10 +36,10 @@ TemplateValue = int | float | bool | str
 
 @dataclass(frozen=True, slots=True)
 class TaskPrompt:
-    """Holds one prompt. `reference` is the task's own JSON text, such as the expected answer, which
-    `judge` gets back unchanged. `epoch` counts the complete passes over the data set before it. In
-    a mixture `task` is the label of its part, else "". `stop` are the tokens that end a turn of its
-    answer; None: the task's own.
+    """One prompt. `reference` is the task's own JSON text, such as the expected answer, which
+    `judge` gets back. `epoch` counts the complete passes over the data set before it. In a mixture
+    `task` is the label of its part, else "". `stop` are the tokens that end a turn of its answer;
+    None: the task's own.
     """
 
     tokens: tuple[int, ...]

@@ -1,6 +1,5 @@
-"""Tokenizes text character by character, for tasks with a small alphabet: in pure Python
-(`CharacterTokenizer`), which a run uses without `tokenizers` and `transformers`, and by Hugging
-Face files with the same ids (`save`), for other tools.
+"""Tokenizes text character by character: in pure Python, for runs without `tokenizers` and
+`transformers`, and by Hugging Face files with the same ids (`save`).
 """
 
 from collections.abc import Mapping, Sequence

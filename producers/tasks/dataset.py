@@ -1,7 +1,6 @@
-"""Implements the task `dataset`: prompts come from files, and a user's function `verifier(answer,
-reference)` returns the reward of an answer (docs/reference/tasks.md). Reward processes read no
-files: each prompt carries its row's reference. The files must not change during a run, because
-prompts are found by their place in them.
+"""The task `dataset`: prompts from files, rewards by a user's function `verifier(answer,
+reference)` (docs/reference/tasks.md). Each prompt carries its row's reference, so reward processes
+read no files. They must not change during a run: prompts are found by their place in them.
 """
 
 import json
@@ -43,11 +42,11 @@ _CHECK_EVERY = 1000  # rows between two looks at whether too many are too long
 
 @dataclass(frozen=True, slots=True)
 class DatasetOptions:
-    """Holds `task.options` of this task. `path` names a file, a folder of files or a pattern of
-    names. `verifier` (`module:function`) returns a reward, or a pair of a reward and named scores;
-    without one no answer can be judged, as where a scorer gives the rewards. `prompt`, `reference`
-    and `answer` (for the warm-up) name columns. `held_out` names files as `path` does, whose rows
-    are kept for evaluation; without it about `held_out_share` of the rows of `path` are.
+    """Holds `task.options`. `path` names a file, a folder of files or a pattern of names.
+    `verifier` (`module:function`) returns a reward, or a pair of a reward and named scores; without
+    one no answer can be judged, as where a scorer gives the rewards. `prompt`, `reference` and
+    `answer` (for the warm-up) name columns. `held_out` names files as `path` does, whose rows are
+    kept for evaluation; without it about `held_out_share` of the rows of `path` are.
     """
 
     path: str

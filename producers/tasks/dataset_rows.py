@@ -1,8 +1,6 @@
-"""Turns the rows of a data set's files into prompts, references and answers (`read_rows`), and
-counts the rows that cannot be used (`SkippedRows`).
-
-A few bad rows of a large data set are skipped, each by its place; more than one in a hundred end
-the run, because then the file or an option is wrong, not a row.
+"""Turns rows of a data set into prompts, references and answers, and counts the rows that cannot be
+used. A few bad rows are skipped, each by its place; more than one in a hundred end the run, because
+then the file or an option is wrong.
 """
 
 import json

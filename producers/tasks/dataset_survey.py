@@ -1,6 +1,5 @@
-"""Looks at a data set before a run (`survey_dataset`): at all rows of a small one, at a bounded
-sample of a large one, rendered by the real chat template. No bound is a time, so equal files give
-equal figures.
+"""Looks at a data set before a run: at all rows of a small one, at a bounded sample of a large one,
+rendered by the real chat template. No bound is a time, so equal files give equal figures.
 """
 
 from collections.abc import Iterable, Iterator

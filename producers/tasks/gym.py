@@ -1,6 +1,6 @@
-"""Makes a task of one of the 105 data sets of the library reasoning_gym, which generate questions
-from a seed and judge answers. Prompts are unlimited, in any order. A prompt's `reference` carries
-the whole generated entry as JSON (`pack`, `unpack`) to the process that judges.
+"""A task of one of the 105 data sets of reasoning_gym, which generate questions from a seed and
+judge answers. A prompt's `reference` carries the generated entry as JSON to the process that
+judges.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false

@@ -1,6 +1,6 @@
-"""Makes one task (`TaskMixture`) of several, its parts, whose prompts are mixed by exact weights:
-`MixtureCycle` computes part and place from a position alone. A prompt's reference names its part,
-which judges the answer. All parts share one tokenizer.
+"""One task of several parts, whose prompts are mixed by exact weights: `MixtureCycle` computes part
+and place from a position alone. A prompt's reference names its part, which judges the answer. All
+share one tokenizer.
 """
 
 import itertools

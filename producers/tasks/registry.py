@@ -1,7 +1,6 @@
-"""Builds the task of a run from its settings (`load_task`): a registered task (`TASKS`), a user's
-own by `module:attribute`, or a mixture of these. The options are the builder's keyword arguments; a
-parameter `text` receives the run's tokenizer and chat template (`text.py`). A class with a nested
-class `Options` is called with `text` and an `Options` object.
+"""Builds a run's task: a registered one (`TASKS`), a user's own by `module:attribute`, or a
+mixture. Options are the builder's keyword arguments; a parameter `text` gets tokenizer and chat
+template. A class with a nested class `Options` is called with `text` and an `Options` object.
 """
 
 import inspect

@@ -1,7 +1,7 @@
-"""Implements the quickstart's task: a prompt asks for x mod y, and an answer may show a repeated
-subtraction (docs/explanation/quickstart-task.md). It is the Echo Chamber setting (arXiv 2504.07912)
-in miniature: the warm-up teaches several styles, and reinforcement learning amplifies the style
-that is right most often.
+"""The quickstart's task: x mod y, perhaps by a repeated subtraction
+(docs/explanation/quickstart-task.md). It is the Echo Chamber setting (arXiv 2504.07912) in
+miniature: the warm-up teaches several styles, and reinforcement learning amplifies the one that is
+right most often.
 """
 
 import json

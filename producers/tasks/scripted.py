@@ -1,6 +1,5 @@
-"""Defines two small tasks that need no data set. `scripted` is a dialogue whose environment replies
-from a script: an example of a task of several turns. `numbered` is for runs without a model (engine
-`paced`): numbered prompts, and random rewards.
+"""Two small tasks without a data set: `scripted`, a dialogue whose environment replies from a
+script, and `numbered`, for runs without a model: numbered prompts, random rewards.
 """
 
 import json
@@ -25,10 +24,10 @@ _NUMBERS_MAX = 10**9
 
 
 class Scripted:
-    """Implements the task `scripted`. The environment names `turns` digits one after the other, the
-    first in the prompt (`4=`). After each the model shall answer with the sum of all so far, modulo
-    10, and `;`. The reward is the share of right sums. The reference has the script and the state
-    the number of named digits, so a trajectory can resume in another process.
+    """The environment names `turns` digits one after the other, the first in the prompt (`4=`).
+    After each the model shall answer with the sum of all so far, modulo 10, and `;`. The reward is
+    the share of right sums. The reference has the script and the state the number of named digits,
+    so a trajectory can resume in another process.
     """
 
     name = "scripted"

@@ -1,6 +1,6 @@
-"""Converts a task's texts to the tokens of a prompt, and an answer's tokens to text (`TaskText`).
-The tokenizer's files are read on first use, so never by a rollout, which builds the task only to
-learn whether it is a dialogue.
+"""Converts a task's texts to a prompt's tokens, and an answer's tokens to text. The tokenizer's
+files are read on first use, so never by a rollout, which builds the task only to learn whether it
+is a dialogue.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,9 +22,9 @@ VerifierText = Literal["plain", "special", "opened"]
 
 class TaskText:
     """The text format of a run's task. With the template `chat` a prompt is rendered by the chat
-    template, after the message `system` unless that is empty; with `plain` it is the text alone,
-    with the tokenizer's special tokens around it. A prompt has at most `prompt_tokens_max` tokens;
-    None, in processes that make none: no limit.
+    template, after the message `system` unless that is empty; with `plain` it is the text, with the
+    tokenizer's special tokens around it. A prompt has at most `prompt_tokens_max` tokens; None: no
+    limit.
     """
 
     def __init__(

@@ -1,6 +1,5 @@
-"""Converts the texts of tasks to tokens and back (`TextTokenizer`), by the tokenizer in a model's
-folder or by the built-in one (`byte_tokenizer`): one token per byte, for models that start from
-scratch. No file is downloaded.
+"""The tokenizer of a task's texts: that of a model's folder, or the built-in one, one token per
+byte, for models from scratch. No file is downloaded.
 """
 
 from collections.abc import Mapping, Sequence

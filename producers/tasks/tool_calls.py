@@ -1,7 +1,6 @@
-"""Finds the tool calls in a model's answer (`parse_tool_calls`), in the formats that vLLM parses.
-Every text has a result: a call that cannot be read stays in the content, and is named in
-`malformed`. Sizes, nesting and the number of calls are bounded, no text is executed, and all
-results can be encoded as UTF-8 and JSON.
+"""Finds the tool calls in an answer, in the formats that vLLM parses. A call that cannot be read
+stays in the content, and is named in `malformed`. Sizes, nesting and number are bounded, no text is
+executed, and all results can be encoded as UTF-8 and JSON.
 """
 
 from collections.abc import Callable, Mapping, Sequence

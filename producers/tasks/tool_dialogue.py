@@ -1,7 +1,6 @@
-"""Implements the task `tools`: the prompts of a data set, and a dialogue in which the model calls
-the tools of an MCP server (docs/reference/tasks.md). Tools run in the reward process, under its
-environment (`task.environment`); the calls of a turn share one deadline. A failed call is a result:
-the model may try again.
+"""The task `tools`: a data set's prompts, and a dialogue in which the model calls tools of an MCP
+server (docs/reference/tasks.md). Tools run in the reward process, under its environment; the calls
+of a turn share one deadline. A failed call is a result: the model may try again.
 """
 
 import json
@@ -33,10 +32,9 @@ from rollstream.producers.tasks.tool_server import ToolServer, ToolServerFailed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolDialogueOptions(DatasetOptions):
-    """Holds `task.options` of this task: those of `dataset`; `server`, the command line (as words
-    or text) of an MCP server, or one URL; `calls`, the format of calls, "" for that of the chat
-    template; `turns_max`, the most turns of the model; `calls_s`, the seconds of the calls of one
-    turn.
+    """Holds `task.options`: those of `dataset`; `server`, the command line (as words or text) of an
+    MCP server, or one URL; `calls`, the format of calls, "" for the chat template's; `turns_max`,
+    the most turns of the model; `calls_s`, the seconds of the calls of one turn.
     """
 
     server: list[str] | str

@@ -1,7 +1,6 @@
-"""Calls the tools of an MCP server (`ToolServer`), a program that this process starts, or a URL
-(extra `mcp`). Each request has a deadline, each result a bound; a server that ends or does not
-answer is started again at the next request. A result is text for the model: nothing of it is
-executed, and an error is a text too.
+"""Calls the tools of an MCP server, a program that this process starts, or a URL (extra `mcp`).
+Each request has a deadline, each result a bound; a server that ends or does not answer is started
+again at the next request. A result, or an error, is text: nothing of it is executed.
 """
 
 import asyncio
@@ -38,9 +37,9 @@ class ToolServerFailed(RollstreamError, OSError):
 
 
 class ToolServer:
-    """Starts the server at the first request and keeps it. `server` is its command line, as text or
-    as words, or one URL (`http://…`). Requests of several threads are made side by side. The server
-    gets the environment of a task's code, with the variables that `environment` names.
+    """Starts the server, a command line as text or words or one URL (`http://…`), at the first
+    request and keeps it. Requests of several threads are made side by side. It gets the environment
+    of a task's code, with the variables that `environment` names.
     """
 
     def __init__(self, server: Sequence[str], environment: Sequence[str] = ()) -> None:

@@ -1,7 +1,6 @@
-"""Trains a byte-pair tokenizer on a task's own texts (`TrainedTokenizer`), for models that start
-from scratch; equal texts give an equal one. Unlike with single bytes, a model may sample a
-tokenization that the tokenizer would not choose. The warm-up saves it into the model's folder, from
-which all other roles read it.
+"""Trains a byte-pair tokenizer on a task's texts, for models from scratch; equal texts give an
+equal one. A model may sample a tokenization that it would not choose. The warm-up saves it into the
+model's folder, from which all other roles read it.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,5 +1,5 @@
-"""Confines DuckDB to one run (`confine`): a query, from any author, reads the run's archived files
-and no other file, opens no connection, and loads no extension.
+"""Confines DuckDB to one run: a query, from any author, reads the run's archived files and no other
+file, opens no connection, and loads no extension.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""The SQL of `fates`, `bias` and `pass_at_k`, which show what became of trajectories, and a bias
-that a mean reward hides: if dropped ones are mostly long answers or hard prompts, training sees
-short and easy ones.
+"""The SQL of `fates`, `bias` and `pass_at_k`: what became of trajectories, and a bias that a mean
+reward hides: if dropped ones are mostly long answers or hard prompts, training sees short and easy
+ones.
 """
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)

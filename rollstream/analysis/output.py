@@ -1,5 +1,5 @@
-"""Formats query results as a table of the terminal's width, as lines for a pipe, as JSON lines or
-as CSV. All but the table are complete, and are written batch by batch in little memory.
+"""Query results as a table of the terminal's width, as lines for a pipe, as JSON lines or as CSV.
+All but the table are complete, and written batch by batch in little memory.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Keeps, in the user's private folder, the runs that the user began on this machine with the code
-that they name (`OwnRun`), and the URLs, hosts and link targets that the user named. A run's folder
-may come from another user, so nothing in it counts as the user's word.
+that they name, and the URLs, hosts and link targets that the user named. Nothing in a run's folder
+counts as the user's word.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""Keeps the trainer's scores of recorded tokens in a file beside a run: log-probability and entropy
-under the version that sampled the token. The file is Parquet, one row per trajectory, and replaced
-as a whole. Neither reading nor writing imports torch.
+"""Keeps the trainer's scores of recorded tokens beside a run: log-probability and entropy under the
+version that sampled the token. The file is Parquet, one row per trajectory, and replaced as a
+whole. Imports no torch.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,6 +1,5 @@
-"""Makes all checks of a run before anything of it starts (`check_run`); `rollstream check` prints
-them, and `rollstream run` starts only if none refuses. Nothing is written, uploaded or claimed, and
-no module of the user is imported into this process.
+"""All checks of a run before anything of it starts (`check_run`). Nothing is written, uploaded or
+claimed, and no module of the user is imported into this process.
 """
 
 import time

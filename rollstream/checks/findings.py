@@ -19,7 +19,6 @@ class Finding:
     figures: Mapping[str, object] = field(default_factory=dict[str, object])
 
     def line(self) -> dict[str, object]:
-        """Returns the finding as one JSON object."""
         return {
             "subject": self.subject,
             "verdict": self.verdict,

@@ -1,6 +1,5 @@
-"""Fits defaults of settings that the user did not set to the data and the tokenizer of a run
-(`fit_template`, `fit_data`), with one line for each change. A setting that was set stays; if it
-does not fit, the check refuses it.
+"""Fits defaults of settings that the user did not set to the run's data and tokenizer, with one
+line for each change. A setting that was set stays; if it does not fit, the check refuses it.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Names settings that a user set and that change nothing in this run (`idle_settings`)."""
+"""Names settings that a user set and that change nothing in this run."""
 
 from collections.abc import Iterator
 

@@ -1,6 +1,4 @@
-"""Checks this machine for a run: packages, ports, brokers, the run's folder and disk, and GPUs
-(`machine_findings`).
-"""
+"""Checks this machine: packages, ports, brokers, the run's folder and disk, and GPUs."""
 
 import errno
 import os

@@ -1,5 +1,5 @@
-"""Checks the model that a run starts from: the files in its folder are complete and readable, as
-far as their names, sizes and headers tell (`model_findings`). No tensor is read.
+"""Checks that the files of a starting model are complete and readable, as far as names, sizes and
+headers tell. No tensor is read.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,6 +1,5 @@
-"""Builds a run's model without memory for its weights, and refuses one that no role could use
-(`ModelProcess`): in a process of its own, `python -m rollstream.checks.model_process ORDER`,
-because the import of transformers takes seconds. The process writes the refusal, if there is one.
+"""Builds a run's model without memory for its weights, and refuses one that no role could use:
+`python -m rollstream.checks.model_process ORDER`, because the import of transformers takes seconds.
 """
 
 import contextlib

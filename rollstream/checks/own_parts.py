@@ -1,5 +1,5 @@
-"""Tries the user's functions and the new model's class that roles load at their start by names in
-the settings (`check_own_parts`), in the check's own process (`task_process.py`).
+"""Tries the user's functions and model class that roles load by name at their start, in the check's
+own process (`task_process.py`).
 """
 
 import os

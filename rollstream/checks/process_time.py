@@ -1,5 +1,5 @@
-"""Measures how long a process of a check has worked or slept, whatever else the machine does
-(`ProcessTime`): a process that waits for a core is not late.
+"""How long a process of a check has worked or slept, whatever else the machine does: one that waits
+for a core is not late.
 """
 
 import os

@@ -1,5 +1,5 @@
-"""Checks a run's task: data, verifier, template and held-out prompts (`task_findings`), by the
-facts that a process of its own writes (`task_process.py`).
+"""Checks a run's task: data, verifier, template and held-out prompts, by the facts that
+`task_process.py` writes.
 """
 
 import os
@@ -60,7 +60,6 @@ class TaskAnswer:
 
 
 def task_order(c: Configuration, set_keys: frozenset[str], has_model: bool) -> TaskOrder:
-    """Returns the order for this configuration."""
     lengths = {"rollouts.context_max", "sampling.tokens_max"}
     is_fixed = lengths <= set_keys or c.task.name not in ("dataset", "tools")
     return TaskOrder(

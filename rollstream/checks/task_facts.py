@@ -1,6 +1,4 @@
-"""The messages between a check and the process that builds the task: the order (`TaskOrder`), the
-facts of the task (`TaskFacts`), and its verifier's answer (`JudgedFact`).
-"""
+"""The messages between a check and the process that builds the task."""
 
 from typing import Any
 
@@ -58,10 +56,10 @@ class TaskOrder(msgspec.Struct, frozen=True):
 
 
 class TaskFacts(msgspec.Struct, frozen=True):
-    """States the facts of the task, or why it is `refused`. `longest` are the longest prompts,
-    `held_out` is the number of held-out ones, -1 if not ordered; `largest_place` is the call with
-    the `largest_token` if the tokenizer has no such token. `parts` are the labels of a mixture's
-    parts, `survey_parts` those of the surveys, `unevaluated` those that hold out no prompt.
+    """The facts of the task, or why it is `refused`. `longest` are the longest prompts, `held_out`
+    is the number of held-out ones, -1 if not ordered; `largest_place` is the call with the
+    `largest_token` if the tokenizer has no such token. `parts` are the labels of a mixture's parts,
+    `survey_parts` those of the surveys, `unevaluated` those that hold out no prompt.
     """
 
     refused: str = ""

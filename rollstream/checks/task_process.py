@@ -1,10 +1,10 @@
-"""Builds a run's task in a process of its own and writes its facts (`TaskFacts`), then calls its
-verifier once: `python -m rollstream.checks.task_process SETTINGS ORDER`, with the environment of a
-reward process, so that the user's code finds no credentials of the run.
+"""Builds a run's task in a process of its own, then calls its verifier once: `python -m
+rollstream.checks.task_process SETTINGS ORDER`, with the environment of a reward process, so the
+user's code finds no credentials.
 
-The first line on stdout has the facts, the second one the verifier's answer to a made-up answer,
-with one more line for each further part of a mixture. The user's code may print, hang or exit:
-earlier lines stay.
+The first line on stdout has the facts, the second the verifier's answer to a made-up answer, with
+one more for each further part of a mixture. The user's code may print, hang or exit: earlier lines
+stay.
 """
 
 import sys

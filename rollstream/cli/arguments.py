@@ -136,7 +136,6 @@ class CommandParser(argparse.ArgumentParser):
         self.add_argument("--trust", action="store_true", dest="is_trusted", help=help)
 
     def add_configuration(self) -> None:
-        """Add CONFIG and the options that override its settings."""
         help = "TOML file, a run's config.json, its folder, or its name in runs/"
         self.add_argument("configuration", metavar="CONFIG", help=help)
         self._runs = ("configuration",)

@@ -1,7 +1,5 @@
-"""`rollstream check CONFIG` makes the checks with which `rollstream run` begins, and starts
-nothing. It takes seconds and writes nothing, so it suits a CI job or a cluster's login node.
-
-Exit codes: 0 the run may start; 1 its log cannot be reached now; 2 it would be refused.
+"""`rollstream check CONFIG`: the checks of `rollstream run`, in seconds, without starting or
+writing anything. Exit codes: 1 the log cannot be reached now, 2 the run would be refused.
 """
 
 import argparse

@@ -1,8 +1,7 @@
 """The table of all commands, by group, and the text of `rollstream --help`.
 
 A command is a module below `rollstream.cli` with `add_arguments` and `main`; one of several actions
-(`rollstream weights list`) has `ACTIONS`, purposes by name, the default first. Only the chosen
-command's module is imported, so `--help` is printed at once.
+has `ACTIONS`, purposes by name, the default first. Only the chosen command's module is imported.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -140,7 +139,6 @@ def command_parsers(name: str) -> list[CommandParser]:
 
 
 def help_lines() -> Iterator[str]:
-    """Yields the lines that `rollstream --help` prints."""
     yield "usage: rollstream COMMAND …"
     yield "\nRL post-training of language models as a streaming dataflow."
     for group, commands in GROUPS.items():

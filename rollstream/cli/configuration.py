@@ -1,5 +1,5 @@
-"""Loads the configuration that a command's arguments name, and finds the folder of its run:
-`load_and_settle` for commands that run something, else `load_configuration`.
+"""Loads the configuration that a command names, and finds its run's folder: `load_and_settle` for
+commands that run something, else `load_configuration`.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""The console of commands (`TerminalConsole`): rich's, for text of another user. Commands print
-tables and frames by it, plain lines by `print`; both escape control characters. A terminal gets
-output of its width; a pipe or file gets everything, a table's row as cells separated by tabs.
+"""The console of commands (`TerminalConsole`), for tables and frames; control characters in another
+user's text are escaped. A terminal gets output of its width; a pipe or file everything, a table's
+row as cells separated by tabs.
 """
 
 import os

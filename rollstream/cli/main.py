@@ -1,8 +1,7 @@
-"""Runs one command of the command line, `rollstream COMMAND …`, and returns its exit code.
-
-Exit codes: 0 done, 1 failed, 2 refused (command line, configuration, or a run of a newer release),
-3 an engine or server could not be opened, 130 interrupted. Some commands use 1 and 2 for their
-result, as `audit` does (docs/reference/exit-codes.md).
+"""Runs one command, `rollstream COMMAND …`, and returns its exit code
+(docs/reference/exit-codes.md): 0 done, 1 failed, 2 refused (command line, configuration, or a run
+of a newer release), 3 an engine or server could not be opened, 130 interrupted. Some commands use 1
+and 2 for their result.
 """
 
 import argparse
@@ -64,7 +63,7 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _is_interrupted(error: BaseException | None) -> bool:
-    """Returns whether Ctrl-C is the cause of the error, which C++ code raises in its place."""
+    """Whether Ctrl-C is the cause of the error, which C++ code raises in its place."""
     while error is not None and "KeyboardInterrupt" not in f"{type(error).__name__} {error}":
         error = error.__cause__ or error.__context__
     return error is not None

@@ -1,8 +1,6 @@
-"""`rollstream plan MODEL --gpus 8xH100`: computes memory, traffic and speed of a run on these GPUs
-by arithmetic on the model's configuration (`rollstream/sizes/`, docs/explanation/sizes.md), and
-proposes a configuration: of the cheapest change that fits if the run does not.
-
-Exit codes: 0 it fits as asked; 1 it does not; 2 the arguments are invalid.
+"""`rollstream plan MODEL --gpus 8xH100`: memory, traffic and speed of a run by arithmetic on the
+model's configuration (docs/explanation/sizes.md), and a configuration, with the cheapest change
+that fits. Exit code 1: it does not fit as asked.
 """
 
 import argparse

@@ -1,9 +1,6 @@
-"""`rollstream profile CONFIG`: measures the configured engine's decode steps on this machine, over
-batch sizes and cached tokens, and fits a roofline.
-
-Rollouts take B_max from the file: the largest batch at which one more sequence hardly slows a step,
-up to which repack fills a rollout. The engine `paced` can imitate the engine
-(`paced.roofline.profile`).
+"""`rollstream profile CONFIG`: measures the engine's decode steps over batch sizes and cached
+tokens, and fits a roofline. Rollouts take B_max from the file: the largest batch at which one more
+sequence hardly slows a step, up to which repack fills a rollout; `paced` can imitate the engine.
 """
 
 import argparse

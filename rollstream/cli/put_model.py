@@ -1,6 +1,5 @@
-"""`rollstream put-model PATH CONFIG` uploads a model from this host into a run's store as its
-starting model; no role then needs it on its own host. The same model again is accepted, another one
-is refused, since a run's model never changes.
+"""`rollstream put-model PATH CONFIG` uploads a model as a run's starting model; no role then needs
+it on its own host. Another one is refused later, since a run's model never changes.
 """
 
 import argparse

@@ -1,8 +1,6 @@
-"""`rollstream ROLE CONFIG`, for every role of `roles/catalogue.py`: runs it in this process, or for
-a trainer of several processes all of them.
-
-Exit code 0: the role's work is done, with `--until-complete` also the run. 143: a clean stop by a
-signal, after which a supervisor restarts the role, or 0 for a preemptible rollout.
+"""`rollstream ROLE CONFIG`, for every role of `roles/catalogue.py`. Exit code 0: the role's work is
+done, with `--until-complete` also the run; 143: a clean stop by a signal, after which a supervisor
+restarts it, or 0 for a preemptible rollout.
 """
 
 import argparse
@@ -246,7 +244,6 @@ def parse_versions(text: str) -> list[int]:
 
 
 def in_words(line: dict[str, Any]) -> str:
-    """Returns one evaluation as a readable line."""
     shares = {name.removeprefix("pass_at/"): v for name, v in line.items() if "pass_at/" in name}
     passes = "".join(f"pass@{k} {share:.3f}, " for k, share in shares.items())
     return (

@@ -1,11 +1,12 @@
-"""`rollstream run CONFIG`: runs all roles of a run on this machine until the run is complete,
-stopped or failed; the same command resumes it.
+"""`rollstream run CONFIG`: runs all roles on this machine until the run is complete, stopped or
+failed; the same command resumes it.
 
-1. Make all checks (`rollstream check`), before anything is written.
+1. Make all checks, before anything is written.
 2. Write the configuration into the run's folder.
 3. Take the folder's lock: one supervisor at a time.
-4. Create the topics, and check that the store belongs to this run. A complete run continues with 7.
-5. Warm up: make the first model, unless one is configured or present; put it into the store.
+4. Create the topics, and check that the store belongs to this run. A complete run continues with
+7.
+5. Warm up, unless a model is configured or present; put it into the store.
 6. Supervise the roles and show the live view.
 7. Print the summary and write the report.
 """

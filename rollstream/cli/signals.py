@@ -1,6 +1,5 @@
-"""Connects a command with its terminal: messages and progress on stderr (`warn`, `progress_line`,
-`progress_bar`), and stop signals as events (`listen_for_signals`). It imports no configuration, so
-commands that only read start fast.
+"""Messages and progress on stderr, and stop signals as events. Imports no configuration: commands
+that only read start fast.
 """
 
 import sys
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 
 
 def warn(text: str) -> None:
-    """Print a message on stderr."""
     print(f"rollstream: {text}", file=sys.stderr)
 
 

@@ -1,6 +1,6 @@
-"""`rollstream simulate CONFIG`: simulates scheduling policies, those of published systems and this
-project's, on GPU clusters in virtual time, and prints their speeds (`simulator/experiment.py`,
-docs/explanation/simulator.md). CONFIG is a TOML file of its own kind (`SimulationSettings`).
+"""`rollstream simulate CONFIG`: the speeds of scheduling policies, published ones and ours, on GPU
+clusters in virtual time (docs/explanation/simulator.md). CONFIG is a TOML file of its own kind
+(`SimulationSettings`).
 """
 
 import argparse

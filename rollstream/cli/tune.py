@@ -1,6 +1,5 @@
 """`rollstream tune CONFIG [RUN] --gpus N`: proposes the settings with which a run trains fastest on
-N GPUs, by simulation (`rollstream/tuning/`, docs/how-to/tune-a-run.md). Speeds come from a profile
-or a recorded run, answer lengths from that run or a paced configuration.
+N GPUs, by simulation (docs/how-to/tune-a-run.md), from a profile or a recorded run.
 """
 
 import argparse

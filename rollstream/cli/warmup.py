@@ -1,7 +1,6 @@
-"""`rollstream warmup CONFIG` makes the run's starting model in `RUN/model` by supervised training
-on the task's documents, puts it into the run's store, and prints its progress as JSON lines. The
-folder appears completely or not at all; an existing one is kept, and with `model.path` none is
-made.
+"""`rollstream warmup CONFIG`: makes the starting model in `RUN/model` by supervised training on the
+task's documents, and puts it into the run's store. The folder appears completely or not at all; an
+existing one is kept, and with `model.path` none is made.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""Formats configuration errors as one line each: setting, requirement, value, and origin. An
-unknown key gets a hint: its nearest known key, or Rollstream's name for another system's setting.
-No line shows a secret: credentials in URLs, or values whose key, at any depth, names a password,
-token or the like.
+"""Configuration errors as one line each: setting, requirement, value, and origin. An unknown key
+gets a hint: its nearest known key, or Rollstream's name for another system's setting. No line shows
+a secret: credentials in URLs, or values whose key, at any depth, names a password, token or the
+like.
 """
 
 import re

@@ -1,6 +1,6 @@
-"""Fits defaults to the settings that a user set (`put_fitting_defaults`), so that only settings
-that contradict each other are refused. The rules read settings and the model's configuration alone,
-so every host computes the same values; `checks/fitting.py` fits those that follow the data.
+"""Fits defaults to the settings that a user set, so that only settings that contradict each other
+are refused. The rules read settings and the model's configuration alone: every host computes the
+same; `checks/fitting.py` fits those that follow the data.
 """
 
 import json

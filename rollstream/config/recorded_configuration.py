@@ -1,6 +1,6 @@
 """Records a run's configuration in its store, and compares each role's with it. Only the trainer,
-and a launcher with an accepted change, record one; other roles compare again every few seconds, so
-any order of starting works.
+and a launcher with an accepted change, record one; others compare again every few seconds, so any
+order of starting works.
 """
 
 import logging

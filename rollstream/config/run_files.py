@@ -1,6 +1,6 @@
-"""Declares the files of a run's folder, beside log and store, that Rollstream writes (`RunFiles`),
-for removal, backup and restore; any other file is the user's and stays.
-`tests/own/test_own_objects.py` fails on a file that is not declared.
+"""The files of a run's folder that Rollstream writes (`RunFiles`), for removal, backup and restore;
+any other is the user's and stays. `tests/own/test_own_objects.py` fails on a file that is not
+declared.
 """
 
 import re

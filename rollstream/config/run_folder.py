@@ -1,6 +1,6 @@
-"""Names the files of a run's folder (`RunFolder`), opens the run's log and store, and guarantees
-that the folder holds one run: `write_configuration` refuses another configuration than the one in
-`config.json`, so no log mixes two runs. A relative URL is inside the folder.
+"""The files of a run's folder, and its log and store. The folder holds one run:
+`write_configuration` refuses another configuration than the one in `config.json`, so no log mixes
+two runs. A relative URL is inside the folder.
 """
 
 import json
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollstream.analysis.locate import url_inside
+from rollstream.analysis.permissions import folder_of_url
 from rollstream.config.config import (
     CODE_REVISION,
     SettingChange,
@@ -91,9 +92,9 @@ def is_deleted(configuration: Configuration, folder: Path) -> bool:
     """Returns whether `rollstream rm` has left only parts of the run; a store elsewhere is not
     read.
     """
-    if not configuration.store.startswith("file:"):
+    path = folder_of_url(store_url(configuration, folder))
+    if path is None:
         return False
-    path = Path(store_url(configuration, folder).partition(":")[2].removeprefix("//"))
     # A store that is open would make its folder.
     try:
         identity = decode_json((path / IDENTITY_KEY).read_bytes(), RunIdentity, IDENTITY_KEY)

@@ -1,6 +1,6 @@
-"""Reads the settings of a file, of environment variables and of `--set` options, each source into
-one layer: nested values with their origins (`config.load_layers` merges them). Malformed sources
-are refused here, unknown keys and wrong types by `config.validate_layers`.
+"""Reads the settings of a file, of environment variables and of `--set`, each into one layer:
+nested values with their origins. Malformed sources are refused here, unknown keys and wrong types
+by `config.validate_layers`.
 """
 
 import math

@@ -1,6 +1,5 @@
-"""Takes from a run's store what this host's files do not have: recorded defaults that follow the
-data (`stored_defaults`), and the starting adapter (`stored_adapter`). So a role on another host
-needs the run's TOML file alone.
+"""Takes from a run's store what this host's files do not have: defaults that follow the data, and
+the starting adapter. So a role on another host needs the run's TOML file alone.
 """
 
 import logging

@@ -1,5 +1,5 @@
-"""Opens one run for the explorer (`ExploredRun`): its index, single records, texts, and the state
-that `rollstream top` shows. A thread follows the run while a page watches; it writes nothing to it.
+"""One run in the explorer: its index, single records, texts, and the state that `rollstream top`
+shows. A thread follows the run while a page watches, and writes nothing to it.
 """
 
 import json
@@ -73,7 +73,6 @@ class ExploredRun:
         self._notify, self._clock = notify, clock
         self._stop = threading.Event()
         self._watched_s = clock()
-        self._ready = threading.Event()
         self._thread = threading.Thread(target=self._follow, name=f"explorer-{number}", daemon=True)
         self._thread.start()
 
@@ -145,10 +144,6 @@ class ExploredRun:
         """Follow the run for another `WATCHED_S` seconds."""
         self._watched_s = self._clock()
 
-    def wait_ready(self, seconds: float) -> bool:
-        """Returns whether the state was read within `seconds`."""
-        return self._ready.wait(seconds)
-
     def close(self) -> None:
         self._stop.set()
         self._thread.join(timeout=5.0)
@@ -177,7 +172,6 @@ class ExploredRun:
         # No error ends the thread: the next attempt begins after `AGAIN_S`.
         self.trouble = trouble
         log.warning("%s cannot be read: %s", self.location.name, trouble)
-        self._ready.set()
         self._notify("change", self.change())
         self._stop.wait(AGAIN_S)
 
@@ -191,7 +185,6 @@ class ExploredRun:
                 # An archive has no heartbeats.
                 if view.bus is not None:
                     self._observe(feed, plan, state)
-                self._ready.set()
                 changed = reader.refresh()
                 self.trouble = ""
                 if changed or is_first:

@@ -1,8 +1,8 @@
-"""Writes runs as static files that any file host serves (`export`): the page, every answer that its
-views ask for, and one row per trajectory for searches in the browser.
+"""Writes runs as static files for any file host: the page, every answer that its views ask for, and
+one row per trajectory for searches in the browser.
 
 An answer is a row of `responses.parquet`, found by its canonical URL: rows are sorted and row
-groups small, so a browser reads one of them by a range request.
+groups small, so a browser reads one by a range request.
 """
 
 import json
@@ -158,7 +158,7 @@ def _body(explorer: Explorer, key: ExportKey) -> str:
 def _keys(explorer: Explorer) -> Iterator[ExportKey]:
     yield ExportKey("runs")
     for run in explorer.runs:
-        explorer.wait_for_verdict(run, AUDIT_S)
+        explorer.verdicts[run.number].wait(AUDIT_S)
         yield from _keys_of(explorer, run)
     if len(explorer.runs) > 1:
         numbers = ",".join(run.number for run in explorer.runs)

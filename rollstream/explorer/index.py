@@ -1,5 +1,5 @@
-"""Holds the light columns of a run in a temporary DuckDB file (`RunIndex`), so that no view reads
-the run again; `ingest.py` fills it. DuckDB's memory is bounded by `MEMORY` for a run of any size.
+"""The light columns of a run in a temporary DuckDB file, so that no view reads the run again.
+DuckDB's memory is bounded by `MEMORY` for a run of any size.
 """
 
 import threading

@@ -236,10 +236,10 @@ class IndexReader:
             collected.append(_light(table, topic))
             rows, size = sum(map(len, collected)), sum(table.nbytes for table in collected)
             if rows >= ROWS_MIN or size >= BYTES_MIN:
-                yield _joined(collected)
+                yield pa.concat_tables(collected)
                 collected = []
         if collected:
-            yield _joined(collected)
+            yield pa.concat_tables(collected)
 
     def _insert(self, topic: str, batch: pa.Table) -> None:
         index = self._index
@@ -319,10 +319,6 @@ def _light(table: pa.Table, topic: str) -> pa.Table:
         for field in fields
     ]
     return with_known_times(pa.Table.from_arrays(columns, schema=pa.schema(fields)))
-
-
-def _joined(tables: list[pa.Table]) -> pa.Table:
-    return pa.concat_tables(tables)
 
 
 def _range(batch: pa.Table, column: str, letter: str) -> dict[str, int] | None:

@@ -1,5 +1,5 @@
-"""Runs `rollstream explore` beside a run (`ExplorerProcess`), for `rollstream run --explore`. Its
-default priority is below that of all roles, so it takes only time that they leave.
+"""Runs `rollstream explore` beside a run (`--explore`). Its default priority is below that of all
+roles.
 """
 
 import sys

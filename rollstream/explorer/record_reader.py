@@ -1,5 +1,5 @@
-"""Reads single records of a run by their places, from any thread (`RecordReader`): from the archive
-by DuckDB, which reads only the row group that holds the place, or from the log.
+"""Reads single records of a run by their places, from any thread: from the archive by DuckDB, which
+reads only the row group with the place, or from the log.
 """
 
 import threading

@@ -1,5 +1,5 @@
-"""Maps the paths below `/api/` to answers (`Explorer.answer`), without HTTP: the server and the
-static export call the same function. docs/reference/explorer-api.md describes each route.
+"""Maps the paths below `/api/` to answers, without HTTP, for server and static export alike.
+docs/reference/explorer-api.md describes each route.
 """
 
 import logging
@@ -66,7 +66,7 @@ class Explorer:
         self._by_number = {run.number: run for run in self.runs}
         self._weights = {run.number: StoredWeights(run.location) for run in self.runs}
         self._questions = {run.number: RunQuestions(run) for run in self.runs}
-        self._verdicts = {run.number: _verdict(run, publish) for run in self.runs}
+        self.verdicts = {run.number: _verdict(run, publish) for run in self.runs}
         self._sql: FreeSql | None = None
         if with_sql:
             self._sql = FreeSql({run.number: run.location for run in self.runs}, self._note)
@@ -106,9 +106,6 @@ class Explorer:
     def watch(self) -> None:
         for run in self.runs:
             run.watch()
-
-    def wait_for_verdict(self, run: ExploredRun, seconds: float) -> None:
-        self._verdicts[run.number].wait(seconds)
 
     def close(self) -> None:
         self._opened.close()
@@ -184,7 +181,7 @@ class Explorer:
             case ["weights"]:
                 return show_weights(run, self._weights[run.number])
             case ["audit"]:
-                return self._verdicts[run.number].show()
+                return self.verdicts[run.number].show()
             case ["records", topic, partition, offset]:
                 return places.show_record(run, topic, _whole(partition), _whole(offset))
             case ["sql"] if self._sql is not None:

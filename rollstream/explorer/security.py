@@ -1,5 +1,5 @@
-"""Guards the explorer's server (`Guard`): only GET and HEAD, only under a Host that no stranger can
-own and with its Origin, beyond loopback only with a token.
+"""Guards the explorer's server: only GET and HEAD, only under a Host that no stranger can own and
+with its Origin, beyond loopback only with a token.
 
 The text of a run is hostile: a model wrote it. The page shows it as text nodes, and `default-src
 'self'` refuses scripts and styles inside of it.

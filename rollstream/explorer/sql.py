@@ -1,9 +1,9 @@
-"""Answers free SQL about the explored runs (`FreeSql`), only where `--sql` allows it. Queries run
-one at a time in a process of its own (`sql_process.py`), which stays for the next one.
+"""Answers free SQL about the explored runs, only where `--sql` allows it, one query at a time in a
+process of its own (`sql_process.py`).
 
-The bounds lie outside of the process that they bound: the kernel refuses memory beyond `MEMORY`,
-and this process ends the other one after `QUERY_S`, `REPLY_BYTES`, or resident memory above
-`MEMORY` where the kernel does not count it.
+The bounds lie outside of that process: the kernel refuses memory beyond `MEMORY`, and this process
+ends the other one after `QUERY_S`, `REPLY_BYTES`, or resident memory above `MEMORY` where the
+kernel does not count it.
 """
 
 import logging

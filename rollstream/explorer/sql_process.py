@@ -1,8 +1,7 @@
-"""Runs the SQL of the explorer's page in a process of its own (`python -m
-rollstream.explorer.sql_process`), which `sql.py` starts, bounds and ends. It reads one JSON object
-a line: first a `SqlSetup`, then `SqlRequest`s, and answers each by lines on its standard output.
-
-A query reads the archived files of its run and no other file, loads nothing and changes no setting.
+"""Runs the SQL of the explorer's page: `python -m rollstream.explorer.sql_process`, which `sql.py`
+starts, bounds and ends. It reads JSON lines, first a `SqlSetup`, then `SqlRequest`s, and answers by
+lines on stdout. A query reads the archived files of its run and no other file, loads nothing and
+changes no setting.
 """
 
 import os

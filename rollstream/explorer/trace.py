@@ -1,7 +1,6 @@
-"""Writes a run as a trace that Perfetto's page (ui.perfetto.dev) opens (`write_trace`): a track per
-rollout with its trajectories, one for the trainer's steps, and marks for versions, moves, deaths
-and terms. The format is Chrome's JSON trace events, compressed by gzip; times are microseconds
-since the run's first event.
+"""Writes a run as a trace for Perfetto's page (ui.perfetto.dev), in Chrome's JSON trace events,
+compressed by gzip: a track per rollout, one for the trainer's steps, and marks for versions, moves,
+deaths and terms. Times are microseconds since the run's first event.
 """
 
 import gzip

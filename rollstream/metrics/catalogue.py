@@ -1,9 +1,8 @@
-"""Lists all metric families (Prometheus' term: a name, with a type and a meaning, for one or more
-series) by the role whose processes serve them. `docs/reference/metrics.md` is made from this file.
+"""All metric families (Prometheus' term: a name, with type and meaning, for one or more series), by
+the role that serves them; docs/reference/metrics.md is made from this file.
 
-A role returns its metrics as plain numbers by these names; `endpoint.py` adds `PREFIX` and serves
-them with the type and meaning given here. A name that is missing here is not served: that is logged
-and counted as an error.
+A role returns plain numbers by these names; `endpoint.py` adds `PREFIX`. A name that is missing
+here is not served: that is logged and counted as an error.
 """
 
 from collections.abc import Iterable

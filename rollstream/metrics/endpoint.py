@@ -1,5 +1,5 @@
-"""Serves the metrics and the health of one process by HTTP (`/metrics` for Prometheus, `/healthz`).
-No error here ends a role: if the address is unavailable, it works without metrics.
+"""Serves one process's metrics (`/metrics` for Prometheus) and health (`/healthz`). No error here
+ends a role: if the address is unavailable, it works without metrics.
 """
 
 import json
@@ -72,9 +72,9 @@ class TimedStopEvent(threading.Event):
 
 @dataclass(frozen=True, slots=True)
 class LoopHealth:
-    """Whether a role's loop makes progress: `starting` until the role offers metrics (a standby
-    stays so until it holds the lease), `stopping` after a request to stop, `stalled` in any phase
-    after too long without an iteration. `turn_age_s` is the time since the last one, in seconds.
+    """Whether a role's loop makes progress: `starting` until it offers metrics (a standby until it
+    holds the lease), `stopping` after a request to stop, `stalled` in any phase after too long
+    without an iteration. `turn_age_s` is the time since the last one, in seconds.
     """
 
     state: Literal["starting", "running", "stopping", "stalled"]

@@ -1,6 +1,5 @@
-"""Forwards a run's metrics files (`metrics/*.jsonl`) to TensorBoard or Weights & Biases, from a
-process of its own (`Forwarder`), which only reads the run. No line is lost; a crash can log lines
-again, at the same steps.
+"""Forwards a run's metrics files to TensorBoard or Weights & Biases, from a process that only reads
+the run. No line is lost; a crash can log lines again, at the same steps.
 """
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportAttributeAccessIssue=false

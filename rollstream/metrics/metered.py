@@ -1,5 +1,5 @@
-"""Measures how a process uses its run's log and store, by the names of `catalogue.py`. Each wrapper
-keeps the guarantees of the wrapped, to several threads too.
+"""Measures how a process uses its run's log and store. Each wrapper keeps the guarantees of the
+wrapped, to several threads too.
 """
 
 import threading

@@ -1,8 +1,8 @@
-"""Lists every concern of a run: a problem that a person should know of (`CONCERNS`).
+"""Every concern of a run: a problem that a person should know of (`CONCERNS`).
 
-A concern has four faces under one name, which a test compares: its check, whose warning the views
-show; the series `rollstream_concern` (`observed_values`); its alert in `deploy/alerts.yml`,
-generated from this list; and its entry in `docs/reference/runbook-concerns.md`.
+It has four faces under one name, which a test compares: its check, whose warning the views show;
+the series `rollstream_concern`; its alert in `deploy/alerts.yml`, generated from this list; and its
+entry in docs/reference/runbook-concerns.md.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,8 +23,8 @@ from rollstream.monitor.warnings_split import split_off
 class Concern:
     """`name` is the kind of the warnings of `check`, or its part before `/` (a check that warns by
     task). `meaning` states in one sentence what it means that the concern lasts. `severity` `page`
-    calls a person now, because the run stands still or trains on wrong data; `ticket` on the next
-    working day.
+    calls a person now: the run stands still or trains on wrong data; `ticket` on the next working
+    day.
     """
 
     name: str

@@ -1,5 +1,5 @@
-"""Reads a run's log and metrics files and applies them to its `RunState` (`RunFeed`). It writes
-nothing to the run: bytes that are no record are counted, not dead-lettered a second time.
+"""Applies a run's log and metrics files to its `RunState`. It writes nothing to the run: bytes that
+are no record are counted, not dead-lettered a second time.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -72,9 +72,9 @@ TAIL_BYTES = 1 << 18
 
 @dataclass(slots=True)
 class JsonLinesTail:
-    """Reads a growing file of JSON lines from its last `TAIL_BYTES` on; `at` is the offset of the
-    next byte, -1 before the first call. `path` may not exist yet. An incomplete last line is read
-    once its newline arrives. A line that is not a JSON object is counted in `broken`.
+    """Reads a growing file of JSON lines, which may not exist yet, from its last `TAIL_BYTES` on;
+    `at` is the offset of the next byte, -1 before the first call. An incomplete last line is read
+    once its newline arrives. A line that is no JSON object is counted in `broken`.
     """
 
     path: Path
@@ -150,9 +150,9 @@ SLOW_REFRESH_S = 10.0
 
 class RunFeed:
     """Applies a run's new records and metrics lines to a state at each call of `follow`, about
-    `RECORDS_MAX` per topic, so the view stays responsive while it catches up. It begins `tail`
-    records before the ends; None reads everything, archive included, except old prompts and
-    annotations. `also` receives each record after the state has applied it.
+    `RECORDS_MAX` per topic, so the view stays responsive. It begins `tail` records before the ends;
+    None reads everything, archive included, except old prompts and annotations. `also` receives
+    each record after the state has applied it.
     """
 
     def __init__(

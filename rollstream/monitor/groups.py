@@ -1,7 +1,6 @@
-"""Tracks which groups are open and how the others ended (`GroupTracker`, invariants 1 and 2).
-Topics may be read in any order: an ended group is counted once and is not opened again, except a
-poisoned one (`supersede`). Memory is bounded by the open groups, the gaps between ended ones, and
-`ENDED_KEPT`.
+"""Which groups are open and how the others ended (invariants 1 and 2). Topics may be read in any
+order: an ended group is counted once and not opened again, except a poisoned one. Memory is bounded
+by the open groups, the gaps between ended ones, and `ENDED_KEPT`.
 """
 
 from bisect import bisect_left, bisect_right
@@ -31,7 +30,6 @@ class Intervals:
         self.ends[first:last] = [end]
 
     def within(self, start: float, end: float) -> Iterator[tuple[float, float]]:
-        """Yields the intervals' parts inside `[start, end]`."""
         for index in range(bisect_right(self.ends, start), len(self.starts)):
             if self.starts[index] >= end:
                 return

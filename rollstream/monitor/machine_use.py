@@ -1,4 +1,4 @@
-"""How busy the cores of this machine are (`CoreClock`), for advice that would add work to them."""
+"""How busy the cores of this machine are, for advice that would add work to them."""
 
 import os
 import time

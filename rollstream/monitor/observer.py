@@ -1,6 +1,4 @@
-"""Observes one run for the live views (`rollstream run`, `top`, `ls`), living or finished, and
-writes nothing to it.
-"""
+"""Observes one run for the live views and writes nothing to it."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -38,9 +36,9 @@ CATCH_UP_S = 0.5
 @dataclass(slots=True)
 class RunObserver:
     """Keeps the state of one run up to date, for one thread. `metrics` is the folder of the metrics
-    files. `open_view` opens the run's log and archive, or returns None while there is no log.
-    `clock` returns the time and `started_s` is the time at which the observing process started the
-    run (None: it did not), both in seconds since the epoch.
+    files. `open_view` opens log and archive, or returns None while there is no log. `clock`, and
+    `started_s`, when the observing process started the run (None: it did not), are in seconds since
+    the epoch.
     """
 
     settings: RunSettings

@@ -1,6 +1,4 @@
-"""Computes the progress of a run from its `RunState`: speed and lag over the last steps, and the
-run's state and phase. All functions are pure.
-"""
+"""Speed, lag, state and phase of a run over its last steps, as pure functions of its `RunState`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,11 +19,11 @@ RATE_S = 60.0  # window of the trajectories per second
 
 @dataclass(frozen=True, slots=True)
 class RunPace:
-    """Over the last `recent_steps` steps: `step_s` is the median duration of a step,
-    `trained_per_s` the trained tokens. `since_step_s` is the age of the last step, `left_s` the
-    estimated time to the last one. None if unknown. `generated_per_s` sums up the living rollouts,
-    each a mean over its last ten seconds; for a run that is over it comes from its last minute, as
-    `trajectories_per_s` does.
+    """Over the last `recent_steps` steps: `step_s` is the median duration, `trained_per_s` the
+    trained tokens. `since_step_s` is the age of the last step, `left_s` the estimated time to the
+    last one. None if unknown. `generated_per_s` sums up the living rollouts, each a mean over its
+    last ten seconds; for a run that is over it comes from its last minute, as `trajectories_per_s`
+    does.
     """
 
     step_s: float | None

@@ -1,5 +1,5 @@
-"""Computes from a `RunState` each rollout's present state, waiting and moved work, and the mismatch
-of engine and trainer by task. All functions are pure.
+"""Each rollout's present state, waiting and moved work, and the mismatch of engine and trainer by
+task, as pure functions of a `RunState`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -202,9 +202,9 @@ class LengthPredictions:
 @dataclass(frozen=True, slots=True)
 class SchedulingMetrics:
     """`queued` trajectories wait at rollouts and are not submitted to the engine yet, `waiting`
-    ones wait in engines for a slot or KV space, `parked` dialogues for their environment. `moves`
-    are those of the last minute, `moved` the trajectories in them; `newest` has the last moves with
-    their ages in seconds.
+    ones in engines for a slot or KV space, `parked` dialogues for their environment. `moves` are
+    those of the last minute, `moved` the trajectories in them; `newest` are the last, with their
+    ages in seconds.
     """
 
     queued: int

@@ -1,5 +1,5 @@
-"""Writes a `RunSnapshot` as the metric rows of the live view (`rollstream run` and `top`). If there
-is little room, the view leaves out rows of the highest `rank` first; rank 0 always stays.
+"""A `RunSnapshot` as the metric rows of the live view. If there is little room, rows of the highest
+`rank` are left out first; rank 0 always stays.
 """
 
 from collections.abc import Iterator

@@ -1,5 +1,5 @@
-"""Keeps the last trajectories and takes of a run in bounded memory (`RecentSamples`), and computes
-the figures of the live view from them. Nothing here does I/O.
+"""The last trajectories and takes of a run in bounded memory, and the figures of the live view from
+them, without I/O.
 """
 
 from collections import Counter, OrderedDict, deque

@@ -1,7 +1,6 @@
-"""Splits a run's time into its sessions (`RunSessions`), by the events of the supervisors of
-`rollstream run`: a session begins with the first start of a process and ends with an ending. The
-pause between two sessions is not time of the run, and a process that a new session starts is not
-restarted.
+"""Splits a run's time into sessions, by the supervisors' events: one begins with the first start of
+a process and ends with an ending. The pause between two is not time of the run, and a process that
+a new session starts is not restarted.
 """
 
 from collections import Counter, deque

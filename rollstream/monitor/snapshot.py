@@ -1,6 +1,5 @@
-"""Computes a `RunSnapshot`, everything that the live views (`rollstream run`, `top`) show of a run
-at one moment, as a pure function of the run's state, of the settings that the log lacks
-(`RunSettings`), and of the time.
+"""`RunSnapshot`: everything that the live views show of a run at one moment, as a pure function of
+the run's state, the settings that the log lacks, and the time.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,5 @@
-"""Holds the state of a run as observers show it (`RunState`), without I/O. `rollstream top`,
-`rollstream ls`, the report and the warnings all read it, so they print the same counts. Its size is
-bounded for any run.
+"""The state of a run as all observers show it (`RunState`), so they print the same counts; without
+I/O. Its size is bounded for any run.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -67,8 +66,8 @@ def move_line(move: "MoveSummary", plan_s: float, time_s: float) -> dict[str, An
 
 def foreign_line(counts: Mapping[str, int], time_s: float) -> dict[str, Any]:
     """Returns a line of `moves.jsonl` with the foreign records by topic that dispatch refused since
-    the previous such line. A record is foreign if no process of this run writes it: its values are
-    out of bounds, or its rollout or relay never took its term.
+    the previous one: no process of this run writes them, as values are out of bounds, or a rollout
+    or relay never took its term.
     """
     return {"time_s": time_s, "foreign": dict(counts)}
 
@@ -82,7 +81,6 @@ def parse_moves(lines: Iterable[Mapping[str, Any]]) -> list[RequestMove]:
 
 
 def parse_move(line: Mapping[str, Any]) -> RequestMove | None:
-    """Returns the move that the line describes, or None."""
     try:
         return msgspec.convert({k: v for k, v in line.items() if v is not None}, RequestMove)
     except msgspec.ValidationError:

@@ -1,6 +1,5 @@
-"""Lays out the blocks of the live view (metrics, lag, rollouts, warnings) as lines of text for a
-given number of columns; `view.py` joins them to a frame. `plain_line` gives the snapshot as one
-line instead, for logs and pipes.
+"""The blocks of the live view as lines of text for a number of columns; `plain_line` gives the
+snapshot as one line, for logs and pipes.
 """
 
 from collections.abc import Mapping, Sequence

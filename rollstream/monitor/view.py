@@ -1,7 +1,6 @@
-"""Draws a `RunSnapshot` as one frame for a terminal of a given size (`render_frame`). A frame that
-is too high is drawn with less detail, level by level of `DETAIL_LEVELS`, and with as many rollouts
-as fit, the worst ones. `rollstream run` shows its run in a `LiveView`; `rollstream top` redraws the
-frame itself until `TerminalKeys` reads a quit key.
+"""Draws a `RunSnapshot` as one frame for a terminal of a given size. One that is too high is drawn
+with less detail, level by level of `DETAIL_LEVELS`, and with as many rollouts as fit, the worst
+ones.
 """
 
 import logging
@@ -198,9 +197,8 @@ LINE_S = 10.0
 
 class LiveView:
     """Shows a run on a console: a frame that is redrawn on a terminal, otherwise lines of text, or
-    with `as_json` JSON lines, at most one per step and none while `observer` catches up. Use it in
-    a `with` block, and call `show` there often, from one thread: it refreshes at most once per
-    interval.
+    with `as_json` JSON lines, at most one per step and none while `observer` catches up. Within a
+    `with` block call `show` often, from one thread: it refreshes at most once per interval.
     """
 
     def __init__(self, observer: RunObserver, console: Console, as_json: bool) -> None:

@@ -1,7 +1,5 @@
-"""Warns about a run's progress (overdue steps, starved processes, high lag), its data (unreadable
-records, a late archive, unverified weights) and the mismatch of engine and trainer
-(docs/explanation/learning.md lists the causes). Each warning is one pure function of a
-`RunSnapshot`.
+"""Warnings about a run's progress, its data, and the mismatch of engine and trainer
+(docs/explanation/learning.md), each one pure function of a `RunSnapshot`.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,4 @@
-"""Warns about the training of a run: rewards, lengths, skipped updates, trajectories that died or
-were refused, late annotations, foreign records. Each check is a pure function of a `RunSnapshot`.
-"""
+"""Warnings about the training of a run, each one pure function of a `RunSnapshot`."""
 
 from collections import Counter
 from collections.abc import Iterator

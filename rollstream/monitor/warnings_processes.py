@@ -1,6 +1,4 @@
-"""Warns about a run's processes: none writes, one died too often, rollouts or roles are gone. Each
-warning is one pure function of a `RunSnapshot`.
-"""
+"""Warnings about a run's processes, each one pure function of a `RunSnapshot`."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator

@@ -1,9 +1,6 @@
-"""Warns if the GPUs of a run are split badly between rollouts and trainer (`split_off`), and
-computes the gain of more rollouts (`more_rollouts`).
-
-The gain is arithmetic on two shares that the log shows, how long rollouts and trainer are idle:
-each side is as fast as its number of GPUs, and the slower one decides. `rollstream tune` simulates
-it.
+"""Warns if GPUs are split badly between rollouts and trainer, and computes the gain of more
+rollouts by arithmetic: each side is as fast as its number of GPUs, the slower one decides, and the
+log shows how long each is idle. `rollstream tune` simulates it.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,5 @@
-"""Compares two runs (`compare_runs`, for `rollstream diff`), and draws several runs on one HTML
-page, the overlay (`write_overlay`). Curves and hashes are compared over the steps that both runs
-have.
+"""Compares two runs (`rollstream diff`), and draws several on one HTML page, the overlay. Curves
+and hashes are compared over the steps that both have.
 """
 
 import json

@@ -1,6 +1,5 @@
-"""Folds a run's failed, released and waiting trajectories for the report (`EpisodeHistory`),
-without I/O. A trajectory that fails is never trained: if long answers or hard prompts fail more
-often, that is a bias.
+"""Folds a run's failed, released and waiting trajectories for the report, without I/O. A trajectory
+that fails is never trained: if long answers or hard prompts fail more often, that is a bias.
 """
 
 from array import array

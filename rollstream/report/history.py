@@ -1,6 +1,5 @@
-"""Folds the log and the metrics files of a run into its whole history (`RunHistory`), from which
-the report is made, without I/O. It grows with the run, by a name and two numbers per trajectory,
-and more with drafts.
+"""The whole history of a run from log and metrics files, from which the report is made, without
+I/O. It grows by a name and two numbers per trajectory, and more with drafts.
 """
 
 from array import array
@@ -218,11 +217,6 @@ class RunHistory:
     drafted: DraftHistory = field(default_factory=DraftHistory)
     episodes: EpisodeHistory = field(default_factory=EpisodeHistory)
     _completed: set[str] = field(default_factory=set[str])
-
-    def apply(self, record: records.Record, time_s: float = 0.0) -> None:
-        """Apply one record to `state` and to the rest of the history."""
-        self.state.apply(record, time_s)
-        self.extend(record)
 
     def extend(self, record: records.Record) -> None:
         """Apply one record to all but `state`, which the caller has applied it to."""

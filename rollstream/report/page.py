@@ -1,6 +1,6 @@
-"""Makes the HTML of reports: `page` is the whole document, `heading`, `tiles`, `charts`, `wide`,
-`folded` and `table` are its parts. The page needs no other file and no script, and has a light and
-a dark mode. A `Chart` is drawn as SVG of bounded size.
+"""The HTML of reports: `page` is the whole document, the other functions are its parts. It needs no
+other file and no script, and has a light and a dark mode. A `Chart` is drawn as SVG of bounded
+size.
 """
 
 import math

@@ -1,6 +1,6 @@
-"""Waits for the end of a run (`wait_until_over`) and serves its report by HTTP (`serve_report`):
-the folder of a run in containers is a volume, which a browser cannot open. The page is public to
-everyone who reaches the address: bind it to loopback, or publish it there.
+"""Waits for the end of a run and serves its report by HTTP: the folder of a run in containers is a
+volume, which a browser cannot open. The page is public to everyone who reaches the address: bind it
+to loopback, or publish it there.
 """
 
 import threading

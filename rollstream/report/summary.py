@@ -1,6 +1,5 @@
-"""Reads the history of a finished, stopped or running run (`open_history`), and summarises it
-(`summarise`), for terminal, report and JSON output. The run may continue meanwhile. Nothing is
-written.
+"""Reads the history of a run, which may continue meanwhile, and summarises it for terminal, report
+and JSON output. Nothing is written.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,6 @@
-"""Draws timelines as SVG: a row for the trainer's steps, then a row per rollout with a bar for each
-time in which it generated, shaded by version. `draw_timeline` draws a run for its report;
-`write_simulated` writes the page of a simulation. The axis shortens pauses of the whole run, and
-the size of a row is bounded.
+"""Timelines as SVG: a row for the trainer's steps, then one per rollout with a bar for each time in
+which it generated, shaded by version. The axis shortens pauses of the whole run, and the size of a
+row is bounded.
 """
 
 from bisect import bisect_right

@@ -1,5 +1,5 @@
-"""Writes `report.html` from a run's history and its summary. `report_page` puts the sections in
-their order; a section without data is left out. `page.py` defines the look.
+"""Writes `report.html` from a run's history and summary, section by section; one without data is
+left out.
 """
 
 import json

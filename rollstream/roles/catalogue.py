@@ -1,5 +1,5 @@
-"""Declares every role once: its command, its processes under `rollstream run`, and its function. It
-imports no role, so `--help` and the supervisor start at once.
+"""Declares every role once: command, processes under `rollstream run`, function. It imports no
+role, so `--help` and the supervisor start at once.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,6 @@
-"""Detects that a run is complete (`is_complete`), and ends a role that would serve it for ever
-(`stop_when_complete`, the option `--until-complete`), for orchestrators that start a role again
-unless it exits with 0. Two small objects of the store decide, so no record of a topic of many
-writers can end a role.
+"""Detects that a run is complete, and ends a role that would serve it for ever
+(`--until-complete`), for orchestrators that start a role again unless it exits with 0. Two small
+objects of the store decide, so no record of a topic of many writers can end a role.
 """
 
 import logging

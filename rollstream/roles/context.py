@@ -1,5 +1,5 @@
-"""Opens a role's context (`open_role_context`), and builds parts that several roles need: the task,
-the order of prompts, and the bounds of trainable trajectories.
+"""Opens a role's context, and builds parts that several roles need: the task, the order of prompts,
+and the bounds of trainable trajectories.
 """
 
 import logging

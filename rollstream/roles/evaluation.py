@@ -1,9 +1,8 @@
-"""Evaluates versions on held-out prompts: as a role beside the run (`evaluate_announced`), or
-stored ones on request (`evaluate_stored`).
+"""Evaluates versions on held-out prompts: as a role beside the run, or stored ones on request.
 
-Due are every `evaluation.every`-th version and the last one; each has one line in
-`metrics/eval.jsonl`, also after a kill, unless it was removed too early. Waiting ones are pinned:
-retention removes others first.
+Due are every `evaluation.every`-th version and the last; each has one line in `metrics/eval.jsonl`,
+also after a kill, unless it was removed too early. Waiting ones are pinned: retention removes
+others first.
 """
 
 import json

@@ -1,6 +1,5 @@
-"""The role `observe`: serves the metrics of a whole run, above all its concerns, from its log and
-metrics files, for a run without the supervisor of `rollstream run`. It only reads, so any number
-may observe a run.
+"""The role `observe`: serves the metrics of a whole run, above all its concerns, from log and
+metrics files, for a run without `rollstream run`. It only reads, so there may be several.
 """
 
 import logging

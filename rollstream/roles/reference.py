@@ -1,7 +1,6 @@
-"""Runs a scorer that holds the run's reference policy (`scoring.function = "reference"`) and
-annotates finished trajectories with its log-probabilities (`build_reference_scorer`). It computes
-with the trainer's type, device and threads. A trajectory that cannot be scored is annotated with
-the reason, so its group does not wait.
+"""A scorer with the run's reference policy (`scoring.function = "reference"`), which annotates
+log-probabilities, computed with the trainer's type, device and threads. A trajectory that cannot be
+scored is annotated with the reason, so its group does not wait.
 """
 
 import time

@@ -1,5 +1,5 @@
-"""Runs one role in this process until it is done or stopped (`run_role`), by its function in
-`catalogue.py`, and defines the small roles.
+"""Runs one role in this process until it is done or stopped (`run_role`), and defines the small
+roles.
 """
 
 import logging
@@ -46,10 +46,10 @@ ARCHIVE_NICENESS = 10
 
 
 def run_role(launch: RoleLaunch) -> bool:
-    """Run one role until it is done (returns True) or stopped (returns False); with
-    `until_complete` a role without an end is done with the run. Raises `Fenced` if a holder of a
-    higher term took the role over, and `ConfigurationError` if the run's store has another
-    configuration or does not obey conditional writes.
+    """Run one role until it is done (returns True) or stopped (False); with `until_complete` a role
+    without an end is done with the run. Raises `Fenced` if a higher term took the role over, and
+    `ConfigurationError` if the run's store has another configuration or does not obey conditional
+    writes.
     """
     c, watch, role = launch.configuration, ProcessMetrics(launch.stop), ROLES[launch.role]
     with (

@@ -1,6 +1,6 @@
-"""Runs a rollout as a role (`run_rollout`): waits for the first announced version, opens the engine
-with it, and builds the loop that generates (`RolloutLoop`). Also measures an engine's profile
-(`measure_profile`), which belongs to a machine, an engine and a shape of model, not to weights.
+"""Runs a rollout as a role: waits for the first announced version, opens the engine with it, and
+builds the `RolloutLoop`. Also measures an engine's profile, which belongs to a machine, an engine
+and a shape of model, not to weights.
 """
 
 import os
@@ -211,12 +211,9 @@ def build_rollout(context: RoleContext) -> RolloutLoop | None:
         driver, bounds=training_bounds(c, None), prefetch=ChainPrefetch(context.bus)
     )
     rollout = RolloutLoop(
-        c.rollouts,
-        engine,
         follower,
         assignments,
         in_progress,
-        publisher,
         draft_feed=None if drafts is None else drafts.feed,
     )
     if context.grace_s is not None:

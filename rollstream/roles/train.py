@@ -1,8 +1,8 @@
-"""Runs the trainer as a role (`run_train`).
+"""Runs the trainer as a role.
 
 Several processes (ranks) may train one model together: `rollstream train` or `torchrun` then sets
-`rank_plan.VARIABLES`. Rank 0 holds the trainer's lease and appends to the ledger; the others train
-the same takes. One process imports nothing of `consumers/trainer/sharded/` but `rank_plan.py`.
+`rank_plan.VARIABLES`. Rank 0 holds the lease and appends to the ledger; the others train the same
+takes. One process imports nothing of `consumers/trainer/sharded/` but `rank_plan.py`.
 """
 
 import json
@@ -182,7 +182,7 @@ def follow_rank_0(context: RoleContext, ranks: "Ranks") -> bool:
     if loop is None:
         return False
     context.watch.offer(loop.metric_values, lambda: [loop.take_feeder.ledger.reader])
-    return loop.run(context.watch.turn_by(loop.ended))
+    return loop.run(context.watch.turn_by(loop.take_feeder.ledger.ended))
 
 
 def trainer_plan(context: RoleContext) -> TrainerPlan:
@@ -251,7 +251,7 @@ def train(context: RoleContext, term: int, ranks: "Ranks | None" = None) -> bool
         # A crash may have left out the line of a recorded step.
         for line in missing_lines(trainer.recorded.done, read_metrics(lines)):
             metrics.append(line)
-        context.watch.offer(trainer.metric_values, trainer.readers)
+        context.watch.offer(trainer.metric_values, trainer.take_feeder.intake.readers)
         append = trainer.take_feeder.append_failures
         with nullcontext() if ranks is None else ranks.recording(append):
             return trainer.run(context.stop)

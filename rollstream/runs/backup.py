@@ -1,6 +1,5 @@
-"""Backs up a run, living or not, into an object store: a consistent cut (`cut.py`) of log and
-store, and the files that a resumed run reads from its folder. `backup.json` lists every object with
-its hash and is written last.
+"""Backs up a run, living or not: a consistent cut (`cut.py`) of log and store, and the files that a
+resumed run reads. `backup.json` lists every object with its hash and is written last.
 """
 
 import os

@@ -1,5 +1,5 @@
-"""Names the objects of a backup: segments of the log, objects of the run's store, files of its
-folder, and the objects that begin and complete it.
+"""The objects of a backup: segments of the log, objects of the store, files of the folder, and
+those that begin and complete it.
 """
 
 import re

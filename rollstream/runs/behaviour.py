@@ -1,4 +1,4 @@
-"""Computes the log-probabilities that trajectories of other programs lack: under the stored version
+"""Computes log-probabilities that trajectories of other programs lack: under the stored version
 that emitted them, up to the rounding of another engine; else under the starting model, which only
 makes the importance ratio 1 in the first step.
 """

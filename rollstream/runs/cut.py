@@ -1,6 +1,6 @@
-"""Fixes a consistent cut of a living run: a state of log and store that a crash of all the run's
-processes at one moment could have left. No process stops meanwhile: the order in which log and
-store are read makes the cut consistent.
+"""A consistent cut of a living run: a state of log and store that a crash of all processes at one
+moment could have left. No process stops: the order in which log and store are read makes it
+consistent.
 """
 
 import dataclasses

@@ -1,5 +1,5 @@
-"""Sorts the files of a run's folder into the run's and the user's (`folder_files`), and deletes the
-run's (`delete_files`). A link is removed, and everything behind it stays.
+"""Sorts the files of a run's folder into the run's and the user's, and deletes the run's. A link is
+removed; everything behind it stays.
 """
 
 import os

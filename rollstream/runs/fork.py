@@ -1,6 +1,6 @@
-"""Plans and makes a fork: a new run that begins at a checkpoint of its parent, which is never
-written. Its roles find the state that the parent would have left if it had stopped after the
-checkpoint's step (docs/reference/fork.md).
+"""Makes a fork: a run that begins at a checkpoint of its parent, which is never written. Its roles
+find the state that the parent would have left if it had stopped after that step
+(docs/reference/fork.md).
 """
 
 import secrets
@@ -171,10 +171,10 @@ def find_checkpoint(store: ObjectStore, text: str) -> Checkpoint:
 
 
 def prompts_left_at(log: Bus, state: TrainerState, had: PromptsLeft) -> PromptsLeft:
-    """Returns the prompts whose groups were neither trained nor closed up to the checkpoint's step:
-    the fork generates these. `had` are the prompts that the parent itself began with, `log` is the
-    parent's log or, where that is lost, its archive. Raises `ConfigurationError` if a checkpoint of
-    an earlier release needs admissions that `log` lacks.
+    """Returns the prompts whose groups were neither trained nor closed up to the checkpoint's step.
+    `had` are those that the parent itself began with, `log` is its log or, where that is lost, its
+    archive. Raises `ConfigurationError` if a checkpoint of an earlier release needs admissions that
+    `log` lacks.
     """
     if state.next_group:
         # The checkpoint names the groups that were open then. Groups that ended in later steps of
@@ -310,7 +310,6 @@ def _held_lease_term(store: ObjectStore, role: str) -> Generator[int]:
 def _write_trainer_state(
     bus: Bus, store: ObjectStore, plan: ForkPlan, checkpoint: Checkpoint, term: int
 ) -> str:
-    """Returns the hash of fp32 weights and optimiser."""
     c, step = plan.now, checkpoint.id.step
     disable_progress_bar()  # of transformers: it would mix with the command's output
     set_torch_threads(c.trainer.threads)

@@ -1,6 +1,6 @@
-"""Finds links inside a run's store or folder. A user may move large objects to another disk behind
-a link, but a run of another user may link to anything: a removal goes through a link only where
-keys are so specific that no other files have them (`RunKeys.linked`), and never into another run.
+"""Finds links inside a run's store or folder. A user may keep large objects behind a link, but a
+run of another user may link to anything: a removal goes through a link only where keys are so
+specific that no other files have them (`RunKeys.linked`), and never into another run.
 """
 
 import os

@@ -1,6 +1,5 @@
-"""Decides which objects of a store are a run's own: their keys have a form that a writer declares
-(`storage/stores/run_keys.py`). `rm`, `backup` and `restore` decide alike, so a backup has what a
-removal deletes.
+"""Which objects of a store are a run's own, by the forms of keys that writers declare. `rm`,
+`backup` and `restore` decide alike.
 """
 
 from collections.abc import Collection, Iterable

@@ -1,5 +1,5 @@
-"""The relation of a fork to its parent: its place (`ForkParent`), its prompts that are left for the
-fork (`prompts_left`), and the loss of a run whose log is lost (`RecoveryPoint`).
+"""The relation of a fork to its parent: its place, its prompts that are left for the fork, and the
+loss of a run whose log is lost (`RecoveryPoint`).
 """
 
 import json

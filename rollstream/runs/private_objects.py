@@ -1,5 +1,5 @@
-"""Writes objects of a run into another store (`put_private`): in a folder, a secret of the run is a
-file that no other user of the machine may read.
+"""Writes objects of a run into another store: in a folder, a secret is a file that no other user of
+the machine may read.
 """
 
 from rollstream.runs.own import declared_keys

@@ -1,5 +1,5 @@
-"""Deletes a run: its consumer groups and topics, its objects, its folder, and nothing of another
-run or of the user. The same request, repeated after an interruption at any point, deletes the rest.
+"""Deletes a run: consumer groups, topics, objects and folder, and nothing of another run or of the
+user. The same request, after an interruption at any point, deletes the rest.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -91,14 +91,6 @@ class RemovalPlan:
     links: tuple[FolderLink, ...]
     """Links in the store in the place of a folder of the run's objects."""
     proof: RunProof
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        return self.folder.delete
-
-    @property
-    def unknown(self) -> tuple[Path, ...]:
-        return self.folder.foreign
 
     def __bool__(self) -> bool:
         return bool(self.log or self.objects.delete or self.folder or self.links)

@@ -1,6 +1,6 @@
-"""Replays recorded steps of a run into a folder of its own. A plain replay repeats all steps, so
-their state hashes should equal the ledger's; an experiment trains the steps after `first` with
-other settings (`CHANGEABLE_SETTINGS`) or on trajectories selected by conditions.
+"""Replays recorded steps into a folder of its own: all of them, whose state hashes should equal the
+ledger's, or as an experiment those after `first`, with other settings (`CHANGEABLE_SETTINGS`) or
+selected trajectories.
 """
 
 import json
@@ -60,7 +60,6 @@ def parse_conditions(
 
 
 def needs_steps(conditions: Sequence[fields.FieldCondition]) -> bool:
-    """Returns whether a condition names one of `TRAINING_FIELDS`."""
     return any(condition.path[0] in TRAINING_FIELDS for condition in conditions)
 
 
@@ -239,7 +238,6 @@ class ReplayStart:
     past: PublishedVersions
 
     def begun(self) -> dict[str, Any]:
-        """Returns the start as `replay.json` records it."""
         return {"checkpoint": self.checkpoint, "start": self.step}
 
 

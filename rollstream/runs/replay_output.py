@@ -1,6 +1,5 @@
-"""Opens the input and the output of a replay, which trains a run's recorded steps again, or
-gathered trajectories (`OfflineTraining`). The output is a folder laid out as a run's, with the
-request in `replay.json`: only the same request resumes it.
+"""Opens input and output of a replay. The output is a folder laid out as a run's, with the request
+in `replay.json`: only the same request resumes it.
 """
 
 import fcntl

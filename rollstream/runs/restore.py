@@ -1,6 +1,6 @@
-"""Restores a run from its backup (`backup.py`) into an empty log, store and folder. Records keep
-offsets and timestamps, so every stored position stays valid. Every object is verified before
-anything is written.
+"""Restores a run from its backup into an empty log, store and folder. Records keep offsets and
+timestamps, so every stored position stays valid. Every object is verified before anything is
+written.
 """
 
 import os
@@ -81,7 +81,6 @@ class RestorePlan:
 
     @property
     def urls(self) -> tuple[str, str]:
-        """Returns the URLs of the restored log and store."""
         return bus_url(self.settings, self.folder.path), store_url(self.settings, self.folder.path)
 
 

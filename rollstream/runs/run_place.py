@@ -1,4 +1,4 @@
-"""Locates the run that a command names, and proves that the folder there is this run: its store has
+"""Locates the run that a command names, and proves that the folder is this run: its store has
 `run.json` with the run's name. Names prove nothing: a project has folders `model/` and `weights/`,
 and a config.json, too.
 """
@@ -56,9 +56,9 @@ def open_present_for_reading(store_url: str | None) -> ObjectStore | None:
 
 
 def find_run_place(argument: str, bus: str | None = None, *, or_emptied: bool = False) -> RunPlace:
-    """Locate the run in `argument`: its folder, its config.json, or the URL of its store or its
-    log. `bus` is the log's URL of a run named by its store. Raises `ConfigurationError` if no run
-    is there; `or_emptied` accepts an empty store as the place of a removed run.
+    """Locate the run in `argument`: its folder, its config.json, or the URL of its store or log.
+    `bus` is the log of a run named by its store. Raises `ConfigurationError` if no run is there;
+    `or_emptied` accepts an empty store as the place of a removed run.
     """
     scheme, separator, _ = argument.partition(":")
     if separator and scheme in ("kafka", "sqlite"):

@@ -1,5 +1,5 @@
-"""Scores the recorded tokens of a run again and keeps the result in the run's folder, where the
-explorer shows it. Nothing else of the run is written, so it may be living.
+"""Scores the recorded tokens of a run again, for the explorer. Nothing else of the run is written,
+so it may be living.
 """
 
 from collections import Counter

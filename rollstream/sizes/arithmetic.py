@@ -1,5 +1,5 @@
-"""Computes the memory of a trainer's rank and of the embedded engine from a model's shape, by the
-tensors that this project's code allocates (`MemoryLine`). All sizes are in bytes.
+"""Memory of a trainer's rank and of the embedded engine, in bytes, by the tensors that this
+project's code allocates.
 """
 
 from collections.abc import Sequence
@@ -196,8 +196,8 @@ def _held_parameters(shape: ModelShape, ranks: int) -> int:
 
 
 def _gathered_lines(shape: ModelShape, form: TrainerForm, passes: float) -> list[MemoryLine]:
-    """Returns the tensors that FSDP2 holds beside a rank's slices (`shard_model` in
-    `sharded/tensors.py`): layers, and one float32 group of embedding, final norm and head.
+    """Returns the tensors that FSDP2 holds beside a rank's slices (`shard_model`): layers, and one
+    float32 group of embedding, final norm and head.
     """
     if form.lora_rank is not None:
         # A frozen base is gathered in the type of the arithmetic; only factors have gradients.

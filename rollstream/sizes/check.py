@@ -72,9 +72,8 @@ def check_memory(
     ranks: int | None = None,
 ) -> None:
     """Raise `ConfigurationError` if the processes on a card need more memory than it has. `used`
-    maps the name of each process to its cards; `ranks` is the number of trainer processes on all
-    machines (None: `trainer.processes`). A family whose parameters are not counted (`shape_of`)
-    passes unchecked.
+    maps each process to its cards; `ranks` are the trainer's processes on all machines (None:
+    `trainer.processes`). A family whose parameters are not counted (`shape_of`) passes unchecked.
     """
     try:
         shape = shape_of(read_hf_config(model), model.name)

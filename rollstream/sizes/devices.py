@@ -1,5 +1,5 @@
-"""Lists accelerators by NVIDIA's data sheets, finds one by its name, and parses the option `--gpus`
-of `rollstream plan`. A card given by its memory alone (`24GB`) has no known speed.
+"""Accelerators by NVIDIA's data sheets, and the option `--gpus`. A card given by its memory alone
+(`24GB`) has no known speed.
 """
 
 import re

@@ -1,6 +1,5 @@
-"""Sizes the engine of a rollout for `rollstream plan`: vLLM or the embedded engine (`torch`),
-cards, memory, sequences. An engine fits if its KV cache holds `SEQUENCES_MIN` sequences of full
-context.
+"""Sizes the engine of a rollout: vLLM or `torch`, cards, memory, sequences. An engine fits if its
+KV cache holds `SEQUENCES_MIN` sequences of full context.
 """
 
 from collections.abc import Sequence
@@ -78,7 +77,6 @@ class PlanRequest:
 
     @property
     def trajectories(self) -> int:
-        """Trajectories of a step."""
         return self.groups * SAMPLES
 
     @property

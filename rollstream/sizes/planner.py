@@ -1,5 +1,5 @@
-"""Chooses, for `rollstream plan`, how many cards train and how many generate, the micro-batch and
-the KV cache. Memory decides which divisions fit, tokens per second (`rates.py`) which is best.
+"""How many cards train and how many generate, the micro-batch and the KV cache. Memory decides
+which divisions fit, tokens per second (`rates.py`) which is best.
 """
 
 from collections.abc import Iterator, Sequence

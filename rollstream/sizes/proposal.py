@@ -1,6 +1,4 @@
-"""Presents a `RunPlan`, the answer of `rollstream plan`. Only a plan that fits has memory lines and
-seconds.
-"""
+"""Presents a `RunPlan`. Only a plan that fits has memory lines and seconds."""
 
 from typing import Any
 
@@ -86,13 +84,11 @@ def _proposed_figures(plan: RunPlan) -> dict[str, Any]:
 
 
 def trainer_lines(plan: RunPlan) -> tuple[MemoryLine, ...]:
-    """Returns the memory of one rank on its card."""
     assert plan.layout is not None
     return sums.trainer_lines(plan.request.shape, plan.layout.form)
 
 
 def host_lines(plan: RunPlan) -> tuple[MemoryLine, ...]:
-    """Returns the host memory of one rank."""
     assert plan.layout is not None
     return sums.trainer_host_lines(plan.request.shape, plan.layout.form, sums.BFLOAT16)
 

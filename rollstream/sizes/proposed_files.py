@@ -1,5 +1,5 @@
-"""Writes the configuration that `rollstream plan --toml` proposes: one TOML file for one machine,
-else one for the machines that train and one for those that generate.
+"""The configuration that `rollstream plan --toml` proposes: one file for one machine, else one for
+the machines that train and one for those that generate.
 """
 
 import json

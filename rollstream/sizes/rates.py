@@ -1,5 +1,5 @@
-"""Estimates for `rollstream plan`, in bytes and seconds. Rates are rooflines: good for the choice
-of a layout and for an order of magnitude.
+"""Estimates in bytes and seconds. Rates are rooflines: good for the choice of a layout and for an
+order of magnitude.
 """
 
 from dataclasses import dataclass
@@ -61,7 +61,6 @@ class TrainerLink:
 
 
 def trainer_link(card: Accelerator, ranks: int, network_gbps: float) -> TrainerLink:
-    """Returns the speed of collectives among `ranks` cards."""
     if ranks <= CARDS_PER_MACHINE:
         return TrainerLink(card, card.link)
     # A ring of cards passes each machine's network once, and all rings share that network (the "bus

@@ -1,6 +1,6 @@
-"""Finds the sizes of a decoder model, from its `config.json` or from a table of well-known models.
-Counts of parameters are exact for the families in `DENSE` and `EXPERTS`; others are refused,
-because a wrong count would be worse than none.
+"""Sizes of a decoder model, from its `config.json` or a table of well-known models. Counts of
+parameters are exact for the families in `DENSE` and `EXPERTS`; others are refused, because a wrong
+count would be worse than none.
 """
 
 import re
@@ -40,8 +40,8 @@ class ExpertSizes:
 class ModelShape:
     """A decoder's sizes. `family` is its `model_type`; `hidden`, `intermediate` and `width` are the
     sizes of the residual stream, of the feed-forward part and of one attention head; `positions` is
-    the longest sequence. With `tied` embedding and output matrix are one tensor. `hub` is the
-    Hugging Face name of a model from the table, else "".
+    the longest sequence. With `tied` embedding and output matrix are one. `hub` is the Hugging Face
+    name of a model from the table, else "".
     """
 
     name: str

@@ -1,5 +1,5 @@
-"""Plans a run on cards of several kinds, for `rollstream plan --gpus 8xH100,16xL40S`: which cards
-train, which generate, and which rollouts get the long answers. Ranks wait for the slowest kind.
+"""Plans a run on cards of several kinds (`--gpus 8xH100,16xL40S`): which train, which generate, and
+which rollouts get the long answers. Ranks wait for the slowest kind.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,6 +1,4 @@
-"""Presents an `UnlikePlan`, the answer of `rollstream plan` for several kinds of cards, as text, as
-one JSON object and as configuration files.
-"""
+"""Presents an `UnlikePlan` as text, JSON and configuration files."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,7 +11,6 @@ from rollstream.sizes.unlike import KindWork, UnlikePlan
 
 
 def figures(plan: UnlikePlan) -> dict[str, Any]:
-    """Returns the plan as one JSON object."""
     return {
         "model": plan.request.shape.name,
         "context": plan.request.context,
@@ -63,7 +60,6 @@ def million_price(per_hour: float, tokens_per_s: float) -> float:
 
 
 def account(plan: UnlikePlan) -> str:
-    """Returns the plan as text."""
     lines = [_work_line(work) for work in plan.works]
     lines.append(
         f"tokens/s: training {plan.train_tokens_per_s:,.0f}, generating "

@@ -1,6 +1,6 @@
-"""Finds the GPUs (cards) of this machine and assigns them to the processes of `rollstream run` by
-`[devices]` (docs/how-to/several-gpus.md); each sees only its own, numbered from 0. Also: the ranks
-of a Slurm job.
+"""Assigns the GPUs (cards) of this machine to the processes of `rollstream run` by `[devices]`
+(docs/how-to/several-gpus.md); each sees only its own, numbered from 0. Also: the ranks of a Slurm
+job.
 """
 
 import re

@@ -1,6 +1,4 @@
-"""Lists the processes that `rollstream run` starts on this machine, as `ProcessSpec`s in the order
-of their start (`process_specs`).
-"""
+"""The processes that `rollstream run` starts on this machine, in the order of their start."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

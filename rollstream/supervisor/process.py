@@ -1,6 +1,5 @@
-"""The parts with which `supervisor.py` runs a role: `ProcessSpec`, `ChildProcess` and
-`RestartPolicy`. A role calls `end_with_parent` first, so it never outlives its supervisor, even
-after `kill -9`.
+"""The parts with which `supervisor.py` runs a role. A role calls `end_with_parent` first, so it
+never outlives its supervisor, even after `kill -9`.
 """
 
 import ctypes
@@ -70,10 +69,10 @@ LOG_BYTES_MAX = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """Describes a process that the run needs. `ends` is the work that an exit with code 0
-    completes: the run, the role's own ("itself"), or none: a death ("never"). A restarted
-    `single_holder` gets the nonce of the dead holder, and takes its lease over without waiting. A
-    role that `stops_last` reads the records of the others.
+    """A process that the run needs. `ends` is the work that exit code 0 completes: the run, the
+    role's own ("itself"), or none: a death ("never"). A restarted `single_holder` gets the nonce of
+    the dead holder, and takes its lease over without waiting. A role that `stops_last` reads the
+    records of the others.
     """
 
     name: str

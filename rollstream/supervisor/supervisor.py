@@ -1,6 +1,5 @@
-"""Keeps a run's processes alive (`Supervisor`): starts each role, restarts dead ones, stops all
-together. A restarted role finds its state in log and store. Every wait has a bound
-(`SupervisorLimits`), and no role survives `Supervisor.run`.
+"""Keeps a run's processes alive: starts each role, restarts dead ones, stops all together. Every
+wait has a bound (`SupervisorLimits`), and no role survives `Supervisor.run`.
 """
 
 import fcntl
@@ -170,7 +169,7 @@ class RunOutcome:
 @dataclass(slots=True)
 class _RoleProcess:
     """`child` is the running process, `nonce` that of the newest one; `deaths_s` and `due_s` (of
-    the next start) are monotonic; `death` describes the last one for the live view.
+    the next start) are monotonic; `death` describes the last one.
     """
 
     seat: process.ProcessSpec

@@ -1,7 +1,6 @@
-"""Runs the trainer's processes on this machine as one (`run_rank_processes`): `trainer.processes`
-ranks, none of which continues without the others (docs/how-to/several-gpus.md). None is left when
-`run_rank_processes` returns, nor after a `kill -9` of its caller, their parent, which alone the
-supervisor starts.
+"""Runs the trainer's processes on this machine as one: `trainer.processes` ranks, none of which
+continues without the others. None is left when `run_rank_processes` returns, nor after a `kill -9`
+of its caller, their parent, which alone the supervisor starts.
 """
 
 import logging
@@ -78,7 +77,7 @@ def rank_group_environment(
 
 
 def group_exit_code(ended: Mapping[int, int]) -> int:
-    """Returns one exit code for all ranks: `EXIT_REFUSED` if any rank has it, since a restart is
+    """Returns one exit code for all ranks: `EXIT_REFUSED` if any has it, since a restart is
     useless; else 0 if rank 0 did; else that of the first rank that failed, or 1. `ended` maps rank
     to exit code in the order of their ends, without killed ranks.
     """

@@ -1,6 +1,5 @@
-"""Holds the settings that `rollstream tune` chooses (`TuningChoice`), and their possible values
-(`ChoiceSpace`). GPUs are counted in units: on the CPU a unit is a thread, with the engine `paced` a
-modelled accelerator.
+"""The settings that `rollstream tune` chooses, and their possible values. GPUs are counted in
+units: on the CPU a unit is a thread, with `paced` a modelled accelerator.
 """
 
 from collections.abc import Mapping
@@ -37,7 +36,6 @@ class TuningChoice:
     drafts: bool
 
     def differences(self, other: "TuningChoice") -> int:
-        """Returns the number of differing fields."""
         return sum(
             getattr(self, field.name) != getattr(other, field.name)
             for field in fields(TuningChoice)
@@ -64,7 +62,6 @@ class ChoiceSpace:
 
 
 def rollout_gpus(c: Configuration) -> int:
-    """Returns the units of one rollout."""
     r = c.rollouts
     return r.threads if r.kind.is_on_cpu(r) else r.kind.cards(r)
 
@@ -96,7 +93,6 @@ def choice_of(c: Configuration) -> TuningChoice:
 
 
 def gpus_of(c: Configuration, choice: TuningChoice) -> int:
-    """Returns the units of this choice."""
     return choice.rollouts * rollout_gpus(c) + choice.trainer_gpus
 
 

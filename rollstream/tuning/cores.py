@@ -1,6 +1,5 @@
-"""Predicts a run whose rollouts and trainer compute on the same CPU cores. The simulator gives each
-thread a core; where the threads would use more than there are, all of them are slowed by one
-factor.
+"""Predicts a run whose rollouts and trainer share CPU cores. The simulator gives each thread a
+core; where the threads would use more than there are, all are slowed by one factor.
 """
 
 from collections.abc import Callable

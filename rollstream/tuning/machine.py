@@ -1,5 +1,5 @@
-"""Joins a configuration, a profile of its engine and a recorded run's measurements to the input of
-the simulator (`TuningMachine`); measured values are preferred.
+"""Joins a configuration, an engine's profile and a recorded run's measurements to the simulator's
+input; measured values are preferred.
 """
 
 from dataclasses import dataclass, replace
@@ -99,7 +99,6 @@ class TuningMachine:
             return None
 
     def cluster(self, choice: TuningChoice) -> Cluster:
-        """Returns the simulated machines."""
         roofline, slots = self.engine, choice.slots
         if choice.drafts and self.drafts is not None:
             roofline = with_drafts(roofline, self.drafts)

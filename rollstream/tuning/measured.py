@@ -1,6 +1,6 @@
-"""Measures a recorded run from its log. An answer is one measurement of a decode step
+"""Measures a recorded run, in wall seconds. An answer is one measurement of a decode step
 (`DecodePoint`): its rollout decoded a known number of answers meanwhile, and each step gave it one
-token. All times are wall time in seconds.
+token.
 """
 
 from collections import defaultdict
@@ -223,7 +223,6 @@ class RunLogFold:
         return busy_s / tokens if busy_s and tokens else None
 
     def _version_times(self) -> tuple[float | None, float | None]:
-        """Returns the medians of `publish_s` and `arrive_s`."""
         steps = self._recent()
         pauses = [
             max(0.0, b.time_s - a.time_s - b.metrics.get("seconds", 0.0))

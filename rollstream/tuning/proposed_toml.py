@@ -6,7 +6,6 @@ from typing import Any, cast
 
 
 def merged_tables(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the tables with the changes, by dotted keys."""
     merged = dict(tables)
     for key, value in changes.items():
         first, _, rest = key.partition(".")

@@ -1,6 +1,4 @@
-"""Reads the log and archive of a recorded run for `rollstream tune` (`read_run`), and the profile
-of its engine (`read_engine`). Nothing is written.
-"""
+"""Reads a recorded run and the profile of its engine for `rollstream tune`. Nothing is written."""
 
 from dataclasses import dataclass
 from pathlib import Path

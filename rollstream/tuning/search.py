@@ -1,6 +1,5 @@
-"""Finds the settings of a run with the most predicted trained tokens per second (`propose`): a
-coordinate search from the present choice, once for each policy. The same inputs give the same
-proposal.
+"""Finds the settings with the most predicted trained tokens per second: a coordinate search from
+the present choice, once for each policy. The same inputs give the same proposal.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -110,10 +109,10 @@ def propose(
     progress: Callable[[int], None] = lambda count: None,
     tolerance: float = TOLERANCE,
 ) -> TuningProposal | None:
-    """Returns the proposal; None if no choice of the space can run. `present_fits` states whether
-    the present choice takes no more GPUs than the space has. `evaluate` simulates a choice (None:
-    it cannot run). Of choices whose worth differs by less than the share `tolerance`, the one with
-    the fewest changes is proposed.
+    """Returns the proposal; None if no choice can run. `present_fits`: the present choice takes no
+    more GPUs than the space has. `evaluate` simulates a choice (None: it cannot run). Of choices
+    whose worth differs by less than the share `tolerance`, the one with the fewest changes is
+    proposed.
     """
     present_fits = present_fits and space.permits(present)
     search = _Search(space, evaluate, progress)

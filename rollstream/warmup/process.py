@@ -1,6 +1,5 @@
-"""Runs the warm-up (`rollstream warmup`), which makes the starting model in `RUN/model`, as the
-first phase of `rollstream run`, with a progress bar. The folder appears complete, so an interrupted
-warm-up leaves no model and is begun again.
+"""Runs the warm-up as the first phase of `rollstream run`. The folder appears complete: an
+interrupted warm-up leaves no model and is begun again.
 """
 
 import json
@@ -50,8 +49,8 @@ class WarmupProcess:
 
     def run(self, signals: StopSignals) -> bool:
         """Run the warm-up if it is needed. Returns True when there is a model to start from, False
-        if the user stopped it. Raises `WarmupFailed`, with the end of the log, if it failed or left
-        no model. The process has ended when this returns or raises.
+        if the user stopped it. Raises `WarmupFailed`, with the end of the log, if it left no model.
+        The process has ended then.
         """
         if not self._needed:
             return True

@@ -1,7 +1,7 @@
 """Trains a new model on a task's documents, each a prompt and a correct response
-(docs/explanation/quickstart-task.md, "The warm-up"). The loss covers responses. Equal arguments
-give equal weights, with one thread or two: each part of a batch is computed on one torch thread,
-and the parts' gradients are summed in a fixed order.
+(docs/explanation/quickstart-task.md); the loss covers responses. Equal arguments give equal
+weights, with one thread or two: each part of a batch is computed on one torch thread, and the
+parts' gradients are summed in a fixed order.
 """
 
 import json
@@ -161,8 +161,8 @@ class _PartGradients:
 
 
 class _GradientSum:
-    """Sums the gradients of a batch's parts in the model's `grad`. `compute` may run in any thread;
-    `add` must be called in the order of the parts, so that the sum rounds alike.
+    """Sums the gradients of a batch's parts in the model's `grad`. Any thread may `compute`; `add`
+    must be called in the order of the parts, so that the sum rounds alike.
     """
 
     def __init__(self, model: PreTrainedModel, policy: PolicyScorer, divisor: float) -> None:

@@ -1,5 +1,5 @@
-"""Encodes archive files: consecutive messages of one partition (`encode_file`), or existing rows
-when files are merged (`FileWriter`), as the bytes of a Parquet file.
+"""Encodes consecutive messages of one partition, or rows of files that are merged (`FileWriter`),
+as a Parquet file.
 """
 
 from collections.abc import Iterator, Sequence

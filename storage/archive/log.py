@@ -1,6 +1,6 @@
-"""Joins a run's log and its archive into one read-only bus (`ArchiveBus`): truncated records are
-read from the archive, at the same offset and byte for byte. An offset that is in neither raises
-`PositionLost`. Nothing is written, not even to the topic `dead`.
+"""Joins a run's log and archive into one read-only bus: truncated records are read from the
+archive, at the same offset and byte for byte. An offset that is in neither raises `PositionLost`.
+Nothing is written, not even to `dead`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Reads a run's log together with its archive, for commands that observe it: tail, query, audit,
-report, `top`, replay. A truncated record is read from the archive, at the same offset and byte for
-byte; an offset that neither has is reported as a `Hole`. Only reading an archived row imports
-pyarrow.
+"""Reads a run's log together with its archive, for commands that observe it. A truncated record
+comes from the archive, at the same offset and byte for byte; an offset that neither has is a
+`Hole`. Only reading an archived row imports pyarrow.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from rollstream.storage.archive import segments
 from rollstream.storage.archive.log import ArchiveBus
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams.bus import Bus, Message
-from rollstream.streams.fence import truncated_begin
-from rollstream.streams.reader import ClassifiedMessage, classify_message
+from rollstream.streams.reader import ClassifiedMessage, classify_message, from_begin
 from rollstream.streams.records import Annotation, Fence, Position, Take, Trajectory
 from rollstream.streams.topics import Topic, is_in_key_partition
 from rollstream.streams.values import Address
@@ -57,7 +55,7 @@ class LogView(ArchiveBus):
         start = dict.fromkeys(range(settings.partitions), 0) if start is None else start
         begin: Mapping[int, Position] = {}
         if self.bus is not None and settings.writer and any(start.values()):
-            begin = truncated_begin(self.bus, topic)
+            begin = from_begin(self.bus, topic)
         view = TopicView(
             self, settings, {p: _position(at, begin.get(p)) for p, at in start.items()}
         )
@@ -233,7 +231,7 @@ class TopicView:
                     )
                     return self._of_log(messages, ends)
                 except PositionLost:
-                    begin = truncated_begin(bus, self._topic.name)
+                    begin = from_begin(bus, self._topic.name)
             if not self._open_parts(offsets, begin, ends):
                 if bus is None:
                     return None

@@ -1,6 +1,5 @@
-"""Merges small archive files into larger ones while others read them;
-`consumers/archive/compaction.py` stores the merged file and, after a grace period, deletes those
-that it replaces (docs/reference/archive.md, "Merged files").
+"""Merges small archive files while others read them; `consumers/archive/compaction.py` stores the
+merged file and, after a grace period, deletes those that it replaces (docs/reference/archive.md).
 """
 
 from collections.abc import Iterator, Sequence

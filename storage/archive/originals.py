@@ -1,5 +1,5 @@
-"""Restores the exact bytes that archived records had in the log, and verifies them by their hashes:
-header and arrays are joined (`streams/codec.py`) without decoding.
+"""Restores the exact bytes that archived records had in the log, without decoding, and verifies
+them by their hashes.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,6 @@
-"""Reads the archive: lists its files, finds how far each partition is archived, and reads one file.
-A damaged file raises `CorruptObject`, one of a newer release `NewerRelease`; none is skipped
-silently. A listed file may be merged and deleted before it is read (`ObjectMissing`); a new listing
-has the larger one.
+"""Lists the archive's files, finds how far each partition is archived, and reads one file. A
+damaged file raises `CorruptObject`, one of a newer release `NewerRelease`. A listed file may be
+merged and deleted before it is read (`ObjectMissing`); a new listing has the larger one.
 """
 
 from __future__ import annotations
@@ -76,10 +75,6 @@ def partition_ends(store: ObjectStore, run: str, topic: str) -> dict[int, FileEn
             if not attempts_left:
                 raise
     raise AssertionError("unreachable")
-
-
-def archived_to(store: ObjectStore, run: str, topic: str) -> dict[int, int]:
-    return {partition: end.last + 1 for partition, end in partition_ends(store, run, topic).items()}
 
 
 def file_end(store: ObjectStore, file: ArchiveFile) -> FileEnd:

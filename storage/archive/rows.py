@@ -1,6 +1,6 @@
-"""Classifies messages of the log as rows of the archive (`classify_rows`), from which their bytes
-can be restored exactly: a record, a void record (invariant 7), a tombstone, or bytes that are not a
-record of the topic, with the reason.
+"""Classifies messages of the log as rows of the archive, from which their bytes can be restored
+exactly: a record, a void record (invariant 7), a tombstone, or bytes that are no record of the
+topic, with the reason.
 """
 
 from collections.abc import Mapping, Sequence

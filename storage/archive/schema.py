@@ -1,6 +1,5 @@
-"""Derives the columns of a topic's archive files (`arrow_schema`): the envelope columns, equal for
-all topics, then each field of the topic's record classes, null in rows without it. DuckDB, Polars,
-pandas and Spark support all types.
+"""The columns of a topic's archive files: the envelope's, then each field of its record classes,
+null in rows without it. DuckDB, Polars, pandas and Spark support all types.
 """
 
 from functools import cache

@@ -1,7 +1,6 @@
-"""Reads the archived rows of one partition in order (`ArchivedPart`), and defines the values that a
-read of a run returns (`Segment`). No offset disappears silently: one that cannot be read becomes
-part of a `Hole`, unless compaction may have removed it. Importing this module does not import
-pyarrow.
+"""Reads the archived rows of one partition in order, and defines what a read of a run returns
+(`Segment`). No offset disappears silently: one that cannot be read becomes part of a `Hole`, unless
+compaction may have removed it. Does not import pyarrow.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Converts messages of the log to Arrow tables with the archive's columns (`table_of`) and back, to
-records (`records_of`) or to exactly the bytes of every message's value (`originals_of`).
+"""Converts messages of the log to Arrow tables and back, to records (`records_of`) or to exactly
+the bytes of every message's value (`originals_of`).
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence

@@ -1,6 +1,5 @@
-"""Reads files of weight versions (objects) from the object store, the bucket, into a relay's cache,
-after the last byte that any source brought. A missing object (its upload may still run) or one with
-a wrong hash is read again later.
+"""Reads files of weight versions from the object store (the bucket) into a relay's cache, after the
+last byte that any source brought. A missing object, or one with a wrong hash, is read again later.
 """
 
 import logging
@@ -125,8 +124,8 @@ class BucketReader:
         return True
 
     def _bases(self, newest: Version, stop: threading.Event) -> bool:
-        """Read the versions on which a delta is based, down to the anchor, or an adapter's base, as
-        far as the cache has room: a restarted rollout needs them.
+        """Read the versions on which this one is based, as far as the cache has room: a restarted
+        rollout needs them.
         """
         read, version = False, newest
         while not stop.is_set():

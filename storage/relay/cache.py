@@ -1,7 +1,6 @@
-"""Holds the objects of weight versions that one relay caches (`RelayCache`). An object is *offered*
-to the node's rollouts, under its file name, once it is verified (all bytes are here and match its
-hash) and its version's manifest names that hash. Other relays get bytes as they arrive, and verify
-them themselves.
+"""The objects of weight versions that one relay caches. One is *offered* to the node's rollouts,
+under its file name, once all its bytes match its hash and its version's manifest names that hash.
+Other relays get bytes as they arrive, and verify them themselves.
 """
 
 import logging
@@ -348,8 +347,8 @@ class RelayCache:
         return is_named and not self._is_ahead(version)
 
     def _kept(self, sizes: Counter[Version], but: str = "") -> frozenset[Version]:
-        """Returns the versions that stay when `sizes` bytes are added and the object `but` is gone.
-        Versions ahead of the announced ones stay as far as they fit.
+        """Returns the versions that stay when `sizes` bytes are added and the object `but` is gone;
+        versions ahead of the announced ones as far as they fit.
         """
         ahead: Counter[Version] = Counter()
         for key, cached in self._objects.items():

@@ -1,6 +1,6 @@
-"""The client's side of a relay's HTTP/1.1 interface. The standard library's client lacks two
-properties: bytes go from the socket straight into the caller's (shared) memory, and a silence while
-a body is read does not break the connection.
+"""The client of a relay's HTTP/1.1 interface: bytes go from the socket straight into the caller's
+(shared) memory, and a silence within a body does not break the connection. The standard library's
+client can do neither.
 """
 
 import os

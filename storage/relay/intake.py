@@ -1,7 +1,7 @@
-"""Fills a relay's cache with the objects of weight versions: from its upstream, the relay before it
-in the chain (`NeighbourReader`), or from the bucket: at the head those that no push brings,
-elsewhere those that the upstream sent wrong, and an announced version that stays away for
-`patience_s`. The next source continues at the first missing byte.
+"""Fills a relay's cache: from its upstream, the relay before it in the chain (`NeighbourReader`),
+or from the bucket: at the head what no push brings, elsewhere what the upstream sent wrong, or an
+announced version that stays away for `patience_s`. The next source continues at the first missing
+byte.
 """
 
 import logging
@@ -125,9 +125,7 @@ class NeighbourReader:
         stop: threading.Event,
         many: bool,
     ) -> bool:
-        """Receive all missing bytes. Returns False if the object is given up for now; `many` states
-        that other objects wait.
-        """
+        """Returns False if the object is given up for now; `many`: other objects wait."""
         if cached.verified:
             return True
         headers = {"Range": f"bytes={cached.written}-"}
@@ -150,8 +148,8 @@ class NeighbourReader:
     def _is_worth_waiting(
         self, upstream: ChainMember, cached: CachedObject, silences: int, many: bool
     ) -> bool:
-        """Returns whether to wait longer for this object after a silence (`client.SILENCE_S`).
-        Raises `RelayLost` if the upstream does not respond.
+        """Whether to wait longer after a silence (`client.SILENCE_S`). Raises `RelayLost` if the
+        upstream does not respond.
         """
         if many:
             self._silent[cached.key] = max(self._silent.values(), default=0) + 1
@@ -246,8 +244,8 @@ class RelayIntake:
         self._neighbour.disconnect()
 
     def _fetch_as_head(self, stop: threading.Event) -> bool:
-        """Read the newest announced version and unfinished objects from the bucket, unless a push
-        may still bring them.
+        """Read the newest announced version and unfinished objects, unless a push may still bring
+        them.
         """
         self._neighbour.disconnect()
         if self._clock() - self._head_since_s < GRACE_S:
@@ -261,9 +259,7 @@ class RelayIntake:
         return read | self._bucket.fetch(unfinished, stop)
 
     def _is_pushed(self, version: Version | None) -> bool:
-        """Returns whether a push may still bring objects of this version: a push of it or of an
-        older version brought bytes within `GRACE_S`.
-        """
+        """Whether a push of this or an older version brought bytes within `GRACE_S`."""
         assert version is not None, "a cache holds objects of versions only"
         # Each trainer process pushes in order, so older objects may come before these. Pushes of
         # newer versions do not count: if one process's push failed, those of others must not delay

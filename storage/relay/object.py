@@ -1,6 +1,6 @@
-"""Defines the objects (files of weight versions) that a relay holds, and parses HTTP requests for
-them. Names come from untrusted sources and are matched whole and unchanged: nothing is decoded,
-joined or normalised. Invalid text of a request raises `ValueError`.
+"""The objects that a relay holds, and the parsing of requests for them. Names come from untrusted
+sources: they are matched whole, and nothing is decoded, joined or normalised. Invalid text raises
+`ValueError`.
 """
 
 import mmap
@@ -133,12 +133,12 @@ class ObjectDropped(RollstreamError, RuntimeError):
 
 
 class CachedObject:
-    """Holds an object's bytes in a file, mapped into memory; threads may share it. Within
-    `writing`, one writer at a time fills the memory that `room` returns and calls `advance`; the
-    next writer continues at byte `written`. A reader calls `wait` and reads the first `received`
-    bytes, whole chunks, through `descriptor`, so an object is forwarded while it is received. With
-    the last byte the object becomes `verified`, or, if its hash is wrong, all bytes are discarded
-    and `CorruptObject` is raised.
+    """An object's bytes in a file, mapped into memory; threads may share it. Within `writing`, one
+    writer at a time fills the memory that `room` returns and calls `advance`; the next continues at
+    byte `written`. A reader calls `wait` and reads the first `received` bytes, whole chunks,
+    through `descriptor`, so an object is forwarded while it is received. With the last byte the
+    object becomes `verified`, or, if its hash is wrong, all bytes are discarded and `CorruptObject`
+    is raised.
     """
 
     def __init__(self, path: Path, offer: ObjectOffer) -> None:

@@ -1,6 +1,6 @@
-"""Sends the trainer's new versions to the relays while they are uploaded to the store (the bucket).
-A push guarantees nothing, and the trainer never waits for one: relays verify a version against its
-announced manifest, and read missing objects from the bucket.
+"""Sends the trainer's new versions to the relays while they are uploaded. A push guarantees
+nothing, and the trainer never waits for one: relays verify a version against its announced
+manifest, and read missing objects from the bucket.
 """
 
 import logging
@@ -82,8 +82,8 @@ class ChainPush:
                 self._done(len(data), given_up)
 
     def _push(self, key: str, data: bytes) -> bool:
-        """Returns True once the head has received all of the object; False if the push is given up,
-        or refused.
+        """Returns False if the push is given up or refused, True once the head has all of the
+        object.
         """
         digest = content_hash(data)
         for _ in range(HEADS_MAX):

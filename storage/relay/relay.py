@@ -1,5 +1,5 @@
-"""Runs one relay, a node's cache of weight versions: `RelayIntake` fills the cache, `RelayServer`
-serves it over HTTP, and `Relay` follows the log and publishes heartbeats.
+"""One relay, a node's cache of weight versions: `RelayIntake` fills it, `RelayServer` serves it,
+`Relay` follows the log and publishes heartbeats.
 """
 
 import fcntl
@@ -39,9 +39,8 @@ POLL_S = 0.05  # between two reads of the log
 
 class Relay:
     """Runs the relay of this node, which serves from its construction on. `folder` holds the cached
-    objects, where the node's rollouts open them, the relay's URL and a lock, so that only one relay
-    uses it. `name` must be unique among the living relays. `wall` is the clock of the heartbeats'
-    times.
+    objects, where the node's rollouts open them, its URL and a lock: only one relay uses it. `name`
+    must be unique among the living relays. `wall` is the clock of the heartbeats' times.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
-"""Serves a relay's cache of weight versions over HTTP/1.1, and receives the trainer's pushes
-(`docs/explanation/relay.md` has the table of requests). Only objects in the cache are served; a
-path is matched whole and never becomes a file name. Every error of a request becomes a response or
-a closed connection.
+"""Serves a relay's cache over HTTP/1.1 and receives the trainer's pushes (docs/explanation/relay.md
+has the requests). A path is matched whole and never becomes a file name. Every error of a request
+becomes a response or a closed connection.
 """
 
 import hmac
@@ -77,7 +76,6 @@ class RelayResponder(HttpResponder):
             self.close(400)
 
     def empty(self, status: int, headers: dict[str, str] | None = None) -> None:
-        """Respond without a body."""
         self.head(status, 0, headers or {})
 
     def close(self, status: int) -> None:
@@ -241,7 +239,7 @@ def _send(
     restarts: int,
 ) -> None:
     """Send the bytes `[at, end)` as they arrive. Raises `ObjectDropped` if none arrive, the client
-    left, or the object was dropped or received from its start again (`restarts` has changed).
+    left, or the object was dropped or begun again (`restarts` has changed).
     """
     moved_s = time.monotonic()
     while at < end:

@@ -1,6 +1,6 @@
 """Reads weight versions for a rollout: from shared memory if the node's relay holds them verified,
-from the relay while it receives them, else from the object store (the bucket). The relay is
-optional: a problem with it is logged once, and the bucket is read.
+from the relay while it receives them, else from the object store (the bucket). A problem with the
+relay is logged once, and the bucket is read.
 """
 
 import logging
@@ -99,9 +99,7 @@ class RelayStore:
         self._store.delete_all(keys)
 
     def _from_memory(self, key: str, start: int, end: int | None) -> bytes | None:
-        """Read from shared memory; None if the object is not there. An object that is evicted
-        meanwhile is read to its end.
-        """
+        """None if the object is not there; one that is evicted meanwhile is read to its end."""
         try:
             with os.fdopen(open_own(self._folder / key), "rb", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size
@@ -139,8 +137,8 @@ class RelayStore:
             return None
 
     def _request(self, key: str, start: int, end: int | None) -> tuple[bytes | None, str | None]:
-        """Returns the bytes and None, or None and a text that changes with the relay's progress if
-        the object is arriving, or None twice if the relay does not expect it.
+        """Returns the bytes and None; None and a text that changes with the relay's progress while
+        the object arrives; None twice if the relay does not expect it.
         """
         connection = self._take_connection()
         if connection is None:

@@ -1,9 +1,8 @@
-"""Decides from which relay each relay reads (`RelayDirectory`), and which versions it keeps
-(`versions_to_keep`). The planning functions are pure (invariant 9).
+"""Which relay each relay reads from, and which versions it keeps, as pure functions (invariant 9).
 
-Each relay plans for itself, from the heartbeats that it read: its upstream is the nearest living
-relay with a lower term; the first one, the head, gets versions by the trainer's pushes, and
-otherwise from the bucket. The relays of each site are a chain.
+Each relay plans for itself from the heartbeats: its upstream is the nearest living relay with a
+lower term; the first, the head, gets versions by pushes, else from the bucket. The relays of each
+site are a chain.
 """
 
 import logging
@@ -111,9 +110,9 @@ class RelayDirectory:
         self._polled_s = float("-inf")
 
     def poll(self, every_s: float = 0.0, log_was_silent: bool = False) -> None:
-        """Read `status` to its present end, unless that happened within the last `every_s` seconds.
-        A heartbeat counts from the time at which it is read, so a relay that was dead before the
-        first call stays in the chain for the time-out, unless it is suspected.
+        """Read `status` to its present end, unless that happened within `every_s` seconds. A
+        heartbeat counts from the time at which it is read: a relay that was dead before the first
+        call stays in the chain for the time-out, unless it is suspected.
         """
         with self._lock:
             now = self._clock()
@@ -187,8 +186,8 @@ def versions_to_keep(
     holdings: Sequence[CachedVersion], versions_max: int, bytes_max: int
 ) -> frozenset[Version]:
     """Returns the versions to keep in `bytes_max` bytes: of the newest `versions_max` those that
-    fit, newest first, then for each of these its base, the base of that, and so on. A base that
-    does not fit ends its chain; readers get the rest from the bucket.
+    fit, newest first, then for each its base, the base of that, and so on. A base that does not fit
+    ends its chain; readers get the rest from the bucket.
     """
     by_version = {holding.version: holding for holding in holdings}
     retained: set[Version] = set()

@@ -102,7 +102,6 @@ class ModelManifest:
     format: int = FORMAT
 
     def key(self, name: str) -> str:
-        """Returns the key of a file's object."""
         return f"{MODEL_PREFIX}{self.digest}/{name}"
 
     def entry(self, name: str) -> FileEntry:

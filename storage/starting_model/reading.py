@@ -48,7 +48,6 @@ class StoredModel:
     """Files on this host with other content."""
 
     def fetch(self, name: str) -> bytes:
-        """Returns the content of a file."""
         entry = self.manifest.entry(name)
         for folder in self.folders:
             if is_same(folder / name, entry):

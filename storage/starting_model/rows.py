@@ -1,6 +1,6 @@
-"""Makes tensors of chosen rows of a starting model, for ranks that share it: each reads only the
-blocks with its rows (`fetch_rows`). `FolderRows` reads a checkpoint folder, for runs of earlier
-releases, whose store has no model.
+"""Tensors of chosen rows of a starting model, for ranks that share it: each reads only the blocks
+with its rows. `FolderRows` reads a checkpoint folder, for runs of earlier releases, whose store has
+no model.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,6 +1,5 @@
-"""Defines the contract of an object store: its operations and guarantees (`ObjectStore`), the keys
-that it takes (`is_key`), and the hash of its contents (`content_hash`). One conformance suite tests
-the guarantees on all back ends.
+"""The contract of an object store (`ObjectStore`), its keys (`is_key`) and the hash of contents.
+One conformance suite tests all back ends.
 """
 
 import re
@@ -103,10 +102,9 @@ class KeyRefused(ConfigurationError):
 
 
 def is_key(key: str) -> bool:
-    """Returns whether every back end can hold this key: one or more parts of `[A-Za-z0-9._=-]`
-    joined by `/`, none of them `.` or `..`, of at most `PART_BYTES_MAX` and `KEY_BYTES_MAX` bytes.
-    So no key names a file outside its store's folder, and a back end may name its own files with
-    other characters.
+    """Whether every back end can hold this key: parts of `[A-Za-z0-9._=-]` joined by `/`, none of
+    them `.` or `..`, of at most `PART_BYTES_MAX` and `KEY_BYTES_MAX` bytes. No key names a file
+    outside its store's folder, and a back end may name its own files with other characters.
     """
     parts = key.split("/")
     short = len(key) <= KEY_BYTES_MAX and max(map(len, parts)) <= PART_BYTES_MAX

@@ -1,6 +1,6 @@
-"""Opens an object store from its URL, and checks that it honours conditional writes. Terms, leases,
-`latest.json` and the archive rely on them: on a server that ignores `If-None-Match` or `If-Match`
-two trainers hold one term and overwrite each other's objects without any error.
+"""Opens an object store from its URL, and checks that it honours conditional writes: on a server
+that ignores `If-None-Match` or `If-Match` two trainers hold one term and overwrite each other's
+objects without any error.
 """
 
 import logging
@@ -36,8 +36,8 @@ _OTHER_DIGITS = str.maketrans("0123456789abcdef", "123456789abcdef0")
 def check_conditional_writes(store: ObjectStore, where: str, draw: str) -> None:
     """Raise `ConfigurationError`, which names the store by `where`, if it ignores the condition of
     a conditional write. (1) An object is created. (2) Creating it again must fail. (3) Swapping it
-    with an etag that it does not have must fail. `draw`, a random name per process, names it, so
-    any number of processes may start at once; a killed one leaves one byte.
+    with another etag must fail. `draw`, a random name per process, names it: many processes may
+    start at once; a killed one leaves one byte.
     """
     key = f"probes/{draw}"
     etag = store.create(key, b"1")  # 1

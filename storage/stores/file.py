@@ -1,6 +1,6 @@
-"""Stores objects in a folder of one machine (`file:PATH`) with the guarantees of `ObjectStore`
-(docs/explanation/storage.md, "The file store", has the interleavings). A temporary file takes the
-object's name in one system call: a reader finds a complete object or none.
+"""Objects in a folder of one machine (`file:PATH`; docs/explanation/storage.md has the
+interleavings). A temporary file takes the object's name in one system call: a reader finds a
+complete object or none.
 """
 
 import errno

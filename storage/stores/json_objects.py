@@ -1,7 +1,6 @@
-"""Converts small JSON objects of the store to typed values (`decode_json`) and back
-(`encode_json`), or with their own hash (`seal`, `unseal`). Encoding is canonical (sorted keys), so
-equal values are equal bytes. Decoding ignores unknown fields, and refuses a newer format
-(`FORMAT`).
+"""Small JSON objects as typed values, or with their own hash (`seal`, `unseal`). Encoding is
+canonical (sorted keys): equal values are equal bytes. Decoding ignores unknown fields and refuses a
+newer `FORMAT`.
 """
 
 from typing import Any, TypeVar

@@ -1,5 +1,5 @@
-"""Describes a kind of object store before one is opened (`StoreKind`). `STORES` names the kinds by
-strings, so that a process imports the client of no store that its run does not use.
+"""A kind of object store before one is opened (`StoreKind`). `STORES` names the kinds by strings,
+so that a process imports no client that its run does not use.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,5 @@
-"""Opens an object store for a reader of a run, which may come from another user
-(`open_store_for_reading`): nothing is made or cleaned up, and a write raises `ReadOnly`. No link
-out of a folder is followed (`ContainedFolder`).
+"""Opens an object store for a reader of a run, perhaps another user's: nothing is made or cleaned
+up, a write raises `ReadOnly`, and no link out of a folder is followed.
 """
 
 from collections.abc import Iterable, Iterator

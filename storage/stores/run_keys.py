@@ -1,6 +1,6 @@
-"""Declares which objects of a store are a run's own (`RunKeys`): the module that writes an object
-declares the form of its key, in `RUN_KEYS`. An object of another form is never deleted, copied or
-overwritten. Importing this module imports nothing heavy.
+"""Which objects of a store are a run's own (`RunKeys`): the module that writes an object declares
+the form of its key in `RUN_KEYS`. An object of another form is never deleted, copied or
+overwritten. Imports nothing heavy.
 """
 
 import re
@@ -28,9 +28,9 @@ IDENTITY_KEY = "run.json"
 
 @dataclass(frozen=True, slots=True)
 class RunKeys:
-    """Declares the keys of one kind of object by a pattern that matches the whole key. A pattern
-    with the group `file` ends in the name of a model's file (`is_model_file`); further files of a
-    hub's model (licences) are own only if a manifest of the run names them.
+    """The keys of one kind of object, by a pattern that matches the whole key. With the group
+    `file` it ends in the name of a model's file (`is_model_file`); further files of a hub's model
+    (licences) are own only if a manifest of the run names them.
     """
 
     pattern: re.Pattern[str]

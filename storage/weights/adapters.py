@@ -71,12 +71,11 @@ def publish_base(
     """
     present = _stored_base(store)
     # Each rank waits here for all others, so none completes the base before all have looked for it.
-    hashes, tied = tensor_hashes(tensors)
+    hashes = tensor_hashes(tensors)
     if present is None:
         new = NewVersion(run, BASE, tensors, model_files, shard_bytes, created_s, leads)
         return publish_version(store, new)
-    weights = present.weights
-    if tied != weights.tied or hashes != {n: e.hash for n, e in weights.tensors.items()}:
+    if not present.weights.has_exactly(*hashes):
         raise ConfigurationError(
             "model: the starting model differs from the base of this run's adapters, which is "
             f"stored as {BASE}; give the model that the run began with (model.path)"
@@ -172,7 +171,9 @@ class AdapterPublisher(FormPublisher):
         self._p = publication
         self._base: Manifest | None = None  # once it is known to be stored
 
-    def publish(self, version: Version, tensors: Tensors, parent: Manifest | None) -> Manifest:
+    def publish(
+        self, version: Version, tensors: Tensors, parent: Manifest | None, is_fork: bool = False
+    ) -> Manifest:
         assert isinstance(tensors, AdapterTensors), "a run publishes one form"
         p = self._p
         if self._base is None:

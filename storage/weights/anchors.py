@@ -1,5 +1,5 @@
-"""Decides when a version must be an anchor (`anchor_due`, a pure rule: invariant 9), and finds the
-cheapest paths to its tensors (`find_fetch_paths`) along its chain, an anchor and the deltas on it.
+"""When a version must be an anchor (`anchor_due`, a pure rule: invariant 9), and the cheapest paths
+to its tensors along its chain, an anchor and the deltas on it.
 """
 
 from collections.abc import Collection, Iterator, Mapping

@@ -1,6 +1,5 @@
-"""Executes a fetch plan (`fetch_plan.py`) on tensors of this process, in place (`execute_fetch`).
-Stored bytes are compared with their hash before anything is written. Memory beyond the tensors is
-two ranges of a file.
+"""Executes a fetch plan on tensors of this process, in place. Stored bytes are compared with their
+hash before anything is written. Memory beyond the tensors is two ranges of a file.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +14,7 @@ from rollstream.storage.weights.delta.codec import apply_tensor
 from rollstream.storage.weights.delta.coding import Changes
 from rollstream.storage.weights.fetch_plan import FetchPath, FetchStep
 from rollstream.storage.weights.manifest import version_folder
-from rollstream.storage.weights.shards import FetchRange, plan_ranges
+from rollstream.storage.weights.shards import FetchRange, plan_ranges, wrong_tensor
 from rollstream.storage.weights.tensors import tensor_bytes, tensor_hash
 from rollstream.streams.values import Version
 
@@ -150,10 +149,7 @@ def check_stored(path: FetchPath, step: FetchStep, part: memoryview) -> None:
         is_right = len(part) == entry.bytes
         is_right = is_right and tensor_hash(entry.dtype, entry.shape, part) == entry.hash
     if not is_right:
-        raise CorruptObject(
-            f"tensor {step.name} in object {key} differs from its hash; fetch the version again, "
-            "and if it stays so, remove it"
-        )
+        raise wrong_tensor(step.name, key)
 
 
 def _check(path: FetchPath, tensor: torch.Tensor) -> None:

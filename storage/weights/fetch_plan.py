@@ -1,5 +1,5 @@
-"""Plans from which objects a reader makes each tensor of a version: the path with the fewest bytes.
-The plan is pure (invariant 9): the caller passes manifests, from the wanted version back, until
+"""Plans from which objects a reader makes each tensor: the path with the fewest bytes. Pure
+(invariant 9): the caller passes manifests, from the wanted version back, until
 `FetchPlanner.is_complete`, so it reads none in vain.
 """
 

@@ -45,18 +45,20 @@ class FormPublisher(ABC):
     """
 
     @abstractmethod
-    def publish(self, version: Version, tensors: Tensors, parent: Manifest | None) -> Manifest:
+    def publish(
+        self, version: Version, tensors: Tensors, parent: Manifest | None, is_fork: bool = False
+    ) -> Manifest:
         """Write the version's objects, the manifest last, and return the manifest; `parent` is the
-        believed version. Idempotent, also after a kill half-way.
+        believed version. Idempotent, also after a kill half-way. With `is_fork` the trainer has
+        repeated the believed version's step with other bytes, so this version must not depend on
+        the believed one's.
         """
 
     def believed(self, manifest: Manifest, tensors: Tensors) -> None:  # noqa: B027
         """The pointer moved to the version that `publish` returned."""
 
-    def repeated(self, tensors: Tensors, is_same: bool) -> None:  # noqa: B027
-        """A step repeated the believed version after a crash. If its bytes differ, the next version
-        must not depend on the believed one's.
-        """
+    def repeated(self, tensors: Tensors) -> None:  # noqa: B027
+        """A step repeated the believed version, with equal bytes, after a crash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,6 @@ def _form(name: str) -> VersionForm:
 
 
 def form_of(manifest: Manifest) -> VersionForm:
-    """Returns the form of a published version."""
     return _form(_OF_KIND.get(manifest.kind, manifest.kind))
 
 

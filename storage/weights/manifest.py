@@ -1,6 +1,5 @@
-"""Defines a weight version's manifest (`Manifest`) and reads it (`read_manifest`). It is created
-last: a folder without one belongs to an unfinished write. With its ranges and hashes a reader
-fetches and verifies any tensor by one request.
+"""A weight version's manifest, created last: a folder without one belongs to an unfinished write.
+With its ranges and hashes a reader fetches and verifies any tensor by one request.
 """
 
 import math
@@ -94,13 +93,19 @@ class TensorFiles:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Returns all names of all tensors."""
         return (*self.tensors, *self.tied)
 
     @property
     def combined_hash(self) -> str:
         """Returns one hash of all tensors, whichever files hold them."""
-        return combined_hash({name: entry.hash for name, entry in self.tensors.items()}, self.tied)
+        return combined_hash(self._hashes(), self.tied)
+
+    def has_exactly(self, hashes: Mapping[str, str], tied: Mapping[str, str]) -> bool:
+        """Whether these are the hashes of all its tensors, and these its tied names."""
+        return tied == self.tied and hashes == self._hashes()
+
+    def _hashes(self) -> dict[str, str]:
+        return {name: entry.hash for name, entry in self.tensors.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-"""Keeps the tensors of one version in a mapped file and updates it in place (`MappedWeights`; in
-memory `resident.py`). The workers of a tensor-parallel engine share this verified copy. Until every
-tensor matches, `version` is None and nothing may be served from the file.
+"""Keeps one version's tensors in a mapped file and updates it in place. The workers of a
+tensor-parallel engine share this verified copy. Until every tensor matches, `version` is None and
+nothing may be served from the file.
 """
 
 import logging
@@ -201,7 +201,6 @@ class PatchParts:
         self.count = end
 
     def finish(self, name: str) -> TensorPatch:
-        """Returns the patch of the elements added so far."""
         kind = DTYPES[self.entry.dtype]
         indices, values = self.indices[: self.count], self.values[: self.count]
         return TensorPatch(name, self.entry.shape, kind, indices, values)

@@ -108,11 +108,14 @@ def advance_pointer(store: ObjectStore, manifest: Manifest) -> Pointer:
     return new_pointer
 
 
-def check_term(store: ObjectStore, term: int) -> None:
-    """Raise `Fenced` if a trainer of a higher term has the pointer and so decides retention."""
+def check_term(store: ObjectStore, term: int) -> Pointer | None:
+    """Returns the pointer, None in a new store. Raises `Fenced` if a trainer of a higher term has
+    it and so decides retention.
+    """
     present = read_pointer(store)
     if present is not None and present[0].term > term:
         raise Fenced(f"a trainer of term {present[0].term} decides what stays, not {term}")
+    return None if present is None else present[0]
 
 
 def _check_owner(pointer: Pointer, run: str, term: int) -> None:

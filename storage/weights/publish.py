@@ -303,7 +303,6 @@ def complete_version(store: ObjectStore, manifest: Manifest) -> Manifest:
 
 
 def announcement(manifest: Manifest, time_s: float) -> WeightsAnnounced:
-    """Returns the manifest's announcement."""
     return WeightsAnnounced(
         run=manifest.run,
         version=manifest.version,

@@ -1,6 +1,5 @@
-"""Decides which versions to delete (`plan_retention`, pure), deletes them (`delete_versions`), and
-lets readers that are behind, for instance an evaluation, pin versions (`VersionPins`, invariant
-11).
+"""Which versions to delete (`plan_retention`, pure), their deletion, and pins of readers that are
+behind, for instance an evaluation (`VersionPins`, invariant 11).
 """
 
 import logging
@@ -12,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from rollstream.errors import CorruptObject, Fenced, ObjectMissing, StoreError
+from rollstream.errors import CorruptObject, ObjectMissing, StoreError
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.json_objects import decode_json, encode_json
 from rollstream.storage.stores.run_keys import RunKeys, undecided
@@ -24,7 +23,7 @@ from rollstream.storage.weights.manifest import (
     read_manifest,
     version_folder,
 )
-from rollstream.storage.weights.pointer import Pointer, read_pointer
+from rollstream.storage.weights.pointer import Pointer, check_term
 from rollstream.streams.values import Version
 
 log = logging.getLogger(__name__)
@@ -201,10 +200,8 @@ def _names_of(store: ObjectStore, listed: Collection[str]) -> frozenset[str]:
 
 
 def _check_deletable(store: ObjectStore, version: Version, term: int) -> None:
-    present = read_pointer(store)
-    if present is not None and present[0].term > term:
-        raise Fenced(f"a trainer of term {present[0].term} decides what stays, not {term}")
-    assert present is None or present[0].version != version, "the believed version must stay"
+    pointer = check_term(store, term)
+    assert pointer is None or pointer.version != version, "the believed version must stay"
 
 
 PIN_PREFIX = "pins/"

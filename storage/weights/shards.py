@@ -1,12 +1,11 @@
-"""Writes tensors to safetensors files of bounded size, the shards (`write_shards`), one in memory
-at a time, and reads any tensor back, verified (`read_shards`, `StoredTensors`). Files are written
-here, because equal tensors must give equal bytes (the library's metadata has a random order) and
-the manifest needs ranges.
+"""Writes tensors to safetensors files of bounded size, the shards, one in memory at a time, and
+reads any tensor back, verified. Files are written here, because equal tensors must give equal bytes
+(the library's metadata has a random order) and the manifest needs ranges.
 """
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -187,20 +186,6 @@ def plan_ranges(entries: Mapping[str, FileRange]) -> list[FetchRange]:
     return ranges
 
 
-def read_shards(
-    store: ObjectStore, folder: str, source: TensorFiles, names: Iterable[str]
-) -> dict[str, torch.Tensor]:
-    """Returns these tensors, each verified, or raises `CorruptObject`, which names tensor and file.
-    The caller owns the memory, which tied names share.
-    """
-    name_list = list(names)
-    owners = {source.tied.get(name, name) for name in name_list}
-    tensors: dict[str, torch.Tensor] = {}
-    for request in plan_ranges({name: source.tensors[name] for name in owners}):
-        tensors.update(_read_range(store, folder, source, request))
-    return {name: tensors[source.tied.get(name, name)] for name in name_list}
-
-
 _PART = re.compile(r"(.+)\[(\d+):(\d+)\]")
 
 
@@ -291,8 +276,13 @@ def _read_range(
         part = data[entry.start - request.start : entry.end - request.start]
         is_complete = entry.dtype in DTYPES and len(part) == entry.end - entry.start
         if not is_complete or tensor_hash(entry.dtype, entry.shape, part) != entry.hash:
-            raise CorruptObject(
-                f"tensor {name} in object {key} differs from its hash; fetch the version again, "
-                "and if it stays so, remove it"
-            )
+            raise wrong_tensor(name, key)
         yield name, tensor_of(part, entry.dtype, entry.shape)
+
+
+def wrong_tensor(name: str, key: str) -> CorruptObject:
+    """Returns the error for a stored tensor whose bytes do not have its hash."""
+    return CorruptObject(
+        f"tensor {name} in object {key} differs from its hash; fetch the version again, and if it "
+        "stays so, remove it"
+    )

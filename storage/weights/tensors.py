@@ -156,7 +156,6 @@ def tensor_hashes(tensors: Tensors) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def merge_files(parts: Iterable[TensorFiles]) -> TensorFiles:
-    """Returns all processes' files as one."""
     process_files = list(parts)
     return TensorFiles(
         tuple(chain.from_iterable(part.files for part in process_files)),
@@ -166,7 +165,6 @@ def merge_files(parts: Iterable[TensorFiles]) -> TensorFiles:
 
 
 def merge_delta(parts: Iterable[Delta], parent: Manifest) -> Delta:
-    """Returns all processes' delta files as one."""
     process_deltas = list(parts)
     files = tuple(chain.from_iterable(part.files for part in process_deltas))
     return Delta(parent.hash, files, merge_disjoint(part.tensors for part in process_deltas))

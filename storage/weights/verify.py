@@ -1,6 +1,4 @@
-"""Verifies a stored version by all its hashes (`verify_version`), and compares two versions as bits
-(`compare_versions`): `rollstream weights verify` and `diff`.
-"""
+"""Verifies a stored version by all its hashes, and compares two versions as bits."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

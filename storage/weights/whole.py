@@ -32,16 +32,18 @@ class WholePublisher(FormPublisher):
         self._p = publication
         self._base: Tensors | None = None  # once it is in memory
         self._chain: AnchorChain | None = None  # that ends with the believed version, once known
-        self._is_fork = False
 
-    def publish(self, version: Version, tensors: Tensors, parent: Manifest | None) -> Manifest:
+    def publish(
+        self, version: Version, tensors: Tensors, parent: Manifest | None, is_fork: bool = False
+    ) -> Manifest:
         p = self._p
-        due = self._is_anchor_due(
+        due = is_fork or self._is_anchor_due(
             version.number, parent, is_distributed=isinstance(tensors, DistributedTensors)
         )
         shard_bytes = p.settings.shard_bytes
         new = NewVersion(p.run, version, tensors, p.model_files, shard_bytes, p.clock(), p.leads)
-        return publish_version(p.store, new, parent, self._base, due or self._base is None)
+        base = None if is_fork else self._base
+        return publish_version(p.store, new, parent, base, due or base is None)
 
     def believed(self, manifest: Manifest, tensors: Tensors) -> None:
         before, delta = self._chain, manifest.delta
@@ -51,15 +53,13 @@ class WholePublisher(FormPublisher):
             total = before.delta_bytes + delta.bytes
             self._chain = replace(before, length=before.length + 1, delta_bytes=total)
         self._base = tensors if self._p.settings.deltas else None
-        self._is_fork = False
 
-    def repeated(self, tensors: Tensors, is_same: bool) -> None:
-        self._is_fork = not is_same
-        self._base = tensors if is_same and self._p.settings.deltas else None
+    def repeated(self, tensors: Tensors) -> None:
+        self._base = tensors if self._p.settings.deltas else None
 
     def _is_anchor_due(self, number: int, parent: Manifest | None, is_distributed: bool) -> bool:
         p = self._p
-        if parent is None or self._is_fork or not p.settings.deltas:
+        if parent is None or not p.settings.deltas:
             return True
         # Ranks can make a delta only of a version that they published themselves and still hold:
         # parts of it cannot be loaded from the store.

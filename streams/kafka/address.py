@@ -1,6 +1,6 @@
-"""Parses the URL of a Kafka bus, `kafka://host:port[,host:port…][/prefix][?option=value&…]`
-(docs/reference/kafka.md), and reads the secrets from the environment. Secrets are never in the URL,
-because it ends up in `config.json`, in logs and in error messages.
+"""Parses `kafka://host:port[,host:port…][/prefix][?option=value&…]` (docs/reference/kafka.md) and
+reads the secrets from the environment. None is in the URL, which ends up in `config.json`, logs and
+error messages.
 """
 
 import dataclasses

@@ -1,5 +1,5 @@
-"""Repeats failed requests to a Kafka cluster, with growing pauses, until the cluster answers or a
-deadline passes: a restarting broker delays a request but does not fail it.
+"""Repeats failed requests to a Kafka cluster, with growing pauses, until it answers or a deadline
+passes: a restarting broker delays a request but does not fail it.
 """
 
 import logging
@@ -48,11 +48,10 @@ def closed_doors(addresses: Sequence[tuple[str, int]]) -> list[str]:
 def call_with_retries(
     what: str, answer_s: float, once: Callable[[], T], repair: Callable[[Exception], None]
 ) -> T:
-    """Returns the result of `once`. While it fails because the cluster does not answer, call
-    `repair` with the error, pause, and call `once` again. `what` names the request in errors.
-    Raises `BusTimeout` when `answer_s` have passed; at once a `BusError` of `once`, and `BusError`
-    if the broker rejects the request for good, or if the advertised addresses cannot be reached for
-    `ADVERTISED_S`.
+    """Returns the result of `once`. While the cluster does not answer, call `repair` with the
+    error, pause, and call `once` again. `what` names the request in errors. Raises `BusTimeout`
+    when `answer_s` have passed; at once a `BusError` of `once`, and `BusError` if the broker
+    rejects the request for good, or the advertised addresses cannot be reached for `ADVERTISED_S`.
     """
     deadline, pause_s, advertised = Deadline(answer_s), PAUSE_S, Deadline(ADVERTISED_S)
     while True:
@@ -100,9 +99,9 @@ def create_topics(
 
 class RetryingAdmin:
     """Sends administrative requests through one client, made by `make` when needed; threads share
-    it, one request at a time. `retries` counts the failures; `advertised` has the brokers'
-    addresses as the newest client got them. A request is retried for `answer_s`, until the first
-    answer for `first_answer_s` at most.
+    it, one request at a time. `retries` counts failures; `advertised` are the brokers' addresses as
+    the newest client got them. A request is retried for `answer_s`, until the first answer for
+    `first_answer_s` at most.
     """
 
     def __init__(

@@ -1,6 +1,5 @@
-"""Implements the bus contract over Apache Kafka. A record whose offset `append` returned is on all
-in-sync replicas. `docs/reference/kafka.md` has the names and settings on the brokers, and the
-differences from the other back ends.
+"""The bus over Apache Kafka. A record whose offset `append` returned is on all in-sync replicas.
+docs/reference/kafka.md has names, settings, and differences from other back ends.
 """
 
 import json

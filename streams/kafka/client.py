@@ -1,6 +1,5 @@
-"""Wraps kafka-python in three small typed classes. No other file of the package imports it. Every
-method may raise `KafkaError`; the modules beside this one repeat requests, replace failed clients
-and bound memory.
+"""Wraps kafka-python, which no other file imports, in three typed classes. Every method may raise
+`KafkaError`; the modules beside this one repeat requests, replace failed clients and bound memory.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""Reads topics of Kafka at the positions that the caller passes with each read (`Bus.read`). A
-`Cursor` keeps a consumer and its unread records, which a seek would drop, so a read that begins
-where the previous one ended fetches no record twice.
+"""Reads Kafka at the positions that each `Bus.read` passes. A `Cursor` keeps a consumer and its
+unread records, which a seek would drop: a read that begins where the previous one ended fetches
+nothing twice.
 """
 
 import threading

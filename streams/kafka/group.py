@@ -1,6 +1,6 @@
-"""Implements the member of a consumer group (`GroupReader`) over Kafka's own groups with
-cooperative rebalancing, which interrupts only the partitions that move. A commit covers the polled
-records of partitions that the member still holds; new owners read the others again.
+"""A `GroupReader` over Kafka's groups with cooperative rebalancing, which interrupts only
+partitions that move. A commit covers the polled records of partitions that the member still holds;
+new owners read the others again.
 """
 
 import contextlib

@@ -1,8 +1,6 @@
-"""Keeps kafka-python's log short (`limit_kafka_log`): only warnings and errors pass, each kind at
-most twice a minute.
-
-While a broker is unreachable kafka-python logs every attempt to reconnect, dozens a second; the
-caller's error names the failed operation (`admin.call_with_retries`).
+"""Keeps kafka-python's log short: warnings and errors, each kind at most twice a minute. While a
+broker is unreachable it logs dozens of attempts a second; the caller's error names the failed
+operation.
 """
 
 import logging

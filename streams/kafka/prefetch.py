@@ -1,7 +1,6 @@
-"""Prefetches all topics that a process follows, over one consumer and one polling thread: a role
-polls its topics many times a second, which only reads memory. A reader that cannot be served here
-(a position before records already handed out, a second reader of a topic, an error) reads with a
-cursor (`cursors.py`), which also reports the error.
+"""Prefetches all topics that a process follows, over one consumer and one thread: a poll only reads
+memory. A reader that cannot be served here (a position before records already handed out, a second
+reader of a topic, an error) reads with a cursor (`cursors.py`), which also reports the error.
 """
 
 import logging
@@ -31,8 +30,8 @@ RESTART_PAUSE_S = 1.0  # pause after an error
 
 @dataclass(slots=True, eq=False)
 class _TopicBuffer:
-    """The feed of one topic. `at` is the reader's next offset by partition, `end` the offset after
-    the last fetched record, `waiting` holds the fetched records.
+    """The feed of one topic: `at` is the reader's next offset by partition, `end` the offset after
+    the last fetched record.
     """
 
     at: dict[int, int]
@@ -52,8 +51,8 @@ class _TopicBuffer:
         return self.lost is None and self.bytes < WAITING_BYTES_MAX
 
     def continues_at(self, positions: Mapping[int, int]) -> bool:
-        """Returns whether the positions are in exactly the reader's partitions, at its offsets or
-        after them.
+        """Whether the positions are in exactly the reader's partitions, at its offsets or after
+        them.
         """
         return self.at.keys() == positions.keys() and all(
             offset >= self.at[p] for p, offset in positions.items()

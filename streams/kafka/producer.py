@@ -1,6 +1,6 @@
-"""Appends records to Kafka (`Appender`), over one idempotent producer that all threads share, in
-batches that are awaited one after the other. If an append fails midway, a partition holds the first
-of its records up to some point, without a gap.
+"""Appends records to Kafka (`Appender`) over one idempotent producer that all threads share, batch
+after batch. If an append fails midway, a partition holds the first of its records up to some point,
+without a gap.
 """
 
 import logging

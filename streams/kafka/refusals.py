@@ -1,6 +1,5 @@
-"""One table from the errors of Kafka to sentences (`explain_error`): the meaning of the code and
-the remedy. The names are those of kafka-python's classes, so this file needs no client. Advice
-about rights is given for authorization errors alone.
+"""Sentences for Kafka's errors: meaning and remedy, by the names of kafka-python's classes, so this
+file needs no client. Advice about rights is given for authorization errors alone.
 """
 
 import re

@@ -1,5 +1,5 @@
-"""OAuth tokens for connections to brokers: from a file, from a function by name, or for Amazon MSK
-signed with AWS credentials (`token_source`). No token is logged or kept.
+"""OAuth tokens for brokers: from a file, a function by name, or signed with AWS credentials for
+Amazon MSK. None is logged or kept.
 """
 
 from collections.abc import Callable

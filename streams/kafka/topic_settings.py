@@ -1,6 +1,5 @@
-"""Converts a `Topic` to the settings of a Kafka topic (`configs_of`) and back (`topic_of`), by pure
-functions. A key must keep its partition, so partitions that an administrator adds stay empty and
-are not read.
+"""A `Topic` as settings of a Kafka topic and back, by pure functions. A key must keep its
+partition, so partitions that an administrator adds stay empty and are not read.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
-"""Implements the bus contract over SQLite in a folder on a local disk (`SqliteBus`): one file per
-topic (`topic_log.py`) and one for all consumer groups (`groups.py`). Several processes of one
-machine may use the folder, and threads a bus; after a fork the child must open its own. When an
-append returns, its records survive the death of any process; with `sync="full"` power loss too.
+"""The bus over SQLite in a folder on a local disk: one file per topic (`topic_log.py`) and one for
+consumer groups. Several processes may use the folder, and threads a bus; after a fork the child
+must open its own. Appended records survive the death of any process; with `sync="full"` power loss
+too.
 """
 
 import re

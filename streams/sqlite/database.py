@@ -1,6 +1,6 @@
-"""Opens one SQLite file (`Database`), runs transactions on it, and raises SQLite's errors as the
-project's classes. Several processes and threads may use a file at once. It must be on a local disk,
-because SQLite's write-ahead log (WAL) needs memory that its users share.
+"""One SQLite file: transactions, and SQLite's errors as the project's classes. Several processes
+and threads may use it. It must be on a local disk: the write-ahead log (WAL) needs memory that its
+users share.
 """
 
 import os

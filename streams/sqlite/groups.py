@@ -1,7 +1,6 @@
-"""Implements the consumer groups of the SQLite bus. A member holds partitions by leases, entries
-with an expiry time (not the lease of a role). At most one member holds a partition at a time, and
-delivery is at least once: records that a member read and did not commit are read again by the next
-holder.
+"""Consumer groups of the SQLite bus. A member holds partitions by leases, entries with an expiry
+time (not the lease of a role): at most one at a time, and delivery is at least once: records that
+were read and not committed are read again by the next holder.
 """
 
 import sqlite3

@@ -1,6 +1,6 @@
-"""Keeps one topic of the log in one SQLite file (`TopicLog`): its settings and a table for each
-partition. Truncation, retention and compaction never remove a table's last row, so the end of a
-partition is known and never moves back. Several processes may use a file at once.
+"""One topic of the log in one SQLite file: its settings and a table for each partition. Truncation,
+retention and compaction never remove a table's last row, so the end of a partition never moves
+back. Several processes may use it.
 """
 
 import dataclasses

@@ -145,7 +145,7 @@ class AgentRollout:
             while self._orders:
                 self._orders.pop(0)()
             self.agents.accept()
-            if self.in_progress.running:
+            if self.agents.running:
                 for emission in self._engine.poll(TURN_S):
                     self.agents.grow(emission)
             else:

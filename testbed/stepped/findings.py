@@ -14,7 +14,7 @@ from rollstream.consumers.trainer.data.prepare import training_rule
 from rollstream.storage.archive.log_view import LogView
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams.bus import Bus, BusWrapper
-from rollstream.streams.fence import truncated_begin
+from rollstream.streams.reader import from_begin
 from rollstream.streams.records import GroupClosed, Prompt, Record, StepDone, Superseded, Take
 from rollstream.streams.topics import ARCHIVED_TOPICS
 from testbed.stepped.run import RUN, Shape, trainer_settings
@@ -70,7 +70,7 @@ def ends_at(bus: Bus, store: ObjectStore, run: str, share: float) -> dict[str, d
         if topic in ARCHIVED_TOPICS:
             continue
         removed = bus.begin(topic)
-        for partition, begin in truncated_begin(bus, topic).items():
+        for partition, begin in from_begin(bus, topic).items():
             # A process killed between `truncate`'s commit and the removal leaves records below the
             # committed begin. A reader from 0 on meets them if none before them was removed.
             if removed[partition]:

@@ -340,9 +340,7 @@ class SteppedRun:
         rewards = FakeRewards()
         judging = Judging(rewards, term, lambda: engine.version, clock)  # type: ignore[arg-type]
         driver = SingleTurn(RolloutParts(engine, judging, voice, settings, clock))
-        rollout = RolloutLoop(
-            settings, engine, follower, orders, InProgress(driver), voice, clock, clock, pause
-        )  # type: ignore[arg-type]
+        rollout = RolloutLoop(follower, orders, InProgress(driver), clock, pause)  # type: ignore[arg-type]
         if not self.shape.drafts:
             rollout.run(stop)  # type: ignore[arg-type]
             return

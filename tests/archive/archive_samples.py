@@ -18,7 +18,9 @@ from xxhash import xxh3_64_intdigest
 
 from rollstream.storage.archive.files import encode_file
 from rollstream.storage.archive.originals import OriginalBytes
+from rollstream.storage.archive.reading import partition_ends
 from rollstream.storage.archive.rows import ARCHIVED_CLASSES, TOPIC_WRITERS
+from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams.bus import AppendEntry, Bus, Message
 from rollstream.streams.codec import Envelope, encode
 from rollstream.streams.records import Admitted, Annotation, Fence, Opened, Record, Trajectory
@@ -31,6 +33,11 @@ SCALARS: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
 }
 ARRAYS = {"u4": np.uint32, "u1": np.uint8, "f4": np.float32}
+
+
+def archived_to(store: ObjectStore, run: str, topic: str) -> dict[int, int]:
+    """By partition, the offset after the last archived record."""
+    return {partition: end.last + 1 for partition, end in partition_ends(store, run, topic).items()}
 
 
 def records(cls: type[Record]) -> st.SearchStrategy[Record]:

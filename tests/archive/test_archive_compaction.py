@@ -26,7 +26,6 @@ from rollstream.storage.archive.log_view import LogView
 from rollstream.storage.archive.reading import (
     BATCH_BYTES,
     archived_files,
-    archived_to,
     batches_from,
     table_from,
 )
@@ -39,6 +38,7 @@ from testbed.servers import versity
 from tests.archive.archive_samples import (
     RETAINED_MAX,
     append,
+    archived_to,
     large,
     restored,
     retained_bytes,

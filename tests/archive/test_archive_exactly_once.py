@@ -20,12 +20,13 @@ from hypothesis.stateful import (
 from rollstream.consumers.archive.topic import TopicArchive
 from rollstream.errors import BusError, PositionLost
 from rollstream.storage.archive.file_names import message_bytes
-from rollstream.storage.archive.reading import archived_files, archived_to, table_from
+from rollstream.storage.archive.reading import archived_files, table_from
 from rollstream.storage.archive.rows import classify_rows
 from rollstream.storage.archive.tables import originals_of
 from rollstream.streams.fence import ARCHIVE_GROUP, truncate
 from rollstream.streams.topics import catalogue
 from testbed.memory import MemoryBus
+from tests.archive.archive_samples import archived_to
 from tests.archive.archive_world import NEVER, SETTINGS, TOPIC, Boundaries, Killed, World, die
 from tests.support.shares import examples
 

@@ -30,7 +30,6 @@ from rollstream.storage.archive.originals import FileMessages
 from rollstream.storage.archive.reading import (
     BATCH_BYTES,
     archived_files,
-    archived_to,
     file_end,
     local_path,
     partition_ends,
@@ -44,7 +43,7 @@ from rollstream.storage.stores.connect import open_store
 from rollstream.streams.records import Fence, Trajectory
 from rollstream.streams.topics import catalogue
 from testbed.memory import MemoryBus, MemoryStore
-from tests.archive.archive_samples import admission, append, log_of, trajectory
+from tests.archive.archive_samples import admission, append, archived_to, log_of, trajectory
 
 FRIDAY_MS = 1_763_683_200_000  # 2025-11-21 00:00 UTC
 SPARK_ENCODINGS = {"PLAIN", "RLE", "RLE_DICTIONARY", "BIT_PACKED"}

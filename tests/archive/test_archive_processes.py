@@ -16,7 +16,7 @@ import pytest
 from rollstream.consumers.archive.topic import TopicArchive
 from rollstream.consumers.settings import ArchiveSettings
 from rollstream.storage.archive.log_view import LogView
-from rollstream.storage.archive.reading import archived_files, archived_to, table_from
+from rollstream.storage.archive.reading import archived_files, table_from
 from rollstream.storage.archive.tables import originals_of
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
@@ -27,7 +27,7 @@ from rollstream.supervisor.process import ProcessSpec, last_lines
 from rollstream.supervisor.supervisor import Supervisor, SupervisorLimits
 from testbed.repository import ROOT
 from testbed.waiting import WAIT_S, let_pass, wait_for
-from tests.archive.archive_samples import append, append_of_term, trajectory
+from tests.archive.archive_samples import append, append_of_term, archived_to, trajectory
 
 TOPIC = "trajectories"
 

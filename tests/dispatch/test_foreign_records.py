@@ -89,7 +89,7 @@ class Scene:
         self.assignments = FencedWriter(self.bus, "assignments", "dispatch", 1)
         own = {"admissions": self.admissions.open(), "assignments": self.assignments.open()}
         self.memory = DispatchPersistence(self.bus, self.store, 1, True, 0.0, lambda: self.now_s)
-        self.memory.recall()
+        self.memory.state_file.take_over()
         terms = RoleTerms(self.store, lambda: self.now_s)
         self.inbox = DispatchInbox(
             self.bus, self.state, lambda: self.now_s, self.lengths, terms=terms

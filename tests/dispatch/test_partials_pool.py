@@ -64,7 +64,7 @@ def test_the_topic_is_truncated_up_to_the_oldest_partial_of_an_open_trajectory()
     own = {"admissions": admissions.open(), "assignments": assignments.open()}
     now = [0.0]
     memory = DispatchPersistence(bus, store, 1, True, 1.0, lambda: now[0])
-    memory.recall()
+    memory.state_file.take_over()
     inbox = DispatchInbox(bus, state, lambda: now[0])
     inbox.rebuild(own, {})
     state.apply_admitted(Admitted(0, 0, ("0.0", "0.1", "0.2"), 60.0, Address(0, 0)))

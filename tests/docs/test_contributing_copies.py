@@ -1,5 +1,6 @@
-"""The steps of CONTRIBUTING.md for an engine, an object store, a turn driver, an assignment policy
-and a role, followed in a copy of the repository: small ones of a user become part of it.
+"""The steps of CONTRIBUTING.md for an engine, an object store, a turn driver, an assignment policy,
+a form of versions, a weight holder and a role, followed in a copy of the repository: small ones of
+a user become part of it, each in at most four files of the product.
 """
 
 import os
@@ -7,12 +8,14 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from testbed.repository import ROOT
 from testbed.waiting import WAIT_S
+from tests.support.sources import FOLDERS
 
 pytestmark = pytest.mark.long  # conformance suites and a run in processes of their own
 PARTS = (
@@ -155,6 +158,51 @@ class LastFit:
         return None
 '''
 POLICY_LINE = '    "toy": "rollstream.consumers.dispatch.toy:LastFit",\n'
+FORM = '''
+from rollstream.storage.weights.form import FormPublisher, VersionForm
+from rollstream.storage.weights.publish import NewVersion, publish_version
+
+
+class ToyTensors(dict):
+    form = "toy"
+
+
+class ToyForm(VersionForm):
+    """Stores every version completely."""
+
+    def publisher(self, publication):
+        return ToyPublisher(publication)
+
+
+class ToyPublisher(FormPublisher):
+    def __init__(self, publication):
+        self.p = publication
+
+    def publish(self, version, tensors, parent, is_fork=False):
+        p = self.p
+        bound = p.settings.shard_bytes
+        new = NewVersion(p.run, version, tensors, p.model_files, bound, p.clock(), p.leads)
+        return publish_version(p.store, new, parent)
+'''
+FORM_LINE = '    "toy": "rollstream.storage.weights.toy:ToyForm",\n'
+MADE_IMPORT = "from rollstream.storage.weights.toy import ToyTensors\n"
+MADE_LINE = '    "toy": lambda number: ToyTensors(state_of(number)),\n'
+HOLDER = '''
+from rollstream.producers.engines.base import WeightUpdate
+from rollstream.producers.rollout.holder import WeightHolder
+from rollstream.storage.weights.resident import ResidentWeights
+
+
+class ToyHolder(WeightHolder):
+    """Reads every tensor of every version."""
+
+    def update(self, fetch):
+        weights = ResidentWeights()
+        fetch.meter.count(lambda: weights.update(fetch.store, fetch.version, fetch.manifest_hash))
+        update = WeightUpdate(fetch.version, weights.tensors)
+        return weights.manifest, fetch.prepare(update)
+'''
+HOLDER_LINE = '    "toy": "rollstream.producers.rollout.holders.toy:ToyHolder",\n'
 STORE_LINE = '    "toy": lambda folder: f"toy:{folder}/store",\n'
 ROLE = '''
 from rollstream.roles.context import RoleContext
@@ -191,16 +239,30 @@ weights_bytes = 2_000
 """
 
 
+PRODUCT_FILES_MAX = 4
+
+
 @pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    """The product and its tests, as a contributor has them."""
+def copy(tmp_path: Path) -> Iterator[Path]:
+    """The product and its tests, as a contributor has them; what was added to the product is
+    counted afterwards.
+    """
     ignored = shutil.ignore_patterns("__pycache__")
     for part in PARTS:
         if (ROOT / part).is_dir():
             shutil.copytree(ROOT / part, tmp_path / part, symlinks=True, ignore=ignored)
         else:
             shutil.copy(ROOT / part, tmp_path / part)
-    return tmp_path
+    yield tmp_path
+    sources = [path for top in FOLDERS for path in (tmp_path / top).rglob("*.py")]
+    sources = [path for path in sources if not any(up.is_symlink() for up in path.parents)]
+    changed = [path for path in sources if not _is_as_before(path, tmp_path)]
+    assert 0 < len(changed) <= PRODUCT_FILES_MAX, changed
+
+
+def _is_as_before(path: Path, copy: Path) -> bool:
+    original = ROOT / path.relative_to(copy)
+    return original.exists() and original.read_bytes() == path.read_bytes()
 
 
 def _new(copy: Path, folder: str, file: str, text: str) -> None:
@@ -292,6 +354,21 @@ def test_the_steps_for_an_assignment_policy(copy: Path) -> None:
     (copy / "run.toml").write_text(PACED_RUN + '[dispatch]\nplacement = "toy"\n')
     _python(copy, "-m", "rollstream", "run", "run.toml", "--run", "runs/toyed")
     _python(copy, "-m", "rollstream", "audit", "runs/toyed")
+
+
+def test_the_steps_for_a_form_of_versions(copy: Path) -> None:
+    _new(copy, "storage/weights/", "toy.py", FORM)
+    _add(copy, "storage/weights/form.py", FORM_LINE, '}\n"""The forms by name')
+    suite = "tests/storage/weights/test_forms.py"
+    _add(copy, suite, MADE_IMPORT, "from rollstream.streams.values")
+    _add(copy, suite, MADE_LINE, '    "anchors": lambda')
+    assert _passed(copy, suite) >= 5
+
+
+def test_the_steps_for_a_weight_holder(copy: Path) -> None:
+    _new(copy, "producers/rollout/holders/", "toy.py", HOLDER)
+    _add(copy, "producers/rollout/holder.py", HOLDER_LINE, '}\n"""The values of `EngineKind')
+    assert _passed(copy, "tests/rollout/weights/test_holders.py") > 5
 
 
 def test_the_steps_for_a_role(copy: Path) -> None:

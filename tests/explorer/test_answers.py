@@ -184,7 +184,7 @@ def test_wrong_parameters_are_refused_with_a_sentence(asked):
 def test_the_audit_runs_once_and_ends_with_a_verdict(living):
     living.json("r/0/audit")
     run = living.explorer.runs[0]
-    living.explorer.wait_for_verdict(run, 600.0)
+    living.explorer.verdicts[run.number].wait(600.0)
     found = living.json("r/0/audit")
     assert found["state"] == "done"
     assert {one["invariant"] for one in found["invariants"]} >= {1, 2, 7}

@@ -182,7 +182,7 @@ def test_code_that_a_configuration_names_is_not_imported(tmp_path, monkeypatch):
         assert {sample["advantage"] for sample in found["samples"]} == {None}
         assert found["samples"][0]["answer"]
         server.json("r/0/audit")
-        server.explorer.wait_for_verdict(server.explorer.runs[0], 600.0)
+        server.explorer.verdicts[server.explorer.runs[0].number].wait(600.0)
         assert server.json("r/0/audit")["state"] == "done"
         assert server.json("compare/steps/5")["trajectories"]
     assert "planted_module" not in sys.modules

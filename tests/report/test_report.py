@@ -21,7 +21,7 @@ from rollstream.report.page import Chart, Series, draw_chart, thinned, ticks
 from rollstream.report.summary import open_history, summarise
 from rollstream.report.timeline import draw_timeline, time_axis, timeline_rows, version_bars
 from rollstream.report.write import report_page
-from rollstream.streams.records import GroupClosed, Superseded
+from rollstream.streams.records import GroupClosed, Record, Superseded
 from tests.support.synthetic_run import (
     GROUPS,
     STARTED_S,
@@ -116,10 +116,15 @@ def test_a_run_that_was_only_prepared_has_a_report(tmp_path, capsys):
     assert drawings(text) == []
 
 
+def apply(history: RunHistory, record: Record) -> None:
+    history.state.apply(record, 0.0)
+    history.extend(record)
+
+
 def test_half_a_run_has_a_report():
     half = RunHistory()
     for record in (admitted(0), trajectory(0, 0, 1), applied("rollout-0", 1)):
-        half.apply(record)
+        apply(half, record)
     text = report_page(half, summarise(half))
     assert half.outcomes()["open"] == 1
     assert "Held-out accuracy" not in text
@@ -130,9 +135,9 @@ def test_records_read_twice_and_repeated_steps_count_once():
     once, twice = RunHistory(), RunHistory()
     records = [admitted(0), take(1, range(1)), done(1), status("rollout-0", 1)]
     for record in records:
-        once.apply(record)
+        apply(once, record)
     for record in [*records, *records]:
-        twice.apply(record)
+        apply(twice, record)
     assert once.outcomes() == twice.outcomes()
     assert once.metric("reward_mean") == twice.metric("reward_mean")
     assert once.rollouts["rollout-0"].idle_s() == twice.rollouts["rollout-0"].idle_s()
@@ -144,7 +149,7 @@ def test_the_groups_of_a_superseded_take_are_dead_with_their_reason():
     ending = [Superseded(1, 0, (0,), (1,), why), GroupClosed(1, "dead", f"poisoned: {why}", 1)]
     records = [admitted(0), admitted(1), take(1, range(2)), *ending, done(1)]
     for record in [*records, *records]:
-        history.apply(record)
+        apply(history, record)
     counts = history.outcomes()
     assert (counts["trained"], counts["dead"], counts["open"]) == (1, 1, 0)
     assert f"poisoned: {why}" in report_page(history, summarise(history))
@@ -160,7 +165,7 @@ def long_history() -> RunHistory:
     for step in range(1, STEPS_LONG + 1):
         reward = 9.0 if step == 6_172 else 0.5
         measured = {"seconds": 1.9, "reward_mean": reward, "loss": math.sin(step), "kl": 0.01}
-        history.apply(replace(done(step), time_s=2.0 * step, metrics=measured))
+        apply(history, replace(done(step), time_s=2.0 * step, metrics=measured))
     for number in range(40):
         rollout = history.rollouts.setdefault(f"rollout-{number}", RolloutHistory())
         for step in range(STEPS_LONG):
@@ -222,8 +227,9 @@ def test_a_night_without_work_is_cut_out_of_the_timeline():
     history = RunHistory()
     for step, pause in ((1, 0.0), (2, 36_000.0)):
         record = done(step)
-        history.apply(
-            type(record)(step, record.version, "", 1, {"seconds": 1.0}, {}, record.time_s + pause)
+        apply(
+            history,
+            type(record)(step, record.version, "", 1, {"seconds": 1.0}, {}, record.time_s + pause),
         )
     axis = time_axis(timeline_rows(history))
     assert axis is not None

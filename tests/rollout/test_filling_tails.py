@@ -19,7 +19,7 @@ def draining(predicted: int, newest: int = 1) -> tuple[Scene, RolloutLoop]:
     both = scene.rollout("a")
     scene.order(order("a", trajectory="3.0", index=0, predicted=predicted))
     rollout = scene.turn(both, 2)
-    assert set(rollout.in_progress.running) == {"3.0"}
+    assert set(rollout.driver.running) == {"3.0"}
     weights = FencedWriter(scene.bus, "weights", "trainer", 1)
     weights.open()
     newer = WeightsAnnounced("run", Version(newest, 1), "m", "h", "anchor", None, 1, 0.0)
@@ -32,7 +32,7 @@ def draining(predicted: int, newest: int = 1) -> tuple[Scene, RolloutLoop]:
 def started(rollout: RolloutLoop) -> set[str]:
     rollout.take_assignments()
     rollout.start_waiting()
-    return set(rollout.in_progress.running)
+    return set(rollout.driver.running)
 
 
 def test_what_ends_before_the_tail_starts_although_the_quota_is_used_up() -> None:
@@ -56,7 +56,7 @@ def test_what_fills_a_tail_has_no_tail_of_its_own() -> None:
     scene, rollout = draining(predicted=36)
     scene.order(order("a", trajectory="4.0", group=4, predicted=20))
     assert started(rollout) == {"3.0", "4.0"}
-    rollout.in_progress.drop("3.0")
+    rollout.driver.drop("3.0")
     scene.order(order("a", trajectory="5.0", group=5, predicted=5))
     assert started(rollout) == {"4.0"}
 

@@ -76,8 +76,7 @@ class Scene:
         follower = WeightsFollower(self.bus, MemoryStore())
         orders = AssignmentQueue(self.bus, name, 1)
         driver = SingleTurn(RolloutParts(engine, judging, voice, SETTINGS, clock))
-        in_progress = InProgress(driver)
-        return RolloutLoop(SETTINGS, engine, follower, orders, in_progress, voice, clock), turns
+        return RolloutLoop(follower, orders, InProgress(driver)), turns
 
     def turn(self, of: tuple[RolloutLoop, Turns], rounds: int) -> RolloutLoop:
         """Runs rounds without leaving at the end."""
@@ -126,7 +125,7 @@ def test_a_resume_on_any_rollout_gives_the_same_tokens():
     scene.order(order("a"))
     scene.turn(source, 6)
     scene.order(release("a"))
-    assert scene.turn(source, 1).in_progress.running == {}
+    assert scene.turn(source, 1).driver.running == {}
     last = scene.records("partials", Partial)[-1]
     assert last.record.last
     assert len(read_chain(scene.bus, last.address, "3.1").tokens) == 6
@@ -151,7 +150,7 @@ def test_an_assignment_that_was_not_begun_is_released_with_its_chain():
     scene = Scene()
     source = scene.rollout("a")
     scene.order(order("a"), release("a"))
-    assert scene.turn(source, 1).in_progress.running == {}
+    assert scene.turn(source, 1).driver.running == {}
     (last,) = scene.records("partials", Partial)
     assert last.record.last
     assert len(last.record.tokens) == 0
@@ -163,7 +162,7 @@ def test_a_release_of_an_earlier_attempt_changes_nothing():
     scene.order(order("a", attempt=2))
     scene.turn(source, 3)
     scene.order(release("a", attempt=1))
-    assert set(scene.turn(source, 1).in_progress.running) == {"3.1"}
+    assert set(scene.turn(source, 1).driver.running) == {"3.1"}
 
 
 def test_a_resume_whose_version_is_gone_goes_back_with_all_it_has():
@@ -176,7 +175,7 @@ def test_a_resume_whose_version_is_gone_goes_back_with_all_it_has():
     scene.turn(source, 1)
     given_up = scene.records("partials", Partial)[-1]
     scene.order(order("b", kind="resume", attempt=2, partial=given_up.address))
-    assert scene.turn(destination, 1).in_progress.running == {}
+    assert scene.turn(destination, 1).driver.running == {}
     back = scene.records("partials", Partial)[-1]
     assert (back.record.attempt, back.record.last) == (2, True)
     assert len(read_chain(scene.bus, back.address, "3.1").tokens) == 6

@@ -62,7 +62,7 @@ def test_heartbeats_continue_while_the_engine_takes_weights(tmp_path: Path):
     followed.publish()
     engine, go = followed.engine(), threading.Event()
     rollout = followed.rollout(engine)
-    rollout.publisher.heartbeat = Heartbeat(followed.bus, EVERY_S)
+    rollout.parts.publisher.heartbeat = Heartbeat(followed.bus, EVERY_S)
     update = engine.update
 
     def slow(*given) -> None:
@@ -84,7 +84,9 @@ def test_heartbeats_continue_while_the_engine_takes_weights(tmp_path: Path):
         thread.join(WAIT_S)
     last = newest_sent(followed.bus)
     assert (last.health, last.running, last.waiting) == ("leaving", 0, 0)
-    assert not rollout.publisher.heartbeat._thread.is_alive(), "nothing follows the last status"
+    assert not rollout.parts.publisher.heartbeat._thread.is_alive(), (
+        "nothing follows the last status"
+    )
     followed.close()
 
 
@@ -104,7 +106,7 @@ def test_a_loop_that_failed_sends_no_more(tmp_path: Path):
     followed = Followed(tmp_path)
     followed.publish()
     rollout = followed.rollout(followed.engine())
-    rollout.publisher.heartbeat = Heartbeat(followed.bus, EVERY_S)
+    rollout.parts.publisher.heartbeat = Heartbeat(followed.bus, EVERY_S)
 
     def fails() -> list:
         raise BusError("its log is away")
@@ -112,8 +114,8 @@ def test_a_loop_that_failed_sends_no_more(tmp_path: Path):
     rollout.assignments.read = fails  # type: ignore[method-assign]
     with pytest.raises(BusError):
         rollout.run(threading.Event())
-    rollout.publisher.heartbeat._thread.join(WAIT_S)
-    assert not rollout.publisher.heartbeat._thread.is_alive()
+    rollout.parts.publisher.heartbeat._thread.join(WAIT_S)
+    assert not rollout.parts.publisher.heartbeat._thread.is_alive()
     followed.close()
 
 

@@ -37,14 +37,7 @@ def rollout_of(scene: Scene, kv_capacity: int) -> RolloutLoop:
     )
     engine = PacedEngine(shape, {"head": torch.ones(2)}, V0, Still())
     parts = replace(rollout.driver.parts, engine=engine)
-    return RolloutLoop(
-        SETTINGS,
-        engine,
-        rollout.follower,
-        rollout.assignments,
-        InProgress(SingleTurn(parts)),
-        rollout.publisher,
-    )
+    return RolloutLoop(rollout.follower, rollout.assignments, InProgress(SingleTurn(parts)))
 
 
 def long_orders(scene: Scene, count: int) -> None:
@@ -61,12 +54,12 @@ def started(kv_capacity: int) -> tuple[int, int]:
     long_orders(scene, 9)
     rollout.take_assignments()
     rollout.start_waiting()
-    assert len(rollout.in_progress.running) == SETTINGS.slots + 1, "one more than there are slots"
-    rollout.engine.poll(0.0)
-    rollout.in_progress.drop(next(iter(rollout.in_progress.running)))
-    rollout.engine.poll(0.0)  # a waiting one takes its place, if there is room
+    assert len(rollout.driver.running) == SETTINGS.slots + 1, "one more than there are slots"
+    rollout.parts.engine.poll(0.0)
+    rollout.driver.drop(next(iter(rollout.driver.running)))
+    rollout.parts.engine.poll(0.0)  # a waiting one takes its place, if there is room
     rollout.start_waiting()
-    return len(rollout.in_progress.running), len(rollout.assignments.waiting)
+    return len(rollout.driver.running), len(rollout.assignments.waiting)
 
 
 def test_a_full_cache_keeps_orders_outside_although_slots_are_free() -> None:

@@ -14,7 +14,7 @@ def finished(bounds: TrainingBounds) -> Trajectory:
     rollout.in_progress.bounds = bounds
     scene.order(order("a"))
     scene.turn((rollout, turns), 60)
-    assert rollout.in_progress.running == {}
+    assert rollout.driver.running == {}
     assert not any(received.record.last for received in scene.records("partials", Partial))
     (received,) = scene.records("trajectories", Trajectory)
     return received.record

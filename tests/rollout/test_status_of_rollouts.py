@@ -37,7 +37,7 @@ def test_a_status_has_b_max_and_when_it_will_take_other_weights(tmp_path: Path) 
     rollout = following.rollout(following.engine(), "keep_version")
     rollout.send_status("generating")
     assert (newest(following).decode_batch_max, newest(following).pulling) == (4, False)
-    rollout.publisher.batch_max = 3
+    rollout.parts.publisher.batch_max = 3
     following.publish()
     following.follower.read()
     rollout.send_status("generating")

@@ -249,7 +249,7 @@ def test_a_dropped_trajectory_has_no_record_and_another_attempt_can_begin(kind, 
         stage.begin(order())
         if any(stage.step() for _ in range(steps)):
             continue  # it has ended before
-        stage.in_progress.drop("0.0")
+        stage.in_progress.driver.drop("0.0")
         stage.spoken.clear()
         assert (len(stage.in_progress), stage.driver.awaited) == (0, 0)
         assert not any(stage.step() for _ in range(20))

@@ -96,7 +96,7 @@ def test_files_of_the_user_stay_in_the_folder(run: Path) -> None:
     (run / "store" / "exported").mkdir()
     (run / "store" / "exported" / "file").touch()
     plan = removed(run)
-    assert run / "notes.txt" in plan.unknown
+    assert run / "notes.txt" in plan.folder.foreign
     assert (run / "notes.txt").read_text() == "mine"
     assert (run / "store" / "exported" / "file").exists()
     assert not (run / "config.json").exists()

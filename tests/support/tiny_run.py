@@ -285,8 +285,7 @@ class TinyRun:
             DriverScope(self.task, self.agent, self.store, "tiny"),
         )
         try:
-            loop = RolloutLoop(self.rollout, served, follower, orders, InProgress(driver), voice)
-            loop.run(stop)
+            RolloutLoop(follower, orders, InProgress(driver)).run(stop)
         finally:
             rewards.close()
             driver.close()

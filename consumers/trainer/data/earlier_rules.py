@@ -1,7 +1,6 @@
-"""Finds the rule under which each recorded take was taken (`earlier_rules`). A resumed run may have
-a smaller `max_lag` or `filter_equal_rewards`; under the new rule its repeated steps would drop
-samples that the ledger states to be trained. So a recorded take keeps the choices of the term that
-appended it.
+"""The rule under which each recorded take was taken. A resumed run may have a smaller `max_lag` or
+`filter_equal_rewards`, under which its repeated steps would drop samples that the ledger states to
+be trained. So a take keeps the choices of the term that appended it.
 """
 
 import logging

@@ -1,8 +1,6 @@
-"""Collects the completions and annotations of each open group (`GroupIntake`), and reads again
-those that a recorded take names (`fetch_group`, `fetch_annotations`).
-
-Invariant 2: the first completion of a trajectory in the order of its partition counts, whatever its
-attempt.
+"""Collects the completions and annotations of each open group, and reads again those that a
+recorded take names. Invariant 2: the first completion of a trajectory in the order of its partition
+counts, whatever its attempt.
 """
 
 from collections import Counter

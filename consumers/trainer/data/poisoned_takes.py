@@ -1,8 +1,6 @@
 """Counts the attempts to compute each take, and decides when a poisoned one, which the learner
 cannot compute, is given up: a `Superseded` record excludes it and ends its groups (invariant 12).
-Otherwise each restarted trainer would die in it, since takes are durable
-(docs/explanation/exactly-once.md, A take that cannot be computed). Folds and plans over the ledger,
-without I/O.
+Otherwise each restarted trainer would die in it (docs/explanation/exactly-once.md). Without I/O.
 """
 
 from collections import Counter

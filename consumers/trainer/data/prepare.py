@@ -1,5 +1,5 @@
-"""Decides whether a group is trained, and turns its completions into samples with advantages
-(`prepare_group`). Pure: live training, replay and audit decide alike.
+"""Decides whether a group is trained, and turns its completions into samples with advantages. Pure:
+live training, replay and audit decide alike.
 
 No token above `max_lag` is trained (invariant 5): it is masked, or its trajectory is dropped, and
 both are counted.

@@ -1,5 +1,5 @@
-"""Tries the contract of a user's advantage (`check_advantage`) or rule of choice (`check_choice`)
-on a few groups, for the user's own tests. `learn/surrogate_check.py` checks a surrogate.
+"""Tries the contract of a user's advantage or rule of choice on a few groups, for the user's own
+tests. `learn/surrogate_check.py` checks a surrogate.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,6 @@
 """Gives the learner its data take by take: `TakeRepeater` trains the ledger's takes, `TakeFeeder`
-also makes takes of ready groups, each in the ledger before it is trained. Both go through
-`prepare_group` and `UpdateProgress`: a successor finishes a dead trainer's step on the same
-samples, each used at most once (invariant 2).
+also makes takes of ready groups, each in the ledger before it is trained. A successor finishes a
+dead trainer's step on the same samples, each used at most once (invariant 2).
 """
 
 import logging

@@ -154,11 +154,7 @@ class TakeFollower(TakeRepeater):
 
 @dataclass(slots=True, kw_only=True)
 class FollowerLoop(StepLoop[TakeFollower]):
-    """The steps of a follower, to be run until `ended` is set."""
-
-    @property
-    def ended(self) -> threading.Event:
-        return self.take_feeder.ledger.ended
+    """The steps of a follower, to be run until the ledger it follows has `ended`."""
 
     def metric_values(self) -> MetricValues:
         """Returns the follower's step alone; rank 0 has the trainer's metrics."""

@@ -1,6 +1,6 @@
-"""Trains a model that several processes (ranks) share (`ShardedLearner`). Every rank submits the
-same micro-batches, those of the takes in the ledger: one for each rank form a round, the rest of an
-update a last one (`rank_plan.py`). Micro-batches without a trained token are left out.
+"""Trains a model that several processes (ranks) share. Every rank submits the same micro-batches,
+those of the ledger's takes: one for each rank form a round, the rest of an update a last one
+(`rank_plan.py`). Micro-batches without a trained token are left out.
 """
 
 import logging

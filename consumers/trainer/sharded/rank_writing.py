@@ -1,7 +1,7 @@
-"""Writes a version or a checkpoint from all ranks of a trainer at once: each writes its tensors and
-receives the file lists of the others; rank 0 completes the version with the manifest of all parts.
-Every rank publishes the same steps in the same order in a thread of its own (`StepPublisher`); each
-method here is a collective of these threads.
+"""Writes a version or a checkpoint from all ranks: each writes its tensors and receives the file
+lists of the others; rank 0 completes the version with the manifest of all parts. Every rank
+publishes the same steps in the same order in a thread (`StepPublisher`); each method here is a
+collective of these threads.
 """
 
 import logging

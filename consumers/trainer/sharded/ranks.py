@@ -1,7 +1,6 @@
-"""Connects the ranks of a trainer, the processes that train one model together (`join_ranks`). They
-exchange tensors in collectives, operations that all enter together; each derives its next one from
-the log (`follower.py`). A timeout bounds every wait in a collective (invariant 8); when a rank is
-lost, all end and restart.
+"""Connects the ranks of a trainer. They exchange tensors in collectives, operations that all enter
+together; each derives its next one from the log. A timeout bounds every wait in a collective
+(invariant 8); when a rank is lost, all end and restart.
 """
 
 import logging

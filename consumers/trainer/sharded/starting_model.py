@@ -1,6 +1,5 @@
-"""Hashes the model that the trainer's ranks start from: they compare their `model_hash` when a term
-starts, so a machine with another model is found before anything is trained. No function
-communicates with other ranks.
+"""Hashes the model that the ranks start from: they compare `model_hash` when a term starts, so a
+machine with another model is found before anything is trained. Nothing here communicates.
 """
 
 import math

@@ -1,6 +1,6 @@
-"""Holds the sequences of the paced engine: `PacedSequence` draws the tokens and the length of one
-trajectory, `PacedBatch` decides, as vLLM's scheduler does, which run and which wait.
-docs/explanation/paced-engine.md lists the parts of vLLM's scheduler that are not modelled.
+"""The sequences of the paced engine: `PacedSequence` draws tokens and length of one trajectory,
+`PacedBatch` decides, as vLLM's scheduler does, which run. docs/explanation/paced-engine.md lists
+what is not modelled.
 """
 
 from dataclasses import dataclass, field

@@ -1,6 +1,6 @@
-"""Implements `Engine` without a model (`PacedEngine`), so that a run with many fast rollouts can be
-measured on a small machine: lengths are drawn, tokens are pseudo-random, and a decode step takes
-the time of a `Roofline`. docs/explanation/paced-engine.md describes the model.
+"""An engine without a model, so that a run with many fast rollouts can be measured on a small
+machine: lengths are drawn, tokens pseudo-random, and a decode step takes the time of a `Roofline`
+(docs/explanation/paced-engine.md).
 """
 
 import time

@@ -1,6 +1,5 @@
-"""Draws the lengths of answers, in tokens, for the engine `paced`. A length is a function of (seed,
-prompt, trajectory, first token of the turn) alone, so it is the same on every rollout and after
-every move (invariant 10).
+"""Draws the lengths of answers, in tokens. A length is a function of (seed, prompt, trajectory,
+first token of the turn) alone: the same on every rollout and after every move (invariant 10).
 """
 
 from collections.abc import Sequence

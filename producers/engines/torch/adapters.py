@@ -1,7 +1,6 @@
-"""Serves LoRA adapters of several versions at once over one base, the frozen weights of the model:
-to the product of a batch's rows with a matrix of the base, an adapter adds a low-rank product, the
-rows times two small matrices, its factors. docs/explanation/lora.md has the cost of several
-versions.
+"""Serves LoRA adapters of several versions over one base, the frozen weights: to the product of a
+batch's rows with a matrix an adapter adds the rows times two small matrices, its factors
+(docs/explanation/lora.md has the cost).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

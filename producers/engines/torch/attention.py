@@ -1,6 +1,6 @@
-"""Holds the keys and values of a batch (`KVCache`) and computes attention over them: `attend` in a
-decode step, `attend_ahead` in a verification pass, one call for each segment, a range of rows of
-similar length (`rows.py`).
+"""The keys and values of a batch (`KVCache`) and attention over them, in a decode step (`attend`)
+or a verification pass (`attend_ahead`), one call for each segment, a range of rows of similar
+length.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,6 @@
-"""The batch that the engine `torch` decodes: sequences enter and leave between two steps. State
-that depends on the set of rows is computed when the set changes (`_compose`). Each row draws from
-its trajectory's own random sequence: the other rows affect only the rounding of its numbers
-(invariant 10).
+"""The batch that `torch` decodes: sequences enter and leave between two steps. Each row draws from
+its trajectory's own random sequence: other rows affect only the rounding of its numbers (invariant
+10).
 """
 
 import numpy as np

@@ -1,5 +1,5 @@
-"""Defines what the torch engine needs of a model (`Decoder`). A decoder returns logits or KV
-(attention keys and values); the engine draws the tokens and decides what runs.
+"""What the torch engine needs of a model: logits or KV (attention keys and values). The engine
+draws the tokens and decides what runs.
 """
 
 from dataclasses import dataclass
@@ -88,8 +88,8 @@ class Decoder(Protocol):
         self, drafted: DraftedTokens, cache: KVCache, used: tuple[RowSegment, ...]
     ) -> torch.Tensor:
         """Returns the logits (n, vocabulary) after each of the n tokens. Writes their KV to the
-        `ahead` columns from `cache.column` on; the caller then advances it and hides the columns of
-        rejected tokens. A row with fewer than `ahead` tokens leaves finite values in the rest.
+        `ahead` columns from `cache.column` on; the caller then advances it and hides rejected
+        tokens' columns. A row with fewer tokens leaves finite values in the rest.
         """
         ...
 

@@ -1,6 +1,6 @@
-"""Has the parts of a verification pass. At each position the token is drawn that a plain step would
-draw there, and a drafted token is accepted if it is that token. So the generated tokens are those
-without drafts, up to rounding.
+"""The parts of a verification pass. At each position the token is drawn that a plain step would
+draw, and a drafted token is accepted if it is that one: tokens are those without drafts, up to
+rounding.
 """
 
 import math

@@ -1,6 +1,6 @@
-"""The engine `torch`: generates with PyTorch inside the rollout's process, without a thread of its
-own. The fused decode path serves the Llama and Qwen families, transformers' forward pass others. A
-model that neither can serve is refused before any token is generated.
+"""The engine `torch`: generates inside the rollout's process, without a thread of its own. The
+fused decode path serves Llama and Qwen families, transformers' forward pass others. A model that
+neither can serve is refused before any token is generated.
 """
 
 import time

@@ -1,7 +1,6 @@
-"""Decodes with models other than Llama and Qwen: `TransformersDecoder` calls the forward of
-transformers with a cache object whose layers store keys and values in the engine's own `KVCache`,
-and with the engine's mask and positions. A model for which this does not work is refused by name
-when the engine starts.
+"""Decodes models other than Llama and Qwen: calls transformers' forward with a cache object over
+the engine's own `KVCache`, and with the engine's mask and positions. A model for which this does
+not work is refused by name when the engine starts.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false

@@ -1,6 +1,6 @@
-"""Computes decode steps, verification passes and prefill of the Llama and Qwen families, over fused
-weights (`llama_weights.py`). With few rows and a small model the overhead of an operator call is as
-large as its arithmetic, so a step makes few calls.
+"""Decode steps, verification passes and prefill of the Llama and Qwen families, over fused weights.
+With few rows and a small model a call's overhead is as large as its arithmetic, so a step makes few
+calls.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false

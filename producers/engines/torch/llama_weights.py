@@ -1,6 +1,5 @@
-"""Holds a model's weights for the fused decode path (`llama.py`), which needs fewer operations than
-transformers' forward pass: matrices with a common input are one matrix, and norms and scales are
-multiplied into the matrices after them.
+"""A model's weights for the fused decode path: matrices with a common input are one, and norms and
+scales are multiplied into the matrices after them.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false

@@ -1,5 +1,5 @@
-"""Computes the KV of sequences before their first decode step (prefill), many per forward pass, and
-once for a prompt's group. The newest token is not prefilled: it is the input of the first step.
+"""The KV of sequences before their first decode step, many per forward pass, and once for a
+prompt's group. The newest token is not prefilled: it is the input of the first step.
 """
 
 from collections import OrderedDict

@@ -1,6 +1,5 @@
-"""Holds the parts of the batch that the engine `torch` decodes. Newest tokens are on the device
-(`TokenBuffer`), older ones on the host (`TorchSequence`), to which tokens are copied once per block
-of steps.
+"""The parts of the batch that `torch` decodes. Newest tokens are on the device (`TokenBuffer`),
+older ones on the host (`TorchSequence`), to which tokens are copied once per block of steps.
 """
 
 from collections.abc import Sequence

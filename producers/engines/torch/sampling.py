@@ -1,6 +1,6 @@
-"""Samples a token from each row of logits: temperature, then top-k, then top-p, then the inverse of
-the cumulative distribution. A token is a function of the row's logits, its sampling parameters and
-one uniform number (invariant 10). docs/explanation/engine.md (Randomness) compares Gumbel noise.
+"""Samples a token from each row: temperature, top-k, top-p, then the inverse of the cumulative
+distribution. A token is a function of the row's logits, its sampling parameters and one uniform
+number (invariant 10). docs/explanation/engine.md compares Gumbel noise.
 """
 
 from collections import Counter

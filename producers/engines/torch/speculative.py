@@ -1,6 +1,6 @@
-"""Decodes a batch with speculative decoding: verification passes while `gate` measures them to be
-faster, plain steps otherwise. The tokens are those of `DecodeBatch`, up to rounding; weights change
-only between two passes or steps.
+"""Speculative decoding of a batch: verification passes while `gate` measures them to be faster,
+plain steps otherwise. Tokens are those of `DecodeBatch`, up to rounding; weights change only
+between two passes or steps.
 """
 
 import time

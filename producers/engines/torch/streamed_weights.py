@@ -1,6 +1,5 @@
-"""Updates the weights of an engine whose own memory is the base of deltas (`StreamedWeights`), so
-that no second copy of the weights is kept. docs/explanation/weights.md (Streamed into the engine)
-has all steps.
+"""Updates an engine whose own memory is the base of deltas, so that no second copy of the weights
+is kept (docs/explanation/weights.md has the steps).
 """
 
 import mmap
@@ -339,13 +338,9 @@ def _add_patches(
         positions = torch.from_numpy(view.positions(indices))  # pyright: ignore[reportUnknownMemberType]
         # `values` are the checkpoint's elements at `indices`.
         served = view.served(values, factor).cpu()
-        file.add(partial(_patch, view.flat), served, positions)
+        file.add(partial(TensorWrite, view.flat), served, positions)
     if copy is not None:
-        file.add(partial(_patch, copy.view(-1)), values, torch.from_numpy(indices))  # pyright: ignore[reportUnknownMemberType]
-
-
-def _patch(target: Tensor, values: Tensor, positions: Tensor) -> TensorWrite:
-    return TensorWrite(target, values, positions)
+        file.add(partial(TensorWrite, copy.view(-1)), values, torch.from_numpy(indices))  # pyright: ignore[reportUnknownMemberType]
 
 
 def _streamed(update: WeightUpdate) -> StreamedTensors:

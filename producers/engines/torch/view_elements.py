@@ -1,7 +1,7 @@
 """Reads, writes and compares elements of a tensor in the memory from which the engine decodes, a
-range of positions at a time. Positions and elements are those of the checkpoint, a view
-(`WeightView`) is the served memory: the element times the view's scale and the factor of its
-column. The arguments `factor` hold one number per column.
+range of positions at a time. Positions and elements are the checkpoint's; a view (`WeightView`) is
+the served memory: the element times the view's scale and its column's factor. `factor` holds one
+number per column.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,6 +1,6 @@
-"""Holds the weights that an engine serves (`ServedWeights`), in the memory from which it decodes.
-`prepare` checks an update and computes the new values beside decoding; `load` copies them between
-two decode steps. So a wrong update is refused before anything is written.
+"""The weights that an engine serves, in the memory from which it decodes. `prepare` checks an
+update and computes new values beside decoding; `load` copies them between two decode steps: a wrong
+update is refused before anything is written.
 """
 
 from collections.abc import Collection, Container, Iterable, Mapping

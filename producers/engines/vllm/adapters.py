@@ -1,7 +1,7 @@
-"""Serves LoRA adapters of several versions in one vLLM engine (`VllmAdapters`). Under
-`keep_version` each version is an adapter of its own, which requests name; under the in-flight modes
-all requests follow one adapter, whose factors are replaced between two decode steps. No request
-takes keys and values of another version from vLLM's prefix cache (docs/explanation/lora.md).
+"""Serves LoRA adapters of several versions in one vLLM engine. Under `keep_version` each version is
+an adapter, which requests name; under the in-flight modes all follow one, whose factors are
+replaced between two decode steps. No request takes keys and values of another version from vLLM's
+prefix cache (docs/explanation/lora.md).
 """
 
 import json

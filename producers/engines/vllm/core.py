@@ -1,5 +1,5 @@
-"""Implements `EngineCore` (`protocol.py`) with a vLLM engine on this machine (`LocalCore`). Only
-this file uses vLLM's request and output classes. docs/how-to/vllm.md compares the ways to run vLLM.
+"""`EngineCore` with a vLLM engine on this machine. Only this file uses vLLM's request and output
+classes (docs/how-to/vllm.md).
 """
 
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false

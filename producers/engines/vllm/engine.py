@@ -1,9 +1,9 @@
-"""Generates through vLLM (`VllmEngine`), in this process, in one of its own, or on a server by URL;
-the engine starts no thread.
+"""Generates through vLLM, in this process, in one of its own, or on a server by URL; the engine
+starts no thread.
 
 vLLM stamps each token with the version that generated it. At the end of a stay (the life of one
 request to vLLM) these stamps must equal the versions under which the tokens were emitted (invariant
-3). docs/how-to/vllm.md describes requests and updates.
+3).
 """
 
 import time
@@ -70,7 +70,6 @@ class VllmSequence(QueuedSequence):
 
     @property
     def seed(self) -> int:
-        """The seed of the next stay."""
         key = trajectory_key(self.request.seed, self.request.noise_name)
         # vLLM's random sequence restarts with every stay and must not repeat the numbers of an
         # earlier one.
@@ -329,9 +328,7 @@ class VllmEngine(QueuedEngine[VllmSequence]):
         return sequence.take(sequence.request.version or self.version)
 
     def _park(self, sequence: VllmSequence) -> None:
-        """Do nothing: the stay has ended, and vLLM keeps its keys and values in the prefix cache
-        while there is room.
-        """
+        """Do nothing: vLLM keeps the keys and values in its prefix cache while there is room."""
 
     def _evict(self, sequence: VllmSequence) -> None:
         """Do nothing: vLLM evicts from its prefix cache itself."""

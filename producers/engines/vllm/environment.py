@@ -1,6 +1,6 @@
-"""Checks which vLLM is installed (`require_vllm`), and computes the arguments of an engine from a
-run's settings and the device (`shape_for`). vLLM's interfaces for reinforcement learning change
-between releases, so one release is supported at a time. This module imports no vLLM.
+"""Checks which vLLM is installed, and computes an engine's arguments from settings and device. Its
+interfaces for reinforcement learning change between releases, so one release is supported at a
+time. Imports no vLLM.
 """
 
 import math
@@ -73,10 +73,9 @@ def shape_for(
     settings: VllmSettings,
     drafts: int = 0,
 ) -> VllmShape:
-    """Returns the arguments of an engine; the caller adds `adapters`. On the CPU the KV cache has
-    room for all slots at full context, as in the engine `torch`, unless `kv_gib` allows less, and
-    always for one such sequence. On a GPU vLLM chooses the sizes, within `memory_share` or
-    `kv_gib`.
+    """Returns the arguments of an engine, without `adapters`. On the CPU the KV cache has room for
+    all slots at full context, unless `kv_gib` allows less, and always for one such sequence. On a
+    GPU vLLM chooses the sizes, within `memory_share` or `kv_gib`.
     """
     auto = "float32" if device == "cpu" else "bfloat16"
     kind = auto if settings.dtype == "auto" else settings.dtype

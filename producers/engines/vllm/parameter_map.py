@@ -1,7 +1,6 @@
-"""Determines which tensors a checkpoint of a model must hold (`expected_tensors`), and where vLLM
-serves them (`served_part`) and the factors of adapters (`served_factors`). vLLM packs several
-tensors into one parameter, and splits parameters among its workers, so a tensor's part at a worker
-is a range of rows of a parameter.
+"""Which tensors a model's checkpoint must hold, and where vLLM serves them and the factors of
+adapters. It packs several tensors into one parameter and splits parameters among its workers, so a
+tensor's part at a worker is a range of rows of a parameter.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false

@@ -1,7 +1,6 @@
-"""Connects vLLM's speculative decoding to the history of earlier answers: a draft proposer of
-vLLM's kind `custom_class`, which runs inside vLLM's worker. vLLM calls `propose` after every step,
-and verifies the drafts with its own sampler: a wrong draft costs time, and the distribution of
-tokens stays the model's.
+"""Drafts for vLLM from the history of earlier answers: a proposer of its kind `custom_class`,
+inside its worker. vLLM calls `propose` after every step and verifies the drafts with its own
+sampler: a wrong draft costs time, and the distribution of tokens stays the model's.
 """
 
 from collections.abc import Sequence

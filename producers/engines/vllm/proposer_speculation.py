@@ -1,6 +1,5 @@
-"""Decides after each step of vLLM which rows of the batch draft how many tokens.
-`ProposerSpeculation` runs in vLLM's worker, perhaps in another process than the rollout, and writes
-its counts to shared memory. docs/explanation/drafts.md (On vLLM) lists the cases.
+"""Decides after each step of vLLM which rows draft how many tokens. Runs in vLLM's worker, perhaps
+another process, and writes its counts to shared memory (docs/explanation/drafts.md).
 """
 
 import mmap

@@ -1,6 +1,6 @@
-"""Defines the protocol between `VllmEngine` and vLLM: plain values, and the calls that each way to
-run vLLM implements (`EngineCore`). The weights of a running request change only between `pause` and
-`resume`. A token that was computed before a pause is never returned after `pause` has returned.
+"""The protocol between `VllmEngine` and vLLM: plain values, and the calls of each way to run it
+(`EngineCore`). Weights of a running request change only between `pause` and `resume`. A token that
+was computed before a pause is never returned after `pause` has returned.
 """
 
 from collections.abc import Iterable
@@ -30,8 +30,8 @@ class ServedAdapter:
 class CoreRequest:
     """Asks vLLM for at most `room` tokens after `tokens`; outputs name the request by its `key`.
     Requests of equal `salt` and `adapter` share blocks of the prefix cache. `prompt` and `group`
-    identify the sequence in the draft history. vLLM's worker counts the drafts of this `stay` (the
-    number of the request) at `place` in the shared draft counters.
+    are its keys in the draft history. vLLM's worker counts the drafts of this `stay` (the request's
+    number) at `place` in the shared counters.
     """
 
     key: str

@@ -1,7 +1,6 @@
-"""Imports all names of vLLM that the engine uses (tests and benchmarks import others): the list to
-check when the supported release changes. It imports vLLM, so modules of the rollout import it
-inside functions, after `require_vllm` (`environment.py`); only vLLM's workers load `worker.py` and
-`transfer.py`.
+"""All names of vLLM that the engine uses: the list to check when the supported release changes. It
+imports vLLM, so modules of the rollout import it inside functions, after `require_vllm`; only
+vLLM's workers load `worker.py` and `transfer.py`.
 """
 
 from vllm import EngineArgs, SamplingParams

@@ -1,6 +1,6 @@
-"""Passes the tensors of a weight update to vLLM's workers when these are other processes of this
-machine: the tensors are staged in a file in shared memory, and a message has their positions.
-Tensors that are in a file already (`MappedTensors`) are not copied.
+"""Passes a weight update to vLLM's workers in other processes of this machine: tensors in a file in
+shared memory, their positions in a message. Tensors that are in a file already (`MappedTensors`)
+are not copied.
 """
 
 import mmap

@@ -1,7 +1,7 @@
-"""Loads a version's tensors into vLLM's model, as one of vLLM's weight-transfer engines. Whole
-tensors go through vLLM's layerwise reload, which keeps the served memory until a layer is complete;
-patches are written in place, by their indices. A failure between chunks leaves a mixture of both
-versions, so the engine generates no tokens until a later update has loaded all weights.
+"""Loads a version into vLLM's model, as one of its weight-transfer engines: whole tensors by its
+layerwise reload, which keeps the served memory until a layer is complete; patches in place. A
+failure between chunks leaves a mixture of both versions, so no token is generated until a later
+update has loaded all weights.
 """
 
 from dataclasses import dataclass, field

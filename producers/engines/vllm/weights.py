@@ -1,6 +1,6 @@
-"""Loads weight versions into one vLLM engine, and compares the served weights with their tensors
-(`VllmWeights`). `prepare` runs beside decoding; `load`, between two decode steps, passes an update
-in chunks to vLLM's workers. No weight is written before the check has passed.
+"""Loads versions into one vLLM engine, and compares served weights with them. `prepare` runs beside
+decoding; `load`, between two decode steps, passes chunks to the workers. No weight is written
+before the check has passed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -51,8 +51,8 @@ def check_update(
 ) -> PreparedUpdate:
     """Check an update and choose between patches and whole tensors. Patches are used only if their
     base is `served_version`, if vLLM stores its matrices as a checkpoint does (`in_place`), and if
-    not too much of the update is whole tensors (`WHOLE_SHARE_MAX`). Raises `EngineRefused`, which
-    names the wrong tensor.
+    at most `WHOLE_SHARE_MAX` of the update is whole tensors. Raises `EngineRefused`, which names
+    the wrong tensor.
     """
     needed.check_own(update.tensors)
     needed_tensors = needed.own(update.tensors)

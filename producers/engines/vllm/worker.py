@@ -1,5 +1,5 @@
-"""Extends vLLM's worker, which computes the model, perhaps in a process of its own:
-`WorkerExtension` compares served weights and ends failed updates, `DraftingWorker` turns drafts on.
+"""Extends vLLM's worker, perhaps in a process of its own: `WorkerExtension` compares served weights
+and ends failed updates, `DraftingWorker` turns drafts on.
 
 vLLM imports this module in each worker (`worker_extension_cls`). The import registers
 `VersionTransfer`, replaces a faulty function of the sampler (`patch_sampler`), and makes a worker
@@ -50,11 +50,10 @@ class DraftingWorker:
     def draft_from(
         self, source: DraftSource | str | None, window: str, forced: bool | None, counters_path: str
     ) -> None:
-        """Draft from `source`: a history of earlier answers, or the path of a node's shared one, to
-        which a private one of the running sequences is added (`CombinedSource`). None stops
-        drafting. `window` names the rule for the length of drafts (`WINDOW_RULES`). `forced` True
-        or False: always or never draft; None: a gate decides by measured times. Counts of drafts
-        are written to the file `counters_path`.
+        """Draft from `source`: a history of earlier answers, or the path of a node's shared one,
+        beside a private one of the running sequences. None stops drafting. `window` names the rule
+        for the length of drafts (`WINDOW_RULES`). `forced` True or False: always or never draft;
+        None: a gate decides by measured times. Counts are written to the file `counters_path`.
         """
         runner = self.model_runner
         if source is None:

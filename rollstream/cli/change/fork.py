@@ -1,8 +1,6 @@
-"""`rollstream fork RUN --at STEP --out DIR`: creates a run that begins at a checkpoint of another
-one, its parent (docs/reference/fork.md), which is only read and may be running.
-
-If the parent's log and folder are lost, RUN is the URL of its store, and the command also prints
-the recovery point (`RecoveryPoint`): the first step and the losses. `runs/fork.py` makes the fork.
+"""`rollstream fork RUN --at STEP --out DIR`: a run that begins at a checkpoint of another one, its
+parent (docs/reference/fork.md), which is only read and may be running. From the URL of a store
+alone, its log lost, it also prints the recovery point: the first step and the losses.
 """
 
 import argparse

@@ -1,10 +1,9 @@
 """`rollstream replay SOURCE… --offline CONFIG --out DIR`: trains on recorded trajectories, without
 rollouts, and writes a report.
 
-Sources are runs, archives, and files of JSON lines, and only read. Trajectories that meet `--where`
-are gathered into a log in DIR; a trainer with the settings of CONFIG, but no limit on lag, trains
-on its groups. The same command resumes; one with other sources or `--where` is refused in the same
-DIR.
+Sources are only read. Trajectories that meet `--where` are gathered into a log in DIR; a trainer
+with the settings of CONFIG, but no limit on lag, trains on them. The same command resumes; other
+sources or `--where` are refused in this DIR.
 """
 
 import argparse
@@ -99,8 +98,8 @@ def _gather_and_train(
     request: dict[str, Any],
     recorded: dict[str, Any],
 ) -> dict[str, Any]:
-    """Gathers the trajectories and trains on them; returns the counts. `recorded` is an earlier
-    call's request and result in the folder: once it has `gathered`, the sources are not read again.
+    """Returns the counts. `recorded` is an earlier call's request and result: once it has
+    `gathered`, the sources are not read again.
     """
     with ExitStack() as stack:
         sources = [] if "gathered" in recorded else _sources(arguments, configuration, stack)

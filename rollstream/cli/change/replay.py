@@ -1,8 +1,6 @@
-"""`rollstream replay`: repeats a run's training steps (`--from-step`), copies its records (`--to`),
-trains offline (`--offline`), or scores its tokens (`--token-scores`); docs/reference/replay.md.
-
-Exit codes: 0 done, and all compared steps are equal; 1 a step differs or data is missing; 2 the
-arguments are invalid.
+"""`rollstream replay`: repeats a run's steps (`--from-step`), copies its records (`--to`), trains
+offline (`--offline`), or scores its tokens (`--token-scores`); docs/reference/replay.md. Exit code
+1: a step differs or data is missing.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""Two kinds of `rollstream replay RUN`: `--from-step N --out DIR` trains the run's steps after N
-again on the recorded data (`main`), `--to BUS` copies its records to another bus (`publish`).
+"""`rollstream replay RUN --from-step N --out DIR` trains the steps after N again (`main`), `--to
+BUS` copies the records (`publish`).
 
-Training begins at the newest checkpoint up to step N. A repeated step is right if its state hash
-equals the ledger's. With `--set` or `--where` the steps after N are an experiment, and only those
-up to N are compared. The run is only read; the same command resumes an interrupted replay.
+Training begins at the newest checkpoint up to N. A repeated step is right if its state hash equals
+the ledger's; with `--set` or `--where` the steps after N are an experiment and not compared. The
+run is only read; the same command resumes.
 """
 
 import argparse
@@ -187,8 +187,8 @@ def publish(arguments: argparse.Namespace) -> int:
 def _present(
     source: replay_output.ReplaySource, topics: Sequence[str], is_typed: bool
 ) -> list[str]:
-    """Returns those of `topics` that have records; raises `ConfigurationError` if none has, or if
-    one that the user named has none.
+    """Returns the `topics` with records. Raises `ConfigurationError` if none has, or one that the
+    user named has none.
     """
     present: list[str] = []
     history = ", ".join(topic_copy.HISTORY)

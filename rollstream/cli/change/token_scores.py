@@ -1,10 +1,8 @@
-"""`rollstream replay RUN --token-scores`: computes for each generated token the trainer's
-log-probability and the entropy under the version that sampled it, for `explore` and `inspect
---logprobs`.
+"""`rollstream replay RUN --token-scores`: the trainer's log-probability and entropy of each
+generated token under the version that sampled it.
 
-They are kept in RUN/token-scores.parquet, and nothing else of the run is written. Present scores
-are not computed again, so the same command resumes. Exit code 1 if no token could be scored,
-because the store keeps none of the versions.
+Writes RUN/token-scores.parquet and nothing else; present scores are kept, so the same command
+resumes. Exit code 1: no token could be scored, because the store keeps none of the versions.
 """
 
 import argparse

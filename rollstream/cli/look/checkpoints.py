@@ -1,9 +1,6 @@
-"""`rollstream checkpoints list | show`: lists the trainer's checkpoints in a run's store, or shows
-one.
-
-A checkpoint is `unfinished` until it has its manifest, which is written last, `damaged` if its
-manifest or state cannot be read, else `whole`; tensors are not read. Only the store is read, so it
-works for a bucket alone.
+"""`rollstream checkpoints list | show`: the checkpoints in a run's store, read alone. `unfinished`:
+without its manifest, which is written last; `damaged`: manifest or state cannot be read; else
+`whole`. Tensors are not read.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""`rollstream config [RUN] [KEY]`: prints each setting's value and where it is set, and for a
-single one also type, default, scope and meaning; `--changes` prints how the settings changed in the
-run's course, from the ledger. `setting_tables` is also the source of docs/reference/settings.md.
+"""`rollstream config [RUN] [KEY]`: each setting's value and where it is set; of a single one also
+type, default, scope and meaning; with `--changes` its course, from the ledger.
+docs/reference/settings.md is made from `setting_tables`.
 """
 
 import argparse
@@ -106,7 +106,6 @@ def type_text(annotation: Any) -> str:
 
 
 def plain_text(text: str | None) -> str:
-    """Returns a docstring as one line."""
     return " ".join((text or "").split())
 
 

@@ -1,6 +1,6 @@
-"""`rollstream diff A B`: compares two runs by settings, endings of groups, curves and state hashes
-over their common steps, common prompts in pairs with intervals (`analysis/paired_runs.py`), and
-fits of the reward (`report/learning.py`). The runs are only read.
+"""`rollstream diff A B`: compares two runs by settings, endings of groups, curves, state hashes of
+common steps, common prompts in pairs with intervals (`analysis/paired_runs.py`), and fits of the
+reward.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Shows an episode of an agent as a tree of its turns (`episode_lines`), for `inspect`."""
+"""An agent's episode as a tree of its turns, for `inspect`."""
 
 from collections.abc import Callable, Iterator, Sequence
 

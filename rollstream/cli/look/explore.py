@@ -1,7 +1,6 @@
-"""`rollstream explore RUN [RUN …]`: opens runs in the browser, read-only, on 127.0.0.1: living,
-stopped, finished, only archived, or simulated ones. `--export DIR` writes a folder for any file
-host. Beyond loopback (`--host`) a token is needed: that of ROLLSTREAM_EXPLORER_TOKEN or a file, or
-one that is made and printed once.
+"""`rollstream explore RUN [RUN …]`: opens runs in the browser, read-only, on 127.0.0.1; `--export
+DIR` writes a folder for any file host. Beyond loopback (`--host`) a token is needed: that of
+ROLLSTREAM_EXPLORER_TOKEN or a file, or one that is made and printed once.
 """
 
 import argparse

@@ -1,6 +1,5 @@
-"""`rollstream inspect TRAJECTORY [RUN]`: shows what log and archive hold about a trajectory, or
-each one of a group, with its text coloured by version, and with `--logprobs` its tokens.
-`analysis/trajectory.py` gathers the facts; this module renders them.
+"""`rollstream inspect TRAJECTORY [RUN]`: what log and archive hold about a trajectory, or each one
+of a group, its text coloured by version. `analysis/trajectory.py` gathers the facts.
 """
 
 import argparse
@@ -317,7 +316,6 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Show one trajectory, or all trajectories of a group."""
     name: str | None = arguments.trajectory
     if sum((name is not None, arguments.group is not None, arguments.last)) > 1:
         raise ConfigurationError("give a trajectory's name, --group N or --last: one of them")

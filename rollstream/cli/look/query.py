@@ -1,6 +1,5 @@
-"""`rollstream query RUN "SELECT …"` runs one read-only SQL query over the log and archive of a run,
-in DuckDB, and prints the rows as a table, CSV or JSON lines; `--tables` lists the views
-(`analysis/views.py`).
+"""`rollstream query RUN "SELECT …"`: one read-only SQL query over log and archive, in DuckDB;
+`--tables` lists the views (`analysis/views.py`).
 """
 
 import argparse

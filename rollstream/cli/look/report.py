@@ -1,6 +1,5 @@
-"""`rollstream report RUN [RUN …]`: writes a report as an HTML page and prints a summary, from the
-runs' logs (with their archives) and metrics files. One run gets a page in its own folder, several
-share one in the working directory.
+"""`rollstream report RUN [RUN …]`: an HTML page and a printed summary, from logs, archives and
+metrics files. One run gets a page in its own folder, several share one in the working directory.
 """
 
 import argparse

@@ -1,6 +1,5 @@
-"""`rollstream tail TOPIC [RUN]`: prints a topic's records, the partitions merged by timestamp, one
-readable line each, or JSON objects with `--json`. Archive and log are read as one (`LogView`).
-Invalid records are printed too, with their defect.
+"""`rollstream tail TOPIC [RUN]`: a topic's records from archive and log, partitions merged by
+timestamp, one line or JSON object each. Invalid records are printed too, with their defect.
 """
 
 import argparse
@@ -102,9 +101,8 @@ def _records(
     stop: threading.Event,
 ) -> Iterator[LogRecord]:
     """Yields the selected records, each partition in its own order and all merged by timestamp;
-    then, with `--follow`, new ones until `stop` is set, ordered by timestamp within one poll.
-    Undecodable bytes are yielded with the reason, and records of a replaced holder (invariant 7) as
-    void.
+    then, with `--follow`, new ones until `stop` is set, ordered within one poll. Undecodable bytes
+    come with the reason, records of a replaced holder (invariant 7) as void.
     """
     topic = arguments.topic
     with open_run_view(location) as view:

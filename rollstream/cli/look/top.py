@@ -1,6 +1,5 @@
-"""`rollstream top RUN`: monitors a running or finished run, which is only read. A terminal shows a
-frame of its size until q or Ctrl-C; a pipe receives one line, or JSON object, per refresh until the
-run is over.
+"""`rollstream top RUN`: monitors a run, which is only read. A terminal shows a frame of its size
+until q or Ctrl-C; a pipe receives one line, or JSON object, per refresh until the run is over.
 """
 
 import argparse

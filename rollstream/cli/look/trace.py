@@ -1,5 +1,5 @@
-"""`rollstream trace RUN --perfetto FILE`: writes a run's rollouts, steps, versions and moves as a
-trace that ui.perfetto.dev opens.
+"""`rollstream trace RUN --perfetto FILE`: rollouts, steps, versions and moves as a trace for
+ui.perfetto.dev.
 """
 
 import argparse
@@ -22,7 +22,6 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Write the trace and print where it is."""
     from rollstream.explorer.trace import write_trace
 
     path = Path(arguments.perfetto or TRACE_FILE)

@@ -1,5 +1,5 @@
-"""`rollstream weights list | show | verify | diff | export`: shows and exports weight versions.
-Only the object store is read, so it works for a bucket without a run.
+"""`rollstream weights list | show | verify | diff | export`. Only the object store is read, so it
+works for a bucket without a run.
 """
 
 import argparse

@@ -1,8 +1,6 @@
-"""`rollstream audit [RUN]`: checks a run against invariants 1 to 7, and 11 for its checkpoints
-(docs/reference/audit.md), from the end of this user's last audit unless `--whole` is given.
-
-Exit codes: 0 all hold, 1 at least one is violated, and nothing else, 2 none is, but parts of the
-run could not be checked or read.
+"""`rollstream audit [RUN]`: checks invariants 1 to 7, and 11 for checkpoints
+(docs/reference/audit.md), from the end of this user's last audit unless `--whole`. Exit codes: 0
+all hold; 1 one is violated, and nothing else; 2 none is, but parts could not be checked or read.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""`rollstream backup RUN|URL DEST`: copies a run as of one moment, its log, its store and the files
-that a resume needs, to a folder or an object store (docs/how-to/backup-and-recover.md). The run is
-only read, and may be running; the same command completes an interrupted backup (`runs/backup.py`).
+"""`rollstream backup RUN|URL DEST`: copies a run as of one moment, with all that a resume needs
+(docs/how-to/backup-and-recover.md). It is only read and may be running; the same command completes
+an interrupted backup.
 """
 
 import argparse

@@ -1,6 +1,5 @@
-"""`rollstream forward RUN --to wandb|tensorboard`: sends the lines of a run's metrics files
-(`metrics/*.jsonl`). A file beside them holds each target's position, so the next start resumes; a
-crash can send lines again, and loses none.
+"""`rollstream forward RUN --to wandb|tensorboard`: sends the lines of a run's metrics files. A file
+beside them holds each target's position; a crash can send lines again, and loses none.
 """
 
 import argparse

@@ -1,6 +1,5 @@
-"""`rollstream health --port N`: asks a process by HTTP (`/healthz`) and returns its health as an
-exit code, for the health check of a container; `--sandbox CONFIG` reports instead whether this
-machine can confine the output of a model.
+"""`rollstream health --port N`: a process's health (`/healthz`) as an exit code, for a container;
+`--sandbox CONFIG`: whether this machine can confine the output of a model.
 """
 
 import argparse

@@ -1,9 +1,6 @@
 """`rollstream rm RUN|URL`: shows what a run has in log, store and folder, asks, and deletes it
-(`runs/removal.py`; docs/how-to/delete-and-retain.md). Nothing of a running run or of another run is
-deleted.
-
-Exit codes: 0 deleted, or nothing was left; 1 the run is running, or log or store failed; 2 an
-argument is wrong or names no run; 130 not confirmed.
+(docs/how-to/delete-and-retain.md), nothing of a running or another run. Exit codes: 1 it is
+running, or log or store failed; 2 an argument is wrong or names no run; 130 not confirmed.
 """
 
 import argparse
@@ -114,8 +111,8 @@ def _lines(plan: removal.RemovalPlan) -> Iterator[str]:
         yield f"  store   {_resolved(place.store)}: {_objects(objects.delete)}"
         yield from _examples([entry.key for entry in objects.delete])
     if place.folder is not None:
-        names = [str(path.relative_to(place.folder)) for path in plan.files]
-        size = sum(path.lstat().st_size for path in plan.files)
+        names = [str(path.relative_to(place.folder)) for path in plan.folder.delete]
+        size = sum(path.lstat().st_size for path in plan.folder.delete)
         yield f"  folder  {place.folder.resolve()}: {len(names):,} files, {byte_size(size)}"
         yield from _examples(names)
     for link in plan.links:
@@ -126,9 +123,9 @@ def _lines(plan: removal.RemovalPlan) -> Iterator[str]:
     if objects.foreign:
         yield f"  stay in the store, of other runs or programs: {_objects(objects.foreign)}"
         yield from _examples([entry.key for entry in objects.foreign])
-    if plan.unknown and place.folder is not None:
-        yield f"  stay in the folder: {len(plan.unknown):,} files that no run writes"
-        yield from _examples([str(path.relative_to(place.folder)) for path in plan.unknown])
+    if plan.folder.foreign and place.folder is not None:
+        yield f"  stay in the folder: {len(plan.folder.foreign):,} files that no run writes"
+        yield from _examples([str(path.relative_to(place.folder)) for path in plan.folder.foreign])
     for link in (*plan.links, *plan.folder.links):
         if not link.followed:
             yield f"  link    {link.path} goes; what it leads to stays: {link.target}"
@@ -165,9 +162,9 @@ def _json(plan: removal.RemovalPlan) -> dict[str, object]:
         "log_bytes": 0 if log is None else log.bytes,
         "objects": len(plan.objects.delete),
         "bytes": sum(entry.bytes for entry in plan.objects.delete),
-        "files": len(plan.files),
+        "files": len(plan.folder.delete),
         "kept": len(plan.objects.kept),
         "foreign": len(plan.objects.foreign),
-        "unknown": [str(path) for path in plan.unknown],
+        "unknown": [str(path) for path in plan.folder.foreign],
         "stay_behind_links": [str(link.target) for link in links if not link.followed],
     }

@@ -1,6 +1,6 @@
 """`rollstream trust RUN`: remembers, for this user on this machine, which code a run begun
-elsewhere may import, to which folders its links may lead, and which hosts receive the user's
-credentials (SECURITY.md). Nothing is written into the run.
+elsewhere may import, where its links may lead, and which hosts get the user's credentials
+(SECURITY.md). Nothing is written into the run.
 """
 
 import argparse

@@ -1,5 +1,5 @@
-"""Parses a store's URL, `s3://bucket/prefix?endpoint=…` (`parse_s3_url`). A URL with credentials is
-refused, and errors name the parameter without repeating a value that could be a secret.
+"""Parses `s3://bucket/prefix?endpoint=…`. A URL with credentials is refused; errors name a
+parameter without its value, which could be a secret.
 """
 
 from collections.abc import Mapping
@@ -31,11 +31,10 @@ CHAIN = (
 
 @dataclass(frozen=True, slots=True)
 class S3Address:
-    """Names the place of a store's objects and how to reach its server; its text form is safe for
-    error messages. `endpoint` is the URL of a server other than AWS. `path_style` (the default with
-    an endpoint) puts the bucket into a request's path and not into the host name. `sse` is the
-    server-side encryption of S3, with `sse_kms_key_id` for a key of AWS KMS, and `deadline_s` the
-    time limit of one operation.
+    """The place of a store's objects and how to reach its server; its text form is safe for error
+    messages. `endpoint` is a server other than AWS. `path_style` (the default with an endpoint)
+    puts the bucket into a request's path, not into the host name. `sse` is S3's server-side
+    encryption, with `sse_kms_key_id` for a key of AWS KMS, `deadline_s` the limit of one operation.
     """
 
     bucket: str

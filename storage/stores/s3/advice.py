@@ -1,5 +1,5 @@
-"""One table from the errors of S3 servers to advice for people (`advice`): by the error code, also
-those of our client (`Unreachable`, `Certificate`, `PlainHTTP`, `NoS3`), else by the HTTP status.
+"""Advice for people by the error code of an S3 server or of our client (`Unreachable`,
+`Certificate`, `PlainHTTP`, `NoS3`), else by the HTTP status.
 """
 
 _CREDENTIALS = (

@@ -1,6 +1,6 @@
-"""Sends single requests to an S3 server and returns typed values (`S3Client`). Only this file uses
-boto3. A request returns or raises `S3Failure`, which states whether it may have taken effect
-(`in_doubt`); callers retry (`errors.py`).
+"""Sends single requests to an S3 server (`S3Client`); only this file uses boto3. A failed one
+raises `S3Failure`, which states whether it may have taken effect (`in_doubt`); callers retry
+(`errors.py`).
 """
 # pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -177,7 +177,7 @@ class S3Client:
     ) -> ObjectHead:
         """Pass the bytes of a range, cut off at the object's end, to `take` in chunks, and return
         the head of the whole object. With `etag`, a replaced object is a failure. `take` may raise;
-        the chunks may be used only once this call has returned, because the response may break off.
+        the chunks may be used only once this call has returned: the response may break off.
         """
         condition = {"IfMatch": etag} if etag else {}
         with self._request():

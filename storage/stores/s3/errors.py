@@ -1,7 +1,7 @@
-"""Classifies failed S3 requests (`S3Failure`), repeats them under the operation's deadline
-(`Attempts`), and turns the last failure into a typed error with advice. A request whose response
-was lost, or was a server error, may have taken effect (`in_doubt`): the store examines the object
-before it reports that another writer was first.
+"""Classifies failed S3 requests, repeats them under the operation's deadline (`Attempts`), and
+turns the last failure into a typed error with advice. A request whose response was lost, or was a
+server error, may have taken effect (`in_doubt`): the store examines the object before it reports
+another writer.
 """
 
 import logging

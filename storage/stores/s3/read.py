@@ -1,6 +1,6 @@
-"""Reads objects of one S3 bucket, whole or a range of bytes, never mixed from two objects that had
-the same name: further requests require the etag of the first. A complete object is compared with
-the hash in its metadata; a range is not.
+"""Reads S3 objects, whole or a range, never mixed from two objects of one name: further requests
+require the etag of the first. A complete object is compared with the hash in its metadata; a range
+is not.
 """
 
 from collections.abc import Callable, Sequence

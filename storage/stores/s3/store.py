@@ -1,8 +1,6 @@
-"""Implements `ObjectStore` in a bucket of S3 or of a server with its protocol
-(`s3://bucket/prefix?endpoint=…`). A large object is uploaded in parts and appears when they are
-completed; the server decides which writer wins (If-None-Match, If-Match). Every operation ends by
-its deadline, in success or in a typed error with advice (docs/reference/s3.md has the
-interleavings).
+"""`ObjectStore` in an S3 bucket (docs/reference/s3.md has the interleavings). A large object
+appears when its parts are completed; the server decides which writer wins (If-None-Match,
+If-Match). Every operation ends by its deadline.
 """
 
 import logging
@@ -112,9 +110,7 @@ class S3Writer:
         condition: WriteCondition,
         attempts: Attempts,
     ) -> str:
-        """Open the upload (1), send the parts (2) and complete it (3). After a failure the upload
-        is aborted.
-        """
+        """Open the upload (1), send the parts (2), complete it (3); a failure aborts it."""
         upload = attempts.run(lambda: self._client.create_upload(name, metadata))  # 1
 
         def send(piece: tuple[int, ByteRange]) -> str:
@@ -145,8 +141,8 @@ class S3Writer:
         write: Callable[[], str],
         retried: Collection[FailureKind] = RETRIED_KINDS,
     ) -> str:
-        """Call `write` until it succeeds, again after each failure of a kind in `retried`, and
-        return the object's etag.
+        """Call `write` until it succeeds, again after failures of a kind in `retried`; returns the
+        etag.
         """
         try:
             return attempts.run(write, retried)
@@ -281,7 +277,7 @@ class S3Store:
 
     def _delete_batch(self, names: Sequence[str]) -> Sequence[str]:
         """Returns the remaining names: all if the server refuses such requests, else those that it
-        refused to delete. The caller deletes these one by one, so that each raises its own error.
+        refused. The caller deletes these one by one, so that each raises its own error.
         """
         remaining = names
 

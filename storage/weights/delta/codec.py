@@ -1,7 +1,6 @@
-"""Encodes a tensor as its difference from the parent's (`encode_tensor`), and applies it in place,
-at once (`apply_tensor`) or in segments (`SegmentDecoder`), exactly for every bit pattern of every
-dtype. A wrong base may remain undetected here; only the tensor's hash, which the caller checks,
-proves the result.
+"""Encodes a tensor as its difference from the parent's, and applies it in place, at once or in
+segments, exactly for every bit pattern of every dtype. A wrong base may remain undetected here;
+only the tensor's hash, which the caller checks, proves the result.
 """
 
 import numpy as np

@@ -1,6 +1,5 @@
-"""Defines the difference of one tensor from its base (`CodedTensor`) and the bytes of its payload
-(`StreamWriter`, `StreamReader`). Elements are compared as bits: −0 and +0 differ, and so do NaNs
-with different bits.
+"""The difference of one tensor from its base (`CodedTensor`) and the bytes of its payload. Elements
+are compared as bits: −0 and +0 differ, and so do NaNs.
 """
 
 from collections.abc import Sequence

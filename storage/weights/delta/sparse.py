@@ -70,7 +70,6 @@ def write_steps(writer: StreamWriter, steps: Bits, element: Element) -> None:
 
 
 def read_steps(reader: StreamReader, count: int, element: Element) -> Bits:
-    """Read `count` steps."""
     down = reader.flags(count).astype(element.bits)
     far = reader.flags(count)
     sizes = np.ones(count, element.bits)
@@ -149,7 +148,6 @@ TRIED = 1 << 14  # so many changed elements are coded both ways, to choose the s
 
 
 def segments(elements: int) -> Iterator[slice]:
-    """Yield the segments of a tensor in order."""
     for start in range(0, elements, SEGMENT):
         yield slice(start, min(start + SEGMENT, elements))
 

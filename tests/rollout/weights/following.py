@@ -127,7 +127,7 @@ class Followed:
         judging = Judging(RewardPool(TaskSettings()), 1, lambda: engine.version)
         driver = SingleTurn(RolloutParts(engine, judging, voice, settings))
         orders = AssignmentQueue(self.bus, "a", 1)
-        return RolloutLoop(settings, engine, self.follower, orders, InProgress(driver), voice)
+        return RolloutLoop(self.follower, orders, InProgress(driver))
 
     def records(self, topic: str, kind: type[Record]) -> list:
         reader = TopicReader(self.bus, topic, from_begin(self.bus, topic))

@@ -91,12 +91,12 @@ def test_a_draining_rollout_has_the_newest_version_when_it_is_empty(run: Followe
     run.publish()
     engine = run.engine()
     rollout = run.rollout(engine, "keep_version")
-    rollout.in_progress.running["0.0"], rollout.drawn = running_trajectory(), 8
+    rollout.driver.running["0.0"], rollout.drawn = running_trajectory(), 8
     for _ in range(3):  # the present one is overtaken by the next
         newest = run.publish()
         looked_until(rollout, lambda v=newest: is_here(run, v))
         assert engine.version == Version(0, 1), "what it generates keeps its version"
-    del rollout.in_progress.running["0.0"]
+    del rollout.driver.running["0.0"]
     rollout.take_weights()
     assert engine.version == newest, "nothing was to be waited for"  # pyright: ignore[reportPossiblyUnboundVariable]
     assert run.differing(engine) == []
@@ -129,9 +129,9 @@ def test_an_emptied_rollout_goes_straight_to_a_version_from_history(run: Followe
     run.publish()
     looked_until(rollout, lambda: engine.version > old)
     newest = run.publish()
-    rollout.in_progress.running["0.0"], rollout.drawn = running_trajectory(), 8
+    rollout.driver.running["0.0"], rollout.drawn = running_trajectory(), 8
     looked_until(rollout, lambda: is_here(run, newest))
-    del rollout.in_progress.running["0.0"]
+    del rollout.driver.running["0.0"]
     rollout.assignments.waiting.append(
         replace(running_trajectory().assignment, version=old, from_history=True)
     )
@@ -200,7 +200,7 @@ def test_a_mismatch_serves_nothing_until_everything_was_fetched_again(
     status = run.records("status", RolloutStatus)[-1]
     assert not status.verified
     assert status.health == "pulling"
-    rollout.in_progress.running["0.0"] = running_trajectory()
+    rollout.driver.running["0.0"] = running_trajectory()
     engine.submit(running_trajectory().request(hold=False))
     assert not rollout.generate()
     looked_until(rollout, lambda: run.follower.verified)

@@ -68,7 +68,7 @@ def run_rank(folder: Path, term: int, plan: dict[str, Any]) -> None:
         if ranks.rank:
             loop = build_follower(bus, store, trainer_plan, initial, "hand", lambda: None)
             assert loop is not None
-            assert loop.run(loop.ended)
+            assert loop.run(loop.take_feeder.ledger.ended)
         else:
             provenance = Provenance("hand", term, "configuration", "revision")
             metrics = MetricsFile(folder / f"trainer-{term}.jsonl")

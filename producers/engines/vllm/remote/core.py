@@ -1,7 +1,6 @@
-"""Implements `EngineCore` with a vLLM server on another machine, which computes continuously and
-streams its tokens. `pause` returns the last tokens of the old weights, also those in transit: the
-workers report how many tokens each request has. Each start of a rollout claims the server, which
-then refuses the calls of its previous owner.
+"""`EngineCore` with a vLLM server on another machine, which computes continuously. `pause` returns
+the last tokens of the old weights, also those in transit: the workers report how many each request
+has. Each start of a rollout claims the server, which then refuses its previous owner.
 """
 
 import threading

@@ -1,5 +1,5 @@
-"""Opens a vLLM server as an engine: checks every property that the server must have before it is
-used; each error names the command that starts the server correctly.
+"""Opens a vLLM server as an engine, after a check of every property that it must have; each error
+names the command that starts it correctly.
 """
 
 import logging

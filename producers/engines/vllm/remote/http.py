@@ -1,6 +1,6 @@
-"""The HTTP interface to a vLLM server (`ServerRoutes`) except the token streams (`streams.py`).
-Field names are those of vLLM's `/inference/v1/generate`; unknown fields are ignored. A failed call
-raises `EngineRefused`, which names the server but never contains its API key.
+"""The HTTP interface to a vLLM server, except the token streams. Field names are those of vLLM's
+`/inference/v1/generate`; unknown fields are ignored. A failed call raises `EngineRefused`, which
+names the server but never contains its API key.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,6 +1,6 @@
-"""Reads the token streams of a vLLM server in one thread; each request has one HTTP response. The
-thread queues the output of every event and then counts its tokens, so once `settle` has seen a
-count, `take` returns these tokens.
+"""Reads the token streams of a vLLM server in one thread, one HTTP response for each request. It
+queues the output of an event and then counts its tokens: once `settle` has seen a count, `take`
+returns these tokens.
 """
 
 import asyncio

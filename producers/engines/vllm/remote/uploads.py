@@ -1,6 +1,6 @@
-"""Receives the tensors of a weight update that a rollout sends to a worker of a vLLM server, beside
-decoding. An update is a set of chunks; a chunk is some tensors as one run of bytes, sent in pieces.
-Only a chunk whose tensors match their hashes can be loaded.
+"""Receives a weight update in a worker of a vLLM server, beside decoding. An update is a set of
+chunks; a chunk is some tensors as one run of bytes, sent in pieces. Only one whose tensors match
+their hashes can be loaded.
 """
 
 import base64

@@ -1,6 +1,6 @@
-"""Loads weight versions into a vLLM server over HTTP (`RemoteWeights`, in the rollout's process).
-`prepare` sends tensors or patches in chunks while the server decodes; its workers check their
-hashes (`uploads.py`). `load` makes the workers load what they received.
+"""Loads weight versions into a vLLM server over HTTP. `prepare` sends chunks while the server
+decodes, and its workers check their hashes (`uploads.py`); `load` makes them load what they
+received.
 """
 
 import base64

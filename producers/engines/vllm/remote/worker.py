@@ -1,8 +1,7 @@
-"""Extends the workers of a vLLM server (`ServerWorker`), so that a rollout elsewhere can use the
-server as its engine: `vllm serve --worker-extension-cls
-rollstream.producers.engines.vllm.remote.worker.ServerWorker`. vLLM adds the methods to its own
-worker class; the rollout calls them by name over the route `/collective_rpc`, which runs them in
-every worker. A method that can refuse a call returns `{"refused": reason}` then, `{}` otherwise.
+"""Extends the workers of a vLLM server, so that a rollout elsewhere can use it: `vllm serve
+--worker-extension-cls rollstream.producers.engines.vllm.remote.worker.ServerWorker`. The rollout
+calls its methods by name over `/collective_rpc`, which runs them in every worker. One that can
+refuse a call returns `{"refused": reason}` then, `{}` otherwise.
 """
 
 from collections.abc import Callable
