@@ -6,6 +6,7 @@ The loss is a *sum*: its divisor is known only after the update's last micro-bat
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from rollstream.consumers.objective_settings import ObjectiveSettings
 from rollstream.consumers.trainer.data.credit import GAE
 from rollstream.consumers.trainer.data.prepare import EPS
+from rollstream.consumers.trainer.learn.mismatch import LogprobGaps
 from rollstream.consumers.trainer.learn.row_layout import LossInputs
 from rollstream.consumers.trainer.learn.scores import TokenScores
 from rollstream.consumers.trainer.learn.statistics import LossStatistics
@@ -79,8 +81,8 @@ def surrogate_loss(
         own["outliers"] = float((~unmasked).sum())
     if estimates is not None:
         own["reference_kl"] = float(estimates.detach().double().sum())
-    sums = _sums(losses, total_weight, scores, inputs, log_ratio, clipped)
-    return losses.sum(), replace(sums, own=own)
+    statistics = _statistics(losses, total_weight, scores, inputs, log_ratio, clipped, own)
+    return losses.sum(), statistics
 
 
 def own_means(statistics: LossStatistics) -> dict[str, float]:
@@ -89,7 +91,7 @@ def own_means(statistics: LossStatistics) -> dict[str, float]:
     return {name: total / tokens for name, total in statistics.own.items() if total}
 
 
-def divisor(statistics: LossStatistics, advantage: str) -> float:
+def update_divisor(statistics: LossStatistics, advantage: str) -> float:
     """Returns the divisor of an update's summed gradient for advantages of this kind."""
     if advantage != "batch":
         return statistics.weight
@@ -163,13 +165,14 @@ def aggregated(
 
 
 @torch.no_grad()
-def _sums(
+def _statistics(
     losses: Tensor,
     weight: float,
     scores: TokenScores,
     inputs: LossInputs,
     log_ratio: Tensor,
     clipped: Tensor,
+    own: Mapping[str, float],
 ) -> LossStatistics:
     log_ratio = log_ratio.double()
     ratio, lag = log_ratio.exp(), inputs.lag.double()
@@ -193,4 +196,6 @@ def _sums(
         sequences=float(inputs.sequences),
         masked=float(inputs.masked),
         **{name: float(value) for name, value in added.items()},
+        own=own,
+        gaps=LogprobGaps(),
     )

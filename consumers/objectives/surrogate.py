@@ -12,9 +12,9 @@ from rollstream.consumers.objective_settings import past_policies
 from rollstream.consumers.objectives.loss import (
     NO_OTHERS,
     OtherLogprobs,
-    divisor,
     own_means,
     surrogate_loss,
+    update_divisor,
 )
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.credit import scored_reference
@@ -114,7 +114,7 @@ class SurrogateObjective(Objective):
         return BatchLoss(loss, scores.logprobs, statistics)
 
     def divisor(self, statistics: LossStatistics) -> float:
-        return divisor(statistics, self.settings.advantage)
+        return update_divisor(statistics, self.settings.advantage)
 
     def metrics(self, statistics: LossStatistics) -> dict[str, float]:
         return {**statistics.metrics(), **own_means(statistics)}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rollstream.consumers.objective_settings import OBJECTIVE_PRESETS
-from rollstream.consumers.objectives.loss import OtherLogprobs, surrogate_loss
+from rollstream.consumers.objectives.loss import OtherLogprobs, surrogate_loss, update_divisor
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.prepare import advantages
 from rollstream.consumers.trainer.data.sample import Sample
@@ -171,7 +171,7 @@ def trainer_loss(update: Update, settings: TrainerSettings, parts: int = 1) -> t
         summed += float(loss.detach())
         sums = found if sums is None else sums + found
     assert sums is not None
-    divisor = sums.divisor(settings.advantage)
+    divisor = update_divisor(sums, settings.advantage)
     return summed / divisor, torch.cat(gradients) / divisor
 
 
