@@ -25,7 +25,8 @@ RELAY_TERMS = "chain"
 SINGLE_HOLDERS = ("trainer", "dispatch", "prompts", "archive")
 """The roles with a lease."""
 REPLAYS = "replay"  # a replay takes the term of its records under this role and name
-_NAMED = "|".join((ROLLOUTS, RELAYS, REPLAYS))
+STREAMS = "streams"  # the publishers of named weight streams, each under its stream's name
+_NAMED = "|".join((ROLLOUTS, RELAYS, REPLAYS, STREAMS))
 RUN_KEYS = (
     RunKeys(
         re.compile(

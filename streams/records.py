@@ -247,8 +247,9 @@ class Annotation(RecordStruct, tag="annotation/1"):
 
 class WeightsAnnounced(RecordStruct, tag="weights/1"):
     """A version that is believed from now on. Key: run and term. `manifest` is the key of its
-    manifest in the store, `manifest_hash` the hash of that object. It is stored in full (`anchor`),
-    as its difference from `parent` (`delta`), or as a LoRA adapter (`adapter`), in `bytes` bytes.
+    manifest in the store, for a named weight stream below `streams/NAME/`, `manifest_hash` the hash
+    of that object. It is stored in full (`anchor`), as its difference from `parent` (`delta`), or
+    as a LoRA adapter (`adapter`), in `bytes` bytes.
     """
 
     run: str

@@ -16,7 +16,7 @@ from rollstream.deadline import Deadline
 from rollstream.streams.connect import open_bus_for_reading
 from rollstream.streams.fence import ARCHIVE_GROUP, DISPATCH_GROUP, TRUNCATED_GROUP
 from rollstream.streams.kind import LogContents, bus_kind
-from rollstream.streams.topics import catalogue
+from rollstream.streams.topics import catalogue, run_topic
 
 if TYPE_CHECKING:
     from rollstream.streams.bus import Bus
@@ -39,17 +39,27 @@ def remove_empty_folder(folder: Path) -> None:
 
 
 def topic_names() -> tuple[str, ...]:
-    """Returns the name of every topic that a run of this or an earlier release may have; runs of
-    0.1.0 have a `<topic>.dead` for each topic.
+    """Returns the name of every topic that a run of this or an earlier release may have, but those
+    of named weight streams; runs of 0.1.0 have a `<topic>.dead` for each topic.
     """
     names = [topic.name for topic in catalogue()]
     return tuple(dict.fromkeys([*names, *(f"{n}.dead" for n in names if not n.endswith("dead"))]))
 
 
+def names_of_topics(present: Iterable[str]) -> tuple[str, ...]:
+    """Returns those of the names that a topic of a run may have: those of `topic_names` in its
+    order, then those of named weight streams.
+    """
+    names, fixed = {*present}, topic_names()
+    streams = sorted(name for name in names.difference(fixed) if run_topic(name))
+    return (*(name for name in fixed if name in names), *streams)
+
+
 def own_topics(prefix: str, present: Collection[str]) -> tuple[str, ...]:
     """Returns the topics among `present` that a run with this prefix uses. Pure."""
-    names = (f"{prefix}.{name}" if prefix else name for name in topic_names())
-    return tuple(name for name in names if name in present)
+    start = f"{prefix}." if prefix else ""
+    names = (name.removeprefix(start) for name in present if name.startswith(start))
+    return tuple(f"{start}{name}" for name in names_of_topics(names))
 
 
 def own_groups(prefix: str, topics: Collection[str], groups: Iterable[str]) -> tuple[str, ...]:
@@ -63,14 +73,13 @@ def own_groups(prefix: str, topics: Collection[str], groups: Iterable[str]) -> t
     others = {name.removesuffix(".ledger") for name in ledgers} - {prefix}
     start = f"{prefix}." if prefix else ""
     longer = tuple(f"{other}." for other in others if other.startswith(start))
-    ends = tuple(f".{name}" for name in topic_names())
     program_groups = {f"{group}.{name}" for group in GROUPS for name in topic_names()}
     return tuple(
         sorted(
             group
             for group in groups
             if group.startswith(start)
-            and group.endswith(ends)
+            and run_topic(group.rpartition(".")[2])
             and not group.startswith(longer)
             and (prefix or group in program_groups)
         )

@@ -5,6 +5,7 @@ oldest record that an open group, a kept checkpoint, dispatch's rebuild or the a
 by time. A `compact` topic keeps the newest record of each key. The topic `dead` is kept by `time`.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 from zlib import crc32
@@ -49,6 +50,29 @@ ARCHIVED_TOPICS = ("trajectories", "annotations", "ledger", "admissions", "appli
 """Topics that the archive keeps; `rollstream query` has a view of the same name for each."""
 
 
+STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
+"""Names of weight streams (`storage/weights/named_streams.py`)."""
+_STREAM_TOPIC = "weight-stream-"  # without a dot, so it is no topic of a run with a longer prefix
+
+
+def announcement_topic(stream: str = "") -> Topic:
+    """Returns the topic that announces the versions of a weight stream: `weights` for the policy's,
+    which has no name, and a topic of its own for each named one, created with the stream.
+    """
+    name, writer = (_STREAM_TOPIC + stream, "streams") if stream else ("weights", "trainer")
+    return Topic(name, cleanup="compact", record_bytes_max=RECORD_BYTES_MAX, writer=writer)
+
+
+def run_topic(name: str) -> Topic | None:
+    """Returns the topic of a run with this name, of the catalogue or of a named weight stream; None
+    for another name.
+    """
+    stream = name.removeprefix(_STREAM_TOPIC)
+    if stream != name and STREAM_NAME.fullmatch(stream):
+        return announcement_topic(stream)
+    return _CATALOGUE.get(name)
+
+
 def partition_of(key: bytes, partitions: int) -> int:
     """Returns the partition of a key: its CRC-32 (IEEE) modulo the number of partitions, in every
     back end and for programs in any language.
@@ -76,7 +100,7 @@ def catalogue(spread: int = 4) -> tuple[Topic, ...]:
         Topic("status", cleanup="compact", record_bytes_max=RECORD_BYTES_MAX),
         Topic("trajectories", spread),
         Topic("annotations", spread),
-        Topic("weights", cleanup="compact", record_bytes_max=RECORD_BYTES_MAX, writer="trainer"),
+        announcement_topic(),
         Topic("applied"),
         Topic("ledger", writer="trainer"),
         Topic(DEAD, 1, "time", DEAD_RETENTION_S, DEAD_BYTES_MAX),
@@ -86,7 +110,7 @@ def catalogue(spread: int = 4) -> tuple[Topic, ...]:
 def is_dead_letter_topic(topic: str) -> bool:
     """Returns whether the topic holds dead letters: of all topics, or of one in a run of 0.1.0."""
     source, dot, last = topic.rpartition(".")
-    return last == DEAD and (not dot or source in _NAMES)
+    return last == DEAD and (not dot or source in _CATALOGUE)
 
 
-_NAMES = frozenset(topic.name for topic in catalogue())
+_CATALOGUE = {topic.name: topic for topic in catalogue()}

@@ -35,7 +35,11 @@ from rollstream.consumers.audit.spans import (
     OneVersionAudit,
     SpanAudit,
 )
-from rollstream.consumers.audit.store import CheckpointAudit, StoreAudit
+from rollstream.consumers.audit.store import (
+    CheckpointAudit,
+    StoreAudit,
+    check_named_streams,
+)
 from rollstream.consumers.audit.surplus import SurplusAudit
 from rollstream.consumers.audit.trainer_reads import TrainerReads
 from rollstream.consumers.audit.verdict import (
@@ -201,6 +205,7 @@ class Audit:
             folds.versions.result.add_unchecked("there is no store")
         else:
             StoreAudit(self.store, folds.versions, self.tell).check()
+            check_named_streams(self.store, self.bus, folds.versions.result, self.tell)
             self._note_skipped_rows(self.store)
             checkpoints = CheckpointAudit(
                 self.store, self.bus, folds.versions, self.policy, self.tell

@@ -3,12 +3,12 @@ whole and unchanged, and the pointer is not behind the ledger. At most one file 
 retention removes meanwhile is skipped.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from rollstream.consumers.audit.folds import InvariantResult
+from rollstream.consumers.audit.folds import InvariantResult, LedgerIndex
 from rollstream.consumers.audit.spans import AuditPolicy
-from rollstream.consumers.audit.versions import VersionAudit
+from rollstream.consumers.audit.versions import KnownRollouts, VersionAudit
 from rollstream.consumers.trainer.checkpoint import TrainerState, missing_records
 from rollstream.errors import CorruptObject, ObjectMissing, StoreError, TopicMissing
 from rollstream.storage.checkpoints import (
@@ -25,9 +25,12 @@ from rollstream.storage.weights.manifest import (
     read_manifest,
     version_folder,
 )
+from rollstream.storage.weights.named_streams import POLICY, WeightStream, named_streams
 from rollstream.storage.weights.pointer import POINTER_KEY, Pointer, read_pointer
 from rollstream.storage.weights.retention import listed_versions
 from rollstream.streams.bus import Bus
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.records import WeightsAnnounced
 from rollstream.streams.values import Version
 
 ProgressCallback = Callable[[str], None]
@@ -35,8 +38,10 @@ ProgressCallback = Callable[[str], None]
 
 @dataclass(slots=True)
 class StoreAudit:
-    """Checks `weights/`; `check` must be called after `versions` has received the whole log. `tell`
-    is called with the name of each version before it is read.
+    """Checks the versions of a weight stream, whose part of the run's store is `store`; `check`
+    must be called after `versions` has received the whole log. `tell` is called with the name of
+    each version before it is read. `in_ledger`: the ledger has the step of each version; without
+    it numbers may skip, and the chain of parents shows which versions were believed.
 
     The chain of parents is followed from `weights/latest.json` as far as retention left it. Each
     kept version is compared with the log by its manifest's hash, with the manifest by size and hash
@@ -46,17 +51,24 @@ class StoreAudit:
     store: ObjectStore
     versions: VersionAudit
     tell: ProgressCallback = lambda text: None
+    stream: WeightStream = POLICY
+    in_ledger: bool = True
     _manifests: dict[Version, Manifest] = field(default_factory=dict[Version, Manifest])
+    _chain: list[Version] = field(default_factory=list[Version])
+    """The believed version, then its parents as far as their manifests are kept."""
 
     @property
     def result(self) -> InvariantResult:
         return self.versions.result
 
+    def _violates(self, what: str, key: str) -> None:
+        self.result.add_violation(what, key=self.stream.prefix + key)
+
     def check(self) -> None:
         try:
             present = read_pointer(self.store)
         except CorruptObject as error:
-            self.result.add_violation(str(error), key=POINTER_KEY)
+            self._violates(str(error), POINTER_KEY)
             return
         if present is None:
             self._without_pointer()
@@ -66,27 +78,27 @@ class StoreAudit:
         self._read_manifests()
         self._check_believed(pointer)
         for version in sorted(self._manifests):
-            self.tell(f"{version}")
+            self.tell(f"{self.stream.prefix}{version}")
             self._check_version(self._manifests[version], pointer)
 
     def _without_pointer(self) -> None:
         if any(True for _ in self.store.list("weights/")):
-            self.result.add_violation("versions exist, but no pointer", key=POINTER_KEY)
+            self._violates("versions exist, but no pointer", POINTER_KEY)
         else:
-            self.result.add_unchecked("the store holds no weights/")
+            self.result.add_unchecked(f"the store holds no {self.stream.prefix}weights/")
 
     def _check_pointer(self, pointer: Pointer) -> None:
         last, believed = self.versions.last, pointer.version
         if pointer.term < self.versions.term:
             what = f"its term is {pointer.term}, the ledger's is {self.versions.term}"
-            self.result.add_violation(what, key=POINTER_KEY)
+            self._violates(what, POINTER_KEY)
         if last is None:
             return
         same = believed is not None and believed.number == last.version.number
         is_behind = believed is None or believed.number < last.version.number
         if is_behind or (same and believed != last.version):
             what = f"it names version {believed}, the ledger {last.version}"
-            self.result.add_violation(what, key=POINTER_KEY)
+            self._violates(what, POINTER_KEY)
 
     def _read_manifests(self) -> None:
         for version in listed_versions(self.store):
@@ -95,7 +107,7 @@ class StoreAudit:
             except ObjectMissing:
                 self.result.counts["without a manifest"] += 1
             except CorruptObject as error:
-                self.result.add_violation(str(error), key=manifest_key(version))
+                self._violates(str(error), manifest_key(version))
 
     def _check_believed(self, pointer: Pointer) -> None:
         version = pointer.version
@@ -106,15 +118,19 @@ class StoreAudit:
         if manifest is None:
             # The run may have published another version, and retention removed this one.
             if self._still_believed(pointer):
-                self.result.add_violation("the believed version has no readable manifest", key=key)
+                self._violates("the believed version has no readable manifest", key)
         elif manifest.hash != pointer.manifest_hash:
             what = f"its hash is {manifest.hash}, the pointer names {pointer.manifest_hash}"
-            self.result.add_violation(what, key=key)
-        while manifest is not None and manifest.parent is not None:
+            self._violates(what, key)
+        while manifest is not None:
+            self._chain.append(manifest.version)
+            if manifest.parent is None:
+                break
             child, parent = manifest.version, manifest.parent
-            if parent.number != child.number - 1 or parent.term > child.term:
+            is_next = parent.number == child.number - 1 or not self.in_ledger
+            if not is_next or parent.term > child.term:
                 what = f"version {child} has the parent {parent}"
-                self.result.add_violation(what, key=manifest_key(child))
+                self._violates(what, manifest_key(child))
             self.result.counts["in the chain"] += 1
             manifest = self._manifests.get(parent)
 
@@ -127,7 +143,7 @@ class StoreAudit:
         logged = self.versions.hashes.get(version)
         if logged is not None and logged != manifest.hash:
             what = f"the log names manifest {logged}, the store has {manifest.hash}"
-            self.result.add_violation(what, key=key)
+            self._violates(what, key)
         if not self._is_believed(version, pointer):
             self.result.counts["never believed"] += 1
             # A fenced trainer may write its manifest after its files were deleted: harmless.
@@ -141,9 +157,13 @@ class StoreAudit:
             if wrong is None:
                 return  # retention removed it meanwhile
             if wrong:
-                self.result.add_violation(wrong, key=f"{version_folder(version)}/{file.name}")
+                self._violates(wrong, f"{version_folder(version)}/{file.name}")
 
     def _is_believed(self, version: Version, pointer: Pointer) -> bool:
+        if not self.in_ledger:
+            # No version below the chain's end is known to be a zombie's.
+            is_older = not self._chain or version < self._chain[-1]
+            return is_older or version in self._chain
         if version.number or version == pointer.version:
             return self.versions.ledger.is_believed(version)
         # The ledger has no step 0: version 0 was believed if the pointer, the log or a child names
@@ -161,10 +181,10 @@ class StoreAudit:
         base, key = self._manifests.get(base_version), manifest_key(manifest.version)
         if base is None:
             if manifest.base == base_version and self._has_manifest(manifest.version):
-                self.result.add_violation(f"its base {base_version} is missing", key=key)
+                self._violates(f"its base {base_version} is missing", key)
         elif base_hash != base.hash:
             what = f"it applies to manifest {base_hash}, but {base_version} has {base.hash}"
-            self.result.add_violation(what, key=key)
+            self._violates(what, key)
 
     def _check_hash_of_step(self, manifest: Manifest) -> None:
         done = self.versions.states.get(manifest.version.number)
@@ -174,7 +194,7 @@ class StoreAudit:
         combined = manifest.weights.combined_hash
         if combined != done.weights_hash:
             what = f"its tensors have the hash {combined}, step {done.step} has {done.weights_hash}"
-            self.result.add_violation(what, key=manifest_key(manifest.version))
+            self._violates(what, manifest_key(manifest.version))
 
     def _wrong_file(self, version: Version, file: FileEntry) -> str | None:
         """Returns the problem with a file, "" for none; None if its version is being removed."""
@@ -198,6 +218,32 @@ class StoreAudit:
         except StoreError:
             return True
         return True
+
+
+def check_named_streams(
+    store: ObjectStore, bus: Bus | None, result: InvariantResult, tell: ProgressCallback
+) -> None:
+    """Check the versions of the named weight streams in the run's store and, if there is a log,
+    their announcements; `result` gets what they violate.
+    """
+    for stream in named_streams(store):
+        versions = VersionAudit(LedgerIndex(), KnownRollouts(None), result)
+        if bus is not None:
+            for record in _announcements(bus, stream):
+                versions.hashes.setdefault(record.version, record.manifest_hash)
+        StoreAudit(stream.part(store), versions, tell, stream, in_ledger=False).check()
+        result.counts["named streams"] += 1
+
+
+def _announcements(bus: Bus, stream: WeightStream) -> Iterator[WeightsAnnounced]:
+    topic = stream.topic.name
+    try:
+        reader, end = TopicReader(bus, topic, from_begin(bus, topic)), bus.end(topic)
+    except TopicMissing:
+        return
+    for received in reader.read_to(end):
+        if isinstance(received.record, WeightsAnnounced):
+            yield received.record
 
 
 @dataclass(slots=True)

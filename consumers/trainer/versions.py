@@ -1,6 +1,6 @@
-"""Publishes the trainer's versions (`VersionWriter`): stored once in the form of their tensors
-(`storage/weights/form.py`), then believed (the pointer moves), then announced in the topic
-`weights`.
+"""Publishes the versions of a weight stream (`VersionWriter`), for instance the trainer's: stored
+once in the form of their tensors (`storage/weights/form.py`), then believed (the pointer moves),
+then announced in the stream's topic.
 """
 
 import logging
@@ -9,10 +9,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from rollstream.errors import CorruptObject, ObjectMissing
+from rollstream.storage.identity import read_or_create_identity
 from rollstream.storage.settings import WeightsSettings
 from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.terms import STREAMS, next_term
 from rollstream.storage.weights.form import FormPublisher, Publication, form_of_tensors
 from rollstream.storage.weights.manifest import Manifest, combined_hash, read_manifest
+from rollstream.storage.weights.named_streams import WeightStream
 from rollstream.storage.weights.pointer import (
     Pointer,
     advance_pointer,
@@ -22,12 +25,14 @@ from rollstream.storage.weights.pointer import (
 )
 from rollstream.storage.weights.publish import announcement
 from rollstream.storage.weights.retention import (
+    PinnedByReaders,
     StoredVersion,
     delete_versions,
     plan_retention,
     stored_versions,
 )
 from rollstream.storage.weights.tensors import Tensors, tensor_hashes
+from rollstream.streams.bus import Bus
 from rollstream.streams.values import Version
 from rollstream.streams.writer import FencedWriter
 
@@ -36,7 +41,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class VersionWriter:
-    """Publishes the versions of one term. `pinned` returns those that a rollout or an open partial
+    """Publishes one term's versions of the weight stream whose part of the run's store is `store`
+    (`WeightStream.part`); `writer` writes to the stream's topic. `pinned` returns those that a rollout or an open partial
     needs (`data/retention.py`), `to_continue` those that a resumed trainer needs
     (`past_versions.py`); every anchor carries the `model_files` (configuration and tokenizer).
 
@@ -63,7 +69,7 @@ class VersionWriter:
     """Whether a repeated step's bytes differed, until the next version."""
 
     def open(self) -> None:
-        """Fence lower terms in the topic `weights` and at the pointer, and announce the believed
+        """Fence lower terms in the topic and at the pointer, and announce the believed
         version under this term. If its manifest is damaged or missing, it is not announced, and the
         next version is an anchor.
         """
@@ -164,3 +170,27 @@ class VersionWriter:
     def _announce(self, manifest: Manifest) -> None:
         if self.leads:
             self.writer.append([(self.run, announcement(manifest, self.clock()))])
+
+
+def open_named_stream(
+    bus: Bus,
+    store: ObjectStore,
+    run: str,
+    stream: WeightStream,
+    settings: WeightsSettings,
+    model_files: Mapping[str, bytes],
+    clock: Callable[[], float] = time.time,
+) -> VersionWriter:
+    """Returns the opened writer of a named stream of the run in `store`, under a new term: earlier
+    writers of the stream are fenced. Readers keep versions by `VersionPins` in the stream's part.
+    Raises as `read_or_create_identity`, before anything is written.
+    """
+    assert stream.name, "the policy's versions have the term of the trainer's lease"
+    read_or_create_identity(store, run)
+    bus.create([stream.topic])
+    term, part = next_term(store, STREAMS, stream.name), stream.part(store)
+    writer = FencedWriter(bus, stream.topic.name, STREAMS, term)
+    pinned = PinnedByReaders(part)
+    versions = VersionWriter(part, writer, run, term, settings, model_files, pinned, clock=clock)
+    versions.open()
+    return versions

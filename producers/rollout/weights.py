@@ -1,5 +1,5 @@
-"""Follows the `weights` topic and fetches versions beside generation, so that only the swap stops
-decoding. Only announced versions are fetched, which `latest.json` named before (invariant 6;
+"""Follows the announced versions of a weight stream and fetches them beside generation, so that
+only the swap stops decoding. A version is announced once `latest.json` named it (invariant 6;
 docs/explanation/weights.md).
 """
 
@@ -23,6 +23,7 @@ from rollstream.producers.rollout.read_back import (
 from rollstream.producers.settings import STREAMED_BYTES
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights.manifest import Manifest, read_manifest
+from rollstream.storage.weights.named_streams import POLICY, WeightStream
 from rollstream.storage.weights.publish import announcement
 from rollstream.streams.bus import Bus
 from rollstream.streams.reader import TopicReader, from_begin
@@ -31,6 +32,7 @@ from rollstream.streams.release import SHARED_FEATURES, check_readable_by
 from rollstream.streams.values import Version
 
 log = logging.getLogger(__name__)
+TRAINER = "trainer"  # its role
 FETCH_TRIES = 5
 REPAIRS_MAX = 3  # in a row
 
@@ -41,6 +43,8 @@ class WeightsFollower:
     The rollout calls `prefetch`, then `take`, swaps the engine's weights, and calls `compare`. One
     background thread fetches or compares, never both, so the tensors do not change between `take`
     and `verdict`.
+
+    The topic of a named `stream` must exist (`bus.create([stream.topic])`, which may be repeated).
 
     The first version decides how all are held (`holder.py`): in the way `large` above `large_above`
     bytes, else in this process.
@@ -54,10 +58,12 @@ class WeightsFollower:
         sleep: Callable[[float], None] = time.sleep,
         large: str = "resident",
         large_above: int = STREAMED_BYTES,
+        stream: WeightStream = POLICY,
     ) -> None:
-        self._store, self._sleep = store, sleep
+        self._store, self._sleep = stream.part(store), sleep
         self._large, self._large_above = large, large_above
-        self._reader = TopicReader(bus, "weights", from_begin(bus, "weights"), with_opened=True)
+        topic = stream.topic.name
+        self._reader = TopicReader(bus, topic, from_begin(bus, topic), with_opened=True)
         self._holder: WeightHolder | None = None  # until the first version decides
         self._rotation = TensorRotation()
         self._newest: WeightsAnnounced | None = None
@@ -98,7 +104,8 @@ class WeightsFollower:
         """Note the versions announced since the last call."""
         for received in self._reader.follow():
             record = received.record
-            if isinstance(record, Opened):
+            # The publisher of a named stream reads nothing that this rollout writes.
+            if isinstance(record, Opened) and record.role == TRAINER:
                 check_readable_by(record, self.writes)
             if isinstance(record, WeightsAnnounced) and (
                 self._newest is None or record.version > self._newest.version

@@ -22,7 +22,7 @@ from rollstream.import_path import nearest
 from rollstream.storage.archive.segments import LogRecord
 from rollstream.streams.foreign_text import whole_number
 from rollstream.streams.records import TOPIC_RECORDS, Dead, Record, Trajectory
-from rollstream.streams.topics import catalogue, is_dead_letter_topic
+from rollstream.streams.topics import catalogue, is_dead_letter_topic, run_topic
 
 ENVELOPE: tuple[str, ...] = ("partition", "offset", "key", "schema", "term", "void", "time")
 """Fields that every record has besides its own; `term` is that of its writer."""
@@ -116,13 +116,13 @@ def meets(
 
 
 def known_topics() -> tuple[str, ...]:
-    """Returns the names of all topics of a run."""
+    """Returns the names of all topics of a run but those of named weight streams."""
     return tuple(topic.name for topic in catalogue())
 
 
 def check_topic(topic: str) -> None:
     """Raises `ConfigurationError`, naming the nearest topic, for an unknown one."""
-    if topic not in known_topics() and not is_dead_letter_topic(topic):
+    if run_topic(topic) is None and not is_dead_letter_topic(topic):
         raise ConfigurationError(
             f"no topic {topic!r}{nearest(topic, known_topics())}; "
             f"topics: {', '.join(known_topics())}"
@@ -163,7 +163,9 @@ def _fields_of(topic: str) -> dict[str, str]:
     }
     kinds["time"] = "time"
     kinds |= DERIVED if topic == "trajectories" else {}
-    for cls in (Dead,) if is_dead_letter_topic(topic) else TOPIC_RECORDS[topic]:
+    # A topic without an entry announces a named weight stream.
+    records = TOPIC_RECORDS.get(topic, TOPIC_RECORDS["weights"])
+    for cls in (Dead,) if is_dead_letter_topic(topic) else records:
         _walk(cls, "", kinds)
     return kinds
 

@@ -37,6 +37,7 @@ from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.json_objects import FORMAT, encode_json, seal
 from rollstream.storage.stores.read_only import open_store_for_reading
 from rollstream.storage.terms import is_generation
+from rollstream.storage.weights.named_streams import run_streams, split_key
 from rollstream.streams.bus import Bus, Message
 from rollstream.streams.codec import decode
 from rollstream.streams.records import Claim
@@ -141,7 +142,7 @@ class BackupCopy:
             try:
                 copied = [self._object(entry) for entry in entries]
             except errors.ObjectMissing:
-                if unit.startswith(("weights/", "checkpoints/")) and unit not in cut.required:
+                if unit.endswith("/") and unit not in cut.required:
                     continue  # retention deletes the oldest; the run resumes without it
                 raise
             objects |= {part.key: part for part in copied}
@@ -157,7 +158,8 @@ class BackupCopy:
         """Copy the files of the run's folder that a resumed run reads; returns them by key. Raises
         `OutsideRun` if one is behind a link that leaves the folder.
         """
-        listed = [*self.store.list("model/"), *self.store.list("weights/v")]
+        prefixes = ("model/", *(f"{s.prefix}weights/v" for s in run_streams(self.store)))
+        listed = [entry for prefix in prefixes for entry in self.store.list(prefix)]
         names = manifest_names(self.store, listed)
         objects: dict[str, BackupObject] = {}
         paths = [name for name in COPIED if folder.has_file(name)]
@@ -289,10 +291,12 @@ def _claims(messages: Iterable[Message]) -> Iterator[tuple[Address, str]]:
 def _units(cut: Cut) -> list[tuple[str, list[ListedObject]]]:
     units: dict[str, list[ListedObject]] = {folder: [] for folder in cut.required}
     for entry in cut.listed:
-        root, name, *rest = entry.key.split("/")
+        stream, key = split_key(entry.key)
+        root, name, *rest = key.split("/")
         # A version or checkpoint is copied completely or left out.
         is_folder = root in ("weights", "checkpoints") and bool(rest)
-        units.setdefault(f"{root}/{name}/" if is_folder else entry.key, []).append(entry)
+        unit = f"{stream.prefix}{root}/{name}/" if is_folder else entry.key
+        units.setdefault(unit, []).append(entry)
     return list(units.items())
 
 

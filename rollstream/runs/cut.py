@@ -4,7 +4,7 @@ consistent.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -15,12 +15,19 @@ from rollstream.runs.removal import version_folders
 from rollstream.storage.checkpoints import CheckpointId, stored_checkpoints
 from rollstream.storage.stores.base import ListedObject, ObjectStore
 from rollstream.storage.stores.json_objects import decode_json
+from rollstream.storage.weights.named_streams import (
+    POLICY,
+    WeightStream,
+    run_streams,
+    split_key,
+)
 from rollstream.storage.weights.pointer import POINTER_KEY, Pointer
 from rollstream.streams.bus import Bus
 from rollstream.streams.foreign_text import whole_number
 from rollstream.streams.records import Position
 from rollstream.streams.removal import GROUPS, topic_names
-from rollstream.streams.topics import Topic, catalogue
+from rollstream.streams.topics import Topic, run_topic
+from rollstream.streams.values import Version
 
 QUIET_S = 120.0
 """Longest wait for a moment without a record of a single holder. A look takes milliseconds, and
@@ -61,18 +68,21 @@ class Cut:
     required: tuple[str, ...]
     """Folders in the store without which the run cannot resume."""
     step: int
-    """Of the newest version; 0 without one."""
+    """Of the policy's newest version; 0 without one."""
     checkpoint: str
     """Id of the newest checkpoint; "" without one."""
 
 
-def present_topics(bus: Bus) -> list[Topic]:
-    """Returns the run's topics in this log, with their settings."""
-    writers = {topic.name: topic.writer for topic in catalogue()}
+def present_topics(bus: Bus, streams: Iterable[WeightStream]) -> list[Topic]:
+    """Returns the run's topics in this log, with their settings; those of these weight streams
+    among them.
+    """
     topics: list[Topic] = []
-    for name in topic_names():
+    for name in dict.fromkeys((*topic_names(), *(stream.topic.name for stream in streams))):
+        own = run_topic(name)
         with suppress(TopicMissing):
-            topics.append(dataclasses.replace(bus.settings(name), writer=writers.get(name, "")))
+            settings = bus.settings(name)
+            topics.append(dataclasses.replace(settings, writer=own.writer if own else ""))
     return topics
 
 
@@ -83,10 +93,13 @@ def fix_cut(bus: Bus, store: ObjectStore, run: str) -> Cut:
     1. Read the first offsets of the topics, then the positions of consumer groups.
     2. List and read the objects that name positions in the log: checkpoints, archive, dispatch's
        state.
-    3. Read the ends of the topics and the pointer (`_fix_ends`).
-    4. List the versions up to the pointer.
+    3. Read the ends of the topics and the pointers of the weight streams (`_fix_ends`).
+    4. List the versions up to the pointers.
+
+    A weight stream that begins after 1 is not in the cut.
     """
-    topics = present_topics(bus)
+    streams = run_streams(store)
+    topics = present_topics(bus, streams)
     # A truncation commits the position with its fence first. If positions were read first, a
     # truncation in between would make the copy begin at a record of unknown fence, and a zombie's
     # record after it would count (invariant 7).
@@ -100,20 +113,20 @@ def fix_cut(bus: Bus, store: ObjectStore, run: str) -> Cut:
     own_objects = sort_objects(every, run, names).own
     read: dict[str, bytes] = {}
     for entry, keys in own_objects:
-        if keys.copied == "cut" and entry.key != POINTER_KEY:
+        if keys.copied == "cut" and split_key(entry.key)[1] != POINTER_KEY:
             with suppress(ObjectMissing):
                 read[entry.key] = store.get(entry.key)
-    ends, pointer = _fix_ends(bus, store, topics)  # 3
-    if pointer:
-        read[POINTER_KEY] = pointer
-    version = decode_json(pointer, Pointer, POINTER_KEY).version if pointer else None
-    number = version.number if version else 0
+    ends, pointers = _fix_ends(bus, store, topics, streams)  # 3
+    read |= {stream.prefix + POINTER_KEY: data for stream, data in pointers.items() if data}
+    believed = {
+        stream: decode_json(data, Pointer, stream.prefix + POINTER_KEY).version if data else None
+        for stream, data in pointers.items()
+    }
     # After 3: an earlier listing may lack the newest version.
-    names |= manifest_names(store, weight_objects := list(store.list("weights/v")))  # 4
     versions = [
-        candidate
-        for candidate in weight_objects
-        if declared_keys(candidate.key, names) and _is_version(candidate.key, number)
+        entry
+        for stream, version in believed.items()
+        for entry in _versions(store, stream, version, names)  # 4
     ]
     listed = [entry for entry, keys in own_objects if keys.copied == "later"]
     cut_objects = [
@@ -122,7 +135,11 @@ def fix_cut(bus: Bus, store: ObjectStore, run: str) -> Cut:
     ]
     required = (
         *(f"{newest.folder}/" for newest in checkpoints[-1:]),
-        *version_folders(store, version),
+        *(
+            stream.prefix + folder
+            for stream, version in believed.items()
+            for folder in version_folders(stream.part(store), version)
+        ),
     )
     _check_complete(required, cut_objects)
     cuts = tuple(
@@ -134,9 +151,9 @@ def fix_cut(bus: Bus, store: ObjectStore, run: str) -> Cut:
         )
         for topic in topics
     )
-    return Cut(
-        cuts, read, tuple(cut_objects), required, number, "".join(map(str, checkpoints[-1:]))
-    )
+    newest, checkpoint = believed[POLICY], "".join(map(str, checkpoints[-1:]))
+    step = newest.number if newest else 0
+    return Cut(cuts, read, tuple(cut_objects), required, step, checkpoint)
 
 
 def _commits(bus: Bus, topic: str) -> Iterator[CommittedPosition]:
@@ -146,10 +163,10 @@ def _commits(bus: Bus, topic: str) -> Iterator[CommittedPosition]:
 
 
 def _fix_ends(
-    bus: Bus, store: ObjectStore, topics: Sequence[Topic]
-) -> tuple[dict[str, dict[int, int]], bytes]:
-    """Returns the ends of all topics and the pointer's content (b"" without one), all of one
-    moment.
+    bus: Bus, store: ObjectStore, topics: Sequence[Topic], streams: Sequence[WeightStream]
+) -> tuple[dict[str, dict[int, int]], Mapping[WeightStream, bytes]]:
+    """Returns the ends of all topics and the content of each stream's pointer (b"" without one),
+    all of one moment.
     """
     single = [topic.name for topic in topics if topic.writer]
     shared = [topic.name for topic in topics if not topic.writer]
@@ -157,7 +174,7 @@ def _fix_ends(
     # restored run generates under that name: annotations are read first.
     shared.sort(key=lambda name: SHARED_ORDER.index(name) if name in SHARED_ORDER else 0)
     deadline = Deadline(QUIET_S)
-    pointer = _pointer(store)
+    pointers = _pointers(store, streams)
     while not deadline.passed():
         before = {name: bus.end(name) for name in single}
         ends = {name: bus.end(name) for name in shared}
@@ -166,28 +183,42 @@ def _fix_ends(
         if before == {name: bus.end(name) for name in single}:
             # Not in each round: a request to a bucket takes longer than the pauses between
             # dispatch's records.
-            now = _pointer(store)
-            if now == pointer:
-                return ends | before, pointer
-            pointer = now
+            now = _pointers(store, streams)
+            if now == pointers:
+                return ends | before, pointers
+            pointers = now
     raise BusError(
         f"no cut in {QUIET_S:.0f} s: trainer or dispatch wrote during each look at the ends; "
         "repeat the backup on a machine nearer to the log, or while the run is idle"
     )
 
 
-def _pointer(store: ObjectStore) -> bytes:
-    try:
-        return store.get(POINTER_KEY)
-    except ObjectMissing:
-        return b""
+def _pointers(store: ObjectStore, streams: Sequence[WeightStream]) -> dict[WeightStream, bytes]:
+    pointers = dict.fromkeys(streams, b"")
+    for stream in streams:
+        with suppress(ObjectMissing):
+            pointers[stream] = stream.part(store).get(POINTER_KEY)
+    return pointers
 
 
 def _is_kept(key: str, checkpoints: Sequence[CheckpointId]) -> bool:
     # Only complete checkpoints; versions are listed again.
     if key.startswith("checkpoints/"):
         return key.startswith(tuple(f"{checkpoint.folder}/" for checkpoint in checkpoints))
-    return not key.startswith("weights/")
+    return not split_key(key)[1].startswith("weights/")
+
+
+def _versions(
+    store: ObjectStore, stream: WeightStream, believed: Version | None, names: Collection[str]
+) -> Iterator[ListedObject]:
+    """Yields the stream's objects of versions up to the believed one."""
+    number_max = believed.number if believed else 0
+    listed = list(store.list(f"{stream.prefix}weights/v"))
+    every_name = {*names, *manifest_names(store, listed)}
+    for entry in listed:
+        key = split_key(entry.key)[1]
+        if declared_keys(entry.key, every_name) and _is_version(key, number_max):
+            yield entry
 
 
 def _is_version(key: str, number_max: int) -> bool:

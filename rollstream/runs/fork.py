@@ -53,6 +53,7 @@ from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.json_objects import encode_json
 from rollstream.storage.weights.adapters import BASE
 from rollstream.storage.weights.fetch import export_version
+from rollstream.storage.weights.named_streams import named_streams
 from rollstream.storage.weights.pointer import believed_pointer, read_pointer
 from rollstream.streams.bus import Bus
 from rollstream.streams.foreign_text import whole_number
@@ -265,7 +266,7 @@ def make_fork(
 
 
 def _check_empty(bus: Bus, store: ObjectStore, c: Configuration) -> None:
-    if read_pointer(store) is not None:
+    if read_pointer(store) is not None or named_streams(store):
         raise ConfigurationError(f"store: {c.store} holds a run already; give the fork a new one")
     for topic in ("ledger", "prompts", "admissions"):
         if any(bus.end(topic).values()):

@@ -16,6 +16,7 @@ from rollstream.storage.starting_model.manifest import read_model_manifest
 from rollstream.storage.stores.base import ListedObject, ObjectStore
 from rollstream.storage.stores.run_keys import RunKeys, undecided
 from rollstream.storage.weights.manifest import parse_version, read_manifest
+from rollstream.storage.weights.named_streams import split_key
 from rollstream.streams.topics import catalogue
 
 WRITERS = (
@@ -33,6 +34,7 @@ WRITERS = (
     "rollstream.storage.starting_model.manifest",
     "rollstream.storage.terms",
     "rollstream.storage.weights.manifest",
+    "rollstream.storage.weights.named_streams",
     "rollstream.storage.weights.pointer",
     "rollstream.storage.weights.retention",
 )
@@ -98,8 +100,9 @@ def manifest_names(store: ObjectStore, listed: Iterable[ListedObject]) -> frozen
     """
     odd = undecided(declarations(), (entry.key for entry in listed))
     names: set[str] = set()
-    for folder in sorted({"/".join(key.split("/")[:2]) for key in odd}):
-        names |= _version_names(store, folder)
+    places = [split_key(key) for key in odd]
+    for stream, folder in sorted({(s, "/".join(key.split("/")[:2])) for s, key in places}):
+        names |= _version_names(stream.part(store), folder)
     if odd:
         names |= _model_names(store)
     return frozenset(names)

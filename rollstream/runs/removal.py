@@ -39,6 +39,7 @@ from rollstream.storage.stores.run_keys import RunKeys
 from rollstream.storage.terms import SINGLE_HOLDERS, read_role
 from rollstream.storage.weights.anchors import lineage
 from rollstream.storage.weights.manifest import read_manifest
+from rollstream.storage.weights.named_streams import run_streams
 from rollstream.storage.weights.pointer import POINTER_KEY, believed_pointer
 from rollstream.streams.removal import (
     LogContents,
@@ -104,7 +105,7 @@ def plan_objects(
     names: Collection[str] = (),
 ) -> ObjectsPlan:
     """Sort the listed objects of a run's store (`sort_objects`), without I/O. `keep` names the kept
-    parts: the archive, or the `final` state, in the folders `final` (`final_folders`).
+    parts: the archive, or the `final` state, whose keys begin as one of `final` (`final_state`).
     """
     objects = sort_objects(listed, run, names)
     delete: list[tuple[int, ListedObject]] = []
@@ -126,18 +127,22 @@ def plan_objects(
 
 def _is_kept(key: str, keys: RunKeys, keep: Collection[Keep], final: Collection[str]) -> bool:
     if keys.kept == "final":
-        return "final" in keep and (key == POINTER_KEY or key.startswith(tuple(final)))
+        return "final" in keep and key.startswith(tuple(final))
     return bool(keep) if keys.kept == "any" else keys.kept in keep
 
 
-def final_folders(store: ObjectStore) -> tuple[str, ...]:
-    """Returns the folders of the newest complete checkpoint and of the believed version
-    (`version_folders`).
+def final_state(store: ObjectStore) -> tuple[str, ...]:
+    """Returns the folder of the newest complete checkpoint, and of each weight stream the pointer
+    and the folders of the believed version (`version_folders`).
     """
     checkpoints = [stored.id for stored in stored_checkpoints(store) if stored.whole]
-    folders = [f"{max(checkpoints).folder}/"] if checkpoints else []
-    pointer = believed_pointer(store)
-    return (*folders, *version_folders(store, pointer.version if pointer else None))
+    keys = [f"{max(checkpoints).folder}/"] if checkpoints else []
+    for stream in run_streams(store):
+        part = stream.part(store)
+        pointer = believed_pointer(part)
+        folders = version_folders(part, pointer.version if pointer else None)
+        keys += [stream.prefix + key for key in (POINTER_KEY, *folders)]
+    return tuple(keys)
 
 
 def version_folders(store: ObjectStore, version: Version | None) -> tuple[str, ...]:
@@ -167,7 +172,7 @@ def plan_removal(place: RunPlace, keep: Collection[Keep]) -> RemovalPlan:
         links = store_links(store, proof.id) if proof.in_store else ()
         listed = listed_objects(store, links)
         names = manifest_names(store, listed)
-        final = final_folders(store) if "final" in keep else ()
+        final = final_state(store) if "final" in keep else ()
         objects = plan_objects(listed, place.run, keep, final, names)
         if not proof.in_store:
             objects = ObjectsPlan((), (), tuple(listed))

@@ -47,7 +47,7 @@ from rollstream.storage.terms import RoleRecord
 from rollstream.streams.bus import AppendEntry, Bus, Message
 from rollstream.streams.connect import check_reachable, open_bus
 from rollstream.streams.release import missing_features, upgrade_advice
-from rollstream.streams.removal import log_contents, topic_names
+from rollstream.streams.removal import log_contents, names_of_topics
 from rollstream.streams.sqlite.topic_log import OFFSET_END, PARTITIONS_MAX
 
 RECORDS_MAX, BYTES_MAX = 512, 4 << 20  # of one append
@@ -161,7 +161,10 @@ def _check_names(backup: Backup, where: str) -> None:
     topics = [cut.topic.name for cut in backup.topics]
     keys = [backup_object.key for backup_object in backup.objects]
     # The backup may come from another user: `../` in a key would lead out of the target.
-    for name in (*(key for key in keys if not is_key(key)), *({*topics} - {*topic_names()})):
+    for name in (
+        *(key for key in keys if not is_key(key)),
+        *({*topics} - {*names_of_topics(topics)}),
+    ):
         raise errors.CorruptObject(
             f"{where}: {BACKUP_KEY} names {name[:80]!r}, which no backup has: nothing is restored"
         )

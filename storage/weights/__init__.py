@@ -8,6 +8,6 @@ rollouts.
 version as a folder; `resident` keeps them in memory and updates them, `mapped` in a file;
 `streamed` decodes them from an engine's own memory, without a copy. `tensors` converts tensors to
 bytes, also those that several processes hold. `form` says what a version is: `whole` weights, or
-one of `adapters`.
+one of `adapters`. `named_streams` gives each model of a run versions of its own.
 `verify` checks and compares versions.
 """

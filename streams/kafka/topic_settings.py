@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from rollstream.errors import BusError
 from rollstream.streams.kafka.refusals import TIME_LIMITS, UNLIMITED_MS, lift_time_limits
-from rollstream.streams.topics import KEY_BYTES_MAX, TOMBSTONE_S, Topic, catalogue
+from rollstream.streams.topics import KEY_BYTES_MAX, TOMBSTONE_S, Topic, run_topic
 
 BATCH_ROOM_BYTES = (1 << 20) - KEY_BYTES_MAX
 """`max.message.bytes` is the topic's record limit plus this room, for a batch of small records or
@@ -17,7 +17,6 @@ for the parts of a request around one large record. With an object store the lar
 MiB and `KEY_BYTES_MAX` (claim check), so the sum is the 2 MiB that managed services allow.
 """
 RECORD_BYTES_LIMIT = 64 << 20  # brokers take requests of 100 MiB (`socket.request.max.bytes`)
-CATALOGUE = {topic.name: topic for topic in catalogue()}  # by names without the run's prefix
 UNLIMITED_RETENTION = {"retention.ms": "-1", "retention.bytes": "-1"}
 CLOCK_S = 7 * 24 * 3600.0  # a clock that is wrong for longer is noticed by TLS, too
 SEGMENT_BYTES = 128 << 20  # a truncation frees whole segments
@@ -81,13 +80,14 @@ def topic_of(name: str, partitions: int, configs: Mapping[str, str]) -> Topic:
     """
     policy, retention_ms = configs["cleanup.policy"], int(configs["retention.ms"])
     timed = policy == "delete" and retention_ms >= 0
+    own = run_topic(name)
     return Topic(
         name,
         partitions,
         cast(Any, {"delete": "time" if timed else "safe"}.get(policy, policy)),
         retention_ms / 1000 if timed else None,
         int(configs["max.message.bytes"]) - BATCH_ROOM_BYTES,
-        CATALOGUE[name].writer if name in CATALOGUE else "",
+        own.writer if own else "",
     )
 
 
@@ -109,9 +109,7 @@ def with_recorded_partitions(topic: Topic, partitions: int | None = None) -> Top
     start: `partitions`, or the catalogue's number if None.
     """
     if partitions is None:
-        partitions = (
-            CATALOGUE[topic.name].partitions if topic.name in CATALOGUE else topic.partitions
-        )
+        partitions = (run_topic(topic.name) or topic).partitions
     # If the broker has fewer, `check_same_settings` refuses the topic.
     return dataclasses.replace(topic, partitions=min(partitions, topic.partitions))
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from rollstream.contained_folder import check_regular
 from rollstream.errors import OutsideRun
 from rollstream.streams.kind import LogContents
-from rollstream.streams.removal import remove_empty_folder, topic_names
+from rollstream.streams.removal import names_of_topics, remove_empty_folder, topic_names
 
 SQLITE_SUFFIXES = (".db-wal", ".db-shm", ".db")  # the topic's file last
 SCHEMA_BYTES = 64 << 10
@@ -39,7 +39,9 @@ def remove_files(folder: Path) -> None:
 
 
 def _files(folder: Path) -> list[Path]:
-    names = [name for name in (*topic_names(), "groups") if name != "ledger"]
+    present = (path.name.partition(".db")[0] for path in folder.glob("*.db*"))
+    known = names_of_topics((*topic_names(), *present))
+    names = [name for name in (*known, "groups") if name != "ledger"]
     return [
         path
         # The ledger's last: it proves that the others are a run's.

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,21 @@ from rollstream.storage.stores.base import Data
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.file import FileStore
 from rollstream.storage.stores.json_objects import seal
+from rollstream.storage.weights.named_streams import WeightStream
+from rollstream.streams.bus import Bus
+from rollstream.streams.connect import open_bus
+from rollstream.streams.values import Version
 from testbed.memory import MemoryStore
-from tests.backup.copies import Interrupted, backed_up, history, objects, restored, store_of
+from testbed.versions import publish_small
+from tests.backup.copies import (
+    Interrupted,
+    backed_up,
+    history,
+    messages,
+    objects,
+    restored,
+    store_of,
+)
 
 
 def test_a_restored_run_has_every_record_at_its_offset_and_every_object(
@@ -40,6 +54,30 @@ def test_a_restored_run_has_every_record_at_its_offset_and_every_object(
     again = acquire_lease(store_of(tmp_path / "again"), LeaseCandidate("trainer", "t", "n"), 0.0)
     assert again.term == lease.term
     assert main(["audit", str(tmp_path / "again")]) == main(["audit", str(run)])
+
+
+def test_named_weight_streams_are_restored_with_their_topics(
+    run: Path, bus: Bus, tmp_path: Path
+) -> None:
+    streams = [WeightStream("draft"), WeightStream("critic")]
+    for stream in streams:
+        publish_small(bus, store_of(run), "tiny", stream, range(3))
+    backup = backed_up(run, to := MemoryStore())
+    assert {s.topic.name for s in streams} < {cut.topic.name for cut in backup.topics}
+    restored(to, tmp_path / "again")
+    changed = ("roles/", "probes/")
+    assert objects(tmp_path / "again", changed) == objects(run, changed)
+    with closing(open_bus(f"sqlite:{tmp_path}/again/bus")) as again:
+        for stream in streams:
+            topic = stream.topic.name
+            assert again.settings(topic) == stream.topic
+            assert values(again, topic) == values(bus, topic)
+            writer = publish_small(again, store_of(tmp_path / "again"), "tiny", stream, [3])
+            assert writer.highest == Version(3, 2)
+
+
+def values(bus: Bus, topic: str) -> list[tuple[bytes, bytes | None]]:
+    return [(message.key, message.value) for message in messages(bus, topic)[0]]
 
 
 @pytest.mark.parametrize("prefix", ["log/ledger", "store/weights/v", "folder/config.json"])

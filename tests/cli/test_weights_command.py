@@ -11,10 +11,12 @@ from rollstream.cli.main import main
 from rollstream.storage.models import build_model, model_files
 from rollstream.storage.stores.file import FileStore
 from rollstream.storage.weights.manifest import read_manifest, version_folder
+from rollstream.storage.weights.named_streams import WeightStream
 from rollstream.storage.weights.pointer import advance_pointer, take_pointer
 from rollstream.storage.weights.publish import NewVersion, publish_version
 from rollstream.streams.values import Version
-from testbed.versions import published_tensors
+from testbed.memory import MemoryBus
+from testbed.versions import publish_small, published_tensors
 
 SIZES = {
     "vocab_size": 19, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
@@ -59,6 +61,38 @@ def test_list_shows_the_kept_versions(run: Path, capsys):
     assert main(["weights", "list", str(run / "store")]) == 0
     shown = capsys.readouterr().out
     assert all(str(Version(number, 1)) in shown for number in range(VERSIONS))
+
+
+@pytest.fixture
+def draft(run: Path) -> WeightStream:
+    """A named stream beside the policy's."""
+    stream, bus = WeightStream("draft"), MemoryBus()
+    publish_small(bus, FileStore(run / "store"), "run", stream, [0, 4])
+    return stream
+
+
+def test_the_versions_of_named_streams_are_listed_verified_and_exported(
+    run: Path, draft: WeightStream, tmp_path: Path, capsys
+) -> None:
+    assert main(["weights", "list", str(run), "--json"]) == 0
+    shown = [(one["stream"], one["version"], one["believed"]) for one in lines(capsys)]
+    assert shown[VERSIONS:] == [
+        ("draft", str(Version(0, 1)), False), ("draft", str(Version(4, 1)), True)
+    ]  # fmt: skip
+    assert {stream for stream, _, _ in shown[:VERSIONS]} == {""}
+    assert main(["weights", "list", str(run), "--stream", "draft"]) == 0
+    assert capsys.readouterr().out.count("draft v0000") == 2
+    assert main(["weights", "show", "latest", str(run), "--stream", "draft", "--json"]) == 0
+    (line,) = lines(capsys)
+    assert line["version"] == str(Version(4, 1))
+    assert main(["weights", "verify", str(run)]) == 0
+    assert capsys.readouterr().out.count("all hashes correct") == VERSIONS + 2
+    out = str(tmp_path / "out")
+    assert main(["weights", "export", "4", out, str(run), "--stream", "draft"]) == 0
+    assert (tmp_path / "out" / "config.json").exists()
+    assert main(["weights", "show", "4", str(run)]) == 1
+    assert main(["weights", "list", str(run), "--stream", "a/b"]) == 2
+    assert "letters, digits and '-'" in capsys.readouterr().err
 
 
 def test_show_names_every_tensor_and_what_changed(run: Path, capsys):

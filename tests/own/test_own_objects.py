@@ -41,6 +41,7 @@ OF_OTHERS = {
     "storage/starting_model/put.py": "the model of manifest",
     "storage/stores/connect.py": "probes, of run_keys",
     "storage/stores/json_objects.py": "any key of its callers",
+    "storage/stores/part.py": "passes on",
     "storage/weights/adapters.py": "the versions of manifest",
     "storage/weights/publish.py": "the versions of manifest",
     "storage/weights/shards.py": "files of versions and checkpoints",
@@ -92,6 +93,9 @@ WRITTEN = (
     f"{CheckpointId(1, 4).folder}/{shard_name('state-rank0', 1, 1)}",
     "model/manifest.json", f"model/{'0' * 16}/tokenizer/vocab.json",
     f"model/{'0' * 16}/task/0.jsonl",
+    "streams/draft/weights/latest.json", "streams/draft/pins/eval.json",
+    f"streams/draft/{manifest_key(Version(3, 1))}", "roles/streams/draft.json",
+    f"streams/draft/weights/{Version(3, 1)}/{shard_name('model', 1, 2)}",
     blob_key("annotations", "2026-01-01T00", "0" * 32), archive_key("ledger", "one", 0, 0, 0),
 )  # fmt: skip
 FOREIGN = (
@@ -100,6 +104,8 @@ FOREIGN = (
     f"{CheckpointId(1, 4).folder}/notes.txt", "archive/topic=ledger/mine.parquet",
     "model/config.json", "model/mine/config.json", "blobs/picture.png", "pins/readme", "roles/x.md",
     "roles/people.json", "dispatch/notes", "agents/list.json", "audit/2025.pdf", "notes.json",
+    "streams/notes.txt", "streams/a.b/weights/latest.json", "streams/draft/run.json",
+    f"streams/draft/weights/{Version(3, 1)}/notes.txt", f"streams/draft/{CheckpointId(1, 4).folder}",
     "configurations/nginx.json", "probes/one", "exp/run.json", f"exp/{manifest_key(Version(3, 1))}",
 )  # fmt: skip
 

@@ -4,7 +4,7 @@ after an interruption at any point.
 
 import os
 import shutil
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -34,16 +34,19 @@ from rollstream.storage.leases import LeaseCandidate, LeaseRenewal, acquire_leas
 from rollstream.storage.stores.base import ListedObject
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.file import FileStore
+from rollstream.storage.weights.named_streams import WeightStream
 from rollstream.storage.weights.pointer import believed_pointer
 from rollstream.storage.weights.verify import verify_version
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import RelayStatus, RolloutStatus
 from rollstream.streams.removal import living_rollouts, own_groups, own_topics, topic_names
 from rollstream.streams.topics import catalogue
+from rollstream.streams.values import Version
 from rollstream.streams.writer import publish
 from rollstream.supervisor.supervisor import RunLock
 from testbed.sample_records import SAMPLES
 from testbed.servers import versity
+from testbed.versions import publish_small
 from testbed.waiting import WAIT_S, wait_for
 from tests.support.kept_run import made
 from tests.support.tiny_run import tiny_run
@@ -149,6 +152,23 @@ def test_the_last_version_and_checkpoint_are_kept_and_can_be_read(run: Path) -> 
     assert plan.objects.kept
     removed(run)
     assert not (run / "store").exists()
+
+
+def test_named_weight_streams_go_with_the_run_and_their_newest_versions_are_kept(run: Path) -> None:
+    stream, store = WeightStream("draft"), open_store(f"file:{run}/store")
+    with closing(open_bus(f"sqlite:{run}/bus")) as bus:
+        publish_small(bus, store, "tiny", stream, range(5))
+    store.put("streams/mine.txt", b"of the user")
+    plan = removed(run, "final")
+    assert plan.log is not None
+    assert stream.topic.name in plan.log.topics
+    part = stream.part(store)
+    pointer = believed_pointer(part)
+    assert pointer is not None
+    assert pointer.version == Version(4, 1)
+    assert verify_version(part, pointer.version)[1] == ""
+    removed(run)
+    assert [entry.key for entry in store.list()] == ["streams/mine.txt"]
 
 
 def test_the_archive_is_kept_and_nothing_else(run: Path) -> None:
@@ -281,10 +301,14 @@ def test_names_on_a_broker_belong_to_one_run(runs: set[str], data: st.DataObject
     def names(prefix: str, parts: list[str]) -> set[str]:
         return {f"{prefix}.{part}" if prefix else part for part in parts}
 
-    topics = {run: names(run, list(topic_names())) for run in runs}
+    named = ["weight-stream-draft", f"weight-stream-{'a' * 64}"]
+    topics = {run: names(run, [*topic_names(), *named]) for run in runs}
     used = [f"{g}.{t}" for g in ("dispatch", "truncated") for t in ("ledger", "trajectories")]
-    groups = {run: names(run, used + ["my.reader.trajectories"] * bool(run)) for run in runs}
+    of_users = ["my.reader.trajectories", "my.reader.weight-stream-draft"]
+    groups = {run: names(run, used + of_users * bool(run)) for run in runs}
     whole = set[str]().union(*topics.values()) | {"__consumer_offsets", "other"}
+    for other in runs:
+        whole |= names(other, ["weight-stream-", "weight-stream-a_b", f"weight-stream-{'a' * 65}"])
     members = set[str]().union(*groups.values()) | {"others-group"}
     run = data.draw(st.sampled_from(sorted(runs)))
     assert set(own_topics(run, whole)) == topics[run]

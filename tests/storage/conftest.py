@@ -1,9 +1,12 @@
-"""Every store, two real S3 servers among them, and a tiny model, for the tests of this folder."""
+"""Every store, two real S3 servers and a weight stream's part among them, and a tiny model, for the
+tests of this folder.
+"""
 
 import pytest
 
 from rollstream.storage.models import build_model
 from rollstream.storage.stores.connect import open_store
+from rollstream.storage.weights.named_streams import WeightStream
 from testbed.memory import MemoryStore
 from testbed.servers import moto_s3, versity
 from tests.storage.storage_samples import TINY
@@ -20,10 +23,12 @@ def of_the_second_server(name):
     return pytest.param(name, marks=pytest.mark.slow if name == "s3@moto" else ())
 
 
-@pytest.fixture(params=map(of_the_second_server, ["memory", *STORES]))
+@pytest.fixture(params=map(of_the_second_server, ["memory", "stream", *STORES]))
 def store(request, tmp_path):
     if request.param == "memory":
         return MemoryStore()
+    if request.param == "stream":
+        return WeightStream("draft").part(open_store(STORES["file"](tmp_path)))
     return open_store(STORES[request.param](tmp_path))
 
 

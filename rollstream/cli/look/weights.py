@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from rollstream.monitor.format import byte_size, plain_table
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.read_only import FolderReader
 from rollstream.storage.weights.manifest import Manifest, parse_version, read_manifest
+from rollstream.storage.weights.named_streams import WeightStream, run_streams
 from rollstream.storage.weights.pointer import believed_pointer
 from rollstream.storage.weights.retention import stored_versions
 from rollstream.streams.foreign_text import whole_number
@@ -80,6 +81,10 @@ def add_arguments(command: CommandParser) -> None:
         command.add_argument(
             "--merged", action="store_true", help="an adapter: merge it into its base, as one model"
         )
+    default = "all" if command.action in ("list", "verify") else "the policy's, which has no name"
+    command.add_argument(
+        "--stream", metavar="NAME", help=f"the weight stream of the versions; default: {default}"
+    )
     command.add_json()
 
 
@@ -87,20 +92,19 @@ def main(arguments: argparse.Namespace) -> int:
     """Run one action; returns 1 if `verify` finds a wrong version, else 0. Raises `ObjectMissing`
     (exit code 1) if a version is missing, `ConfigurationError` (2) for a wrong argument.
     """
-    return _FUNCTIONS[arguments.action](find_store(arguments.run), arguments)
+    store = find_store(arguments.run)
+    if arguments.action in _OF_STREAMS:
+        named = arguments.stream is not None
+        streams = (WeightStream(arguments.stream),) if named else run_streams(store)
+        return _OF_STREAMS[arguments.action](store, streams, arguments)
+    part = WeightStream(arguments.stream or "").part(store)
+    return _OF_VERSIONS[arguments.action](part, arguments)
 
 
-def _list(store: ObjectStore, arguments: argparse.Namespace) -> int:
-    pointer = believed_pointer(store)
-    latest = None if pointer is None else pointer.version
-    lines: list[VersionLine] = []
-    for stored in stored_versions(store):
-        try:
-            lines.append(version_line(read_manifest(store, stored.version), latest))
-        except (ObjectMissing, CorruptObject) as error:
-            lines.append({"version": str(stored.version), "kind": "unfinished"})
-            if stored.whole:
-                print(f"rollstream: {error}", file=sys.stderr)
+def _list(
+    store: ObjectStore, streams: Sequence[WeightStream], arguments: argparse.Namespace
+) -> int:
+    lines = [line for stream in streams for line in _version_lines(store, stream)]
     if not lines:
         raise ObjectMissing("no version is kept there (yet)")
     if arguments.json:
@@ -108,6 +112,20 @@ def _list(store: ObjectStore, arguments: argparse.Namespace) -> int:
     else:
         TerminalConsole().print(versions_table(lines))
     return 0
+
+
+def _version_lines(store: ObjectStore, stream: WeightStream) -> Iterator[VersionLine]:
+    part = stream.part(store)
+    pointer = believed_pointer(part)
+    latest = None if pointer is None else pointer.version
+    for stored in stored_versions(part):
+        line: VersionLine = {"version": str(stored.version), "kind": "unfinished"}
+        try:
+            line = version_line(read_manifest(part, stored.version), latest)
+        except (ObjectMissing, CorruptObject) as error:
+            if stored.whole:
+                print(f"rollstream: {error}", file=sys.stderr)
+        yield {**line, "stream": stream.name}
 
 
 def _show(store: ObjectStore, arguments: argparse.Namespace) -> int:
@@ -129,28 +147,35 @@ def _show(store: ObjectStore, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _verify(store: ObjectStore, arguments: argparse.Namespace) -> int:
+def _verify(
+    store: ObjectStore, streams: Sequence[WeightStream], arguments: argparse.Namespace
+) -> int:
     from rollstream.storage.weights.verify import verify_version
 
+    versions: list[tuple[WeightStream, Version]] = []
     if arguments.version is None:
-        versions = [stored.version for stored in stored_versions(store) if stored.whole]
+        for stream in streams:
+            stored = stored_versions(stream.part(store))
+            versions += [(stream, each.version) for each in stored if each.whole]
     else:
-        versions = [find_version(store, arguments.version).version]
+        stream = streams[0]
+        versions.append((stream, find_version(stream.part(store), arguments.version).version))
     if not versions:
         raise ObjectMissing("no version is kept there (yet)")
     bad = 0
     quiet = not sys.stderr.isatty()
-    for version in track(
+    for stream, version in track(
         versions, "verifying", console=TerminalConsole(stderr=True), disable=quiet
     ):
-        manifest, problem = verify_version(store, version)
+        manifest, problem = verify_version(stream.part(store), version)
         tensors = len(manifest.weights.tensors) if manifest else 0
         bad += bool(problem)
         if arguments.json:
             line = {"version": str(version), "tensors": tensors, "ok": not problem}
-            print(json.dumps({**line, "problem": problem or None}))
+            print(json.dumps({**line, "problem": problem or None, "stream": stream.name}))
         else:
-            print(f"{version}: {problem or f'{tensors} tensors, all hashes correct'}", flush=True)
+            named = f"{stream.name} {version}".lstrip()
+            print(f"{named}: {problem or f'{tensors} tensors, all hashes correct'}", flush=True)
     return 1 if bad else 0
 
 
@@ -254,11 +279,12 @@ def difference_line(difference: "TensorDifference") -> VersionLine:
 def versions_table(lines: Iterable[VersionLine]) -> Table:
     table = plain_table("version", "kind", ">size", ">of full", ">delta", "created", "")
     for line in lines:
+        version = f"{line.get('stream', '')} {line['version']}".lstrip()
         if line["kind"] == "unfinished":
-            table.add_row(str(line["version"]), "unfinished")
+            table.add_row(version, "unfinished")
             continue
         table.add_row(
-            str(line["version"]),
+            version,
             str(line["kind"]),
             byte_size(line["bytes"]),
             _share(line["bytes"], line["full_bytes"]),
@@ -340,10 +366,11 @@ def find_version(store: ObjectStore, text: str) -> Manifest:
     return read_manifest(store, max(matches))
 
 
-_FUNCTIONS: Mapping[str, Callable[[ObjectStore, argparse.Namespace], int]] = {
-    "list": _list,
+_OF_STREAMS: Mapping[
+    str, Callable[[ObjectStore, Sequence[WeightStream], argparse.Namespace], int]
+] = {"list": _list, "verify": _verify}
+_OF_VERSIONS: Mapping[str, Callable[[ObjectStore, argparse.Namespace], int]] = {
     "show": _show,
-    "verify": _verify,
     "diff": _diff,
     "export": _export,
 }

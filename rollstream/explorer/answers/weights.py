@@ -1,4 +1,6 @@
-"""Answers `weights`: the stored versions, their holders, and the chain of relays."""
+"""Answers `weights`: the policy's stored versions, their holders, the chain of relays, and the
+newest version of each named weight stream.
+"""
 
 import threading
 import time
@@ -11,8 +13,9 @@ from rollstream.errors import CorruptObject, ObjectMissing, RollstreamError
 from rollstream.explorer.explored_run import ExploredRun
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights.manifest import Manifest, read_manifest
+from rollstream.storage.weights.named_streams import WeightStream, named_streams
 from rollstream.storage.weights.pointer import believed_pointer
-from rollstream.storage.weights.retention import stored_versions
+from rollstream.storage.weights.retention import listed_versions, stored_versions
 from rollstream.streams.records import RelayStatus, RolloutStatus, WeightsAnnounced
 from rollstream.streams.values import Version
 
@@ -33,6 +36,7 @@ class StoredWeights:
         self._listed_s = float("-inf")
         self._lines: list[dict[str, Any]] = []
         self.latest: int | None = None
+        self.streams: list[dict[str, Any]] = []
 
     def lines(self) -> list[dict[str, Any]]:
         with self._lock:
@@ -47,6 +51,7 @@ class StoredWeights:
         pointer = believed_pointer(store)
         believed = None if pointer is None else pointer.version
         self.latest = None if believed is None else believed.number
+        self.streams = [_stream_line(store, stream) for stream in named_streams(store)]
         lines: list[dict[str, Any]] = []
         newest = sorted(stored_versions(store), key=lambda s: s.version, reverse=True)
         for stored in newest[:VERSIONS_MAX]:
@@ -91,12 +96,20 @@ def show_weights(run: ExploredRun, stored: StoredWeights) -> dict[str, Any]:
     )
     return {
         "latest": stored.latest,
+        "streams": stored.streams,
         "versions": versions,
         "holders": holders,
         "relays": relays,
         "applied": [list(row.values()) for row in reversed(applied)],
         "note": note or ("" if versions else "the store holds no weights (any more)"),
     }
+
+
+def _stream_line(store: ObjectStore, stream: WeightStream) -> dict[str, Any]:
+    part = stream.part(store)
+    pointer, versions = believed_pointer(part), listed_versions(part)
+    latest = None if pointer is None or pointer.version is None else pointer.version.number
+    return {"name": stream.name, "latest": latest, "versions": len(versions)}
 
 
 def _line(version: Version, manifest: Manifest | None) -> dict[str, Any]:

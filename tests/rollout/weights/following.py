@@ -26,6 +26,7 @@ from rollstream.producers.settings import RolloutSettings, TaskSettings
 from rollstream.storage.models import model_files
 from rollstream.storage.settings import WeightsSettings
 from rollstream.storage.stores.connect import open_store
+from rollstream.storage.weights.named_streams import POLICY, WeightStream
 from rollstream.streams.connect import open_bus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Record
@@ -43,12 +44,15 @@ CONFIG = Qwen3Config(
 
 
 class Followed:
-    """A run with a trainer's writer and one rollout; `publish` makes the next version."""
+    """A run with a writer of the `stream` and one rollout; `publish` makes the next version."""
 
-    def __init__(self, folder: Path, holder: str | None = None) -> None:
+    def __init__(
+        self, folder: Path, holder: str | None = None, stream: WeightStream = POLICY
+    ) -> None:
         self.bus = open_bus(f"sqlite:{folder / 'bus'}")
-        self.bus.create(catalogue(1))
-        self.store = open_store(f"file:{folder / 'store'}")
+        self.bus.create([*catalogue(1), stream.topic])
+        run_store = open_store(f"file:{folder / 'store'}")
+        self.store = stream.part(run_store)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = Qwen3ForCausalLM(CONFIG).to(torch.bfloat16)  # pyright: ignore[reportArgumentType]
@@ -56,7 +60,7 @@ class Followed:
             name: tensor.clone() for name, tensor in model.state_dict().items()
         }
         self._tie()
-        writer = FencedWriter(self.bus, "weights", "trainer", 1)
+        writer = FencedWriter(self.bus, stream.topic.name, stream.topic.writer, 1)
         self.versions = VersionWriter(
             self.store, writer, "r", 1, WeightsSettings(),
             model_files(model, None, torch.bfloat16), lambda: (),
@@ -64,9 +68,11 @@ class Followed:
         self.versions.open()
         self.number = -1
         self.published: dict[Version, Mapping[str, torch.Tensor]] = {}
-        self.follower = WeightsFollower(self.bus, self.store)
+        self.follower = WeightsFollower(self.bus, run_store, stream=stream)
         if holder is not None:  # for versions of any size
-            self.follower = WeightsFollower(self.bus, self.store, large=holder, large_above=0)
+            self.follower = WeightsFollower(
+                self.bus, run_store, large=holder, large_above=0, stream=stream
+            )
 
     def _tie(self) -> None:
         self.tensors["lm_head.weight"] = self.tensors["model.embed_tokens.weight"]  # pyright: ignore[reportIndexIssue]

@@ -1,4 +1,6 @@
-"""What every `WeightHolder` promises, by each way and by the smallest one that keeps it."""
+"""What every `WeightHolder` promises, by each way and by the smallest one that keeps it, and by one
+of them for a named weight stream.
+"""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,12 +14,13 @@ from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.producers.rollout import holder
 from rollstream.producers.rollout.holder import HOLDERS, Fetch, FetchMeter, WeightHolder
 from rollstream.storage.weights.manifest import Manifest, read_manifest
+from rollstream.storage.weights.named_streams import POLICY, WeightStream
 from rollstream.storage.weights.resident import ResidentWeights
 from rollstream.streams.values import Version
 from testbed.waiting import wait_for
 from tests.rollout.weights.following import Followed
 
-WAYS = [*HOLDERS, "reread"]
+WAYS = [*((way, POLICY) for way in (*HOLDERS, "reread")), ("mapped", WeightStream("draft"))]
 
 
 class Reread(WeightHolder):
@@ -31,10 +34,10 @@ class Reread(WeightHolder):
         return weights.manifest, fetch.prepare(update)
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=WAYS, ids=lambda way: f"{way[0]} {way[1].name}".strip())
 def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch) -> Iterator[Followed]:
     monkeypatch.setattr(holder, "HOLDERS", {**HOLDERS, "reread": f"{__name__}:Reread"})
-    followed = Followed(tmp_path, request.param)
+    followed = Followed(tmp_path, *request.param)
     yield followed
     followed.close()
 

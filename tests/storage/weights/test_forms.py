@@ -1,5 +1,5 @@
-"""What every `VersionForm` promises: whole weights, adapters, and the smallest form that keeps it
-(`Anchors`).
+"""What every `VersionForm` promises, in the policy's weight stream and in a named one: whole
+weights, adapters, and the smallest form that keeps it (`Anchors`).
 """
 
 from collections.abc import Callable, Mapping
@@ -14,6 +14,7 @@ from rollstream.producers.engines.base import EngineOptions, WeightUpdate
 from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.storage.lora import adapter_state, attach_adapters, attached_adapter, base_state
 from rollstream.storage.settings import LoraSettings, WeightsSettings
+from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights import form
 from rollstream.storage.weights.adapters import AdapterTensors
 from rollstream.storage.weights.fetch import fetch_tensors
@@ -26,6 +27,7 @@ from rollstream.storage.weights.form import (
     form_of_tensors,
 )
 from rollstream.storage.weights.manifest import Manifest, read_manifest
+from rollstream.storage.weights.named_streams import POLICY, WeightStream
 from rollstream.storage.weights.publish import NewVersion, publish_version
 from rollstream.storage.weights.tensors import Tensors
 from rollstream.streams.values import Version
@@ -99,12 +101,17 @@ def tensors_of(request: pytest.FixtureRequest, monkeypatch) -> Callable[[int], A
     return MADE[request.param]
 
 
-def publisher_of(store: MemoryStore, tensors: Tensors) -> FormPublisher:
+@pytest.fixture(params=[POLICY, WeightStream("draft")], ids=["policy", "named"])
+def store(request: pytest.FixtureRequest) -> ObjectStore:
+    return request.param.part(MemoryStore())
+
+
+def publisher_of(store: ObjectStore, tensors: Tensors) -> FormPublisher:
     publication = Publication(store, "r", WeightsSettings(), {}, lambda: 1.0, leads=True)
     return form_of_tensors(tensors).publisher(publication)
 
 
-def published(store: MemoryStore, publisher: FormPublisher, tensors: list[Any]) -> list[Manifest]:
+def published(store: ObjectStore, publisher: FormPublisher, tensors: list[Any]) -> list[Manifest]:
     manifests: list[Manifest] = []
     for number, each in enumerate(tensors):
         parent = manifests[-1] if manifests else None
@@ -113,8 +120,8 @@ def published(store: MemoryStore, publisher: FormPublisher, tensors: list[Any]) 
     return manifests
 
 
-def test_a_version_has_the_tensors_that_were_published(tensors_of) -> None:
-    store, made = MemoryStore(), [tensors_of(number) for number in range(3)]
+def test_a_version_has_the_tensors_that_were_published(store: ObjectStore, tensors_of) -> None:
+    made = [tensors_of(number) for number in range(3)]
     for manifest, tensors in zip(
         published(store, publisher_of(store, made[0]), made), made, strict=True
     ):
@@ -124,8 +131,10 @@ def test_a_version_has_the_tensors_that_were_published(tensors_of) -> None:
         assert all(torch.equal(fetched[name], tensors[name]) for name in tensors)
 
 
-def test_a_publish_that_was_killed_is_repeated_and_finds_its_objects(tensors_of) -> None:
-    store, made = MemoryStore(), [tensors_of(number) for number in range(3)]
+def test_a_publish_that_was_killed_is_repeated_and_finds_its_objects(
+    store: ObjectStore, tensors_of
+) -> None:
+    made = [tensors_of(number) for number in range(3)]
     manifests = published(store, publisher_of(store, made[0]), made)
     present = {key: store.get(key) for key in keys(store)}
     again = publisher_of(store, made[2]).publish(Version(2, 1), made[2], manifests[1])
@@ -133,8 +142,10 @@ def test_a_publish_that_was_killed_is_repeated_and_finds_its_objects(tensors_of)
     assert {key: store.get(key) for key in keys(store)} == present
 
 
-def test_after_other_bytes_the_next_version_does_not_need_the_believed_one(tensors_of) -> None:
-    store, made = MemoryStore(), [tensors_of(number) for number in range(3)]
+def test_after_other_bytes_the_next_version_does_not_need_the_believed_one(
+    store: ObjectStore, tensors_of
+) -> None:
+    made = [tensors_of(number) for number in range(3)]
     publisher = publisher_of(store, made[0])
     manifests = published(store, publisher, made[:2])
     manifest = publisher.publish(Version(2, 1), made[2], manifests[1], is_fork=True)
@@ -146,8 +157,8 @@ def test_after_other_bytes_the_next_version_does_not_need_the_believed_one(tenso
     )
 
 
-def test_an_engine_opens_and_serves_the_version(tensors_of) -> None:
-    store, made = MemoryStore(), tensors_of(1)
+def test_an_engine_opens_and_serves_the_version(store: ObjectStore, tensors_of) -> None:
+    made = tensors_of(1)
     (manifest,) = published(store, publisher_of(store, made), [made])
     own = fetch_tensors(store, manifest.version)[1]
     opening = form_of(manifest).opening(store, manifest, own, streams=False)
@@ -161,8 +172,8 @@ def test_an_engine_opens_and_serves_the_version(tensors_of) -> None:
     assert not engine.read_back(own, own).differing
 
 
-def test_the_version_as_one_model_has_the_model_s_tensors(tensors_of) -> None:
-    store, made = MemoryStore(), tensors_of(1)
+def test_the_version_as_one_model_has_the_model_s_tensors(store: ObjectStore, tensors_of) -> None:
+    made = tensors_of(1)
     (manifest,) = published(store, publisher_of(store, made), [made])
     own = fetch_tensors(store, manifest.version)[1]
     whole = form_of(manifest).model_tensors(store, manifest, own)
@@ -170,5 +181,5 @@ def test_the_version_as_one_model_has_the_model_s_tensors(tensors_of) -> None:
     assert form_of(manifest).is_partial == (whole.keys() != own.keys())
 
 
-def keys(store: MemoryStore) -> list[str]:
+def keys(store: ObjectStore) -> list[str]:
     return [listed.key for listed in store.list("")]

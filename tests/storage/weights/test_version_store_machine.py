@@ -2,7 +2,8 @@
 die at any write, zombies resume, readers move between any versions and fail at any read.
 
 A believed version is always readable bit for bit, a zombie's version is never believed, and no base
-of a kept version is deleted (invariants 6 and 11).
+of a kept version is deleted (invariants 6 and 11). So it is in the policy's stream and a named one,
+also beside another stream in the same store, which no step of the first one changes.
 """
 
 import shutil
@@ -17,6 +18,7 @@ from rollstream.errors import Fenced
 from rollstream.storage.settings import WeightsSettings
 from rollstream.storage.stores.file import FileStore
 from rollstream.storage.weights.fetch import fetch_model_file, fetch_tensors
+from rollstream.storage.weights.named_streams import POLICY, WeightStream
 from rollstream.storage.weights.pointer import believed_pointer
 from rollstream.storage.weights.resident import ResidentWeights
 from rollstream.storage.weights.retention import stored_versions
@@ -51,13 +53,16 @@ class FailingReads:
 class VersionStore(RuleBasedStateMachine):
     """`made` is the model: the tensors that a trainer published for each version."""
 
+    stream = POLICY
+
     def new_store(self):
         return MemoryStore()
 
     def __init__(self):
         super().__init__()
-        self.store, self.bus = self.new_store(), MemoryBus()
-        self.bus.create(catalogue())
+        self.run_store, self.bus = self.new_store(), MemoryBus()
+        self.store = self.stream.part(self.run_store)
+        self.bus.create([*catalogue(), self.stream.topic])
         self.term, self.writer, self.zombies = 0, None, []
         self.made, self.highest = {}, None
         self.readers = [ResidentWeights() for _ in range(READERS)]
@@ -83,7 +88,8 @@ class VersionStore(RuleBasedStateMachine):
         self.term += 1
         if self.writer is not None:
             self.zombies = [*self.zombies[-1:], self.writer]
-        fenced = FencedWriter(self.bus, "weights", "trainer", self.term)
+        topic = self.stream.topic
+        fenced = FencedWriter(self.bus, topic.name, topic.writer, self.term)
         more = {"extra.txt": b"x"} if files else {}
         self.writer = VersionWriter(
             self.store, fenced, "run", self.term, SETTINGS, {**FILES, **more}, lambda: self.pinned
@@ -187,9 +193,107 @@ class VersionStoreOnFiles(VersionStore):
         shutil.rmtree(self.folder)
 
 
+class NamedVersionStore(VersionStore):
+    stream = WeightStream("draft")
+
+
+class TwoStreams(VersionStore):
+    """A writer of another stream of the same store publishes, retains, is fenced and dies between
+    the steps: neither stream's objects change by a step of the other.
+    """
+
+    other = WeightStream("critic")
+
+    def __init__(self):
+        super().__init__()
+        self.other_store = self.other.part(self.run_store)
+        self.bus.create([self.other.topic])
+        self.other_made, self.others = {}, []
+        self.other_objects = {}
+
+    def beside(self, step):
+        """Runs a step of the other stream, which changes nothing of this one."""
+        own = objects(self.run_store, self.stream)
+        try:
+            step()
+        finally:
+            self.other_objects = objects(self.run_store, self.other)
+        assert objects(self.run_store, self.stream) == own
+
+    @rule()
+    def a_writer_of_the_other_stream_starts(self):
+        def start():
+            topic, term = self.other.topic, len(self.others) + 1
+            fenced = FencedWriter(self.bus, topic.name, topic.writer, term)
+            writer = VersionWriter(
+                self.other_store, fenced, "run", term, SETTINGS, FILES, lambda: ()
+            )
+            writer.open()
+            self.others.append(writer)
+
+        self.beside(start)
+
+    @precondition(lambda self: self.others)
+    @rule(fatal=DEATH, after=st.booleans(), share=st.sampled_from([0.0, 0.01, 0.6]))
+    def the_other_stream_goes_on(self, fatal, after, share):
+        writer = self.others[-1]
+        last = writer.highest
+        version = Version(last.number + 1 if last else 0, writer.term)
+        before = self.other_made[last] if last else first_tensors()
+        self.other_made[version] = changed(before, 7 * version.number, share) if share else before
+
+        def publish():
+            writer.store = FaultyStore(self.other_store, fatal, after)
+            try:
+                writer.publish(version.number, self.other_made[version])
+                writer.retain()
+            except Killed:
+                self.a_writer_of_the_other_stream_starts()
+            writer.store = self.other_store
+
+        self.beside(publish)
+
+    @precondition(lambda self: len(self.others) > 1)
+    @rule()
+    def a_zombie_of_the_other_stream_is_fenced(self):
+        def publish():
+            zombie = self.others[-2]
+            number = zombie.highest.number + 1 if zombie.highest else 0
+            made = self.other_made.setdefault(Version(number, zombie.term), first_tensors())
+            # Its form still has the store of its first publication, which may kill it before.
+            with pytest.raises((Fenced, Killed)):
+                zombie.publish(number, made)
+
+        self.beside(publish)
+
+    @invariant()
+    def the_other_stream_is_what_its_writer_left(self):
+        assert objects(self.run_store, self.other) == self.other_objects
+        pointer = believed_pointer(self.other_store)
+        if pointer is not None:
+            version = pointer.version
+            assert_same(fetch_tensors(self.other_store, version)[1], self.other_made[version])  # pyright: ignore[reportArgumentType]
+
+
+class StreamBesideThePolicy(TwoStreams):
+    stream, other = WeightStream("draft"), POLICY
+
+
+def objects(store, stream):
+    """All objects of the stream."""
+    kept = stream.prefix or "weights/"
+    return {entry.key: store.get(entry.key) for entry in store.list(kept)}
+
+
 VersionStore.TestCase.settings = examples(15, share=2, steps=30)
+NamedVersionStore.TestCase.settings = examples(8, share=4, steps=30)
+TwoStreams.TestCase.settings = examples(8, share=4, steps=30)
+StreamBesideThePolicy.TestCase.settings = examples(8, share=4, steps=30)
 VersionStoreOnFiles.TestCase.settings = settings(
     max_examples=10, stateful_step_count=20, deadline=None
 )
 test_versions_in_memory = VersionStore.TestCase
+test_versions_of_a_named_stream = NamedVersionStore.TestCase
+test_the_policy_beside_a_named_stream = TwoStreams.TestCase
+test_a_named_stream_beside_the_policy = StreamBesideThePolicy.TestCase
 test_versions_in_files = VersionStoreOnFiles.TestCase

@@ -21,7 +21,8 @@ export default function Weights({ run }) {
         holders=${data.holders} latest=${data.latest} /></div>
       ${data.relays.length > 0 && html`<${Relays} relays=${data.relays} />`}
       ${data.versions.length > 0 && html`<${Versions} run=${run}
-        versions=${data.versions} />`}`}</${Loaded}>`;
+        versions=${data.versions} />`}
+      ${data.streams?.length > 0 && html`<${Streams} streams=${data.streams} />`}`}</${Loaded}>`;
 }
 
 function Sizes({ data }) {
@@ -123,4 +124,15 @@ function Versions({ run, versions }) {
         moment(v.announced_s ?? v.done_s) },
       { key: "holders", label: "held by", cell: (v) => html`<${Line}
         text=${v.holders.slice(0, 6).join(", ")} limit=${120} />` }]} /></${Card}>`;
+}
+
+/** Versions of other models than the policy, each stream under its name. */
+function Streams({ streams }) {
+  return html`<${Card} title="Named weight streams"><${Table} label="Named weight streams"
+    rows=${streams} limit=${60} columns=${[
+      { key: "name", label: "stream", cell: (s) => html`<${Line} text=${s.name} limit=${64} />` },
+      { key: "latest", label: "newest version", kind: "n", cell: (s) => s.latest == null ? "–"
+        : `v${s.latest}` },
+      { key: "versions", label: "versions kept", kind: "n", cell: (s) => count(s.versions) },
+    ]} /></${Card}>`;
 }
