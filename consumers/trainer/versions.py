@@ -42,9 +42,10 @@ log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class VersionWriter:
     """Publishes one term's versions of the weight stream whose part of the run's store is `store`
-    (`WeightStream.part`); `writer` writes to the stream's topic. `pinned` returns those that a rollout or an open partial
-    needs (`data/retention.py`), `to_continue` those that a resumed trainer needs
-    (`past_versions.py`); every anchor carries the `model_files` (configuration and tokenizer).
+    (`WeightStream.part`); `writer` writes to the stream's topic. `pinned` returns those that a
+    rollout or an open partial needs (`data/retention.py`), `to_continue` those that a resumed
+    trainer needs (`past_versions.py`); every anchor carries the `model_files` (configuration and
+    tokenizer).
 
     If ranks share a model, each has a writer with the same decisions; all but rank 0 (`leads`)
     write only their part of the tensors.

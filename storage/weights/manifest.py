@@ -14,6 +14,7 @@ from rollstream.errors import CorruptObject
 from rollstream.storage.hf_folder import TEMPLATES
 from rollstream.storage.stores.base import ObjectStore, content_hash, is_key
 from rollstream.storage.stores.json_objects import decode_json, encode_json
+from rollstream.storage.stores.part import complete_key
 from rollstream.storage.stores.run_keys import MANIFESTS, RunKeys
 from rollstream.storage.weights.delta.coding import Coding, ValueCoding, element_of
 from rollstream.streams.values import Version
@@ -237,8 +238,7 @@ def read_manifest(
     """Read and check a version's manifest; `manifest_hash` is the announced one. Raises
     `ObjectMissing` if there is none, `CorruptObject` if it has another hash or contradicts itself.
     """
-    key = manifest_key(version)
-    data = store.get(key)
+    data, key = store.get(manifest_key(version)), complete_key(store, manifest_key(version))
     if manifest_hash is not None and content_hash(data) != manifest_hash:
         raise CorruptObject(
             f"object {key} has hash {content_hash(data)}, announced {manifest_hash}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from rollstream.errors import ConfigurationError, Fenced, ObjectExists, ObjectMissing, SwapLost
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.json_objects import decode_json, encode_json
+from rollstream.storage.stores.part import complete_key
 from rollstream.storage.stores.run_keys import MANIFESTS, RunKeys
 from rollstream.storage.weights.manifest import Manifest, manifest_key, read_manifest
 from rollstream.streams.values import Version
@@ -38,7 +39,7 @@ def read_pointer(store: ObjectStore) -> tuple[Pointer, str] | None:
         data, etag = store.read(POINTER_KEY)
     except ObjectMissing:
         return None
-    return decode_json(data, Pointer, POINTER_KEY), etag
+    return decode_json(data, Pointer, complete_key(store, POINTER_KEY)), etag
 
 
 def believed_pointer(store: ObjectStore) -> Pointer | None:
@@ -51,6 +52,7 @@ def take_pointer(store: ObjectStore, run: str, term: int) -> Pointer:
     """Make the pointer carry `term` at its present version; idempotent. Raises `Fenced` if a higher
     term has it, `ConfigurationError` if it belongs to another run.
     """
+    key = complete_key(store, POINTER_KEY)
     for _ in range(SWAPS_MAX):
         present = read_pointer(store)
         try:
@@ -59,7 +61,7 @@ def take_pointer(store: ObjectStore, run: str, term: int) -> Pointer:
                 store.create(POINTER_KEY, encode_json(empty))
                 return empty
             pointer, etag = present
-            _check_owner(pointer, run, term)
+            _check_owner(pointer, key, run, term)
             if pointer.term == term:
                 return pointer
             taken = replace(pointer, term=term)
@@ -68,9 +70,7 @@ def take_pointer(store: ObjectStore, run: str, term: int) -> Pointer:
             return taken
         except (SwapLost, ObjectExists):
             continue
-    raise SwapLost(
-        f"{POINTER_KEY}: lost {SWAPS_MAX} swaps in a row; is an old trainer still running?"
-    )
+    raise SwapLost(f"{key}: lost {SWAPS_MAX} swaps in a row; is an old writer still running?")
 
 
 def pointer_to(manifest: Manifest) -> Pointer:
@@ -87,15 +87,16 @@ def advance_pointer(store: ObjectStore, manifest: Manifest) -> Pointer:
     `CorruptObject` if the stored manifest is not this one.
     """
     version, new_pointer = manifest.version, pointer_to(manifest)
+    key = complete_key(store, POINTER_KEY)
     read_manifest(store, version, new_pointer.manifest_hash)
     present = read_pointer(store)
     if present is None:
-        raise SwapLost(f"{POINTER_KEY} does not exist: take the pointer before believing {version}")
+        raise SwapLost(f"{key} does not exist: take the pointer before believing {version}")
     pointer, etag = present
-    _check_owner(pointer, manifest.run, version.term)
+    _check_owner(pointer, key, manifest.run, version.term)
     if pointer == new_pointer:
         return new_pointer
-    _check_next(pointer, version)
+    _check_next(pointer, key, version)
     try:
         store.swap(POINTER_KEY, encode_json(new_pointer), etag)
     except SwapLost:
@@ -103,33 +104,34 @@ def advance_pointer(store: ObjectStore, manifest: Manifest) -> Pointer:
         # If they are equal, the swap took effect and its answer was lost.
         if after is None or after[0] != new_pointer:
             if after is not None:
-                _check_owner(after[0], manifest.run, version.term)
+                _check_owner(after[0], key, manifest.run, version.term)
             raise
     return new_pointer
 
 
 def check_term(store: ObjectStore, term: int) -> Pointer | None:
-    """Returns the pointer, None in a new store. Raises `Fenced` if a trainer of a higher term has
-    it and so decides retention.
+    """Returns the pointer, None in a new store. Raises `Fenced` if a writer of a higher term has it
+    and so decides retention.
     """
     present = read_pointer(store)
     if present is not None and present[0].term > term:
-        raise Fenced(f"a trainer of term {present[0].term} decides what stays, not {term}")
+        key = complete_key(store, POINTER_KEY)
+        raise Fenced(f"{key}: a writer of term {present[0].term} decides what stays, not {term}")
     return None if present is None else present[0]
 
 
-def _check_owner(pointer: Pointer, run: str, term: int) -> None:
+def _check_owner(pointer: Pointer, key: str, run: str, term: int) -> None:
     if pointer.run != run:
         raise ConfigurationError(
             f"this store belongs to run {pointer.run!r}, not to {run!r}: "
             "give each run its own store"
         )
     if pointer.term > term:
-        raise Fenced(f"{POINTER_KEY} carries term {pointer.term}: the trainer of {term} must exit")
+        raise Fenced(f"{key} carries term {pointer.term}: the writer of {term} must exit")
 
 
-def _check_next(pointer: Pointer, version: Version) -> None:
+def _check_next(pointer: Pointer, key: str, version: Version) -> None:
     if pointer.term < version.term:
-        raise SwapLost(f"{POINTER_KEY} carries term {pointer.term}: take it before {version}")
+        raise SwapLost(f"{key} carries term {pointer.term}: take it before {version}")
     if pointer.version is not None and pointer.version.number >= version.number:
-        raise SwapLost(f"{POINTER_KEY} is at {pointer.version}: {version} would go back")
+        raise SwapLost(f"{key} is at {pointer.version}: {version} would go back")

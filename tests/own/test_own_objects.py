@@ -105,7 +105,7 @@ FOREIGN = (
     "model/config.json", "model/mine/config.json", "blobs/picture.png", "pins/readme", "roles/x.md",
     "roles/people.json", "dispatch/notes", "agents/list.json", "audit/2025.pdf", "notes.json",
     "streams/notes.txt", "streams/a.b/weights/latest.json", "streams/draft/run.json",
-    f"streams/draft/weights/{Version(3, 1)}/notes.txt", f"streams/draft/{CheckpointId(1, 4).folder}",
+    f"streams/draft/weights/{Version(3, 1)}/notes.txt", "streams/draft/model/manifest.json",
     "configurations/nginx.json", "probes/one", "exp/run.json", f"exp/{manifest_key(Version(3, 1))}",
 )  # fmt: skip
 
