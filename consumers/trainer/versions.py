@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from rollstream.errors import CorruptObject, ObjectMissing
+from rollstream.errors import ConfigurationError, CorruptObject, ObjectMissing
 from rollstream.storage.identity import read_or_create_identity
 from rollstream.storage.settings import WeightsSettings
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.terms import STREAMS, next_term
 from rollstream.storage.weights.form import FormPublisher, Publication, form_of_tensors
 from rollstream.storage.weights.manifest import Manifest, combined_hash, read_manifest
-from rollstream.storage.weights.named_streams import WeightStream
+from rollstream.storage.weights.named_streams import STREAMS_MAX, WeightStream, named_streams
 from rollstream.storage.weights.pointer import (
     Pointer,
     advance_pointer,
@@ -184,10 +184,17 @@ def open_named_stream(
 ) -> VersionWriter:
     """Returns the opened writer of a named stream of the run in `store`, under a new term: earlier
     writers of the stream are fenced. Readers keep versions by `VersionPins` in the stream's part.
-    Raises as `read_or_create_identity`, before anything is written.
+    Before anything is written, raises as `read_or_create_identity`, and `ConfigurationError` if the
+    run has `STREAMS_MAX` other named streams.
     """
     assert stream.name, "the policy's versions have the term of the trainer's lease"
     read_or_create_identity(store, run)
+    others = {*named_streams(store)} - {stream}
+    if len(others) >= STREAMS_MAX:
+        raise ConfigurationError(
+            f"run {run} has {len(others)} named weight streams, the most that a run may have: "
+            f"publish in one of them, not in {stream.name}"
+        )
     bus.create([stream.topic])
     term, part = next_term(store, STREAMS, stream.name), stream.part(store)
     writer = FencedWriter(bus, stream.topic.name, STREAMS, term)

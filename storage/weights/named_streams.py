@@ -17,6 +17,8 @@ from rollstream.storage.stores.run_keys import RunKeys
 from rollstream.storage.weights import manifest, pointer, retention
 from rollstream.streams.topics import STREAM_NAME, Topic, announcement_topic
 
+STREAMS_MAX = 64
+"""Most named streams of a run."""
 _FOLDER = "streams"
 _KEY = re.compile(rf"{_FOLDER}/({STREAM_NAME.pattern})/(.+)")
 

@@ -1,9 +1,18 @@
 """Each route answers for a run whose every count is known, from its log and from its archive."""
 
 import math
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+
+from rollstream.analysis.locate import locate_run
+from rollstream.explorer.answers.weights import StoredWeights
+from rollstream.storage.stores.file import FileStore
+from rollstream.storage.weights.named_streams import WeightStream
+from testbed.memory import MemoryBus
+from testbed.versions import publish_small
+from tests.analysis.asked_run import RUN, make_run
 
 
 def test_runs_are_named_with_their_state(asked):
@@ -212,3 +221,17 @@ def test_the_example_archive_has_advantages_by_the_trainers_function(example):
     assert abs(sum(values)) < 1e-6
     tokens = example.json(f"r/0/trajectories/{group['group']}.0")["tokens"]
     assert set(tokens["mask"]) == {None, 1}
+
+
+def test_named_weight_streams_have_their_newest_version_each(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    store = FileStore(folder / "store")
+    for name, numbers in (("draft", [0, 4]), ("critic", [2])):
+        publish_small(MemoryBus(), store, RUN, WeightStream(name), numbers)
+    stored = StoredWeights(locate_run(str(folder)))
+    lines = stored.lines()
+    assert stored.streams == [
+        {"name": "critic", "latest": 2, "versions": 1},
+        {"name": "draft", "latest": 4, "versions": 2},
+    ]
+    assert all("streams" not in line["name"] for line in lines)

@@ -21,6 +21,7 @@ from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.runs.parentage import PromptsLeft, prompts_left, read_parentage
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.manifest import read_manifest
+from rollstream.storage.weights.named_streams import WeightStream
 from rollstream.storage.weights.pointer import believed_pointer
 from rollstream.streams.records import (
     Admitted,
@@ -31,7 +32,9 @@ from rollstream.streams.records import (
     Superseded,
     Take,
 )
+from testbed.memory import MemoryBus
 from testbed.run_process import read
+from testbed.versions import publish_small
 from testbed.waiting import WAIT_S, wait_for
 from tests.runs.test_resume import hashes
 from tests.support.kept_run import STEPS, TASK, made, write_configuration_of
@@ -275,7 +278,11 @@ def test_a_log_that_holds_another_run_is_refused(parent: Path, tmp_path: Path, c
     assert fork(parent, tmp_path / "one") == 0
     assert fork(parent, tmp_path / "two", 4, f"store=file:{tmp_path}/one/store") == 2
     assert fork(parent, tmp_path / "three", 4, f"bus=sqlite:{tmp_path}/one/bus") == 2
-    assert capsys.readouterr().err.count("holds a run already") == 2
+    streams = open_store(f"file:{tmp_path}/streams")
+    publish_small(MemoryBus(), streams, "other", WeightStream("draft"), [0])
+    streams.delete("run.json")
+    assert fork(parent, tmp_path / "four", 4, f"store=file:{tmp_path}/streams") == 2
+    assert capsys.readouterr().err.count("holds a run already") == 3
     assert not (tmp_path / "two" / "config.json").exists()
 
 

@@ -13,7 +13,7 @@ from rollstream.errors import CorruptObject, ObjectMissing, RollstreamError
 from rollstream.explorer.explored_run import ExploredRun
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights.manifest import Manifest, read_manifest
-from rollstream.storage.weights.named_streams import WeightStream, named_streams
+from rollstream.storage.weights.named_streams import STREAMS_MAX, WeightStream, named_streams
 from rollstream.storage.weights.pointer import believed_pointer
 from rollstream.storage.weights.retention import listed_versions, stored_versions
 from rollstream.streams.records import RelayStatus, RolloutStatus, WeightsAnnounced
@@ -51,7 +51,8 @@ class StoredWeights:
         pointer = believed_pointer(store)
         believed = None if pointer is None else pointer.version
         self.latest = None if believed is None else believed.number
-        self.streams = [_stream_line(store, stream) for stream in named_streams(store)]
+        streams = named_streams(store)[:STREAMS_MAX]
+        self.streams = [_stream_line(store, stream) for stream in streams]
         lines: list[dict[str, Any]] = []
         newest = sorted(stored_versions(store), key=lambda s: s.version, reverse=True)
         for stored in newest[:VERSIONS_MAX]:
@@ -107,9 +108,12 @@ def show_weights(run: ExploredRun, stored: StoredWeights) -> dict[str, Any]:
 
 def _stream_line(store: ObjectStore, stream: WeightStream) -> dict[str, Any]:
     part = stream.part(store)
-    pointer, versions = believed_pointer(part), listed_versions(part)
+    try:
+        pointer = believed_pointer(part)
+    except CorruptObject:  # of this stream alone; `audit` names it
+        pointer = None
     latest = None if pointer is None or pointer.version is None else pointer.version.number
-    return {"name": stream.name, "latest": latest, "versions": len(versions)}
+    return {"name": stream.name, "latest": latest, "versions": len(listed_versions(part))}
 
 
 def _line(version: Version, manifest: Manifest | None) -> dict[str, Any]:

@@ -1,14 +1,19 @@
 """Named weight streams: their keys, topics, terms and names, beside those of the policy."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from rollstream.errors import ConfigurationError, Fenced
 from rollstream.storage.identity import mark_deleted, read_or_create_identity
+from rollstream.storage.relay.object import version_of
+from rollstream.storage.relay.push import PushingStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.fetch import fetch_tensors
 from rollstream.storage.weights.named_streams import (
     POLICY,
+    STREAMS_MAX,
     WeightStream,
     named_streams,
     run_streams,
@@ -128,6 +133,27 @@ def test_retention_keeps_what_a_reader_of_the_stream_has_pinned(bus: MemoryBus) 
     assert len(kept) <= writer.settings.versions_max
     pins.close()
     others.close()
+
+
+def test_a_named_stream_passes_relays_by(bus: MemoryBus) -> None:
+    """Relays know versions of the policy alone: those of a stream are never taken for them."""
+    directory: Any = None
+    store = MemoryStore()
+    pushing = PushingStore(store, directory, 1 << 20)
+    publish_small(bus, pushing, "run", DRAFT, range(2))
+    assert fetch_tensors(DRAFT.part(store), Version(1, 1))[1].keys() == small_tensors(1).keys()
+    assert {version_of(key) for key in keys(store)} == {None}
+
+
+def test_the_number_of_streams_has_a_bound(bus: MemoryBus) -> None:
+    store = MemoryStore()
+    for number in range(STREAMS_MAX):
+        store.put(f"streams/s{number}/weights/latest.json", b"{}")
+    with pytest.raises(ConfigurationError, match="64 named weight streams"):
+        publish_small(bus, store, "run", DRAFT, [0])
+    store.delete("streams/s0/weights/latest.json")
+    publish_small(bus, store, "run", DRAFT, [0])
+    publish_small(bus, store, "run", DRAFT, [1])
 
 
 def test_a_deleted_or_another_run_gets_no_stream(bus: MemoryBus) -> None:

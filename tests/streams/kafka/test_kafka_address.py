@@ -18,7 +18,7 @@ from rollstream.streams.kafka.client import base_settings
 from rollstream.streams.kafka.log_filter import RateLimitedHandler
 from rollstream.streams.kafka.producer import ByteSemaphore, bounded_batches, record_cost_bytes
 from rollstream.streams.kafka.topic_settings import configs_of, topic_of
-from rollstream.streams.topics import Topic, catalogue
+from rollstream.streams.topics import Topic, announcement_topic, catalogue
 from testbed.waiting import WAIT_S
 
 
@@ -111,8 +111,8 @@ def test_a_file_or_function_that_is_not_there_is_named_before_any_broker_is_aske
         base_settings(address, Secrets())
 
 
-def test_every_topic_of_the_catalogue_survives_the_brokers_settings() -> None:
-    for topic in catalogue():
+def test_every_topic_of_a_run_survives_the_brokers_settings() -> None:
+    for topic in (*catalogue(), announcement_topic("draft")):
         assert topic_of(topic.name, topic.partitions, configs_of(topic)) == topic
 
 
