@@ -166,7 +166,7 @@ def test_named_weight_streams_go_with_the_run_and_their_newest_versions_are_kept
     pointer = believed_pointer(part)
     assert pointer is not None
     assert pointer.version == Version(4, 1)
-    assert verify_version(part, pointer.version)[1] == ""
+    assert verify_version(part, Version(4, 1))[1] == ""
     removed(run)
     assert [entry.key for entry in store.list()] == ["streams/mine.txt"]
 

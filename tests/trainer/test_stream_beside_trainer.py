@@ -36,7 +36,7 @@ STORES: dict[str, Callable[[Path], str]] = {
 }
 
 
-@pytest.mark.parametrize("place", STORES)
+@pytest.mark.parametrize("place", ["file", pytest.param("s3", marks=pytest.mark.slow)])
 def test_a_publisher_that_dies_at_any_write_disturbs_nobody(tmp_path: Path, place: str) -> None:
     url = STORES[place](tmp_path)
     with tiny_run(tmp_path, store=url, trainer={"steps": 2}) as run:

@@ -81,7 +81,8 @@ def add_arguments(command: CommandParser) -> None:
         command.add_argument(
             "--merged", action="store_true", help="an adapter: merge it into its base, as one model"
         )
-    default = "all" if command.action in ("list", "verify") else "the policy's, which has no name"
+    streams = {"list": "all", "verify": "all, with VERSION the policy's"}
+    default = streams.get(command.action, "the policy's, which has no name")
     command.add_argument(
         "--stream", metavar="NAME", help=f"the weight stream of the versions; default: {default}"
     )

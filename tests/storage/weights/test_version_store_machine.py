@@ -286,9 +286,9 @@ def objects(store, stream):
 
 
 VersionStore.TestCase.settings = examples(15, share=2, steps=30)
-NamedVersionStore.TestCase.settings = examples(8, share=4, steps=30)
-TwoStreams.TestCase.settings = examples(8, share=4, steps=30)
-StreamBesideThePolicy.TestCase.settings = examples(8, share=4, steps=30)
+NamedVersionStore.TestCase.settings = examples(10, share=3, steps=30)
+TwoStreams.TestCase.settings = examples(24, share=3, steps=40)
+StreamBesideThePolicy.TestCase.settings = examples(24, share=3, steps=40)
 VersionStoreOnFiles.TestCase.settings = settings(
     max_examples=10, stateful_step_count=20, deadline=None
 )
