@@ -111,7 +111,7 @@ def test_each_writer_fences_the_earlier_ones_of_its_stream_alone(bus: MemoryBus)
     first, other = (publish_small(bus, store, "run", s, [0]) for s in (DRAFT, CRITIC))
     second = publish_small(bus, store, "run", DRAFT, [1])
     assert (first.term, second.term, other.term) == (1, 2, 1)
-    with pytest.raises(Fenced, match="streams/draft/weights/latest.json carries term 2"):
+    with pytest.raises(Fenced, match=r"streams/draft/weights/latest\.json carries term 2"):
         first.publish(2, small_tensors(2))
     other.publish(1, small_tensors(1))
     assert second.publish(2, small_tensors(2)) == Version(2, 2)
