@@ -7,8 +7,8 @@ with `reader`, which applies the `fence` of single-holder roles and writes `dead
 groups spread partitions over members. `fence` also removes the old end of a topic, `removal` a
 whole run. `foreign_text` makes text and JSON of other programs clean where they enter, `admissible`
 decides which trajectories and partials are valid, `branches` reads the paths of episodes,
-`failures` gives the causes of failures, `tails` is the rule for short answers beside long ones;
-`release` decides which releases can work together.
+`token_arrays` the named arrays beside tokens, `tails` is the rule for short answers beside long
+ones; `release` decides which releases can work together.
 """
 
 if __name__ == "streams":  # found beside the package, in a checkout

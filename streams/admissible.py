@@ -18,6 +18,13 @@ from rollstream.streams.records import (
     Partial,
     Trajectory,
 )
+from rollstream.streams.release import missing_features
+from rollstream.streams.token_arrays import (
+    allowed_problem,
+    arrays_of,
+    arrays_problem,
+    heads_problem,
+)
 from rollstream.streams.topics import NUMBER_MAX
 from rollstream.streams.values import Drafts, Floats, Sources, Turn, Version
 
@@ -32,6 +39,7 @@ RefusalKind = Literal[
     "label",
     "branches",
     "turns",
+    "needs",
 ]
 REFUSAL_KINDS: tuple[RefusalKind, ...] = get_args(RefusalKind)
 """All kinds of refusal. Metrics count refusals by kind, so no other text becomes a label."""
@@ -129,7 +137,9 @@ def refusal(
     """
     generated = int(np.count_nonzero(record.sources == GENERATED))
     return (
-        _refuse_tokens(record, bounds, generated)
+        _refuse_needs(record)
+        or _refuse_tokens(record, bounds, generated)
+        or _refuse_arrays(record, bounds)
         or _refuse_turns(record)
         or _refuse_spans(record, bounds, generated)
         # Terms are not compared here: tokens of a version that another term replaced are masked
@@ -209,6 +219,23 @@ def _refuse_tokens(record: Trajectory, bounds: TrainingBounds, generated: int) -
         what = f"token {int(tokens.max())}, and the model knows {bounds.vocabulary}"
         return Refusal("tokens", what)
     return None
+
+
+def _refuse_needs(record: Trajectory) -> Refusal | None:
+    missing = missing_features(record.needs)
+    # A later release wrote it, for a trainer that has these features.
+    return Refusal("needs", f"it needs {', '.join(missing)}"[:_SHOWN_MAX]) if missing else None
+
+
+def _refuse_arrays(record: Trajectory, bounds: TrainingBounds) -> Refusal | None:
+    if not record.arrays and record.array_bytes is None:
+        return None
+    problem = (
+        heads_problem(record, len(record.tokens))
+        or arrays_problem(record)
+        or allowed_problem(arrays_of(record), record.tokens, record.sources, bounds.vocabulary)
+    )
+    return Refusal("arrays", problem) if problem else None
 
 
 def _refuse_turns(record: Trajectory) -> Refusal | None:
@@ -327,7 +354,8 @@ def malformed_partial(link: Partial) -> str:
     """Returns why the partial cannot be part of a trajectory's chain of partials, or "" if it can.
     Its spans must tile its generated tokens, under versions within bounds; each token is generated
     or the environment's (without `sources` all are generated), but an episode's first partial
-    begins with the program's prompt; log-probabilities are finite.
+    begins with the program's prompt; log-probabilities are finite; arrays have rows of its tokens
+    or earlier ones, and this release has what it needs.
     """
     if not (is_count(link.start) and is_count(link.attempt)):
         return "its start or its attempt is out of bounds"
@@ -346,7 +374,7 @@ def malformed_partial(link: Partial) -> str:
         return f"{len(link.logprobs)} log-probabilities for {generated} generated tokens"
     if not np.isfinite(link.logprobs).all():
         return "a log-probability that is not finite"
-    return _spans_problem(link, generated)
+    return _spans_problem(link, generated) or heads_problem(link, link.start + len(link.tokens))
 
 
 def _after_prompt(link: Partial) -> Sources:

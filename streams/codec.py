@@ -73,15 +73,17 @@ class _AnyHeader(msgspec.Struct):
     envelope: Envelope | None = None
 
 
-def _arrays_of(schema: type[Record]) -> tuple[tuple[str, np.dtype[Any], int], ...]:
-    """Returns name, dtype and bytes per item of each array field: a field whose key in the header
-    ends in NumPy's kind and item size (`tokens:u4`).
+def _arrays_of(schema: type[Record]) -> tuple[tuple[str, np.dtype[Any], int, bool], ...]:
+    """Returns name, dtype and bytes per item of each array field, and whether it may be None: a
+    field whose key in the header ends in NumPy's kind and item size (`tokens:u4`).
     """
     # The arrays follow the header in the order of the class; those of a newer release come after
     # them.
-    keys = [(field.name, field.encode_name.partition(":")[2]) for field in fields(schema)]
-    dtypes = [(name, np.dtype(f"<{kind}")) for name, kind in keys if kind]
-    return tuple((name, dtype, dtype.itemsize) for name, dtype in dtypes)
+    keys = [(field, field.encode_name.partition(":")[2]) for field in fields(schema)]
+    dtypes = [(field, np.dtype(f"<{kind}")) for field, kind in keys if kind]
+    return tuple(
+        (field.name, dtype, dtype.itemsize, field.default is None) for field, dtype in dtypes
+    )
 
 
 _ARRAYS = {schema: _arrays_of(schema) for schema in SCHEMAS.values()}
@@ -113,8 +115,10 @@ def encode(record: Record, envelope: Envelope | None = None) -> bytes:
     """
     parts: list[Any] = [b""]
     size = total = 0
-    for name, dtype, item_bytes in _ARRAYS[type(record)]:
+    for name, dtype, item_bytes, is_optional in _ARRAYS[type(record)]:
         array = getattr(record, name)
+        if is_optional and array is None:
+            continue
         if type(array) is not ndarray or array.dtype is not dtype or array.strides != (item_bytes,):
             array = _array(array, f"{record.schema()}: {name}", dtype)
         parts += (_PADDING[size % 8], array)
@@ -152,9 +156,11 @@ def decode(data: bytes) -> Decoded:
     if data.startswith(CLAIM_START, _PREFIX_BYTES) and type(record) is not Claim:
         raise DecodeError("header: a claim and another record under the key `record` twice")
     try:
-        for name, dtype, item_bytes in _ARRAYS[type(record)]:
-            at = (at + 7) & -8
+        for name, dtype, item_bytes, is_optional in _ARRAYS[type(record)]:
             count = getattr(record, name)
+            if is_optional and count is None:
+                continue
+            at = (at + 7) & -8
             force_setattr(record, name, frombuffer(data, dtype, count, at))
             at += count * item_bytes
     except ValueError as error:
@@ -173,10 +179,13 @@ def is_canonical(data: bytes, decoded: Decoded) -> bool:
     if data[_PREFIX_BYTES:end] != head:
         return False
     padding: list[bytes] = []
-    for name, _, item_bytes in _ARRAYS[type(decoded.record)]:
+    for name, _, item_bytes, is_optional in _ARRAYS[type(decoded.record)]:
+        array = getattr(decoded.record, name)
+        if is_optional and array is None:
+            continue
         start = (end + 7) & -8
         padding.append(data[end:start])
-        end = start + len(getattr(decoded.record, name)) * item_bytes
+        end = start + len(array) * item_bytes
     return end == len(data) and not any(b"".join(padding))
 
 

@@ -88,9 +88,18 @@ CRITIC = "critic"
 In `run.json` only.
 """
 
+ALLOWED_TOKENS = "arrays/allowed"
+"""Tokens may have been sampled from a part of the vocabulary, which an array of the trajectory has
+(`token_arrays.py`): a reader without it would compare them with the whole distribution. In the
+`needs` of these records; in `run.json` and checked by the rollouts, if the engine writes it.
+"""
+
 FEATURES_OF_SETTINGS = frozenset(
-    {ABANDONED, ADAPTERS, AGENTS, CRITIC, EPOCHS, PROCESS_REWARDS, REDUNDANCY, SCORED_REFERENCE}
-)
+    {
+        ABANDONED, ADAPTERS, AGENTS, ALLOWED_TOKENS, CRITIC, EPOCHS, PROCESS_REWARDS, REDUNDANCY,
+        SCORED_REFERENCE,
+    }
+)  # fmt: skip
 """Features that only runs with certain settings need (`config/recorded_configuration.py`)."""
 
 KNOWN_FEATURES = (

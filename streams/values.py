@@ -163,6 +163,26 @@ class GroupMembers(_Value):
     members: tuple[Member, ...]
 
 
+class TokenRange(_Value):
+    """Tokens `[start, end)` of a trajectory, by their indices among all its tokens."""
+
+    start: int
+    end: int
+
+
+class ArrayHead(_Value):
+    """One named array of a trajectory's tokens: a row of `dtype` and `shape` for each token of
+    `ranges`, which ascend. Its rows are the next `bytes` bytes of `array_bytes`, compressed
+    (`token_arrays.py`).
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    ranges: tuple[TokenRange, ...]
+    bytes: int
+
+
 class SettingsSince(_Value):
     """The prompts from `group` on are made under the configuration with this hash, until a higher
     group is named; `group` is 0 in a run whose settings never changed.

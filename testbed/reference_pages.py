@@ -133,7 +133,10 @@ def record_lines() -> Iterator[str]:
         ]
         yield from ["", *_fields(record)]
     yield from ["", "## Values", "", "The small objects that records contain."]
-    for name in ("Version", "Span", "Address", "Fence", "Position", "Sampling", "Drafts"):
+    for name in (
+        "Version", "Span", "Address", "Fence", "Position", "Sampling", "Drafts", "TokenRange",
+        "ArrayHead",
+    ):  # fmt: skip
         yield from _value(getattr(values, name))
     for name in ("Member", "AnnotationUsed", "GroupMembers", "ReadTo"):
         yield from _value(getattr(values, name))

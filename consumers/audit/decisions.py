@@ -390,5 +390,6 @@ class DecisionAudit:
 def _without_tokens(record: Trajectory) -> Trajectory:
     none = record.tokens[:0]
     return replace(
-        record, tokens=none, sources=record.sources[:0], logprobs=record.logprobs[:0], spans=()
-    )
+        record, tokens=none, sources=record.sources[:0], logprobs=record.logprobs[:0], spans=(),
+        arrays=(), array_bytes=None,
+    )  # fmt: skip

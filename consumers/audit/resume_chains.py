@@ -10,7 +10,15 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from rollstream.consumers.audit.folds import InvariantResult
+from rollstream.errors import DecodeError
 from rollstream.streams.records import GENERATED, Assignment, Partial, Trajectory
+from rollstream.streams.token_arrays import (
+    NO_ARRAYS,
+    TokenArray,
+    TokenArrays,
+    arrays_of,
+    heads_problem,
+)
 from rollstream.streams.values import Address, Floats, Sources, Tokens, Version
 
 
@@ -30,6 +38,7 @@ class PartialLink(msgspec.Struct, frozen=True, gc=False):
     attempt: int
     failures: int = 0
     """Number of failures before it."""
+    arrays: TokenArrays = NO_ARRAYS
 
 
 @dataclass(slots=True)
@@ -68,6 +77,7 @@ class ResumeChains:
             partial.rollout,
             partial.attempt,
             len(partial.failures),
+            NO_ARRAYS if heads_problem(partial, partial.start + count) else arrays_of(partial),
         )
 
     def wrong(self, record: Trajectory) -> str:
@@ -94,6 +104,9 @@ class ResumeChains:
                 what = f"was resumed from attempt {link.attempt} by {link.rollout}, but differs"
                 return f"{what} from its partial from token {link.start} on"
             done = upto
+        # A chain without arrays costs nothing here.
+        if any(link.arrays for link in links) and (name := _differing_array(record, links)):
+            return f"was resumed, but its array {name!r} differs from its partials"
         return ""
 
     def _chain(self, trajectory: str, newest: Address) -> list[PartialLink]:
@@ -128,6 +141,34 @@ def _merge_neighbours(versions: tuple[tuple[int, Version], ...]) -> tuple[tuple[
         elif count:
             merged.append((count, version))
     return tuple(merged)
+
+
+def _differing_array(record: Trajectory, links: list[PartialLink]) -> str:
+    """Returns the name of an array of which the record lacks a row of the chain, or has another; ""
+    if there is none, or the rows are damaged (`SpanAudit`).
+    """
+    if heads_problem(record, len(record.tokens)):
+        return ""
+    try:
+        return _first_difference(arrays_of(record), links)
+    except DecodeError:
+        return ""
+
+
+def _first_difference(arrays: TokenArrays, links: list[PartialLink]) -> str:
+    decoded: dict[str, TokenArray | None] = {}
+    for link in links:
+        for head, _ in link.arrays.pieces:
+            of_link = link.arrays.get(head.name)
+            if head.name not in decoded:
+                decoded[head.name] = arrays.get(head.name, head.dtype, head.shape)
+            of_record = decoded[head.name]
+            if of_record is None or of_link is None:
+                return head.name
+            rows, is_covered = of_record.at(of_link.tokens)
+            if not is_covered.all() or rows.tobytes() != of_link.values.tobytes():
+                return head.name
+    return ""
 
 
 def _content_hash(tokens: Tokens, sources: Sources, logprobs: Floats) -> int:

@@ -98,6 +98,14 @@ class TrajectoryRows:
         return np.fromiter(counts, np.int64, len(edges) - 1)
 
     @cached_property
+    def has_arrays(self) -> NDArray[np.bool_]:
+        """Whether each row has named arrays, or needs a feature; False in files without these."""
+        has_any = np.zeros(len(self), np.bool_)
+        for name in {"arrays", "array_bytes", "needs"} & set(self._batch.schema.names):
+            has_any |= self.lengths(name) > 0
+        return has_any
+
+    @cached_property
     def spans(self) -> SpanColumns:
         return SpanColumns(self._batch.column("spans"))
 

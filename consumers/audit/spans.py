@@ -22,6 +22,7 @@ from rollstream.consumers.audit.groups import Admission
 from rollstream.consumers.audit.source import Integers, TrajectoryRows
 from rollstream.consumers.trainer.data.prepare import TrainingRule
 from rollstream.streams.records import GENERATED, Assignment, Trajectory
+from rollstream.streams.token_arrays import arrays_problem, heads_problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +173,9 @@ class OneVersionAudit:
 
 
 def _span_problem(record: Trajectory, generated: int) -> str:
-    """Returns the fault of the spans, sources or log-probabilities; "" if there is none."""
+    """Returns the fault of the spans, sources, log-probabilities or named arrays; "" if there is
+    none.
+    """
     if len(record.sources) != len(record.tokens):
         return f"{len(record.tokens)} tokens but {len(record.sources)} sources"
     if len(record.logprobs) != generated:
@@ -182,11 +185,13 @@ def _span_problem(record: Trajectory, generated: int) -> str:
         if span.start != end or span.end <= span.start:
             return f"span [{span.start}, {span.end}) instead of one that starts at {end}"
         end = span.end
-    return "" if end == generated else f"its spans end at {end} of {generated} generated tokens"
+    if end != generated:
+        return f"its spans end at {end} of {generated} generated tokens"
+    return heads_problem(record, len(record.tokens)) or arrays_problem(record)
 
 
 def _well_formed(rows: TrajectoryRows) -> NDArray[np.bool_]:
-    """Returns True for each row for which `_span_problem` would return ""."""
+    """Returns True for each row without arrays for which `_span_problem` would return ""."""
     spans, generated = rows.spans, rows.generated
     is_first = np.diff(spans.row, prepend=-1) > 0
     before: Integers = np.where(is_first, 0, np.roll(spans.end, 1))
@@ -195,6 +200,7 @@ def _well_formed(rows: TrajectoryRows) -> NDArray[np.bool_]:
     reached[spans.row] = spans.end  # the last one of each row stays
     right = (reached == generated) & (spans.sums(is_wrong) == 0)
     right &= rows.lengths("sources") == rows.lengths("tokens")
+    right &= ~rows.has_arrays
     return right & (rows.lengths("logprobs") == generated)
 
 

@@ -279,24 +279,14 @@ def cut_at_limit(turn: OpenTurn, emission: Emission) -> Emission:
         len(emission.tokens) == tokens_left and emission.finish
     ):
         return emission
-    return _first_tokens(emission, tokens_left)
-
-
-def _first_tokens(emission: Emission, tokens_max: int) -> Emission:
-    return dataclasses.replace(
-        emission,
-        tokens=emission.tokens[:tokens_max],
-        logprobs=emission.logprobs[:tokens_max],
-        finish="length",
-        drafts=None if len(emission.tokens) > tokens_max else emission.drafts,
-    )
+    return emission.first(tokens_left)
 
 
 def _shorten(turn: OpenTurn, tokens_max: int) -> None:
     emissions: list[Emission] = []
     for emission in turn.emissions:
         if tokens_max > 0:
-            emissions.append(_first_tokens(emission, tokens_max))
+            emissions.append(emission.first(tokens_max))
         tokens_max -= len(emission.tokens)
     turn.emissions, turn.finish = emissions, "length"
 

@@ -5,14 +5,17 @@ trajectories (`abort`), or continue a dialogue with the environment's tokens (`a
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
 
 import torch
+from numpy.typing import NDArray
 
 from rollstream.producers.engines.drafting import DraftSource, DraftSwitch
 from rollstream.storage.weights.resident import TensorPatch
 from rollstream.streams.values import Drafts, Floats, Sampling, Sources, Span, Tokens, Version
 
+NO_ROWS: Mapping[str, NDArray[Any]] = MappingProxyType({})
 UpdateMode = Literal["keep_version", "in_flight", "in_flight_recompute"]
 """The values of `rollouts.on_update` (`Engine.update`)."""
 
@@ -60,6 +63,13 @@ class Emission:
     `length` if `tokens_max` tokens are generated or the engine's context is full. `drafts` states
     which tokens are accepted drafts, with the costs of drafting; None if the engine does not count
     them.
+
+    `arrays` are named rows of the newest tokens (`streams/token_arrays.py`): each array [n, …] has
+    the row of the newest token last, and n is at least the number of `tokens`. With more rows the
+    first are those of the tokens before, e.g. of the prompt; the rollout keeps those that it lacks.
+    An array has one type and row shape from its first row on. An engine that writes no arrays, or
+    writes one for some emissions only, keeps the contract: a token without a row was generated
+    without what the array describes.
     """
 
     # Not at every decode step: objects per token would cost more than decoding.
@@ -69,6 +79,19 @@ class Emission:
     version: Version
     finish: Literal["stop", "length"] | None
     drafts: Drafts | None = None
+    arrays: Mapping[str, NDArray[Any]] = NO_ROWS
+
+    def first(self, count: int) -> "Emission":
+        """Returns the emission of its first `count` tokens alone, which end by `length`."""
+        cut = len(self.tokens) - count
+        return replace(
+            self,
+            tokens=self.tokens[:count],
+            logprobs=self.logprobs[:count],
+            finish="length",
+            drafts=None if cut > 0 else self.drafts,
+            arrays={name: rows[: len(rows) - max(0, cut)] for name, rows in self.arrays.items()},
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +195,8 @@ class Engine(Protocol):
     * Every emitted token is stamped with the version that generated it (invariant 3).
     * Sampling is a function of (seed, trajectory, position) alone, within the limits of invariant
       10; the seed is the run's, from the request.
+    * An array of an emission whose absence would change what its log-probabilities mean has a word
+      of its own (`NEEDED_ARRAYS`), which the engine's kind states (`EngineKind.needs`).
     * An engine in this process decodes inside `poll` only, which returns soon after its deadline.
     * A model, request or sampling parameter that the engine cannot serve raises `EngineRefused`,
       which names it, before any token is generated.

@@ -88,6 +88,12 @@ class EngineKind(ABC):
         """Returns whether a server that the run does not own generates."""
         return False
 
+    def needs(self, r: "RolloutFields") -> frozenset[str]:
+        """Returns the features (`streams/release.py`) without which its trajectories would be
+        misread: those of the arrays that the engine may write beside tokens.
+        """
+        return frozenset()
+
     def can_draft(self, r: "RolloutFields") -> bool:
         return False
 

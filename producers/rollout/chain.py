@@ -17,6 +17,12 @@ from rollstream.streams.admissible import malformed_partial
 from rollstream.streams.bus import Bus
 from rollstream.streams.codec import decode
 from rollstream.streams.records import GENERATED, Partial
+from rollstream.streams.token_arrays import (
+    ArrayPiece,
+    array_order_problem,
+    arrays_of,
+    arrays_problem,
+)
 from rollstream.streams.values import (
     Address,
     Branch,
@@ -49,6 +55,7 @@ class ChainContent:
     branches: tuple[Branch, ...] = ()
     attempts: tuple[int, ...] = ()
     """The attempt in which each of the turns was answered."""
+    arrays: tuple[ArrayPiece, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +169,7 @@ def _chain(request: ChainRequest, links: PartialLinks) -> list[Partial]:
         # Offsets fall with each step backwards, so a cycle is an error too.
         if link is None or at.offset >= above:
             raise DecodeError(f"{TOPIC} {at} is not a partial of trajectory {request.trajectory}")
-        if reason := malformed_partial(link):
+        if reason := malformed_partial(link) or arrays_problem(link):
             raise DecodeError(f"{TOPIC} {at}: {reason}")
         if chain and link.start + len(link.tokens) != chain[-1].start:
             raise DecodeError(f"{TOPIC} {at} does not end where its successor starts")
@@ -179,6 +186,8 @@ def _content_of(chain: list[Partial], request: ChainRequest) -> ChainContent:
     generated = sum(len(link.logprobs) for link in chain)
     if request.tokens_max is not None and generated > request.tokens_max:
         raise DecodeError(f"the chain of {request.trajectory} has {generated} tokens, too many")
+    if problem := array_order_problem(link.arrays for link in chain):
+        raise DecodeError(f"the chain of {request.trajectory}: {problem}")
     spans = _joined_spans(chain)
     return ChainContent(
         np.concatenate([link.tokens for link in chain]),
@@ -191,6 +200,7 @@ def _content_of(chain: list[Partial], request: ChainRequest) -> ChainContent:
         tuple(turn for link in chain for turn in link.turns),
         tuple(branch for link in chain for branch in link.branches),
         tuple(link.attempt for link in chain for _ in link.turns),
+        tuple(piece for link in chain for piece in arrays_of(link).pieces),
     )
 
 

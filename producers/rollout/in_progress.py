@@ -229,6 +229,9 @@ def _bare_failure(record: Trajectory, problem: str) -> Trajectory:
         turns=(),
         branches=(),
         abandoned=(),
+        arrays=(),
+        array_bytes=None,
+        needs=(),
     )
     if not encoding_problem(bare):
         return bare

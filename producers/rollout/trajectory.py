@@ -19,6 +19,7 @@ from rollstream.producers.rollout.chain import ChainContent, extend_spans
 from rollstream.producers.tasks.base import turns_of
 from rollstream.streams import records
 from rollstream.streams.branches import kept_tokens, path_to
+from rollstream.streams.token_arrays import GrowingArrays, array_fields
 from rollstream.streams.values import (
     Address,
     Branch,
@@ -56,6 +57,8 @@ class RunningTrajectory:
     spans: list[Span] = field(default_factory=list[Span])
     parts: list[tuple[int, Drafts | None]] = field(default_factory=list[tuple[int, Drafts | None]])
     """For each emission: the number of its tokens, and their draft statistics (`Drafts`)."""
+    arrays: GrowingArrays = field(default_factory=GrowingArrays)
+    """The named arrays of its tokens, in the emissions and in the resumed chain."""
     length: int = 0
     """Number of all tokens."""
     generated: int = 0
@@ -123,6 +126,7 @@ class RunningTrajectory:
             running.logprobs.append(resumed.logprobs)
             running.spans = list(resumed.spans)
             running.parts = [(len(resumed.logprobs), resumed.drafts)]
+            running.arrays = GrowingArrays.resumed(resumed.arrays)
             running.length += len(resumed.tokens)
             running.generated = len(resumed.logprobs)
             running.environment, running.failures = resumed.environment, resumed.failures
@@ -189,6 +193,10 @@ class RunningTrajectory:
             self.parts.append((count, emission.drafts))
         self.length += count
         self.generated += count
+        if emission.arrays:
+            # Rows before a branch are of the path that another emission has generated.
+            path_start = self.branches[-1].start if self.branches else 0
+            self.arrays.add(emission.arrays, self.length, path_start)
 
     def extend_environment(self, tokens: Tokens, state: str) -> None:
         """Append the tokens of the environment's reply; `state` is its new state."""
@@ -287,6 +295,7 @@ class RunningTrajectory:
             failures=self.failures,
             turns=tuple(self.turns[self.flushed_turns :]),
             branches=tuple(self.branches[self.flushed_branches :]),
+            **array_fields(self.arrays.flush(self.length - withheld)),
         )
         self.flushed_turns, self.flushed_branches = len(self.turns), len(self.branches)
         self.flushed, self.flushed_generated, self.flushed_s = self.length - withheld, end, now_s
@@ -352,6 +361,7 @@ class RunningTrajectory:
             turns=tuple(replace(turn, answer="") for turn in self.turns),
             branches=tuple(self.branches),
             abandoned=self.abandoned,
+            **array_fields(self.arrays.pieces),
         )
 
 

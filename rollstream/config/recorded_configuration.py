@@ -86,7 +86,8 @@ def _features_of_settings(configuration: Configuration) -> set[str]:
         REDUNDANCY: configuration.task.redundancy,
         SCORED_REFERENCE: scored_reference(configuration.trainer),
     }
-    return {feature for feature, is_used in uses.items() if is_used}
+    rollouts = configuration.rollouts
+    return {feature for feature, is_used in uses.items() if is_used} | rollouts.kind.needs(rollouts)
 
 
 def check_configuration(

@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Iterator
 
+from rollstream.monitor.failure_causes import failure_cause
 from rollstream.monitor.format import age, count, plain_text, share
 from rollstream.monitor.snapshot import RunSnapshot, RunWarning
-from rollstream.streams.failures import failure_cause
 
 # Over 16 groups a share of 0.5 has a standard deviation of 0.13; fewer are not judged.
 GROUPS_MIN = 16

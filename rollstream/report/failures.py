@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from statistics import median
 
+from rollstream.monitor.failure_causes import failure_cause
 from rollstream.monitor.snapshot import RunWarning
 from rollstream.report import page
 from rollstream.streams import records
-from rollstream.streams.failures import failure_cause
 
 # Fewer failures give no warning, for the reason of `history.DROPPED_MIN`.
 FAILED_MIN = 40

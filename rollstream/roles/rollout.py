@@ -229,7 +229,8 @@ def _open_follower(context: RoleContext) -> WeightsFollower:
         context.store,
         large=c.rollouts.kind.large_weights,
     )
-    follower.writes = SHARED_FEATURES | ({ABANDONED} if c.agent.is_active else set())
+    episodes = {ABANDONED} if c.agent.is_active else frozenset[str]()
+    follower.writes = SHARED_FEATURES | c.rollouts.kind.needs(c.rollouts) | episodes
     # After each fetch: takes the rollout's name again, should its object have been deleted.
     follower.hold_name = lambda: hold_name(context.store, ROLLOUTS, context.name)
     return follower

@@ -102,8 +102,17 @@ def _restored(
     heads = batch.column("header").cast(pa.large_binary())
     parts: list[Any] = [_prefixes(pc.binary_length(heads)), heads]
     for column in columns_of(cls):
-        if column.is_array and column.name in batch.schema.names:
-            parts += [_padding(pc.binary_length(parts[-1])), _bytes(batch, column)]
+        if not column.is_array or column.name not in batch.schema.names:
+            continue
+        # An array that may be None, the last one of a record, has no bytes and no padding there.
+        is_there = pc.is_valid(batch.column(column.name))
+        if column.may_be_none and not pc.any(is_there).as_py():
+            continue
+        padding, data = _padding(pc.binary_length(parts[-1])), _bytes(batch, column)
+        if column.may_be_none:
+            padding = pc.if_else(is_there, padding, _NOTHING)
+            data = pc.fill_null(data, _NOTHING)
+        parts += [padding, data]
     hashes = batch.column("hash").to_numpy(zero_copy_only=False).tolist()
     total = sum(part.nbytes for part in parts)
     step = max(1, SLICE_BYTES * batch.num_rows // max(1, total))

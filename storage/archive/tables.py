@@ -257,4 +257,7 @@ def _values(column: ArchiveColumn, array: pa.Array) -> Sequence[Any]:
             raise CorruptObject(f"column {column.name} holds other values: {error}") from error
     items = array.values.to_numpy(zero_copy_only=True)
     starts = array.offsets.to_pylist()
-    return [items[start:end] for start, end in pairwise(starts)]
+    values = [items[start:end] for start, end in pairwise(starts)]
+    if not column.may_be_none:
+        return values
+    return [v if is_there else None for v, is_there in zip(values, array.is_valid(), strict=True)]

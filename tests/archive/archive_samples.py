@@ -45,9 +45,8 @@ def records(cls: type[Record]) -> st.SearchStrategy[Record]:
     parts: dict[str, st.SearchStrategy[Any]] = {}
     for field in msgspec.structs.fields(cls):
         kind = field.encode_name.partition(":")[2]
-        parts[field.name] = (
-            hnp.arrays(ARRAYS[kind], st.integers(0, 5)) if kind else values(field.type)
-        )
+        drawn = hnp.arrays(ARRAYS[kind], st.integers(0, 5)) if kind else values(field.type)
+        parts[field.name] = st.none() | drawn if kind and field.default is None else drawn
     return st.builds(cls, **parts)
 
 

@@ -14,6 +14,7 @@ from rollstream.errors import DecodeError
 from rollstream.producers.engines.base import Emission
 from rollstream.producers.rollout.trajectory import RunningTrajectory
 from rollstream.streams.records import ENVIRONMENT, GENERATED, PROMPT, Assignment
+from rollstream.streams.token_arrays import arrays_of
 from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Address, Drafts, Sampling, Version, accepted_mask
 from rollstream.streams.writer import publish
@@ -83,6 +84,83 @@ def test_a_chain_of_partials_has_the_generated_tokens_and_those_of_the_environme
         assert (mine == theirs).all()
     assert again.spans == running.spans
     assert again.generated == running.generated
+
+
+def with_rows(count: int, number: int, version: int = 0) -> Emission:
+    """Every second engine writes the array `x`, with a row of the token before too."""
+    if number % 2:
+        return emission(count, version)
+    rows = np.arange(100 * number, 100 * number + count + 1, dtype=np.int32)
+    return dataclasses.replace(emission(count, version), arrays={"x": rows})
+
+
+@given(parts=chunks, cuts=st.sets(st.integers(0, 11)), moves=st.sets(st.integers(0, 11)))
+def test_a_chain_of_partials_keeps_each_row_of_its_arrays(
+    parts: list[tuple[int, int]], cuts: set[int], moves: set[int]
+):
+    """Over resumes, also of a turn whose newest token is withheld and generated again."""
+    bus = MemoryBus()
+    bus.create(catalogue(2))
+    whole = RunningTrajectory.start(ORDER, None, now_s=0.0)
+    moved = RunningTrajectory.start(ORDER, None, now_s=0.0)
+    for index, (count, version) in enumerate(parts):
+        for running in (whole, moved):
+            running.extend(with_rows(count, index, version))
+        if index in cuts | moves:
+            record = moved.take_partial("a", 1, 1.0)
+            moved.partial_published(publish(bus, "partials", "3.1", record))
+        if index in moves:
+            assert moved.partial is not None
+            gained = read_chain(bus, moved.partial, "3.1")
+            order = replace(ORDER, partial=moved.partial)
+            moved = RunningTrajectory.start(order, gained, now_s=2.0)
+        for running in (whole, moved):
+            running.extend_environment(np.array([9], np.uint32), str(index))
+    one, other = (
+        arrays_of(running.to_record(1, "stop", 5.0, Version(2, 1), 1.0)).get("x")
+        for running in (whole, moved)
+    )
+    assert one is not None
+    assert other is not None
+    assert one.tokens.tolist() == other.tokens.tolist()
+    assert one.values.tolist() == other.values.tolist()
+    assert len(one.tokens) == sum(n + 1 for n, _ in parts[::2])
+
+
+def test_a_withheld_token_has_its_row_in_no_partial_before_its_turns_outcome():
+    bus = MemoryBus()
+    bus.create(catalogue(1))
+    running = grown([])
+    running.extend(with_rows(3, 0))
+    running.end_turn()
+    record = running.take_partial("a", 1, 1.0)
+    array = arrays_of(record).get("x")
+    assert array is not None
+    assert array.tokens.tolist() == [2, 3, 4]
+    at = publish(bus, "partials", "3.1", record)
+    resumed = RunningTrajectory.start(
+        replace(ORDER, partial=at), read_chain(bus, at, "3.1"), now_s=2.0
+    )
+    resumed.extend(with_rows(1, 2))
+    array = arrays_of(resumed.to_record(1, "stop", 5.0, Version(2, 1), 1.0)).get("x")
+    assert array is not None
+    assert dict(zip(array.tokens.tolist(), array.values.tolist(), strict=True)) == {
+        2: 0, 3: 1, 4: 2, 5: 201,
+    }  # fmt: skip
+
+
+def test_rows_of_a_chain_that_come_twice_make_it_unusable():
+    bus = MemoryBus()
+    bus.create(catalogue(1))
+    running = grown([])
+    running.extend(with_rows(2, 0))
+    first = running.take_partial("a", 1, 1.0)
+    running.partial_published(publish(bus, "partials", "3.1", first))
+    running.extend(emission(2, 0))
+    second = running.take_partial("a", 1, 1.0)
+    twice = replace(second, arrays=first.arrays, array_bytes=first.array_bytes)
+    with pytest.raises(DecodeError, match="two rows of token 2"):
+        read_chain(bus, publish(bus, "partials", "3.1", twice), "3.1")
 
 
 def test_a_zombies_partials_between_are_not_mixed_in():

@@ -9,6 +9,7 @@ import torch
 from rollstream.producers.engines.base import Engine
 from tests.support import engine_samples, paced_samples
 from tests.support.engine_samples import VOCABULARY
+from tests.support.masked_engine import MaskedEngine
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -28,6 +29,10 @@ def _torch(**sizes: Any) -> Engine:
     return engine_samples.open_torch(engine_samples.tiny_model("qwen3"), **sizes)
 
 
+def _masked(**sizes: Any) -> Engine:
+    return MaskedEngine(_torch(**sizes))
+
+
 def _torch_weights(seed: int) -> Tensors:
     return dict(engine_samples.tiny_model("qwen3", seed).state_dict())
 
@@ -38,6 +43,7 @@ def _paced_weights(seed: int) -> Tensors:
 
 KINDS = {
     "torch": Kind(_torch, _torch_weights, "model.layers.0.mlp.up_proj.weight"),
+    "masked": Kind(_masked, _torch_weights, "model.layers.0.mlp.up_proj.weight"),
     "paced": Kind(paced_samples.open_paced, _paced_weights, "layers.00"),
 }
 assert paced_samples.VOCABULARY == VOCABULARY

@@ -23,6 +23,7 @@ from transformers import (
 from rollstream.producers.engines.base import Emission, Engine, EngineOptions, GenerationRequest
 from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.streams.records import GENERATED, PROMPT
+from rollstream.streams.token_arrays import DTYPES
 from rollstream.streams.values import Sampling, Span, Tokens, Version
 from testbed.waiting import WAIT_S
 
@@ -116,10 +117,17 @@ class Gained:
     logprobs: list[float] = field(default_factory=list)
     spans: list[tuple[Version, int]] = field(default_factory=list)
     finish: str | None = None
+    arrays: dict[str, list[Any]] = field(default_factory=dict)
 
     def add(self, emission: Emission) -> None:
         assert self.finish in (None, "stop")
         assert len(emission.tokens) == len(emission.logprobs)
+        for name, rows in emission.arrays.items():
+            assert len(rows) >= len(emission.tokens), f"{name}: a new token without its row"
+            kinds = {(row.dtype, row.shape) for row in (*self.arrays.setdefault(name, []), *rows)}
+            assert len(kinds) <= 1, f"{name} has rows of several types"
+            assert {dtype.name for dtype, _ in kinds} <= set(DTYPES)
+            self.arrays[name] += list(rows)
         self.tokens += emission.tokens.tolist()
         self.logprobs += emission.logprobs.tolist()
         if self.spans and self.spans[-1][0] == emission.version:

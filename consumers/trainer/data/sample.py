@@ -26,7 +26,8 @@ from rollstream.streams.admissible import (
     refusal,
 )
 from rollstream.streams.branches import abandoned_tokens, leaves
-from rollstream.streams.records import Annotation, Trajectory
+from rollstream.streams.records import GENERATED, Annotation, Trajectory
+from rollstream.streams.token_arrays import NO_ARRAYS, TokenArrays, arrays_of
 from rollstream.streams.values import Branch, Floats, Sources, Span, Tokens
 
 if TYPE_CHECKING:
@@ -167,6 +168,13 @@ class Sample:
     """Log-probabilities of the generated tokens under the reference, if a scorer gave them."""
     parts: PartRewards | None = None
     turn_ends: NDArray[np.intp] | None = None
+    arrays: TokenArrays = NO_ARRAYS
+    """The named arrays that the engine wrote beside the tokens."""
+
+    @property
+    def trained_tokens(self) -> NDArray[np.int64]:
+        """The indices of the trained tokens among all tokens."""
+        return np.flatnonzero(self.sources == GENERATED)[self.mask]
 
     @property
     def known_advantage(self) -> float | None:
@@ -210,4 +218,5 @@ def admitted_sample(record: Trajectory, advantage: float, reward: float | None =
         trained,
         record.task,
         branches=record.branches,
+        arrays=arrays_of(record),
     )

@@ -28,6 +28,7 @@ from rollstream.consumers.trainer.learn.row_layout import TokenRows, token_grid
 from rollstream.consumers.trainer.learn.scores import (
     Float32Head,
     TokenScores,
+    allowed_of,
     body_of,
     score_through,
 )
@@ -283,7 +284,8 @@ def _forward(
         return type(model).forward(model, *args, **kwargs)
     hidden = scored_states(model, rows, form)
     head = Float32Head(model)
-    scores = score_through(head, head.size, hidden, rows.targets, rows.temperature)
+    allowed = allowed_of(rows.allowed, rows.allowed_row)
+    scores = score_through(head, head.size, hidden, rows.targets, rows.temperature, allowed)
     return scores._replace(states=hidden) if keeps_states else scores
 
 

@@ -28,7 +28,7 @@ from rollstream.consumers.trainer.learn.fused_ops import (
     swiglu,
 )
 from rollstream.consumers.trainer.learn.row_layout import TokenRows
-from rollstream.consumers.trainer.learn.scores import TokenScores, score_hidden
+from rollstream.consumers.trainer.learn.scores import TokenScores, allowed_of, score_hidden
 from rollstream.storage.lora import HIGH, LOW, attached_adapter
 
 STATIC_ROPE = {"default", "linear", "llama3", "yarn"}  # frequencies do not depend on the batch
@@ -86,7 +86,8 @@ class PackedDecoder:
         gain = self._named["model.norm.weight"]
         hidden = self._normed(rows)
         head = self._named[self._head] * gain
-        scores = score_hidden(hidden, head, rows.targets, rows.temperature)
+        allowed = allowed_of(rows.allowed, rows.allowed_row)
+        scores = score_hidden(hidden, head, rows.targets, rows.temperature, allowed)
         return scores._replace(states=hidden * gain) if self._keeps_states else scores
 
     def states(self, rows: TokenRows) -> Tensor:

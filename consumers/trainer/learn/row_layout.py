@@ -18,7 +18,7 @@ from rollstream.consumers.trainer.data.prepare import lags_of
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.fused_ops import SequenceBlock
 from rollstream.streams.branches import leaves
-from rollstream.streams.records import GENERATED
+from rollstream.streams.token_arrays import ALLOWED
 from rollstream.streams.values import Tokens
 
 # Largest number of padding rows in a block. In the smallest models one more block, that is one more
@@ -34,6 +34,10 @@ class TokenRows:
     first, padded to equal length; together they cover all rows. `lengths` are those of the
     sequences without padding. `scored` [G] is the row before each trained token, whose output
     predicts it, `targets` [G] the token, `temperature` [G] that of its sampling.
+
+    Where engines chose from a part of the vocabulary, `allowed` [C, W] has the bits of the sets of
+    C tokens (uint8, the lowest bit first), and `allowed_row` [G] the row there of each trained
+    token, -1 if it was chosen from all.
     """
 
     tokens: Tensor
@@ -43,6 +47,8 @@ class TokenRows:
     scored: Tensor
     targets: Tensor
     temperature: Tensor
+    allowed: Tensor | None = None
+    allowed_row: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,7 @@ class LossInputs:
     the log-probability that the engine recorded under the token's own version; `advantage` and
     `lag` [G] (in versions); `sequence` [G], the index of its sequence among the `sequences` with a
     trained token. `prompt_share` [sequences] is 1 / (trained tokens of the group). `masked` counts
-    generated tokens that are not trained.
+    generated tokens that are not trained. `samples` are those of the tokens.
     """
 
     behaviour: Tensor
@@ -61,6 +67,24 @@ class LossInputs:
     lag: Tensor
     prompt_share: Tensor
     masked: int
+    samples: Sequence[Sample] = ()
+
+    def array(self, name: str, dtype: str, shape: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
+        """Returns the rows [G, *shape] of the trained tokens in the array `name` that engines wrote
+        (`streams/token_arrays.py`), zeros for a token without a row of this type and shape, and
+        whether [G] it has one.
+        """
+        count, device = len(self.behaviour), self.behaviour.device
+        rows = np.zeros((count, *shape), dtype)
+        is_covered = np.zeros(count, np.bool_)
+        at = 0
+        for sample in self.samples:
+            tokens = sample.trained_tokens
+            array = sample.arrays.get(name, dtype, shape)
+            if array is not None:
+                rows[at : at + len(tokens)], is_covered[at : at + len(tokens)] = array.at(tokens)
+            at += len(tokens)
+        return torch.from_numpy(rows).to(device), torch.from_numpy(is_covered).to(device)
 
 
 Batch = TypeVar("Batch", TokenRows, LossInputs)
@@ -91,7 +115,7 @@ def path_rows(sample: Sample) -> list[PathRow]:
     has one. Each generated token is trained in the first path that has it, and context in the
     others.
     """
-    trained = _trained_indices(sample)
+    trained = sample.trained_tokens
     if not sample.branches:
         return [PathRow(sample.tokens, trained, np.arange(len(trained)))]
     order = np.full(len(sample.tokens), -1, np.int64)
@@ -130,6 +154,7 @@ def token_rows(samples: Sequence[Sample]) -> TokenRows:
     scored, targets = _scored_tokens(of_samples, begin)
     temperatures = [np.float32(sample.temperature) for sample in samples]
     counts = [sum(len(path.trained) for path in rows) for rows in of_samples]
+    allowed, allowed_row = _allowed_tokens(samples)
     return TokenRows(
         torch.from_numpy(tokens),
         torch.from_numpy(positions),
@@ -138,7 +163,32 @@ def token_rows(samples: Sequence[Sample]) -> TokenRows:
         torch.from_numpy(scored),
         torch.from_numpy(targets),
         torch.from_numpy(np.repeat(temperatures, counts)),
+        allowed,
+        allowed_row,
     )
+
+
+def _allowed_tokens(samples: Sequence[Sample]) -> tuple[Tensor | None, Tensor | None]:
+    if not any(sample.arrays for sample in samples):
+        return None, None
+    sets: list[NDArray[np.uint8]] = []
+    places: list[NDArray[np.int64]] = []
+    count = 0
+    for sample in samples:
+        tokens = sample.trained_tokens
+        array = sample.arrays.get(ALLOWED) if len(tokens) else None
+        place = np.full(len(tokens), -1, np.int64)
+        if array is not None:
+            rows, is_covered = array.at(tokens)
+            sets.append(rows[is_covered])
+            place[is_covered] = np.arange(count, count + len(sets[-1]))
+            count += len(sets[-1])
+        places.append(place)
+    if not count:
+        return None, None
+    width = max(rows.shape[1] for rows in sets)
+    padded = [np.pad(rows, ((0, 0), (0, width - rows.shape[1]))) for rows in sets]
+    return torch.from_numpy(np.concatenate(padded)), torch.from_numpy(np.concatenate(places))
 
 
 def _scored_tokens(
@@ -180,6 +230,7 @@ def loss_inputs(samples: Sequence[Sample], version: int) -> LossInputs:
         torch.from_numpy(np.concatenate(lags)),
         torch.from_numpy(shares.astype(np.float32)),
         sum(len(sample.mask) for sample in samples) - sum(tokens),
+        samples,
     )
 
 
@@ -198,10 +249,6 @@ def _advantages(sample: Sample, count: int) -> NDArray[np.float32]:
     if sample.advantages is None:
         return np.full(count, sample.advantage, np.float32)
     return sample.advantages[sample.mask].astype(np.float32)
-
-
-def _trained_indices(sample: Sample) -> NDArray[np.int64]:
-    return np.flatnonzero(sample.sources == GENERATED)[sample.mask]
 
 
 def _sequence_blocks(lengths: Sequence[int]) -> tuple[list[SequenceBlock], int]:

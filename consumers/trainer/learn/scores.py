@@ -134,6 +134,33 @@ class TokenScores(NamedTuple):
     states: Tensor | None = None
 
 
+class AllowedTokens(NamedTuple):
+    """The sets of tokens that G tokens were chosen from: `bits` [C, W] (uint8, the lowest bit
+    first) and the `row` [G] there of each token's set, -1 for the whole vocabulary.
+    """
+
+    bits: Tensor
+    row: Tensor
+
+    def without_others(self, logits: Tensor) -> Tensor:
+        """Returns logits [G, V] in which tokens outside of the sets have no probability."""
+        byte_bits = torch.arange(8, dtype=torch.uint8, device=logits.device)
+        bits = self.bits.index_select(0, self.row.clamp(min=0))
+        allowed = ((bits[:, :, None] >> byte_bits) & 1).bool().flatten(1)[:, : logits.shape[1]]
+        allowed = F.pad(allowed, (0, logits.shape[1] - allowed.shape[1]))
+        return logits.masked_fill(~(allowed | (self.row < 0)[:, None]), NEVER)
+
+
+NEVER = -1e30
+"""Logit of a token that could not be chosen. Finite, since an entropy would be 0 · ∞; e to the
+power of it is 0 at every temperature.
+"""
+
+
+def allowed_of(bits: Tensor | None, row: Tensor | None) -> AllowedTokens | None:
+    return None if bits is None or row is None else AllowedTokens(bits, row)
+
+
 class _ScoreFunction(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -165,19 +192,30 @@ class _ScoreFunction(torch.autograd.Function):
         return logits_grad, None, None
 
 
-def score(logits: Tensor, targets: Tensor, temperature: Tensor) -> TokenScores:
+def score(
+    logits: Tensor, targets: Tensor, temperature: Tensor, allowed: AllowedTokens | None = None
+) -> TokenScores:
     """Returns the scores of `targets` [G] under `logits` [G, V] divided by `temperature` [G], in
-    float32.
+    float32, each in the distribution over its `allowed` tokens.
     """
-    return TokenScores(*_ScoreFunction.apply(logits.float(), targets, temperature))  # pyright: ignore
+    logits = logits.float()
+    if allowed is not None:
+        logits = allowed.without_others(logits)
+    return TokenScores(*_ScoreFunction.apply(logits, targets, temperature))  # pyright: ignore
 
 
-def score_hidden(hidden: Tensor, head: Tensor, targets: Tensor, temperature: Tensor) -> TokenScores:
+def score_hidden(
+    hidden: Tensor,
+    head: Tensor,
+    targets: Tensor,
+    temperature: Tensor,
+    allowed: AllowedTokens | None = None,
+) -> TokenScores:
     """Returns the scores of `targets` where the logits are `hidden` [G, d] times `head` [V, d]
     transposed.
     """
     return score_through(
-        lambda some: F.linear(some, head), head.shape[0], hidden, targets, temperature
+        lambda some: F.linear(some, head), head.shape[0], hidden, targets, temperature, allowed
     )
 
 
@@ -187,21 +225,26 @@ def score_through(
     hidden: Tensor,
     targets: Tensor,
     temperature: Tensor,
+    allowed: AllowedTokens | None = None,
 ) -> TokenScores:
     """Returns the scores of `targets`. `logits_of` maps slices [g, d] of `hidden` to [g,
     vocabulary], at most `LOGITS_MAX` logits at a time.
     """
     rows = max(1, LOGITS_MAX // vocabulary)
     if len(targets) <= rows:
-        return score(logits_of(hidden), targets, temperature)
+        return score(logits_of(hidden), targets, temperature, allowed)
 
-    def score_slice(hidden: Tensor, targets: Tensor, temperature: Tensor) -> TokenScores:
-        return score(logits_of(hidden), targets, temperature)
+    def score_slice(
+        hidden: Tensor, targets: Tensor, temperature: Tensor, row: Tensor | None
+    ) -> TokenScores:
+        mine = None if allowed is None or row is None else allowed._replace(row=row)
+        return score(logits_of(hidden), targets, temperature, mine)
 
-    slices = zip(hidden.split(rows), targets.split(rows), temperature.split(rows), strict=True)
+    of_tokens = hidden.split(rows), targets.split(rows), temperature.split(rows)
+    sets = [None] * len(of_tokens[0]) if allowed is None else allowed.row.split(rows)
     parts: list[TokenScores] = [
-        checkpoint(score_slice, h, t, c, use_reentrant=False, preserve_rng_state=False)
-        for h, t, c in slices
+        checkpoint(score_slice, h, t, c, r, use_reentrant=False, preserve_rng_state=False)
+        for h, t, c, r in zip(*of_tokens, sets, strict=True)
     ]  # pyright: ignore[reportAssignmentType]
     return TokenScores(
         torch.cat([p.logprobs for p in parts]), torch.cat([p.entropy for p in parts])
