@@ -222,6 +222,8 @@ def _refuse_tokens(record: Trajectory, bounds: TrainingBounds, generated: int) -
 
 
 def _refuse_needs(record: Trajectory) -> Refusal | None:
+    if not record.needs:
+        return None
     missing = missing_features(record.needs)
     # A later release wrote it, for a trainer that has these features.
     return Refusal("needs", f"it needs {', '.join(missing)}"[:_SHOWN_MAX]) if missing else None

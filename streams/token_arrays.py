@@ -27,7 +27,7 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     name: np.dtype(name).newbyteorder("<")
     for name in ("bool", "uint8", "uint16", "int32", "int64", "float16", "float32")
 }
-"""The types of items; on the wire they are little-endian."""
+"""The types of items; on the wire they are little-endian. A further one needs a word in `needs`."""
 NAME = re.compile(r"[a-z][a-z0-9_]{0,63}", re.ASCII)
 ARRAYS_MAX, DIMENSIONS_MAX = 16, 4
 ROW_BYTES_MAX = 1 << 16
@@ -173,7 +173,8 @@ class GrowingArrays:
 
     def add(self, arrays: Mapping[str, NDArray[Any]], end: int, first: int) -> None:
         """Append the rows of the tokens before index `end`, each array's last row being that of
-        the newest token. Rows of tokens before `first`, or that have one, are left out.
+        the newest token. Rows of tokens before `first`, and up to the newest row that the array
+        has, are left out.
         """
         for name, rows in arrays.items():
             start = max(end - len(rows), first, self.ends.get(name, 0))
@@ -213,7 +214,7 @@ def heads_problem(record: Partial | Trajectory, length: int) -> str:
     """Returns why these cannot be arrays of a trajectory whose tokens end at index `length`, or "".
     Nothing is decompressed.
     """
-    if missing := missing_features(record.needs):
+    if record.needs and (missing := missing_features(record.needs)):
         return f"it needs {', '.join(missing)}, which this release lacks"[:_SHOWN_MAX]
     if not record.arrays:
         return "" if record.array_bytes is None else "it has bytes of arrays, but no array"

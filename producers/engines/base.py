@@ -4,8 +4,7 @@ trajectories (`abort`), or continue a dialogue with the environment's tokens (`a
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import torch
@@ -15,7 +14,6 @@ from rollstream.producers.engines.drafting import DraftSource, DraftSwitch
 from rollstream.storage.weights.resident import TensorPatch
 from rollstream.streams.values import Drafts, Floats, Sampling, Sources, Span, Tokens, Version
 
-NO_ROWS: Mapping[str, NDArray[Any]] = MappingProxyType({})
 UpdateMode = Literal["keep_version", "in_flight", "in_flight_recompute"]
 """The values of `rollouts.on_update` (`Engine.update`)."""
 
@@ -66,7 +64,8 @@ class Emission:
 
     `arrays` are named rows of the newest tokens (`streams/token_arrays.py`): each array [n, …] has
     the row of the newest token last, and n is at least the number of `tokens`. With more rows the
-    first are those of the tokens before, e.g. of the prompt; the rollout keeps those that it lacks.
+    first are those of the tokens before, e.g. of the prompt; the rollout keeps those behind the
+    newest row that it has.
     An array has one type and row shape from its first row on. An engine that writes no arrays, or
     writes one for some emissions only, keeps the contract: a token without a row was generated
     without what the array describes.
@@ -79,7 +78,7 @@ class Emission:
     version: Version
     finish: Literal["stop", "length"] | None
     drafts: Drafts | None = None
-    arrays: Mapping[str, NDArray[Any]] = NO_ROWS
+    arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
 
     def first(self, count: int) -> "Emission":
         """Returns the emission of its first `count` tokens alone, which end by `length`."""

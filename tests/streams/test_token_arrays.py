@@ -73,7 +73,7 @@ def with_arrays(
 
 
 @given(parts())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_arrays_of_any_name_type_shape_and_tokens_survive_the_wire(
     drawn: dict[str, list[tuple[int, NDArray[Any]]]],
 ) -> None:
@@ -104,7 +104,7 @@ def test_without_arrays_no_byte_is_written() -> None:
     st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3), st.booleans()), max_size=8),
     st.data(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_each_row_is_in_one_partial_and_all_are_in_the_record(
     emitted: list[tuple[int, int, bool]], data: st.DataObject
 ) -> None:
@@ -116,8 +116,8 @@ def test_each_row_is_in_one_partial_and_all_are_in_the_record(
         behind = min(extra, first)
         values = np.arange(first - behind, length, dtype=np.float32) + 100 * length
         growing.add({"x": values}, length, 0)
-        for token in range(first - behind, length):
-            expected.setdefault(token, 100.0 * length + token)
+        for token in range(max(first - behind, max(expected, default=-1) + 1), length):
+            expected[token] = 100.0 * length + token
         if is_flushed:
             partials += growing.flush(length - data.draw(st.integers(0, 1)))
     for pieces in ([*partials, *growing.flush(length)], growing.pieces):
