@@ -320,7 +320,8 @@ def _decompressed(head: ArrayHead, data: bytes | memoryview) -> NDArray[Any]:
     decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES_MAX)
     try:
         with decompressor.stream_reader(data, read_across_frames=True) as reader:
-            while at <= size and (count := reader.readinto(buffer[at:].data)):
+            # zstandard's stubs leave the buffer's type open.
+            while at <= size and (count := reader.readinto(buffer[at:].data)):  # pyright: ignore[reportUnknownMemberType]
                 at += count
     except zstandard.ZstdError as error:
         raise DecodeError(f"array {head.name!r} does not open ({error})") from error

@@ -1,8 +1,8 @@
-"""The engine `masked`: the engine `torch`, which chooses each token from two thirds of the
-vocabulary, by its index in the trajectory, and writes these sets as the array `allowed`.
+"""The engine `torch`, but it chooses each token from two thirds of the vocabulary, by its index in
+the trajectory, and writes these sets as the array `allowed`.
 
-`python -m tests.support.masked_engine COMMAND …` is `testbed.kills.aimed_role`, whose runs may name
-it.
+`python -m tests.support.masked_engine COMMAND …` is `testbed.kills.aimed_role` with this engine in
+place of `torch`.
 """
 
 import sys
@@ -16,10 +16,6 @@ from rollstream.producers.engines.kind import ENGINES
 from rollstream.producers.engines.torch.kind import TorchKind
 
 MODULE = "tests.support.masked_engine"
-
-
-def register() -> None:
-    cast("dict[str, str]", ENGINES)["masked"] = f"{MODULE}:MaskedKind"
 
 
 def allowed_tokens(indices: NDArray[np.int64], vocabulary: int) -> NDArray[np.bool_]:
@@ -76,20 +72,20 @@ class MaskedEngine:
 
 
 class MaskedKind(TorchKind):
-    name = "masked"
-
     def needs(self, r: Any) -> frozenset[str]:
         return frozenset({"arrays/allowed"})
 
-    def open(self, *parts: Any) -> Any:
-        return MaskedEngine(TorchKind.open(self, *parts))
+    def open(self, c: Any, model: Any, tensors: Any, version: Any, options: Any) -> Any:
+        # A short answer has several emissions, and so partials.
+        options = replace(options, emit_every=4)
+        return MaskedEngine(TorchKind.open(self, c, model, tensors, version, options))
 
 
 def main() -> int:
     # Imported first: it wraps functions of the product before others import them.
     from testbed.kills import aimed_role
 
-    register()
+    cast("dict[str, str]", ENGINES)["torch"] = f"{MODULE}:MaskedKind"
     aimed_role.MODULE = MODULE
     return aimed_role.main()
 
