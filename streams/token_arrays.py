@@ -102,7 +102,7 @@ class TokenArrays:
         for head, data in self.pieces:
             is_other = dtype not in (None, head.dtype) or shape not in (None, head.shape)
             if head.name == name and not is_other:
-                return TokenArray(_decompressed(head, data), _indices(head.ranges))
+                return TokenArray(_decompressed(head, data), token_indices(head.ranges))
         return None
 
 
@@ -330,7 +330,8 @@ def _decompressed(head: ArrayHead, data: bytes | memoryview) -> NDArray[Any]:
     return buffer[:size].view(DTYPES[head.dtype]).reshape(-1, *head.shape)
 
 
-def _indices(ranges: Sequence[TokenRange]) -> NDArray[np.int64]:
+def token_indices(ranges: Sequence[TokenRange]) -> NDArray[np.int64]:
+    """Returns the indices of the tokens of these ranges, of which there is at least one."""
     return np.concatenate([np.arange(part.start, part.end) for part in ranges])
 
 

@@ -10,16 +10,22 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from rollstream.consumers.audit.folds import InvariantResult
-from rollstream.errors import DecodeError
 from rollstream.streams.records import GENERATED, Assignment, Partial, Trajectory
 from rollstream.streams.token_arrays import (
-    NO_ARRAYS,
     TokenArray,
-    TokenArrays,
     arrays_of,
+    arrays_problem,
     heads_problem,
+    token_indices,
 )
-from rollstream.streams.values import Address, Floats, Sources, Tokens, Version
+from rollstream.streams.values import Address, ArrayHead, Floats, Sources, Tokens, Version
+
+
+class LinkArray(msgspec.Struct, frozen=True, gc=False):
+    """A named array of a partial, and the hash of its rows."""
+
+    head: ArrayHead
+    hash: int
 
 
 class PartialLink(msgspec.Struct, frozen=True, gc=False):
@@ -38,7 +44,7 @@ class PartialLink(msgspec.Struct, frozen=True, gc=False):
     attempt: int
     failures: int = 0
     """Number of failures before it."""
-    arrays: TokenArrays = NO_ARRAYS
+    arrays: tuple[LinkArray, ...] = ()
 
 
 @dataclass(slots=True)
@@ -77,7 +83,7 @@ class ResumeChains:
             partial.rollout,
             partial.attempt,
             len(partial.failures),
-            NO_ARRAYS if heads_problem(partial, partial.start + count) else arrays_of(partial),
+            _link_arrays(partial),
         )
 
     def wrong(self, record: Trajectory) -> str:
@@ -143,30 +149,33 @@ def _merge_neighbours(versions: tuple[tuple[int, Version], ...]) -> tuple[tuple[
     return tuple(merged)
 
 
+def _link_arrays(partial: Partial) -> tuple[LinkArray, ...]:
+    """Returns the arrays of a partial; none of one whose arrays no rollout resumes."""
+    if heads_problem(partial, partial.start + len(partial.tokens)) or arrays_problem(partial):
+        return ()
+    arrays = arrays_of(partial)
+    rows = [(head, arrays.get(head.name)) for head in partial.arrays]
+    return tuple(
+        LinkArray(head, xxh3_64_intdigest(array.values.tobytes())) for head, array in rows if array
+    )
+
+
 def _differing_array(record: Trajectory, links: list[PartialLink]) -> str:
     """Returns the name of an array of which the record lacks a row of the chain, or has another; ""
-    if there is none, or the rows are damaged (`SpanAudit`).
+    if there is none, or the record's rows are damaged (`SpanAudit`).
     """
-    if heads_problem(record, len(record.tokens)):
+    if heads_problem(record, len(record.tokens)) or arrays_problem(record):
         return ""
-    try:
-        return _first_difference(arrays_of(record), links)
-    except DecodeError:
-        return ""
-
-
-def _first_difference(arrays: TokenArrays, links: list[PartialLink]) -> str:
-    decoded: dict[str, TokenArray | None] = {}
+    arrays, decoded = arrays_of(record), dict[str, TokenArray | None]()
     for link in links:
-        for head, _ in link.arrays.pieces:
-            of_link = link.arrays.get(head.name)
+        for head, digest in ((array.head, array.hash) for array in link.arrays):
             if head.name not in decoded:
                 decoded[head.name] = arrays.get(head.name, head.dtype, head.shape)
-            of_record = decoded[head.name]
-            if of_record is None or of_link is None:
+            array = decoded[head.name]
+            if array is None:
                 return head.name
-            rows, is_covered = of_record.at(of_link.tokens)
-            if not is_covered.all() or rows.tobytes() != of_link.values.tobytes():
+            rows, is_covered = array.at(token_indices(head.ranges))
+            if not is_covered.all() or xxh3_64_intdigest(rows.tobytes()) != digest:
                 return head.name
     return ""
 
