@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from rollstream.storage.weights.manifest import read_manifest
 from rollstream.streams.records import Annotation, Applied, GroupClosed, Opened, Superseded, Take
+from rollstream.streams.token_arrays import array_fields, make_piece
 from rollstream.streams.values import Address, AnnotationUsed, GroupMembers, Member, ReadTo, Version
 from rollstream.streams.writer import publish
 from testbed.violations.healthy_run import (
@@ -381,6 +383,31 @@ def continues_another_version(run: AuditedRun) -> Found:
     return resumed_with(run, spans=completion(6, 0, 1).spans)
 
 
+def rows_of(values: NDArray[np.int32]) -> dict[str, Any]:
+    """The fields of an array with a row for each of the first generated tokens."""
+    return array_fields([make_piece("experts", values, PROMPT)])
+
+
+def continues_other_rows(run: AuditedRun) -> Found:
+    """A resumed completion has another row of an array than its chain."""
+    record = completion(6, 0, 2, attempt=2, rollout="rollout-1")
+    rows = np.arange(3, dtype=np.int32)
+    link = run.gain(replace(partial(record, PROMPT, PROMPT + 3, None), **rows_of(rows)))
+    run.order(order(6, 0, 2, kind="resume", rollout="rollout-1", partial=link))
+    rows[run.random.randrange(3)] = 7
+    train(run, [run.complete(replace(record, **rows_of(rows))), run.complete(completion(6, 1, 2))])
+    return 3, "6.0 was resumed, but its array 'experts' differs from its partials"
+
+
+def damages_an_array(run: AuditedRun) -> Found:
+    """The rows of a completion's array do not open."""
+    fields = rows_of(np.zeros(3, np.int32))
+    fields["array_bytes"] = fields["array_bytes"][::-1].copy()
+    broken = run.complete(replace(completion(6, 0, 2), **fields))
+    train(run, [broken, run.complete(completion(6, 1, 2))])
+    return 3, "6.0: array 'experts' does not open"
+
+
 def orders_other_tokens(run: AuditedRun) -> Found:
     """An assignment has other tokens than the prompt."""
     run.order(order(6, 0, 2, tokens=np.arange(1, PROMPT + 1, dtype=np.uint32)))
@@ -473,6 +500,7 @@ OF_FIELDS = (
     takes_prompt_tokens_for_the_environment, changes_the_temperature, changes_the_task,
     changes_the_index, changes_the_wave, claims_another_attempt, claims_another_term,
     continues_other_tokens, continues_other_logprobs, continues_another_version,
+    continues_other_rows, damages_an_array,
     orders_other_tokens, loses_a_logprob, loses_a_source, reorders_spans, miscounts_masked_tokens,
     states_a_lag_above_the_bound, trains_a_version_that_was_replaced, numbers_a_version_otherwise,
     makes_a_version_of_a_later_term, opens_another_term, reorders_the_ledger,
