@@ -30,7 +30,8 @@ def _torch(**sizes: Any) -> Engine:
 
 
 def _masked(**sizes: Any) -> Engine:
-    return MaskedEngine(_torch(**sizes))
+    engine: Any = MaskedEngine(_torch(**sizes))
+    return engine
 
 
 def _torch_weights(seed: int) -> Tensors:
