@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("run", help="its folder")
     parser.add_argument("file", type=Path, help="the SVG to write")
     chosen = parser.parse_args(arguments)
-    charts = draft_charts(open_history(run_folder(chosen.run)).drafted)
+    charts = draft_charts(open_history(run_folder(chosen.run)).drafts)
     if not charts:
         parser.error(f"{chosen.run} has no drafts, or went over its prompts only once")
     chosen.file.write_text(picture(charts), encoding="utf-8")

@@ -3,17 +3,18 @@ reward hides: if dropped ones are mostly long answers or hard prompts, training 
 ones.
 """
 
+from rollstream.storage.archive.run_rules import first_admission, valid
+
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 K_OF_PASS = tuple(2**power for power in range(11))
 
 # `difficulty` (1 minus the mean reward) and `prompt_length` are means over the finished
 # trajectories of a prompt's group, so an unfinished trajectory has them too if another one of its
 # group finished.
-FATES = """
+FATES = f"""
 WITH members AS (
     SELECT "group", wave, unnest(trajectories) AS trajectory FROM (
-        SELECT * FROM admissions WHERE schema = 'admitted/1' AND reason IS NULL AND NOT void
-        QUALIFY row_number() OVER (PARTITION BY "group" ORDER BY "offset") = 1)
+        SELECT * FROM admissions WHERE {valid("admitted/1")} QUALIFY {first_admission()})
 ), used AS (
     SELECT trajectory, min(step) AS step FROM trained GROUP BY trajectory
 ), kept AS (

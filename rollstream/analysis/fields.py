@@ -79,7 +79,9 @@ def derived_values(record: Record | None, timestamp_ms: int) -> dict[str, Any]:
     derived: dict[str, Any] = {"time": timestamp_ms / 1000}
     if isinstance(record, Trajectory):
         oldest = oldest_version(record)
-        derived["lag_finish"] = None if oldest is None else record.trainer_version.number - oldest
+        derived["lag_finish"] = (
+            None if oldest is None else max(0, record.trainer_version.number - oldest)
+        )
     return derived
 
 

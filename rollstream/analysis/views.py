@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rollstream.analysis.fate_views import BIAS, FATES, PASS_AT_K
-from rollstream.streams.topics import NUMBER_MAX
+from rollstream.storage.archive import run_rules
 
 METRICS = (
     "reward_mean", "accuracy", "loss", "entropy", "kl", "ess", "clipped", "ratio_max",
@@ -38,45 +38,19 @@ class SqlView:
     query: str = ""
 
 
-def _is_valid(schema: str) -> str:
-    return f"schema = '{schema}' AND reason IS NULL AND NOT void"
-
-
-def _effective_takes(columns: str) -> str:
-    # A take is superseded if the learner could not compute it (invariant 12).
-    return f"""(
-    SELECT {columns} FROM ledger t WHERE {_is_valid("take/1")} AND NOT EXISTS (
-        SELECT 1 FROM ledger s WHERE s.schema = 'superseded/1' AND s.reason IS NULL AND NOT s.void
-        AND s.step = t.step AND s.update = t.update
-        AND list_contains(s.micro_batches, t.micro_batch))
-)"""
-
-
 # The views read a list column (tokens, spans) only for a query of something computed from it, so a
 # million rows are counted without reading tokens.
 _COMPLETIONS = f"""
-SELECT trajectories.* FROM trajectories SEMI JOIN (
-    SELECT partition, min("offset") AS "offset"
-    FROM trajectories ANTI JOIN {MISPLACED} USING ("group", partition)
-    WHERE {_is_valid("trajectory/1")} GROUP BY partition, trajectory
-) USING (partition, "offset")
+SELECT trajectories.* FROM trajectories SEMI JOIN {
+    run_rules.first_completions(
+        f'(FROM trajectories ANTI JOIN {MISPLACED} USING ("group", partition))'
+    )
+} USING (partition, "offset")
 """
 
 _SCORES = f"""
-SELECT trajectory, name, first.scorer AS scorer, first.value AS value, first.why AS reason,
-       first.written AS written
-FROM (
-    SELECT trajectory, name, arg_min(
-        {{scorer: scorer, value: CASE WHEN why != '' THEN NULL WHEN by_part
-          THEN list_sum(values)::DOUBLE ELSE values[1]::DOUBLE END, why: why, written: timestamp}},
-        (partition, "offset")
-    ) AS first
-    FROM (SELECT *, coalesce(reason_, '') AS why,
-          (SELECT process_rewards FROM settings) AS by_part FROM annotations)
-    WHERE {_is_valid("annotation/1")} AND (why != '' OR (
-        len(values) > 0 AND len(list_filter(values, lambda v: NOT abs(v) <= {NUMBER_MAX})) = 0))
-    GROUP BY trajectory, name
-)
+SELECT trajectory, name, scorer, value, reason, timestamp AS written
+FROM {run_rules.first_annotations("annotations", "(SELECT process_rewards FROM settings)")}
 """
 
 _REWARDS = """
@@ -91,19 +65,16 @@ FROM completions c
 LEFT JOIN (SELECT trajectory, value FROM scores WHERE name = 'reward') s USING (trajectory)
 """
 
+_EFFECTIVE = run_rules.effective_takes("ledger")
 _TAKES = f"""
 SELECT step, update, micro_batch, term, timestamp AS taken, len(members) AS trajectories,
        len(groups) AS groups, len(annotations) AS annotations, "offset"
-FROM {_effective_takes("*")}
+FROM {_EFFECTIVE}
 """
 
 _TRAINED = f"""
-SELECT member.trajectory AS trajectory, step, update, micro_batch, term, taken,
-       member.at.partition AS partition, member.at."offset" AS "offset", member.hash AS hash
-FROM (
-    SELECT step, update, micro_batch, term, timestamp AS taken, unnest(members) AS member
-    FROM {_effective_takes("*")}
-)
+SELECT trajectory, step, update, micro_batch, term, timestamp AS taken, partition, "offset", hash
+FROM {run_rules.members(_EFFECTIVE)}
 """
 
 _STEPS = f"""
@@ -111,58 +82,34 @@ SELECT step, term, CASE WHEN abs(time_s) < 6e10 THEN to_timestamp(time_s) END AS
        version.number AS version, takes,
        {", ".join(f"metrics['{name}'] AS {name}" for name in METRICS)},
        metrics, counts, state_hash
-FROM ledger WHERE {_is_valid("step_done/1")}
-QUALIFY row_number() OVER (PARTITION BY step ORDER BY term DESC, "offset" DESC) = 1
+FROM ledger WHERE {run_rules.valid("step_done/1")} QUALIFY {run_rules.newest_step()}
 ORDER BY step
 """
 
-# A group's first ending counts, except that its closing as poisoned replaces an earlier take.
+_ENDS = run_rules.first_ends(run_rules.group_ends("ledger"), run_rules.poisoned_groups("ledger"))
 _GROUPS = f"""
-WITH admitted AS (
-    SELECT * FROM admissions WHERE {_is_valid("admitted/1")}
-    QUALIFY row_number() OVER (PARTITION BY "group" ORDER BY "offset") = 1
-), ends AS (
-    SELECT "group", ended, detail, step, timestamp, members FROM (
-        SELECT g."group" AS "group", 'trained' AS ended, '' AS detail, step, timestamp, "offset",
-               len(g.members) AS members
-        FROM (SELECT unnest(groups) AS g, step, timestamp, "offset"
-              FROM ledger WHERE {_is_valid("take/1")})
-        UNION ALL
-        SELECT "group", reason_, detail, step, timestamp, "offset", NULL
-        FROM ledger WHERE {_is_valid("group_closed/1")}
-    ) QUALIFY row_number() OVER (
-        PARTITION BY "group" ORDER BY coalesce(starts_with(detail, 'poisoned: '), false) DESC,
-        "offset") = 1
-)
 SELECT a."group", a.wave, len(a.trajectories) AS trajectories,
        coalesce(nullif(a.needed, 0), len(a.trajectories)) AS needed,
-       CASE WHEN a.needed > 0 THEN len(a.trajectories) - e.members ELSE 0 END AS released,
+       CASE WHEN a.needed > 0 THEN len(a.trajectories) - len(e.members) ELSE 0 END AS released,
        a.timestamp AS admitted,
        coalesce(e.ended, 'open') AS ended, e.detail, e.step, e.timestamp AS ended_at,
        epoch(e.timestamp - a.timestamp) AS seconds, a.deadline_s
-FROM admitted a LEFT JOIN ends e USING ("group")
+FROM (SELECT * FROM admissions WHERE {run_rules.valid("admitted/1")}
+    QUALIFY {run_rules.first_admission()}) a LEFT JOIN {_ENDS} e USING ("group")
 ORDER BY a."group"
 """
 
-_SPANS = """
+_SPANS = f"""
 SELECT s.trajectory, s."group", s.span.start AS start, s.span."end" AS "end",
        s.span."end" - s.span.start AS tokens,
        s.span.version.number AS version, s.span.version.term AS term, s.rollout,
-       s.newest - s.span.version.number AS lag_finish,
-       t.step - 1 - s.span.version.number AS lag_consumed, t.step,
-       t.step - 1 - s.span.version.number > (SELECT max_lag FROM settings) AS masked,
-       coalesce(list_sum(list_transform(s.left_out, lambda r:
-           greatest(0, least(s.span."end", r."end") - greatest(s.span.start, r.start)))), 0)::BIGINT
-           AS abandoned
+       {run_rules.lag("s.newest", "s.span.version.number")} AS lag_finish,
+       {run_rules.lag_consumed("s.span.version.number")} AS lag_consumed, t.step,
+       lag_consumed > (SELECT max_lag FROM settings) AS masked,
+       {run_rules.abandoned_tokens("s.span", "s.left_out")} AS abandoned
 FROM (
     SELECT trajectory, "group", rollout, trainer_version.number AS newest, unnest(spans) AS span,
-           CASE WHEN len(abandoned) > 0 THEN list_filter(
-               list_transform(turns, lambda t, i: {
-                   'number': i - 1,
-                   'start': list_sum(list_transform(turns[:i], lambda u: u."end" - u.generated))
-                       - (t."end" - t.generated),
-                   'end': list_sum(list_transform(turns[:i], lambda u: u."end" - u.generated))
-               }), lambda r: list_contains(abandoned, r.number)) END AS left_out
+           {run_rules.ABANDONED_RANGES} AS left_out
     FROM completions
 ) s
 LEFT JOIN (SELECT trajectory, min(step) AS step FROM trained GROUP BY trajectory) t
@@ -176,14 +123,13 @@ FROM spans WHERE step IS NOT NULL AND masked IS NOT TRUE
 GROUP BY ALL ORDER BY step, lag
 """
 
-_DRAFTS = """
+_DRAFTS = f"""
 SELECT trajectory, "group", index, task,
        dense_rank() OVER (
-           PARTITION BY hash(list_slice(tokens, 1, list_position(sources, 1) - 1)) ORDER BY "group"
+           PARTITION BY {run_rules.PROMPT_HASH} ORDER BY "group"
        ) AS pass,
        len(logprobs) AS tokens, drafts.steps AS steps, drafts.guessed AS guessed,
-       coalesce(list_sum(list_filter(drafts.runs, lambda run, place: place % 2 = 0)), 0)::BIGINT
-           AS accepted,
+       coalesce({run_rules.ACCEPTED}, 0)::BIGINT AS accepted,
        drafts.asked AS asked, drafts.found AS found, drafts.lookup_s AS lookup_s
 FROM completions WHERE drafts IS NOT NULL
 """

@@ -59,8 +59,8 @@ from rollstream.monitor.sessions import ENDINGS
 from rollstream.monitor.snapshot import run_settings_of
 from rollstream.monitor.view import LiveView
 from rollstream.printable import shell_command
-from rollstream.report.history import drop_bias_warnings
 from rollstream.report.summary import open_history, summarise
+from rollstream.report.untrained import drop_bias_warnings
 from rollstream.report.write import write_report
 from rollstream.roles.completion import is_complete
 from rollstream.storage.archive.log_view import LogView
@@ -246,7 +246,7 @@ def _end(folder: RunFolder, outcome: RunOutcome, console: Console, as_json: bool
         print(json.dumps({"outcome": outcome.kind, **line}), flush=True)
     elif is_written:
         console.print(f"report: {folder.report}", soft_wrap=True, highlight=False)
-    for warning in drop_bias_warnings(history.dropped.compared()) if history else ():
+    for warning in drop_bias_warnings(history.dropped) if history else ():
         console.print(f"warning: {warning.what}: {warning.do}", highlight=False)
     if outcome.kind == "stopped":
         console.print("stopped; the same command resumes from the last checkpoint")

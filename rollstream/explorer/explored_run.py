@@ -23,15 +23,17 @@ from rollstream.config.errors import printable_value
 from rollstream.config.settings import Configuration
 from rollstream.consumers.trainer.data.prepare import TrainingRule
 from rollstream.errors import ConfigurationError, RollstreamError
-from rollstream.explorer.index import IndexProgress, RunIndex
-from rollstream.explorer.ingest import IndexReader
 from rollstream.explorer.record_reader import RecordReader
 from rollstream.explorer.simulated import SimulatedLocation
+from rollstream.index.index_reader import IndexReader
+from rollstream.index.run_index import IndexProgress, RunIndex
 from rollstream.monitor.concerns import warnings_of
 from rollstream.monitor.feed import RunFeed
+from rollstream.monitor.sessions import RunSessions
 from rollstream.monitor.snapshot import RunSettings, RunSnapshot, run_settings_of, take_snapshot
 from rollstream.monitor.state import RunState
 from rollstream.storage.archive.log_view import LogView
+from rollstream.storage.metrics_file import read_metrics
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +64,7 @@ class ExploredRun:
         self.number, self.location = str(number), location
         self.name = location.run or self.folder_name
         """The run's name for the user; with its folder's if several runs have one name."""
-        self.index = RunIndex()
+        self.index = RunIndex(location.max_lag, location.process_rewards)
         self.records = RecordReader(location, self.index)
         self.text = run_text(location)
         self.trouble = ""
@@ -139,6 +141,19 @@ class ExploredRun:
         except ConfigurationError:
             # A link in its place leaves the run and is not followed.
             return None
+
+    def sessions(self) -> RunSessions:
+        """Returns the sessions of `rollstream run` that its supervisors recorded."""
+        sessions = RunSessions()
+        for line in self.supervised():
+            sessions.apply(line)
+        return sessions
+
+    def supervised(self) -> list[dict[str, Any]]:
+        """Returns the lines of `supervisor.jsonl` that have a time."""
+        path = metrics_folder(self.location) / "supervisor.jsonl"
+        lines = read_metrics(path) if path.is_file() else []
+        return [line for line in lines if isinstance(line.get("time_s"), int | float)]
 
     def watch(self) -> None:
         """Follow the run for another `WATCHED_S` seconds."""

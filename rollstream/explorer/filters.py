@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollstream.errors import ConfigurationError
+from rollstream.storage.archive.run_rules import lag, lag_consumed
 
 # `p` and `o` are the place of its record.
-ROW = """trajectory, "group", index, task, rollout, rollout_term, finish, reason, reward, tokens,
-version, version_last, trainer_version, trainer_version - version_oldest AS lag,
-step - 1 - version_oldest AS lag_consumed, step, started_s, finished_s, wave, moves, guessed,
+LAG = lag("trainer_version", "version_oldest")
+ROW = f"""trajectory, "group", index, task, rollout, rollout_term, finish, reason, reward, tokens,
+version, version_last, trainer_version, {LAG} AS lag,
+{lag_consumed("version_oldest")} AS lag_consumed, step, started_s, finished_s, wave, moves, guessed,
 accepted, attempt, appended_s, p, o"""
 GROUP_REWARDS = """
 (SELECT "group" AS of_group, avg(reward) AS group_reward FROM t GROUP BY ALL)
@@ -19,7 +21,7 @@ GROUP_REWARDS = """
 # Filters with a smallest and a largest value, `NAME_min` and `NAME_max`, and their SQL.
 NUMBERS = {
     "reward": "reward",
-    "lag": "trainer_version - version_oldest",
+    "lag": LAG,
     "tokens": "tokens",
     "group_reward": "group_reward",
 }
@@ -32,8 +34,8 @@ ORDERS = {
     "-reward": "-coalesce(reward, -1e300)",
     "tokens": "coalesce(tokens, 1 << 30)",
     "-tokens": "-coalesce(tokens, -1)",
-    "lag": "coalesce(trainer_version - version_oldest, 1 << 30)",
-    "-lag": "-coalesce(trainer_version - version_oldest, -1)",
+    "lag": f"coalesce({LAG}, 1 << 30)",
+    "-lag": f"-coalesce({LAG}, -1)",
 }
 TEXT_MAX = 1000  # characters of a text parameter
 
@@ -63,7 +65,7 @@ def row_filter(query: Mapping[str, str]) -> RowFilter:
     for name, sql in NUMBERS.items():
         for ending, sign in (("_min", ">="), ("_max", "<=")):
             if f"{name}{ending}" in query:
-                conditions.append(f"{sql} {sign} ?")
+                conditions.append(f"({sql}) {sign} ?")
                 parameters.append(number(query, f"{name}{ending}"))
     for name, kind in EXACT.items():
         if name in query:

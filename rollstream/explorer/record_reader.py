@@ -17,7 +17,7 @@ from rollstream.analysis.archive_files import ArchivedFiles, ReadableFile, sql_l
 from rollstream.analysis.locate import RunLocation
 from rollstream.analysis.looking import open_run_view
 from rollstream.errors import RollstreamError
-from rollstream.explorer.index import RunIndex
+from rollstream.index.run_index import RunIndex
 from rollstream.monitor.feed import positions_since
 from rollstream.storage.archive.log_view import LogView
 from rollstream.storage.archive.segments import ArchivedRows, LogRecord

@@ -2,7 +2,7 @@
 are no record are counted, not dead-lettered a second time.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from rollstream.storage.terms import read_role
 from rollstream.streams.bus import Bus
 from rollstream.streams.dead_letters import DeadLetterReader
 from rollstream.streams.fence import ARCHIVE_GROUP
-from rollstream.streams.records import Record
 from rollstream.streams.topics import ARCHIVED_TOPICS
 
 
@@ -150,20 +149,19 @@ SLOW_REFRESH_S = 10.0
 
 class RunFeed:
     """Applies a run's new records and metrics lines to a state at each call of `follow`, about
-    `RECORDS_MAX` per topic, so the view stays responsive. It begins `tail` records before the ends;
-    None reads everything, archive included, except old prompts and annotations. `also` receives
-    each record after the state has applied it.
+    `RECORDS_MAX` per topic, so the view stays responsive while it catches up. It begins `tail`
+    records before the ends; with `with_archive` also where the log was truncated behind them.
     """
 
     def __init__(
         self,
         view: LogView,
         metrics: Path,
-        tail: int | None = TAIL_RECORDS,
-        also: Callable[[Record], None] = lambda record: None,
+        tail: int = TAIL_RECORDS,
+        with_archive: bool = False,
     ) -> None:
-        self._view, self._tail, self._also = view, tail, also
-        self._log: Bus = view.bus or view
+        self._view, self._tail = view, tail
+        self._log: Bus = view if with_archive or view.bus is None else view.bus
         self._store = view.store
         self._evaluations = JsonLinesTail(metrics / "eval.jsonl")
         self._events = JsonLinesTail(metrics / "supervisor.jsonl")
@@ -216,10 +214,9 @@ class RunFeed:
         return not self._has_caught_up
 
     def _open_context(self, state: RunState) -> None:
-        log, tail = self._log, self._tail or TAIL_RECORDS
-        positions = {topic: tail_positions(log, topic, tail) for topic in CONTEXT_TOPICS}
-        if self._tail is not None:
-            state.is_tail = any(positions["ledger"].values())
+        log = self._log
+        positions = {topic: tail_positions(log, topic, self._tail) for topic in CONTEXT_TOPICS}
+        state.is_tail = any(positions["ledger"].values())
         if state.is_tail:
             # Start an eighth of the read part later. Otherwise a group could be read as admitted
             # that ended before that part, since writers' clocks differ, and since the ledger may be
@@ -232,7 +229,7 @@ class RunFeed:
                 # Admissions begin at the time at which the ledger's tail begins.
                 positions["admissions"] = positions_since(log, "admissions", start_s)
         for topic, at in positions.items():
-            self._open(state, topic, None if self._tail is None and topic != "prompts" else at)
+            self._open(state, topic, at)
 
     def _open_completions(self, state: RunState) -> None:
         opened_s = oldest(group.admitted_s for group in state.groups.open.values())
@@ -243,10 +240,9 @@ class RunFeed:
             # From the admission of the oldest open group, within `TRAJECTORIES_MIN` and
             # `TRAJECTORIES_MAX` records.
             start = {p: max(earliest[p], min(latest[p], admitted[p])) for p in latest}
-            is_whole = self._tail is None and topic == "trajectories"
-            self._open(state, topic, None if is_whole else start)
+            self._open(state, topic, start)
 
-    def _open(self, state: RunState, topic: str, start: Mapping[int, int] | None) -> None:
+    def _open(self, state: RunState, topic: str, start: Mapping[int, int]) -> None:
         self._ends[topic] = self._log.end(topic)
         self._topics[topic] = self._view.topic(
             topic, start, on_hole=state.apply_hole, skip_damaged=True
@@ -272,7 +268,6 @@ class RunFeed:
         for message in messages:
             if message.kind == "records" and message.record is not None:
                 state.apply(message.record, message.time_s)
-                self._also(message.record)
 
     def _update(self, state: RunState) -> None:
         for topic, view in self._topics.items():

@@ -8,6 +8,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from rollstream.storage.archive.run_rules import ENDINGS
 from rollstream.streams.admissible import is_group_full
 from rollstream.streams.records import Admitted, Annotation, Trajectory
 
@@ -56,7 +57,6 @@ class NumberSet:
         return int(sum(self.held.ends) - sum(self.held.starts))
 
 
-GROUP_ENDINGS = ("trained", "filtered", "expired", "dead")
 # Groups whose end time shows whether a later record came late.
 ENDED_KEPT = 8192
 # An annotation of this name is needed only if the sample carries no reward.
@@ -155,7 +155,7 @@ class GroupTracker:
             group.update(time_s)
 
     def end(self, group: int, how: str, time_s: float) -> None:
-        """Apply the end of a group; `how` is one of `GROUP_ENDINGS`. Idempotent."""
+        """Apply the end of a group; `how` is one of `ENDINGS`. Idempotent."""
         self.open.pop(group, None)
         if group in self._reopened:
             self._reopened.remove(group)
@@ -178,7 +178,7 @@ class GroupTracker:
         """Returns the numbers of admitted groups, of groups by ending, and of open groups. Once all
         records are read, endings and open groups add up to the admitted ones (invariant 1).
         """
-        ended = {ending: self.endings[ending] for ending in GROUP_ENDINGS}
+        ended = {ending: self.endings[ending] for ending in ENDINGS}
         is_open = len(self.open) + len(self._reopened)
         return {"admitted": len(self.admitted), **ended, "open": is_open}
 

@@ -19,18 +19,18 @@ RATE_S = 60.0  # window of the trajectories per second
 
 @dataclass(frozen=True, slots=True)
 class RunPace:
-    """Over the last `recent_steps` steps: `step_s` is the median duration, `trained_per_s` the
-    trained tokens. `since_step_s` is the age of the last step, `left_s` the estimated time to the
-    last one. None if unknown. `generated_per_s` sums up the living rollouts, each a mean over its
-    last ten seconds; for a run that is over it comes from its last minute, as `trajectories_per_s`
-    does.
+    """Over the last `recent_steps` steps: `step_s` is the median duration of a step,
+    `recent_trained_per_s` the trained tokens. `since_step_s` is the age of the last step, `left_s`
+    the estimated time to the last one. None if unknown. `generated_per_s` sums up the living
+    rollouts, each a mean over its last ten seconds; for a run that is over it comes from its last
+    minute, as `trajectories_per_s` does.
     """
 
     step_s: float | None
     since_step_s: float | None
     left_s: float | None
     steps_per_h: float | None
-    trained_per_s: float | None
+    recent_trained_per_s: float | None
     generated_per_s: float
     trajectories_per_s: float
     recent_steps: int
@@ -72,7 +72,7 @@ def run_pace(
         since_step_s=max(0.0, at_s - recent[-1].time_s) if recent else None,
         left_s=_remaining_s(recent, step_s, remaining, at_s),
         steps_per_h=3600 / step_s if step_s else None,
-        trained_per_s=_trained_per_s(recent),
+        recent_trained_per_s=_recent_trained_per_s(recent),
         generated_per_s=tokens_per_s if over else live_per_s,
         trajectories_per_s=trajectories_per_s,
         recent_steps=len(recent),
@@ -111,7 +111,7 @@ def _remaining_s(
     return max(0.0, recent[-1].time_s + remaining * step_s - now_s)
 
 
-def _trained_per_s(recent: Sequence[StepDone]) -> float | None:
+def _recent_trained_per_s(recent: Sequence[StepDone]) -> float | None:
     if len(recent) < 2 or recent[-1].time_s <= recent[0].time_s:
         return None
     return _total(recent[1:], "tokens_trained") / (recent[-1].time_s - recent[0].time_s)

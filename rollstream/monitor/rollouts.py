@@ -32,7 +32,7 @@ class RolloutSnapshot:
     version: int
     verified: bool
     tokens_per_s: float
-    idle_share: float
+    recent_idle_share: float
     silent_s: float
     state: str
     queued: int = 0
@@ -48,7 +48,7 @@ class RolloutSnapshot:
 
     def severity_key(self) -> tuple[bool, bool, float]:
         """Sorts silent rollouts first, then unverified ones, then the most idle."""
-        return (self.state != "silent", self.verified, -self.idle_share)
+        return (self.state != "silent", self.verified, -self.recent_idle_share)
 
 
 def rollout_snapshots(state: RunState, now_s: float) -> tuple[RolloutSnapshot, ...]:
@@ -92,7 +92,7 @@ def _snapshot(
         version=status.version.number,
         verified=status.verified and _is_announced(applied, announced),
         tokens_per_s=tokens / seconds if len(beats) > 1 else status.tokens_per_s,
-        idle_share=min(1.0, (status.idle_s - first.idle_s) / seconds),
+        recent_idle_share=min(1.0, (status.idle_s - first.idle_s) / seconds),
         silent_s=silent_s,
         state=_state(status, is_silent),
         queued=status.queued,

@@ -110,8 +110,9 @@ def _tasks(at: RunSnapshot) -> Iterator[str]:
 
 
 def _speeds(at: RunSnapshot) -> tuple[str, ...]:
-    trained = UNKNOWN if at.pace.trained_per_s is None else count(at.pace.trained_per_s)
-    return (f"{trained} trained", f"{count(at.pace.generated_per_s)} generated")
+    recent = at.pace.recent_trained_per_s
+    trained = UNKNOWN if recent is None else count(recent)
+    return (f"{trained} trained lately", f"{count(at.pace.generated_per_s)} generated")
 
 
 def _pace(at: RunSnapshot) -> tuple[str, ...]:

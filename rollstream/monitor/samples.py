@@ -3,14 +3,17 @@ them, without I/O.
 """
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import islice
 from operator import add, attrgetter
 from typing import Literal
 
+import numpy as np
+
 from rollstream.monitor.groups import OWN_REWARD
-from rollstream.streams.records import Annotation, Take, Trajectory
+from rollstream.streams.branches import abandoned_tokens
+from rollstream.streams.records import Annotation, Superseded, Take, Trajectory
 from rollstream.streams.values import accepted_tokens
 
 
@@ -98,8 +101,9 @@ SAMPLES_KEPT = 2048
 @dataclass(frozen=True, slots=True)
 class FinishedSample:
     """The fields of a `Trajectory` record (a completion) that the monitor needs. `spans` are
-    (version number, generated tokens); `trainer_version` is the newest version known when the
-    trajectory finished; `predicted` is the expected number of generated tokens, 0 if unknown.
+    (version number, generated tokens), `kept` the same without abandoned turns; `trainer_version`
+    is the newest version known when the trajectory finished; `predicted` is the expected number of
+    generated tokens, 0 if unknown.
     """
 
     trajectory: str
@@ -110,6 +114,7 @@ class FinishedSample:
     reward: float | None
     trainer_version: int
     spans: tuple[tuple[int, int], ...]
+    kept: tuple[tuple[int, int], ...]
     finished_s: float
     predicted: int = 0
     guesses: DraftTotals | None = None
@@ -140,10 +145,10 @@ class RecentSamples:
         default_factory=OrderedDict[str, FinishedSample]
     )
     """By trajectory, the oldest first."""
-    taken: deque[tuple[str, int]] = field(
-        default_factory=lambda: deque[tuple[str, int]](maxlen=SAMPLES_KEPT)
+    taken: deque[tuple[str, tuple[int, int, int]]] = field(
+        default_factory=lambda: deque[tuple[str, tuple[int, int, int]]](maxlen=SAMPLES_KEPT)
     )
-    """Trained trajectories, each with the version that it was trained from."""
+    """Trained trajectories, each with step, update and micro-batch of its take."""
     _annotated: OrderedDict[tuple[str, str], float] = field(
         default_factory=OrderedDict[tuple[str, str], float]
     )
@@ -153,6 +158,7 @@ class RecentSamples:
         """Returns False if a completion of this trajectory is already kept."""
         if record.trajectory in self.finished:
             return False
+        spans = tuple((span.version.number, span.end - span.start) for span in record.spans)
         self.finished[record.trajectory] = FinishedSample(
             record.trajectory,
             record.group,
@@ -161,7 +167,8 @@ class RecentSamples:
             record.reason,
             record.reward,
             record.trainer_version.number,
-            tuple((span.version.number, span.end - span.start) for span in record.spans),
+            spans,
+            _kept(record) if record.abandoned else spans,
             record.finished_s,
             record.predicted,
             draft_totals_of(record),
@@ -180,19 +187,28 @@ class RecentSamples:
             self._annotated.popitem(last=False)
 
     def take(self, record: Take) -> None:
-        # A take of step n trains from version n − 1.
-        self.taken.extend((member.trajectory, record.step - 1) for member in record.members)
+        place = record.step, record.update, record.micro_batch
+        self.taken.extend((member.trajectory, place) for member in record.members)
+
+    def supersede(self, record: Superseded) -> None:
+        voids = {(record.step, record.update, number) for number in record.micro_batches}
+        if voids.intersection(place for _, place in self.taken):
+            kept = [entry for entry in self.taken if entry[1] not in voids]
+            self.taken.clear()
+            self.taken.extend(kept)
 
     def lag_at_finish(self) -> dict[int, int]:
         """Returns the generated tokens by their lag (in steps) when their trajectory finished."""
-        return _histogram((sample, sample.trainer_version) for sample in self.finished.values())
+        samples = self.finished.values()
+        return _histogram((sample.spans, sample.trainer_version) for sample in samples)
 
     def lag_when_trained(self) -> dict[int, int]:
-        """Returns the generated tokens by their lag when a take named their trajectory; tokens
-        above `max_lag` were masked.
+        """Returns the generated tokens by their lag when a take named their trajectory, without
+        those of abandoned turns; tokens above `max_lag` were masked.
         """
-        samples = ((self.finished.get(name), version) for name, version in self.taken)
-        return _histogram((sample, version) for sample, version in samples if sample is not None)
+        # A take of step n trains from version n − 1.
+        samples = ((self.finished.get(name), step - 1) for name, (step, _, _) in self.taken)
+        return _histogram((sample.kept, version) for sample, version in samples if sample)
 
     def finishes(self, last: int) -> Mapping[str, int]:
         return Counter(sample.finish for sample in self._newest(last))
@@ -280,9 +296,17 @@ def _task_rewards(groups: list[list[float]]) -> TaskRewards:
     return TaskRewards(len(groups), equal, sum(everything) / len(everything))
 
 
-def _histogram(samples: Iterable[tuple[FinishedSample, int]]) -> dict[int, int]:
+def _histogram(samples: Iterable[tuple[Sequence[tuple[int, int]], int]]) -> dict[int, int]:
     counts: Counter[int] = Counter()
-    for sample, version in samples:
-        for number, tokens in sample.spans:
+    for spans, version in samples:
+        for number, tokens in spans:
             counts[max(0, version - number)] += tokens
     return dict(sorted(counts.items()))
+
+
+def _kept(record: Trajectory) -> tuple[tuple[int, int], ...]:
+    left = abandoned_tokens(record.turns, record.abandoned)
+    return tuple(
+        (span.version.number, int(np.count_nonzero(~left[span.start : span.end])))
+        for span in record.spans
+    )

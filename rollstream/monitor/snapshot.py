@@ -191,8 +191,8 @@ class RunSnapshot:
 
     title: str
     plan: RunSettings
-    seconds: float
-    """Since the run was started or else since its first record."""
+    elapsed_s: float
+    """Since the run was started or else since its first record, without pauses between sessions."""
     phase: str
     is_over: bool
     has_failed: bool
@@ -274,7 +274,7 @@ def take_snapshot(
     return RunSnapshot(
         title=f"{plan.run} · seed {plan.seed}{' · paced' if plan.is_paced else ''}",
         plan=plan,
-        seconds=_run_seconds(state, now_s, at_s, started_s),
+        elapsed_s=_run_seconds(state, now_s, at_s, started_s),
         phase=now.phase,
         is_over=now.is_over,
         has_failed=now.state == "failed",

@@ -195,6 +195,7 @@ class RunState:
                 for members in record.groups:
                     self.groups.end(members.group, "trained", time_s)
             case Superseded():
+                self.samples.supersede(record)
                 for group in record.poisoned:
                     self.groups.supersede(group)
             case GroupClosed():

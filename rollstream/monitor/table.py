@@ -126,15 +126,15 @@ def warning_lines(
 
 
 def plain_line(at: RunSnapshot) -> str:
-    parts = [f"{clock(at.seconds)} step {at.step}/{at.steps} {at.phase}"]
+    parts = [f"{clock(at.elapsed_s)} step {at.step}/{at.steps} {at.phase}"]
     if at.metrics:
         reward = at.metrics.get("reward_mean")
         parts.append(f"reward {'–' if reward is None else format(reward, '.3f')}")
         parts.append(f"lag {lag_text(at, 'consumed')}")
     if at.evaluation:
         parts.append(evaluation_text(at))
-    if at.pace.trained_per_s is not None:
-        parts.append(f"trained {count(at.pace.trained_per_s)} tok/s")
+    if at.pace.recent_trained_per_s is not None:
+        parts.append(f"trained {count(at.pace.recent_trained_per_s)} tok/s lately")
     parts.append(f"{at.queue.open_groups} groups open, {at.queue.ready_groups} ready")
     if at.restarts:
         parts.append(f"{at.restarts} restarts")
@@ -174,7 +174,7 @@ def _table_variants(lines: Sequence[RolloutSnapshot]) -> list[list[RolloutColumn
     version_styles = ["" if line.verified else "bold red" for line in lines]
     version = RolloutColumn("held", marks, True, version_styles)
     speed = RolloutColumn("tok/s", [short_number(line.tokens_per_s) for line in lines])
-    idle = RolloutColumn("idle", [share(line.idle_share) for line in lines])
+    idle = RolloutColumn("idle", [share(line.recent_idle_share) for line in lines])
     states = [f"silent {age(o.silent_s)}" if o.state == "silent" else o.state for o in lines]
     state = RolloutColumn("state", states, False, [STATES.get(line.state, "") for line in lines])
     slots_only, kv_only = RolloutColumn("slots", slots.cells), RolloutColumn("KV", kv.cells)

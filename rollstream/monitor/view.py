@@ -186,7 +186,7 @@ def _subtitle(at: RunSnapshot) -> Text:
     if at.restarts:
         word = "restart" if at.restarts == 1 else "restarts"
         subtitle.append(f"{at.restarts} {word}", "yellow").append(" · ")
-    return subtitle.append(f"{at.phase} · {clock(at.seconds)}")
+    return subtitle.append(f"{at.phase} · {clock(at.elapsed_s)}")
 
 
 # One refresh costs about 5 ms of a core that the run needs.

@@ -63,10 +63,10 @@ def step_overdue(at: RunSnapshot) -> Iterator[RunWarning]:
                 f"no step for {age(since_s)}; a step takes {usual} (median)",
                 "see logs/trainer.log, and whether trajectories still come (rates, open groups)",
             )
-    elif not at.step and at.version is not None and at.seconds > FIRST_STEP_S:
+    elif not at.step and at.version is not None and at.elapsed_s > FIRST_STEP_S:
         yield RunWarning(
             "step_overdue",
-            f"no first step after {age(at.seconds)}",
+            f"no first step after {age(at.elapsed_s)}",
             "see logs/trainer.log and logs/rollout-*.log; fewer trainer.groups_per_step or "
             "shorter answers (sampling.tokens_max) make a first step come earlier",
         )
@@ -104,7 +104,7 @@ def _idle_share(at: RunSnapshot) -> float:
     if at.is_over or at.step >= at.steps or not alive or at.pace.recent_steps < STEPS_MIN:
         # The share cannot be judged.
         return 0.0
-    return fmean(rollout.idle_share for rollout in alive)
+    return fmean(rollout.recent_idle_share for rollout in alive)
 
 
 def _alive(at: RunSnapshot) -> list[RolloutSnapshot]:

@@ -57,7 +57,7 @@ def balance_of(at: RunSnapshot) -> PipelineBalance | None:
     if at.pace.recent_steps < STEPS_MIN or not lines:
         return None
     # A finished run's rollouts are idle at its end, so their means since their start count.
-    idle = fmean(line.idle_total if at.is_over else line.idle_share for line in lines)
+    idle = fmean(line.idle_total if at.is_over else line.recent_idle_share for line in lines)
     computing = at.pace.busy_share / at.plan.trainer_threads
     return PipelineBalance(
         rollouts=len(lines),

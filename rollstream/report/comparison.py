@@ -115,7 +115,7 @@ def compare_runs(runs: tuple[str, str], first: RunHistory, second: RunHistory) -
             SettingDifference(key, *values)
             for key, values in _settings_apart(first.configuration, second.configuration)
         ),
-        (first.outcomes(), second.outcomes()),
+        (first.outcomes, second.outcomes),
         tuple(curve for curve in curves if curve),
         next(differing_steps, None),
         len(states),

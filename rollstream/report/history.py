@@ -1,26 +1,51 @@
-"""The whole history of a run from log and metrics files, from which the report is made, without
-I/O. It grows by a name and two numbers per trajectory, and more with drafts.
+"""The whole history of a run (`RunHistory`), from which its report is made: read once from the
+run's index (`history_of`), from the metrics files and from a tail of the log.
 """
 
-from array import array
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from rollstream.index.figures import RunFigures, outcomes, reasons, rollout_totals, run_figures
 from rollstream.monitor.groups import Intervals
-from rollstream.monitor.samples import DraftTotals, PassDrafts, draft_totals_of
+from rollstream.monitor.samples import DraftTotals, PassDrafts
+from rollstream.monitor.sessions import RunSessions
 from rollstream.monitor.snapshot import RunWarning
 from rollstream.monitor.state import RequestMove, RunState
-from rollstream.report.failures import SHARE_MIN, EpisodeHistory, differing
-from rollstream.streams import records
-from rollstream.streams.codec import record_hash
+from rollstream.report.untrained import (
+    DropComparison,
+    EpisodeComparison,
+    compare_dropped,
+    compare_episodes,
+)
+from rollstream.streams.records import StepDone
+from rollstream.streams.values import Version
+
+if TYPE_CHECKING:  # imports DuckDB
+    from rollstream.index.run_index import RunIndex
 
 # Shorter pauses of a rollout are invisible in a chart of minutes.
 JOINED_S = 0.05
+REASONS_MAX = 20
+
+BUSY = f"""
+SELECT rollout, min(started_s) AS start, max(finished_s) AS end FROM (
+    SELECT *, sum(begins) OVER (PARTITION BY rollout ORDER BY started_s, finished_s
+        ROWS UNBOUNDED PRECEDING) AS period
+    FROM (SELECT rollout, started_s, finished_s, coalesce(started_s - {JOINED_S} > max(finished_s)
+            OVER (PARTITION BY rollout ORDER BY started_s, finished_s
+            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), false)::INT AS begins FROM t)
+) GROUP BY rollout, period ORDER BY rollout, start
+"""
+# Records do not name the pass over the prompts: the first group of a prompt is of pass 1, its
+# second of pass 2.
+DRAFTS = """
+SELECT pass, task, sum(tokens)::BIGINT, sum(passes)::BIGINT, sum(guessed)::BIGINT,
+    coalesce(sum(accepted), 0)::BIGINT, sum(asked)::BIGINT, sum(found)::BIGINT, sum(lookup_s)
+FROM (SELECT *, dense_rank() OVER (PARTITION BY prompt_hash ORDER BY "group") AS pass
+    FROM t WHERE passes IS NOT NULL)
+GROUP BY pass, task ORDER BY pass, task
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,169 +59,25 @@ class ServedVersion:
 
 @dataclass(slots=True)
 class RolloutHistory:
-    """One rollout over all its terms. `busy` are the times in which it generated."""
+    """One rollout over all its terms. `busy` are the times in which it generated; `cut` and `dead`
+    count its trajectories that reached the limit of tokens, and that died.
+    """
 
     busy: Intervals = field(default_factory=lambda: Intervals(JOINED_S))
     serving: list[ServedVersion] = field(default_factory=list[ServedVersion])
-    idle_by_term: dict[int, float] = field(default_factory=dict[int, float])
-    finishes: Counter[str] = field(default_factory=Counter[str])
+    idle_s: float = 0.0
+    trajectories: int = 0
     tokens: int = 0
-
-    def idle_s(self) -> float:
-        return sum(self.idle_by_term.values())
-
-
-# Fewer dropped samples give no warning: if the spread is half of the mean, the median of 40 lengths
-# errs by 1.25 · 0.5 / √40 = 10 %.
-DROPPED_MIN = 40
-
-
-@dataclass(slots=True)
-class SampleStats:
-    lengths: "array[float]" = field(default_factory=lambda: array("f"))
-    rewards: "array[float]" = field(default_factory=lambda: array("f"))
-
-    def add(self, record: records.Trajectory) -> None:
-        self.lengths.append(len(record.logprobs))
-        if record.reward is not None:
-            self.rewards.append(record.reward)
-
-
-@dataclass(frozen=True, slots=True)
-class DropComparison:
-    """Dropped samples against trained ones: their numbers, and the medians of their lengths and
-    rewards, None of no values.
-    """
-
-    dropped: int
-    trained: int
-    length_dropped: float | None
-    length_trained: float | None
-    reward_dropped: float | None
-    reward_trained: float | None
-
-
-@dataclass(slots=True)
-class DroppedSamples:
-    """Sorts samples into dropped and trained ones. The ledger must be applied first, because it
-    decides which they are, then the first completion of each trajectory.
-
-    Samples are dropped because of their lag or at a group's deadline. That is a bias, mostly
-    against long answers (docs/explanation/scheduling.md). A sample counts as dropped if its group
-    expired, or was trained without it in a step whose record counts dropped samples. Dead
-    trajectories are neither; late rewards are ignored.
-    """
-
-    dropped: SampleStats = field(default_factory=SampleStats)
-    trained: SampleStats = field(default_factory=SampleStats)
-    _used: set[str] = field(default_factory=set[str])
-    _left_out: set[str] = field(default_factory=set[str])
-    _members: dict[int, set[str]] = field(default_factory=dict[int, set[str]])
-    _expired: set[int] = field(default_factory=set[int])
-
-    def apply(self, record: records.Record) -> None:
-        match record:
-            case records.Take():
-                self._used.update(member.trajectory for member in record.members)
-                taken = self._members.setdefault(record.step, set())
-                taken.update(m.trajectory for group in record.groups for m in group.members)
-            case records.StepDone():
-                taken = self._members.pop(record.step, set())
-                # Otherwise they died or have no reward.
-                if record.counts.get("dropped"):
-                    self._left_out |= taken - self._used
-            case records.GroupClosed(reason="expired"):
-                self._expired.add(record.group)
-            case records.Trajectory() if record.finish != "dead":
-                self._finished(record)
-            case _:
-                pass
-
-    def compared(self) -> DropComparison:
-        return DropComparison(
-            len(self.dropped.lengths),
-            len(self.trained.lengths),
-            _median(self.dropped.lengths),
-            _median(self.trained.lengths),
-            _median(self.dropped.rewards),
-            _median(self.trained.rewards),
-        )
-
-    def _finished(self, record: records.Trajectory) -> None:
-        if record.trajectory in self._used:
-            self.trained.add(record)
-        elif record.trajectory in self._left_out or record.group in self._expired:
-            self.dropped.add(record)
-
-
-def drop_bias_warnings(drops: DropComparison) -> Iterator[RunWarning]:
-    if drops.dropped < max(DROPPED_MIN, SHARE_MIN * drops.trained):
-        return
-    pairs = (
-        ("length", drops.length_dropped, drops.length_trained, "{:.0f}"),
-        ("reward", drops.reward_dropped, drops.reward_trained, "{:.3g}"),
-    )
-    if differ := differing(pairs):
-        yield RunWarning(
-            "dropped_bias",
-            f"{drops.dropped} answers dropped for age differ from the {drops.trained} trained: "
-            f"median {' and '.join(differ)}",
-            "a larger dispatch.max_lag or more rollouts drop fewer",
-        )
-
-
-def _median(values: "array[float]") -> float | None:
-    return float(median(values)) if values else None
-
-
-@dataclass(slots=True)
-class DraftHistory:
-    """Sums up draft statistics by task and pass over the prompts: a later pass has more earlier
-    answers to draft from. Only the first completion of each trajectory is to be applied.
-    """
-
-    _groups: dict[int, tuple[str, str, DraftTotals]] = field(
-        default_factory=dict[int, tuple[str, str, DraftTotals]]
-    )
-    """The prompt's hash, the task and the totals of each group."""
-
-    def apply(self, record: records.Trajectory) -> None:
-        guesses = draft_totals_of(record)
-        if guesses is None:
-            return
-        if record.group in self._groups:
-            prompt, task, before = self._groups[record.group]
-            self._groups[record.group] = (prompt, task, before + guesses)
-        else:
-            self._groups[record.group] = (_prompt_hash(record), record.task, guesses)
-
-    def passes(self) -> list[PassDrafts]:
-        """Returns the totals of each pass and task, in ascending order of both."""
-        totals: dict[tuple[int, str], DraftTotals] = {}
-        came: dict[str, int] = {}
-        for _, (prompt, task, guesses) in sorted(self._groups.items()):
-            # Records do not name the pass: the first group of a prompt is of pass 1, its second of
-            # pass 2.
-            number = came[prompt] = came.get(prompt, 0) + 1
-            totals[number, task] = totals.get((number, task), DraftTotals()) + guesses
-        return [PassDrafts(number, task, totals[number, task]) for number, task in sorted(totals)]
-
-
-def _prompt_hash(record: records.Trajectory) -> str:
-    others = np.flatnonzero(record.sources != records.PROMPT)
-    end = int(others[0]) if len(others) else len(record.tokens)
-    return record_hash(record.tokens[:end].tobytes())
+    cut: int = 0
+    dead: int = 0
 
 
 @dataclass(slots=True)
 class RunHistory:
-    """Holds the whole history of a run. Records are applied with the ledger before the trajectories
-    (`DroppedSamples`).
-
-    `configuration` maps dotted keys to values, `warmup` is the content of `warmup.json`,
+    """`state` is a tail of the run, for its restarts and warnings; everything else is of the whole
+    run. `configuration` maps dotted keys to values, `warmup` is the content of `warmup.json`,
     `evaluations` and `events` are the lines of `eval.jsonl` and `supervisor.jsonl`, `concerns` the
-    warnings at the newest record. `steps` and `announced` have the newest record of each step and
-    version number.
+    warnings at the newest record. `steps` has the newest record of each step.
     """
 
     state: RunState = field(default_factory=RunState)
@@ -207,56 +88,18 @@ class RunHistory:
     events: Sequence[Mapping[str, Any]] = ()
     moves: Sequence[RequestMove] = ()
     concerns: Sequence[RunWarning] = ()
-    steps: dict[int, records.StepDone] = field(default_factory=dict[int, records.StepDone])
-    announced: dict[int, records.WeightsAnnounced] = field(
-        default_factory=dict[int, records.WeightsAnnounced]
-    )
+    sessions: RunSessions = field(default_factory=RunSessions)
+    figures: RunFigures = field(default_factory=RunFigures)
+    steps: dict[int, StepDone] = field(default_factory=dict[int, StepDone])
     rollouts: dict[str, RolloutHistory] = field(default_factory=dict[str, RolloutHistory])
-    reasons: Counter[str] = field(default_factory=Counter[str])
-    dropped: DroppedSamples = field(default_factory=DroppedSamples)
-    drafted: DraftHistory = field(default_factory=DraftHistory)
-    episodes: EpisodeHistory = field(default_factory=EpisodeHistory)
-    _completed: set[str] = field(default_factory=set[str])
-
-    def extend(self, record: records.Record) -> None:
-        """Apply one record to all but `state`, which the caller has applied it to."""
-        if not isinstance(record, records.Trajectory):
-            self.dropped.apply(record)
-            self.episodes.apply(record)
-        match record:
-            case records.StepDone():
-                # A step that is repeated after a crash replaces the earlier one.
-                self.steps[record.step] = record
-            case records.GroupClosed():
-                self.reasons[f"{record.reason}: {record.detail or 'no detail'}"] += 1
-            case records.Applied():
-                serving = ServedVersion(record.time_s, record.version.number, record.rollout_term)
-                self._rollout(record.rollout).serving.append(serving)
-            case records.Trajectory():
-                self._trajectory(record)
-            case records.RolloutStatus():
-                idle = self._rollout(record.rollout).idle_by_term
-                idle[record.term] = max(record.idle_s, idle.get(record.term, 0.0))
-            case records.WeightsAnnounced():
-                self.announced[record.version.number] = record
-            case _:
-                pass
-
-    def outcomes(self) -> dict[str, int]:
-        """Returns the numbers of admitted groups, of groups by ending, and of open groups; the
-        latter add up to the admitted ones (invariant 1).
-        """
-        return self.state.groups.outcomes()
-
-    def span_s(self) -> tuple[float, float] | None:
-        """Returns the times of the first and the last step, trajectory or served version, in
-        seconds since the epoch; None if there is none.
-        """
-        times = [done.time_s for done in self.steps.values()]
-        for rollout in self.rollouts.values():
-            times += rollout.busy.starts[:1] + rollout.busy.ends[-1:]
-            times += [serving.time_s for serving in rollout.serving]
-        return (min(times), max(times)) if times else None
+    outcomes: Mapping[str, int] = field(default_factory=lambda: {"admitted": 0})
+    reasons: Sequence[tuple[str, int]] = ()
+    dropped: DropComparison = field(default_factory=DropComparison)
+    episodes: EpisodeComparison = field(default_factory=EpisodeComparison)
+    drafts: Sequence[PassDrafts] = ()
+    """By pass over the prompts and task, in ascending order."""
+    is_tail: bool = False
+    """The run's first records were truncated and not archived."""
 
     def deaths(self) -> list[Mapping[str, Any]]:
         return [event for event in self.events if event.get("event") == "death"]
@@ -272,19 +115,64 @@ class RunHistory:
         lines = (line for line in self.evaluations if line.get(name) is not None)
         return sorted((float(line["step"]), float(line[name])) for line in lines)
 
-    def _rollout(self, name: str) -> RolloutHistory:
-        return self.rollouts.setdefault(name, RolloutHistory())
+    def run_s(self, begin_s: float, end_s: float) -> float:
+        """Returns the seconds between two times without the pauses of the run."""
+        return self.sessions.run_s(begin_s, end_s, [done.time_s for done in self.steps.values()])
 
-    def _trajectory(self, record: records.Trajectory) -> None:
-        rollout = self._rollout(record.rollout)
-        rollout.busy.add(record.started_s, record.finished_s)
-        rollout.finishes[record.finish] += 1
-        rollout.tokens += len(record.logprobs)
-        # Only the first completion counts.
-        if record.trajectory not in self._completed:
-            self._completed.add(record.trajectory)
-            self.dropped.apply(record)
-            self.episodes.apply(record)
-            self.drafted.apply(record)
-        if record.finish == "dead":
-            self.reasons[f"trajectory dead: {record.reason or 'no reason given'}"] += 1
+
+def history_of(
+    index: "RunIndex", events: Sequence[Mapping[str, Any]] = (), idle_s: Mapping[str, float] = {}
+) -> RunHistory:
+    """Returns what the index has of a run; `events` are the lines of `supervisor.jsonl`, `idle_s`
+    the idle seconds of each rollout.
+    """
+    sessions = RunSessions()
+    for event in events:
+        if isinstance(event.get("time_s"), int | float):
+            sessions.apply(event)
+    return RunHistory(
+        events=events,
+        sessions=sessions,
+        figures=run_figures(index, sessions),
+        steps=_steps(index),
+        rollouts=_rollouts(index, idle_s),
+        outcomes=outcomes(index),
+        reasons=[(row["what"], row["count"]) for row in reasons(index, REASONS_MAX)],
+        dropped=compare_dropped(index),
+        episodes=compare_episodes(index),
+        drafts=[
+            PassDrafts(number, task, DraftTotals(*totals))
+            for number, task, *totals in index.cursor().execute(DRAFTS).fetchall()
+        ],
+    )
+
+
+def _steps(index: "RunIndex") -> dict[int, StepDone]:
+    rows = index.cursor().execute(
+        "SELECT step, version, version_term, state_hash, takes, metrics, counts, time_s, "
+        "weights_hash FROM steps ORDER BY step"
+    )
+    return {
+        step: StepDone(
+            step, Version(number, term), state, takes, metrics, counts, time_s, weights_hash=weights
+        )
+        for step, number, term, state, takes, metrics, counts, time_s, weights in rows.fetchall()
+    }
+
+
+def _rollouts(index: "RunIndex", idle_s: Mapping[str, float]) -> dict[str, RolloutHistory]:
+    rollouts = {
+        name: RolloutHistory(
+            trajectories=row["trajectories"], tokens=row["tokens"], cut=row["cut"], dead=row["dead"]
+        )
+        for name, row in rollout_totals(index).items()
+    }
+    for name, seconds in idle_s.items():
+        rollouts.setdefault(name, RolloutHistory()).idle_s = seconds
+    for row in index.rows("SELECT rollout, time_s, version, rollout_term AS term FROM served"):
+        serving = ServedVersion(row["time_s"], row["version"], row["term"])
+        rollouts.setdefault(row["rollout"], RolloutHistory()).serving.append(serving)
+    for name, start, end in index.cursor().execute(BUSY).fetchall():
+        rollouts[name].busy.starts.append(start)
+        rollouts[name].busy.ends.append(end)
+    return rollouts

@@ -2,7 +2,7 @@
 and JSON output. Nothing is written.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +13,8 @@ from rollstream.analysis.locate import locate_run
 from rollstream.analysis.looking import metrics_folder, open_run_view
 from rollstream.config.config import flat_settings, load_for_viewing
 from rollstream.config.run_folder import RunFolder
-from rollstream.errors import CorruptObject, TopicMissing
+from rollstream.config.settings import Configuration
+from rollstream.errors import CorruptObject
 from rollstream.foreign_json import parse_loose_json
 from rollstream.monitor.concerns import warnings_of
 from rollstream.monitor.feed import RunFeed
@@ -21,14 +22,19 @@ from rollstream.monitor.format import clock
 from rollstream.monitor.snapshot import run_settings_of, take_snapshot
 from rollstream.monitor.state import MOVES_FILE, RunState, parse_moves
 from rollstream.producers.engines.kind import has_model
-from rollstream.report.failures import EpisodeComparison, causes_text, failed_bias_warnings
-from rollstream.report.history import DropComparison, RunHistory, drop_bias_warnings
+from rollstream.report.history import RunHistory, history_of
 from rollstream.report.page import group_digits
+from rollstream.report.untrained import (
+    DropComparison,
+    EpisodeComparison,
+    causes_text,
+    drop_bias_warnings,
+    failed_bias_warnings,
+)
 from rollstream.runs.parentage import read_parentage
 from rollstream.storage.archive.log_view import LogView
 from rollstream.storage.metrics_file import read_metrics
-from rollstream.streams.bus import BusWrapper, Message
-from rollstream.streams.topics import Topic, catalogue
+from rollstream.streams.records import RolloutStatus
 
 # The summary reports the time to this sampled held-out accuracy.
 ACCURACY_GOAL = 0.75
@@ -139,18 +145,13 @@ class RunSummary:
 
 def summarise(history: RunHistory) -> RunSummary:
     """Returns the summary of a history; does no I/O."""
-    span = history.span_s()
-    lags = [value for _, value in history.metric("lag_consumed_mean")]
-    lags_max = [value for _, value in history.metric("lag_consumed_max")]
-    goal = _goal(history, span)
-    tokens = sum(value for _, value in history.metric("tokens_trained"))
-    seconds = history.state.run_s(*span) if span else 0.0
+    figures, goal = history.figures, _goal(history)
     return RunSummary(
         run=str(history.configuration.get("run", "")),
         seed=int(history.configuration.get("seed", 0)),
-        steps=max(history.steps, default=0),
+        steps=figures.step,
         steps_wanted=int(history.configuration.get("trainer.steps", 0)),
-        seconds=seconds,
+        seconds=figures.seconds,
         warmup_s=history.warmup.get("seconds"),
         accuracy_sampled=_change(history.evaluated("accuracy_sampled")),
         accuracy_greedy=_change(history.evaluated("accuracy_greedy")),
@@ -159,17 +160,17 @@ def summarise(history: RunHistory) -> RunSummary:
         reward=_change(history.metric("reward_mean")),
         length_median=_change(history.evaluated("length_median")),
         length_p99=_change(history.evaluated("length_p99")),
-        lag_consumed_mean=sum(lags) / len(lags) if lags else None,
-        lag_consumed_max=max(lags_max, default=None),
-        tokens_trained=int(tokens),
-        tokens_per_s=tokens / seconds if tokens and seconds else None,
-        idle_share=_idle_shares(history, seconds),
-        outcomes=history.outcomes(),
+        lag_consumed_mean=figures.lag_consumed_mean,
+        lag_consumed_max=figures.lag_consumed_max,
+        tokens_trained=figures.tokens_trained,
+        tokens_per_s=figures.tokens_per_s,
+        idle_share=_idle_shares(history),
+        outcomes=history.outcomes,
         restarts=sum(history.state.restarts().values()),
         forked_from=history.forked_from,
         is_paced=not has_model(history.configuration.get("rollouts.engine")),
-        dropped=history.dropped.compared(),
-        episodes=history.episodes.compared(),
+        dropped=history.dropped,
+        episodes=history.episodes,
         evaluated_step=max((int(line["step"]) for line in history.evaluations), default=None),
         pass_at=pass_changes(history),
     )
@@ -202,23 +203,25 @@ def _change(points: list[tuple[float, float]]) -> MetricChange | None:
     return MetricChange(points[0][1], points[-1][1]) if points else None
 
 
-def _goal(history: RunHistory, span: tuple[float, float] | None) -> tuple[float | None, int] | None:
+def _goal(history: RunHistory) -> tuple[float | None, int] | None:
+    first_s = history.figures.first_s
     for line in sorted(history.evaluations, key=lambda line: line["step"]):
         if (line.get("accuracy_sampled") or 0.0) >= ACCURACY_GOAL:
             seconds, done = line.get("seconds"), history.steps.get(int(line["step"]))
-            if seconds is not None and done and span:
+            if seconds is not None and done and first_s is not None:
                 # The evaluation's line counts the pauses of the run as time.
-                paused_s = done.time_s - span[0] - history.state.run_s(span[0], done.time_s)
+                paused_s = done.time_s - first_s - history.run_s(first_s, done.time_s)
                 seconds = max(0.0, seconds - paused_s)
             return seconds, int(line["step"])
     return None
 
 
-def _idle_shares(history: RunHistory, seconds: float) -> dict[str, float]:
+def _idle_shares(history: RunHistory) -> dict[str, float]:
+    seconds = history.figures.seconds
     if not seconds:
         return {}
     return {
-        name: min(1.0, rollout.idle_s() / seconds)
+        name: min(1.0, rollout.idle_s / seconds)
         for name, rollout in sorted(history.rollouts.items())
     }
 
@@ -231,29 +234,61 @@ def read_history(view: LogView, folder: RunFolder) -> RunHistory:
     is_configured = folder.configuration.exists()
     configuration = load_for_viewing(folder.configuration) if is_configured else None
     plan = configuration and run_settings_of(configuration)
-    history = RunHistory(
-        state=plan.state() if plan else RunState(),
-        configuration=flat_settings(configuration) if configuration else {},
-        warmup=_json(folder.model / "warmup.json"),
-        evaluations=read_metrics(folder.metrics / "eval.jsonl"),
-        events=read_metrics(folder.metrics / "supervisor.jsonl"),
-        moves=parse_moves(read_metrics(folder.metrics / MOVES_FILE)),
-    )
-    feed = RunFeed(view, folder.metrics, None, history.extend)
-    while feed.follow(history.state, 0.0):
-        pass
+    state = plan.state() if plan else RunState()
+    # A prepared run that never started has no topics yet.
+    if view.bus is None or view.has("ledger"):
+        feed = RunFeed(view, folder.metrics, with_archive=True)
+        while feed.follow(state, 0.0):
+            pass
+    history = _indexed(view, folder, configuration, state)
+    history.configuration = flat_settings(configuration) if configuration else {}
+    history.warmup = _json(folder.model / "warmup.json")
+    history.evaluations = read_metrics(folder.metrics / "eval.jsonl")
+    history.moves = parse_moves(read_metrics(folder.metrics / MOVES_FILE))
     if view.store is not None and (parentage := read_parentage(view.store)):
         history.forked_from = str(parentage)
     if plan:
         # A report that is made a week later must not warn that the run is silent.
-        newest_s = max(history.state.newest_s.values(), default=0.0)
-        shown = warnings_of(take_snapshot(history.state, plan, newest_s))
+        newest_s = max(state.newest_s.values(), default=0.0)
         history.concerns = (
-            *shown,
-            *drop_bias_warnings(history.dropped.compared()),
-            *failed_bias_warnings(history.episodes.compared()),
+            *warnings_of(take_snapshot(state, plan, newest_s)),
+            *drop_bias_warnings(history.dropped),
+            *failed_bias_warnings(history.episodes),
         )
     return history
+
+
+def _indexed(
+    view: LogView, folder: RunFolder, configuration: Configuration | None, state: RunState
+) -> RunHistory:
+    # They import DuckDB and pyarrow, which `rollstream run` needs at its end only.
+    from rollstream.index.index_reader import IndexReader
+    from rollstream.index.run_index import RunIndex
+
+    max_lag = configuration.dispatch.max_lag if configuration else None
+    process_rewards = bool(configuration and configuration.trainer.process_rewards)
+    with RunIndex(max_lag, process_rewards) as index:
+        reader = IndexReader(view, index, with_tokens=True)
+        reader.refresh()
+        events = read_metrics(folder.metrics / "supervisor.jsonl")
+        history = history_of(index, events, _idle_s(view))
+    for hole in reader.holes:
+        state.apply_hole(hole)
+    history.state, history.is_tail = state, any(h.reason == "truncated" for h in reader.holes)
+    return history
+
+
+def _idle_s(view: LogView) -> dict[str, float]:
+    """Returns the idle seconds of each rollout over all its terms."""
+    by_term: dict[tuple[str, int], float] = {}
+    for message in view.topic("status", skip_damaged=True).records() if view.has("status") else ():
+        if isinstance(record := message.record, RolloutStatus):
+            term = record.rollout, record.term
+            by_term[term] = max(record.idle_s, by_term.get(term, 0.0))
+    seconds: dict[str, float] = {}
+    for (rollout, _), idle_s in by_term.items():
+        seconds[rollout] = seconds.get(rollout, 0.0) + idle_s
+    return seconds
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -273,55 +308,7 @@ def open_history(folder: RunFolder, is_trusted: bool = False) -> RunHistory:
     # Refuses files that leave the run.
     metrics_folder(location)
     with open_run_view(location) as view:
-        # A prepared run that never started has no topics yet.
-        bus = None if view.bus is None else PreparedLog(view.bus)
-        return read_history(LogView(bus, view.store, view.run), folder)
-
-
-class PreparedLog(BusWrapper):
-    """Reads a run's topics that do not exist yet as empty ones."""
-
-    def settings(self, topic: str) -> Topic:
-        try:
-            return super().settings(topic)
-        except TopicMissing:
-            absent = [candidate for candidate in catalogue() if candidate.name == topic]
-            if not absent:
-                raise
-            return absent[0]
-
-    def partitions(self, topic: str) -> int:
-        return self.settings(topic).partitions
-
-    def read(
-        self,
-        topic: str,
-        positions: Mapping[int, int],
-        *,
-        records_max: int = 512,
-        bytes_max: int = 16 << 20,
-        wait_s: float = 0.0,
-        exact: bool = True,
-    ) -> list[Message]:
-        try:
-            return super().read(
-                topic, positions, records_max=records_max, bytes_max=bytes_max, wait_s=wait_s,
-                exact=exact,
-            )  # fmt: skip
-        except TopicMissing:
-            return []
-
-    def begin(self, topic: str) -> dict[int, int]:
-        return self._offsets(super().begin, topic)
-
-    def end(self, topic: str) -> dict[int, int]:
-        return self._offsets(super().end, topic)
-
-    def _offsets(self, read: Callable[[str], dict[int, int]], topic: str) -> dict[int, int]:
-        try:
-            return read(topic)
-        except TopicMissing:
-            return dict.fromkeys(range(self.partitions(topic)), 0)
+        return read_history(view, folder)
 
 
 def distinct_names(folders: Sequence[RunFolder]) -> list[str]:

@@ -127,9 +127,9 @@ def timeline_rows(history: RunHistory) -> list[TimelineRow]:
         for _, done in sorted(history.steps.items())
     )
     rows = [TimelineRow("trainer", steps, deaths_s=died("trainer"))]
-    span = history.span_s()
+    seconds = history.figures.seconds
     for name, rollout in sorted(history.rollouts.items())[:ROWS_MAX]:
-        share = rollout.idle_s() / max(1e-9, span[1] - span[0]) if span else 0.0
+        share = rollout.idle_s / seconds if seconds else 0.0
         pulls = tuple(sorted(rollout.serving, key=lambda served: served.time_s)[1:])
         note = f"{min(1.0, share):.0%} idle"
         rows.append(TimelineRow(name, version_bars(rollout), note, died(name), pulls))

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from rollstream.monitor.format import clock
+from rollstream.monitor.samples import PassDrafts
 from rollstream.report import page
 from rollstream.report.comparison import tasks_of
-from rollstream.report.failures import episode_card
-from rollstream.report.history import DraftHistory, RunHistory
+from rollstream.report.history import RunHistory
 from rollstream.report.page import Chart, Series
 from rollstream.report.summary import (
     ACCURACY_GOAL,
@@ -22,6 +22,7 @@ from rollstream.report.summary import (
     pass_changes,
 )
 from rollstream.report.timeline import MARKS_MAX, ROWS_MAX, draw_timeline
+from rollstream.report.untrained import episode_card
 from rollstream.supervisor.process import describe_exit
 
 # The page has as many distinct colours.
@@ -79,11 +80,11 @@ def report_page(
         page.charts(_by_task(history)),
         *learning,
         _timeline(history),
-        page.charts([*_mechanics(history), *draft_charts(history.drafted)]),
+        page.charts([*_mechanics(history), *draft_charts(history.drafts)]),
         _outcomes(history),
         _dropped(history),
-        episode_card(history.episodes.compared()),
-        draft_table(history.drafted),
+        episode_card(history.episodes),
+        draft_table(history.drafts),
         _rollouts(history, summary),
         _restarts(history),
         _configuration(history),
@@ -110,7 +111,7 @@ def _tiles(summary: RunSummary) -> list[tuple[str, str]]:
         figures.append(("tokens trained per second", page.group_digits(summary.tokens_per_s)))
     if summary.lag_consumed_mean is not None:
         mean, largest = summary.lag_consumed_mean, summary.lag_consumed_max
-        figures.append(("mean and largest lag when trained", f"{mean:.1f} · {largest:.0f}"))
+        figures.append(("mean and largest lag when trained", f"{mean:.2f} · {largest:.0f}"))
     figures.append(("restarts", str(summary.restarts)))
     return figures
 
@@ -213,11 +214,10 @@ def _mechanics(history: RunHistory) -> list[Chart]:
     ]
 
 
-def draft_charts(drafted: DraftHistory) -> list[Chart]:
+def draft_charts(passes: Sequence[PassDrafts]) -> list[Chart]:
     """Returns two charts over the passes with a line per task: the accepted share of draft tokens,
     and the tokens per forward pass. A single pass gives no charts.
     """
-    passes = drafted.passes()
     if len({drafts.number for drafts in passes}) < 2:
         return []
     tasks = sorted({drafts.task for drafts in passes})[:TASKS_MAX]
@@ -305,21 +305,20 @@ def _timeline(history: RunHistory) -> str:
 
 
 def _outcomes(history: RunHistory) -> str:
-    counts = history.outcomes()
+    counts = history.outcomes
     # The admitted groups must equal the ended and open ones (invariant 1), so all counts together
     # are twice the admitted ones.
     adds = "they add up" if sum(counts.values()) == 2 * counts["admitted"] else "THEY DO NOT ADD UP"
-    if history.state.is_tail:
+    if history.is_tail:
         adds += "; without the run's first records, which were truncated and not archived"
     content = page.table(list(counts), [list(counts.values())])
     if history.reasons:
-        rows = [(reason, number) for reason, number in history.reasons.most_common(20)]
-        content += page.table(["why not trained", "times"], rows)
+        content += page.table(["why not trained", "times"], history.reasons)
     return page.wide("Every admitted group has one ending", f"groups; {adds}", content)
 
 
 def _dropped(history: RunHistory) -> str:
-    drops = history.dropped.compared()
+    drops = history.dropped
     if not drops.dropped:
         return ""
     head = ["", "answers", "median length", "median reward"]
@@ -331,8 +330,7 @@ def _dropped(history: RunHistory) -> str:
     return page.wide("Samples dropped for their age", note, page.table(head, rows))
 
 
-def draft_table(drafted: DraftHistory) -> str:
-    passes = drafted.passes()
+def draft_table(passes: Sequence[PassDrafts]) -> str:
     if not passes:
         return ""
     head = ["pass", "task", "tokens", "per step", "drafted", "accepted", "found", "look-up"]
@@ -364,12 +362,12 @@ def _rollouts(history: RunHistory, summary: RunSummary) -> str:
     rows = [
         (
             name,
-            sum(rollout.finishes.values()),
+            rollout.trajectories,
             rollout.tokens,
-            rollout.finishes["length"],
-            rollout.finishes["dead"],
+            rollout.cut,
+            rollout.dead,
             len({served.version for served in rollout.serving}),
-            f"{rollout.idle_s():.1f} s ({summary.idle_share.get(name, 0.0):.0%})",
+            f"{rollout.idle_s:.1f} s ({summary.idle_share.get(name, 0.0):.0%})",
         )
         for name, rollout in sorted(shown)
     ]

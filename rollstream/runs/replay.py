@@ -120,7 +120,7 @@ def _training_values(record: object, step: int | None) -> dict[str, Any]:
     if not isinstance(record, Trajectory):
         return {}
     oldest = fields.oldest_version(record)
-    lag = None if step is None or oldest is None else step - 1 - oldest
+    lag = None if step is None or oldest is None else max(0, step - 1 - oldest)
     return {"step": step, "lag": lag}
 
 

@@ -201,18 +201,18 @@ def _checked(
     machine: TuningMachine, run: RunMeasurements, recorded: Configuration | None
 ) -> TuningMachine:
     c = machine.configuration
-    if recorded is None or run.tokens_per_s is None or _step_of(recorded) != _step_of(c):
+    if recorded is None or run.steady_tokens_per_s is None or _step_of(recorded) != _step_of(c):
         return machine
     choice = choice_of(recorded)
     prediction = machine.predicted(choice, choice.waves + 1)
-    if prediction is None or not run.tokens_per_s:
+    if prediction is None or not run.steady_tokens_per_s:
         return machine
-    off = prediction.tokens_per_s / run.tokens_per_s
+    off = prediction.tokens_per_s / run.steady_tokens_per_s
     if machine.cores is not None and off > 1:
         # The cores that the run did not reach go to other work than decoding and training.
         machine = replace(machine, cores=machine.cores * max(CORES_SHARE_MIN, 1 / off))
         prediction = machine.predicted(choice, choice.waves + 1) or prediction
-        off = prediction.tokens_per_s / run.tokens_per_s
+        off = prediction.tokens_per_s / run.steady_tokens_per_s
     return replace(machine, checked=off)
 
 

@@ -1,28 +1,24 @@
-"""Measures a recorded run, in wall seconds. An answer is one measurement of a decode step
+"""Measures a recorded run from its index (`measure`). An answer is one measurement of a decode step
 (`DecodePoint`): its rollout decoded a known number of answers meanwhile, and each step gave it one
 token.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import NormalDist, fmean, median
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rollstream.producers.engines.roofline import Roofline
-from rollstream.streams.records import (
-    Applied,
-    Prompt,
-    Record,
-    RolloutStatus,
-    StepDone,
-    Trajectory,
-    WeightsAnnounced,
-)
+from rollstream.streams.records import Prompt, Record, RolloutStatus, WeightsAnnounced
 from rollstream.streams.values import Version
+
+if TYPE_CHECKING:  # imports DuckDB
+    from rollstream.index.run_index import RunIndex
 
 ANSWERS_MAX = 50_000  # newest finished answers that are kept
 TOKENS_MIN = 8  # generated tokens of an answer that is a measurement: shorter ones are mostly waits
@@ -86,7 +82,7 @@ class RunMeasurements:
     """CPU seconds of all trainer threads per token, prompts included."""
     decode_cpu_token_s: float | None = None
     """CPU seconds of the engines per generated token."""
-    tokens_per_s: float | None = None
+    steady_tokens_per_s: float | None = None
     """Trained tokens per second, after the first steps."""
     step_tokens: float | None = None
     """Tokens of a step, prompts included."""
@@ -104,17 +100,34 @@ class RunMeasurements:
         return tuple(sorted(length for group in self.groups for length in group))
 
 
+# The newest finished answers.
+ANSWERS = f"""
+SELECT rollout, "group", index, prompt_tokens, tokens, started_s, finished_s,
+    attempt = 1 AND moves = 0 FROM t WHERE finish != 'dead' ORDER BY finished_s DESC, p, o
+LIMIT {ANSWERS_MAX}
+"""
+DRAFTED = """
+SELECT sum(tokens)::BIGINT, sum(passes)::BIGINT, sum(guessed)::BIGINT FROM t
+WHERE passes IS NOT NULL AND finish != 'dead'
+"""
+# Steps after the first ones, unless there are no others.
+STEPS = f"""
+SELECT version_term, version, time_s, coalesce(metrics['busy_s'], 0) AS busy_s,
+    coalesce(metrics['seconds'], 0) AS seconds, coalesce(metrics['wait_s'], 0) AS wait_s,
+    coalesce(metrics['tokens_trained'], 0) AS tokens_trained,
+    coalesce(counts['trained'], 0) AS trained
+FROM steps QUALIFY row_number() OVER (ORDER BY step) > {FIRST_STEPS}
+    OR count(*) OVER () <= {FIRST_STEPS} ORDER BY step
+"""
+
+
 @dataclass(slots=True)
-class RunLogFold:
-    """Applies the records of a run, in the order of each topic. The trainer's `busy_s` is summed
-    over `trainer_threads`.
+class MeasuredTopics:
+    """Applies the records of the topics that a run's index lacks; a repeated one replaces
+    itself.
     """
 
-    trainer_threads: int = 1
-    answers: dict[str, FinishedAnswer] = field(default_factory=dict[str, FinishedAnswer])
-    steps: dict[int, StepDone] = field(default_factory=dict[int, StepDone])
     announced: dict[Version, float] = field(default_factory=dict[Version, float])
-    updates: list[float] = field(default_factory=list[float])
     epochs: dict[int, int] = field(default_factory=dict[int, int])
     """First group of each pass after the first."""
     capacity: dict[str, int] = field(default_factory=dict[str, int])
@@ -122,20 +135,11 @@ class RunLogFold:
         default_factory=dict[tuple[str, int], tuple[float, int]]
     )
     """CPU time and generated tokens by rollout and term."""
-    drafted: list[int] = field(default_factory=lambda: [0, 0, 0])
-    """Sums over answers: generated tokens, passes, draft tokens."""
 
     def apply(self, record: Record) -> None:
-        """Apply one record; a repeated one replaces itself."""
         match record:
-            case Trajectory() if record.finish != "dead":
-                self._finished(record)
-            case StepDone():
-                self.steps[record.step] = record
             case WeightsAnnounced():
                 self.announced[record.version] = record.time_s
-            case Applied():
-                self.updates.append(record.seconds)
             case Prompt() if record.epoch:
                 first_group = self.epochs.get(record.epoch, record.group)
                 self.epochs[record.epoch] = min(first_group, record.group)
@@ -145,96 +149,75 @@ class RunLogFold:
             case _:
                 pass
 
-    def _finished(self, record: Trajectory) -> None:
-        if record.trajectory in self.answers:  # only the first completion counts
-            return
-        tokens = len(record.logprobs)
-        self.answers[record.trajectory] = FinishedAnswer(
-            record.rollout,
-            record.group,
-            record.index,
-            len(record.tokens) - tokens,
-            tokens,
-            record.started_s,
-            record.finished_s,
-            record.attempt == 1 and not record.moves,
-        )
-        if len(self.answers) > ANSWERS_MAX:
-            del self.answers[next(iter(self.answers))]
-        if record.drafts is not None:
-            gain = (sum(record.drafts.runs), record.drafts.steps, record.drafts.guessed)
-            self.drafted = [a + b for a, b in zip(self.drafted, gain, strict=True)]
-
-    def measured(self) -> RunMeasurements:
-        answers = list(self.answers.values())
-        publish_s, arrive_s = self._version_times()
-        work_s, step_tokens = self._steps_work(answers)
-        tokens, passes, guessed = self.drafted
-        return RunMeasurements(
-            groups=_lengths_by_group(answers),
-            prompt_tokens=round(fmean(answer.prompt for answer in answers)) if answers else 0,
-            prompts=min((first // epoch for epoch, first in self.epochs.items()), default=None),
-            correlation=length_correlation(answers),
-            points=tuple(decode_points(answers)),
-            trained_token_s=work_s / step_tokens if step_tokens else None,
-            train_cpu_token_s=self._cpu_s() / step_tokens if step_tokens else None,
-            decode_cpu_token_s=self._decode_cpu_s(),
-            tokens_per_s=self._speed(),
-            step_tokens=step_tokens or None,
-            publish_s=publish_s,
-            arrive_s=arrive_s,
-            update_s=median(self.updates) if self.updates else None,
-            kv_capacity=min(self.capacity.values(), default=None),
-            drafts=DraftGain(tokens / passes, (passes + guessed) / passes) if guessed else None,
-        )
-
-    def _recent(self) -> list[StepDone]:
-        steps = [done for _, done in sorted(self.steps.items())]
-        return steps[FIRST_STEPS:] if len(steps) > FIRST_STEPS else steps
-
-    def _steps_work(self, answers: Sequence[FinishedAnswer]) -> tuple[float, float]:
-        """Returns the mean seconds of work and the mean tokens of a step."""
-        prompt = fmean(answer.prompt for answer in answers) if answers else 0.0
-        work_s = tokens = 0.0
-        steps = self._recent()
-        for done in steps:
-            at = done.metrics
-            computed_s = at.get("busy_s", 0.0) / self.trainer_threads
-            # The trainer waits and computes at once: at least the time without waits, and the
-            # computing time of its threads.
-            work_s += max(at.get("seconds", 0.0) - at.get("wait_s", 0.0), computed_s)
-            tokens += at.get("tokens_trained", 0.0) + prompt * done.counts.get("trained", 0)
-        return work_s / max(1, len(steps)), tokens / max(1, len(steps))
-
-    def _cpu_s(self) -> float:
-        return fmean(done.metrics.get("busy_s", 0.0) for done in self._recent())
-
-    def _speed(self) -> float | None:
-        steps = self._recent()
-        # Steps repeat after a restart of the trainer.
-        if len(steps) < 2 or steps[0].version.term != steps[-1].version.term:
-            return None
-        tokens = sum(done.metrics.get("tokens_trained", 0.0) for done in steps[1:])
-        return tokens / max(1e-9, steps[-1].time_s - steps[0].time_s)
-
-    def _decode_cpu_s(self) -> float | None:
+    def decode_cpu_s(self) -> float | None:
         busy_s = sum(seconds for seconds, _ in self.busy.values())
         tokens = sum(tokens for _, tokens in self.busy.values())
         return busy_s / tokens if busy_s and tokens else None
 
-    def _version_times(self) -> tuple[float | None, float | None]:
-        steps = self._recent()
-        pauses = [
-            max(0.0, b.time_s - a.time_s - b.metrics.get("seconds", 0.0))
-            for a, b in pairwise(steps)
-            if a.version.term == b.version.term
-        ]
-        arrive = [
-            max(0.0, self.announced[done.version] - done.time_s)
-            for done in steps
-            if done.version in self.announced
-        ]
-        return median(pauses) if pauses else None, median(arrive) if arrive else None
+
+def measure(index: "RunIndex", topics: MeasuredTopics, trainer_threads: int = 1) -> RunMeasurements:
+    """Returns what a run shows; its index must have been read with tokens. The trainer's `busy_s`
+    is summed over `trainer_threads`.
+    """
+    rows = index.cursor().execute(ANSWERS).fetchall()
+    answers = [FinishedAnswer(*row) for row in reversed(rows)]
+    steps = index.rows(STEPS)
+    prompt = fmean(answer.prompt for answer in answers) if answers else 0.0
+    publish_s, arrive_s = _version_times(steps, topics.announced)
+    work_s = _mean(_work_s(done, trainer_threads) for done in steps)
+    step_tokens = _mean(done["tokens_trained"] + prompt * done["trained"] for done in steps)
+    cpu_s = _mean(done["busy_s"] for done in steps)
+    tokens, passes, guessed = index.cursor().execute(DRAFTED).fetchall()[0]
+    return RunMeasurements(
+        groups=_lengths_by_group(answers),
+        prompt_tokens=round(prompt),
+        prompts=min((first // epoch for epoch, first in topics.epochs.items()), default=None),
+        correlation=length_correlation(answers),
+        points=tuple(decode_points(answers)),
+        trained_token_s=work_s / step_tokens if step_tokens else None,
+        train_cpu_token_s=cpu_s / step_tokens if step_tokens else None,
+        decode_cpu_token_s=topics.decode_cpu_s(),
+        steady_tokens_per_s=_steady_tokens_per_s(steps),
+        step_tokens=step_tokens or None,
+        publish_s=publish_s,
+        arrive_s=arrive_s,
+        update_s=index.value("SELECT median(seconds) FROM served"),
+        kv_capacity=min(topics.capacity.values(), default=None),
+        drafts=DraftGain(tokens / passes, (passes + guessed) / passes) if guessed else None,
+    )
+
+
+def _mean(values: Iterable[float]) -> float:
+    known = list(values)
+    return fmean(known) if known else 0.0
+
+
+def _work_s(done: Mapping[str, float], trainer_threads: int) -> float:
+    # The trainer waits and computes at once: at least the time without waits, and the computing
+    # time of its threads.
+    return max(done["seconds"] - done["wait_s"], done["busy_s"] / trainer_threads)
+
+
+def _steady_tokens_per_s(steps: Sequence[Mapping[str, float]]) -> float | None:
+    # Steps repeat after a restart of the trainer.
+    if len(steps) < 2 or steps[0]["version_term"] != steps[-1]["version_term"]:
+        return None
+    tokens = sum(done["tokens_trained"] for done in steps[1:])
+    return tokens / max(1e-9, steps[-1]["time_s"] - steps[0]["time_s"])
+
+
+def _version_times(
+    steps: Sequence[Mapping[str, Any]], announced: Mapping[Version, float]
+) -> tuple[float | None, float | None]:
+    """Returns the medians of `publish_s` and `arrive_s`."""
+    pauses = [
+        max(0.0, b["time_s"] - a["time_s"] - b["seconds"])
+        for a, b in pairwise(steps)
+        if a["version_term"] == b["version_term"]
+    ]
+    versions = [(Version(done["version"], done["version_term"]), done["time_s"]) for done in steps]
+    arrive = [max(0.0, announced[v] - time_s) for v, time_s in versions if v in announced]
+    return median(pauses) if pauses else None, median(arrive) if arrive else None
 
 
 def _lengths_by_group(answers: Sequence[FinishedAnswer]) -> tuple[tuple[int, ...], ...]:

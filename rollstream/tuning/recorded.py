@@ -16,12 +16,13 @@ from rollstream.foreign_json import parse_loose_json
 from rollstream.producers.engines.profile import read_profile
 from rollstream.producers.engines.roofline import Roofline
 from rollstream.storage.hf_folder import CONFIG
-from rollstream.tuning.measured import RunLogFold, RunMeasurements
+from rollstream.tuning.measured import MeasuredTopics, RunMeasurements, measure
 
 if TYPE_CHECKING:  # importing transformers takes seconds
     from transformers import PreTrainedConfig
 
-TOPICS = ("prompts", "trajectories", "ledger", "weights", "applied", "status")
+# The index has the others.
+TOPICS = ("prompts", "weights", "status")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +38,21 @@ def read_run(argument: str) -> RecordedRun:
     """Reads the run or archive in `argument` (a path or URL). Missing topics leave their
     measurements unknown. Raises `ConfigurationError` if neither a run nor an archive is there.
     """
+    from rollstream.index.index_reader import IndexReader  # imports DuckDB
+    from rollstream.index.run_index import RunIndex
+
     location = locate_run(argument)
     configuration = _configuration(location)
-    fold = RunLogFold(1 if configuration is None else configuration.trainer_threads)
-    with open_run_view(location) as view:
+    topics = MeasuredTopics()
+    with open_run_view(location) as view, RunIndex() as index:
+        IndexReader(view, index, with_tokens=True).refresh()
         for topic in TOPICS:
             if view.has(topic):
                 for message in view.topic(topic, skip_damaged=True).records():
                     if message.record is not None:
-                        fold.apply(message.record)
-    return RecordedRun(fold.measured(), location.folder, configuration)
+                        topics.apply(message.record)
+        threads = 1 if configuration is None else configuration.trainer_threads
+        return RecordedRun(measure(index, topics, threads), location.folder, configuration)
 
 
 def _configuration(location: RunLocation) -> Configuration | None:

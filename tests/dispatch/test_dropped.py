@@ -6,16 +6,13 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from rollstream.report.history import (
-    DROPPED_MIN,
-    DropComparison,
-    RunHistory,
-    drop_bias_warnings,
-)
+from rollstream.report.history import RunHistory, history_of
 from rollstream.report.summary import summarise
+from rollstream.report.untrained import DROPPED_MIN, DropComparison, drop_bias_warnings
 from rollstream.report.write import report_page
-from rollstream.streams.records import GroupClosed, StepDone, Take, Trajectory
-from rollstream.streams.values import Address, GroupMembers, Member, Version
+from rollstream.streams.records import GroupClosed, Record, StepDone, Take, Trajectory
+from rollstream.streams.values import Address, GroupMembers, Member, Span, Version
+from tests.index.indexed_records import index_of
 
 V0 = Version(0, 1)
 
@@ -23,7 +20,8 @@ V0 = Version(0, 1)
 def finished(group: int, index: int, tokens: int, reward: float | None = 1.0) -> Trajectory:
     return Trajectory(
         f"{group}.{index}", group, index, 1, "t", "a", 1, np.zeros(tokens, np.uint32),
-        np.ones(tokens, np.uint8), np.zeros(tokens, np.float32), (), "stop", reward, V0, 0.0, 1.0,
+        np.ones(tokens, np.uint8), np.zeros(tokens, np.float32), (Span(0, tokens, V0),), "stop",
+        reward, V0, 0.0, 1.0,
     )  # fmt: skip
 
 
@@ -36,11 +34,9 @@ def done(step: int, dropped: int) -> StepDone:
     return StepDone(step, Version(step, 1), "h", 1, {}, {"dropped": dropped}, 1.0)
 
 
-def compared(*records: object) -> DropComparison:
-    history = RunHistory()
-    for record in records:
-        history.apply(record)  # type: ignore[arg-type]
-    return history.dropped.compared()
+def compared(*records: Record) -> DropComparison:
+    with index_of(*records) as index:
+        return history_of(index).dropped
 
 
 def test_left_out_members_and_expired_groups_are_dropped_the_dead_are_not():
@@ -101,12 +97,12 @@ def test_nothing_trained_or_nothing_judged_warns_of_nothing():
 
 
 def test_the_report_and_the_last_output_show_both():
-    history = RunHistory()
-    for record in (
+    records = (
         taken(1, 0, 3, used=2), done(1, dropped=1),
         finished(0, 0, 10), finished(0, 1, 12), finished(0, 2, 80, 0.0),
-    ):  # fmt: skip
-        history.apply(record)
+    )  # fmt: skip
+    with index_of(*records) as index:
+        history = history_of(index)
     summary = summarise(history)
     assert dict(summary.rows())["dropped for age"] == "1 answers, median 80 tokens (trained 11)"
     page = report_page(history, summary)

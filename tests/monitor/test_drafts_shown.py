@@ -11,11 +11,12 @@ import numpy as np
 
 from rollstream.monitor.snapshot import take_snapshot
 from rollstream.monitor.state import RunState
-from rollstream.report.history import RunHistory
+from rollstream.report.history import history_of
 from rollstream.report.summary import summarise
 from rollstream.report.write import report_page
 from rollstream.streams.records import Prompt, Trajectory
 from rollstream.streams.values import Drafts, Sampling
+from tests.index.indexed_records import index_of
 from tests.support import planted_states as planted
 from tests.support.planted_states import drawn
 
@@ -80,8 +81,8 @@ def test_passes_are_those_of_the_prompts():
 def test_without_drafts_nothing_of_them_is_shown():
     state = planted.healthy()
     assert "drafts" not in shown(state)
-    history = RunHistory()
-    history.apply(planted.finished(1, 0, 1.0))
+    with index_of(planted.finished(1, 0, 1.0)) as index:
+        history = history_of(index)
     assert "Drafts" not in report_page(history, summarise(history))
 
 
@@ -94,10 +95,9 @@ def test_what_is_known_of_passes_is_bounded():
 
 
 def test_the_report_has_a_line_per_pass_and_task():
-    history = RunHistory()
-    for record in run_of_passes(4 * PROMPTS, ("long", "short")):
-        history.apply(record)
-        history.apply(record)  # a second completion does not count
+    records = [*run_of_passes(4 * PROMPTS, ("long", "short"))]
+    with index_of(*records, *records) as index:  # second completions do not count
+        history = history_of(index)
     text = report_page(history, summarise(history))
     assert "Accepted drafts" in text
     assert "Tokens per step" in text
@@ -125,9 +125,8 @@ def test_the_report_has_a_line_per_pass_and_task():
 
 
 def test_one_pass_has_a_table_and_no_plot():
-    history = RunHistory()
-    for record in run_of_passes(PROMPTS):
-        history.apply(record)
+    with index_of(*run_of_passes(PROMPTS)) as index:
+        history = history_of(index)
     text = report_page(history, summarise(history))
     assert "<h2>Drafts</h2>" in text
     assert "Accepted drafts" not in text

@@ -176,7 +176,7 @@ def test_speed_and_idle_share_are_means_over_the_last_heartbeats(plan):
         state.apply(status("rollout-0", 60, beat))
     line = take_snapshot(state, plan, STARTED_S + 60 * STEP_S + 4).rollouts[0]
     assert line.tokens_per_s == pytest.approx(3700)
-    assert line.idle_share == pytest.approx(0.02)
+    assert line.recent_idle_share == pytest.approx(0.02)
     assert line.state == "generating"
 
 
@@ -208,7 +208,7 @@ def test_the_supervisor_reports_how_a_run_ended_until_it_resumes(event, phase):
     state.apply_event({"time_s": planted.NOW_S, "event": event})
     ended = planted.moment(state, planted.NOW_S + 7200)
     assert (ended.phase, ended.is_over, ended.pace.left_s) == (phase, True, None)
-    assert ended.seconds == planted.moment(state, planted.NOW_S + 3600).seconds
+    assert ended.elapsed_s == planted.moment(state, planted.NOW_S + 3600).elapsed_s
     state.apply_event({"time_s": planted.NOW_S, "event": "start", "role": "trainer"})
     assert not planted.moment(state).is_over
 

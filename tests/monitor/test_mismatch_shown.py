@@ -74,8 +74,8 @@ def test_16_bits_have_a_wider_bound():
 def test_the_report_draws_it_by_task():
     history = RunHistory()
     for step in range(1, STEPS + 1):
-        for task in ("sums", "words"):
-            history.apply(planted.done(step, counts=None, **figures(1e-6, 50.0, task)))
+        both = {**figures(1e-6, 50.0, "sums"), **figures(1e-6, 50.0, "words")}
+        history.steps[step] = planted.done(step, counts=None, **both)
     page = report_page(history, summarise(history))
     assert "Mismatch of engine and trainer" in page
     assert "words, step 20: 1.0e-06" in page
@@ -85,10 +85,8 @@ def test_the_report_draws_rewards_by_task_where_there_are_several():
     """With one task, the report has its curve already."""
 
     def page_of(*tasks: str) -> str:
-        history = RunHistory()
-        history.apply(
-            planted.done(1, counts=None, **{f"reward_mean/{task}": 0.5 for task in tasks})
-        )
+        rewards = {f"reward_mean/{task}": 0.5 for task in tasks}
+        history = RunHistory(steps={1: planted.done(1, counts=None, **rewards)})
         return report_page(history, summarise(history))
 
     assert "Reward by task" not in page_of("sums")

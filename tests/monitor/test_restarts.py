@@ -6,7 +6,6 @@ from rollstream.monitor.feed import RunFeed
 from rollstream.monitor.sessions import RunSessions
 from rollstream.monitor.snapshot import take_snapshot
 from rollstream.monitor.state import RunState
-from rollstream.report.history import RunHistory
 from rollstream.report.summary import open_history, summarise
 from rollstream.report.write import report_page
 from rollstream.storage.archive.log_view import LogView
@@ -78,10 +77,10 @@ def test_a_name_that_was_retired_and_returned_counts_its_own_restarts():
 
 
 def test_the_term_that_made_a_fork_is_no_restart():
-    history = RunHistory(state=RunState(is_fork=True))
-    history.apply(Opened("trainer", 2))
-    history.apply(Opened("prompts", 3))
-    assert history.state.restarts() == {"prompts": 1}
+    state = RunState(is_fork=True)
+    state.apply(Opened("trainer", 2))
+    state.apply(Opened("prompts", 3))
+    assert state.restarts() == {"prompts": 1}
 
 
 def test_memory_of_terms_is_bounded():
@@ -104,13 +103,13 @@ def test_a_start_is_no_restart_and_a_pause_between_sessions_is_no_time():
         state.apply_event(line)
     state.apply(Opened("trainer", 2), begin_s + 901)
     assert "trainer" not in state.restarts()
-    assert planted.moment(state).seconds == pytest.approx(200.0)
+    assert planted.moment(state).elapsed_s == pytest.approx(200.0)
     state.apply_event({"time_s": begin_s + 950, "event": "death", "role": "trainer", "code": 1})
     state.apply_event({"time_s": begin_s + 951, "event": "start", "role": "trainer", "restart": 1})
     state.apply(Opened("trainer", 3), begin_s + 952)
     assert state.restarts()["trainer"] == 1
     state.apply_event({"time_s": begin_s + 960, "event": "complete"})
-    assert planted.moment(state).seconds == pytest.approx(160.0)
+    assert planted.moment(state).elapsed_s == pytest.approx(160.0)
 
 
 def test_the_clock_of_a_session_does_not_go_back_at_its_end():
@@ -119,13 +118,15 @@ def test_the_clock_of_a_session_does_not_go_back_at_its_end():
         state.apply_event(line)
     state.newest_s["status"] = 1040.0
     plan = planted.plan()
-    shown = [take_snapshot(state, plan, now_s, (), started_s).seconds for now_s in (1101.5, 1130.0)]
+    shown = [
+        take_snapshot(state, plan, now_s, (), started_s).elapsed_s for now_s in (1101.5, 1130.0)
+    ]
     assert shown == [101.0, 101.0]
     for now_s, expected in ((5000.0, 100.0), (5030.0, 130.0)):
-        assert take_snapshot(state, plan, now_s, (), 5000.0).seconds == expected
+        assert take_snapshot(state, plan, now_s, (), 5000.0).elapsed_s == expected
     for line in _session(5001.0, None):
         state.apply_event(line)
-    assert take_snapshot(state, plan, 5030.0, (), 5000.0).seconds == 130.0
+    assert take_snapshot(state, plan, 5030.0, (), 5000.0).elapsed_s == 130.0
 
 
 def test_a_killed_supervisor_left_no_ending_and_its_pause_begins_at_the_last_work():

@@ -124,14 +124,14 @@ def test_a_position_that_was_truncated_away_continues_at_the_begin(bus, tmp_path
     writer.open()
     for group in range(9):
         writer.append([("run", GroupClosed(group, "dead", "", 1))])
-    state, feed = planted.plan().state(), RunFeed(LogView(bus, None, ""), tmp_path, None)
+    state, feed = planted.plan().state(), RunFeed(LogView(bus, None, ""), tmp_path)
     feed.follow(state, 0.0)
     assert (state.groups.endings["dead"], state.is_tail) == (9, False)
     writer.append([("run", GroupClosed(group, "dead", "", 1)) for group in (9, 10)])
     bus.truncate("ledger", {0: 11})
     feed.follow(state, 0.0)
     assert (state.groups.endings["dead"], state.is_tail, state.holes) == (10, True, [])
-    history = RunHistory(state=state)
+    history = RunHistory(is_tail=state.is_tail)
     assert "without the run&#x27;s first records" in report_page(history, summarise(history))
 
 

@@ -16,12 +16,13 @@ from rollstream.config.run_folder import RunFolder, write_configuration
 from rollstream.config.settings import Configuration
 from rollstream.monitor.groups import Intervals
 from rollstream.monitor.state import RequestMove
-from rollstream.report.history import RolloutHistory, RunHistory, ServedVersion
+from rollstream.report.history import RolloutHistory, RunHistory, ServedVersion, history_of
 from rollstream.report.page import Chart, Series, draw_chart, thinned, ticks
 from rollstream.report.summary import open_history, summarise
 from rollstream.report.timeline import draw_timeline, time_axis, timeline_rows, version_bars
 from rollstream.report.write import report_page
-from rollstream.streams.records import GroupClosed, Record, Superseded
+from rollstream.streams.records import GroupClosed, Superseded
+from tests.index.indexed_records import index_of
 from tests.support.synthetic_run import (
     GROUPS,
     STARTED_S,
@@ -29,7 +30,6 @@ from tests.support.synthetic_run import (
     admitted,
     applied,
     done,
-    status,
     take,
     trajectory,
 )
@@ -51,7 +51,7 @@ def drawings(text: str) -> list[ElementTree.Element]:
 
 
 def test_invariant_1_every_admitted_group_has_one_ending_and_the_counts_add_up(history):
-    counts = history.outcomes()
+    counts = history.outcomes
     assert counts == {
         "admitted": 60 * GROUPS + 2,
         "trained": 60 * GROUPS,
@@ -116,41 +116,30 @@ def test_a_run_that_was_only_prepared_has_a_report(tmp_path, capsys):
     assert drawings(text) == []
 
 
-def apply(history: RunHistory, record: Record) -> None:
-    history.state.apply(record, 0.0)
-    history.extend(record)
-
-
 def test_half_a_run_has_a_report():
-    half = RunHistory()
-    for record in (admitted(0), trajectory(0, 0, 1), applied("rollout-0", 1)):
-        apply(half, record)
+    with index_of(admitted(0), trajectory(0, 0, 1), applied("rollout-0", 1)) as index:
+        half = history_of(index)
     text = report_page(half, summarise(half))
-    assert half.outcomes()["open"] == 1
+    assert half.outcomes["open"] == 1
     assert "Held-out accuracy" not in text
     assert len(drawings(text)) == 1
 
 
 def test_records_read_twice_and_repeated_steps_count_once():
-    once, twice = RunHistory(), RunHistory()
-    records = [admitted(0), take(1, range(1)), done(1), status("rollout-0", 1)]
-    for record in records:
-        apply(once, record)
-    for record in [*records, *records]:
-        apply(twice, record)
-    assert once.outcomes() == twice.outcomes()
+    records = [admitted(0), take(1, range(1)), done(1)]
+    with index_of(*records) as index, index_of(*records, *records) as repeated:
+        once, twice = history_of(index), history_of(repeated)
+    assert once.outcomes == twice.outcomes
     assert once.metric("reward_mean") == twice.metric("reward_mean")
-    assert once.rollouts["rollout-0"].idle_s() == twice.rollouts["rollout-0"].idle_s()
 
 
 def test_the_groups_of_a_superseded_take_are_dead_with_their_reason():
     why = "the learner failed 3 times on it: RuntimeError: CUDA error"
-    history = RunHistory()
     ending = [Superseded(1, 0, (0,), (1,), why), GroupClosed(1, "dead", f"poisoned: {why}", 1)]
     records = [admitted(0), admitted(1), take(1, range(2)), *ending, done(1)]
-    for record in [*records, *records]:
-        apply(history, record)
-    counts = history.outcomes()
+    with index_of(*records, *records) as index:
+        history = history_of(index)
+    counts = history.outcomes
     assert (counts["trained"], counts["dead"], counts["open"]) == (1, 1, 0)
     assert f"poisoned: {why}" in report_page(history, summarise(history))
 
@@ -165,7 +154,7 @@ def long_history() -> RunHistory:
     for step in range(1, STEPS_LONG + 1):
         reward = 9.0 if step == 6_172 else 0.5
         measured = {"seconds": 1.9, "reward_mean": reward, "loss": math.sin(step), "kl": 0.01}
-        apply(history, replace(done(step), time_s=2.0 * step, metrics=measured))
+        history.steps[step] = replace(done(step), time_s=2.0 * step, metrics=measured)
     for number in range(40):
         rollout = history.rollouts.setdefault(f"rollout-{number}", RolloutHistory())
         for step in range(STEPS_LONG):
@@ -227,10 +216,8 @@ def test_a_night_without_work_is_cut_out_of_the_timeline():
     history = RunHistory()
     for step, pause in ((1, 0.0), (2, 36_000.0)):
         record = done(step)
-        apply(
-            history,
-            type(record)(step, record.version, "", 1, {"seconds": 1.0}, {}, record.time_s + pause),
-        )
+        metrics = {"seconds": 1.0}
+        history.steps[step] = replace(record, metrics=metrics, time_s=record.time_s + pause)
     axis = time_axis(timeline_rows(history))
     assert axis is not None
     assert axis.length_s() == pytest.approx(1 + 1 + 2)

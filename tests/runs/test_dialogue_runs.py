@@ -11,7 +11,8 @@ from rollstream.consumers.audit.audit import Audit
 from rollstream.consumers.audit.spans import AuditPolicy
 from rollstream.consumers.trainer.data.prepare import training_rule
 from rollstream.producers.settings import RolloutSettings, TaskSettings
-from rollstream.report.failures import EpisodeHistory
+from rollstream.report.untrained import compare_episodes
+from rollstream.storage.archive.log_view import LogView
 from rollstream.streams.bus import AppendEntry, Bus, BusWrapper
 from rollstream.streams.records import (
     GENERATED,
@@ -24,6 +25,7 @@ from rollstream.streams.records import (
     Trajectory,
 )
 from testbed.waiting import wait_for
+from tests.index.indexed_records import read_index
 from tests.runs.test_whole_run import assert_every_group_has_one_ending
 from tests.support.tiny_run import Died, TinyRun, tiny_run
 
@@ -91,10 +93,8 @@ def test_a_failure_is_asked_again_and_every_reason_is_recorded(tmp_path: Path) -
         assert {one.reason.split(":")[0] for one in dead} <= {"environment"}
         assert all(one.failures for one in dead)  # each was asked again first
         assert any(one.waiting_s for one in records)
-        history = EpisodeHistory()
-        for record in [*run.records("ledger"), *records]:
-            history.apply(record)
-        found = history.compared()
+        with read_index(LogView(run.bus, None, "")) as index:
+            found = compare_episodes(index)
         assert sum(one.failed for one in found.causes) == len({one.trajectory for one in dead})
         assert {one.cause for one in found.causes} <= {"environment timeout", "environment error"}
         assert_audit_is_clean(run)

@@ -42,7 +42,7 @@ def publish_run(path: Path, steps: int = 60) -> RunFolder:
     folder = RunFolder(path)
     write_configuration(folder, Configuration(run="synthetic", folder=str(path)))
     bus = open_bus(f"sqlite:{path / 'bus'}")
-    bus.create(catalogue())
+    bus.create(catalogue(1))
     ledger = FencedWriter(bus, "ledger", "trainer", 1)
     weights = FencedWriter(bus, "weights", "trainer", 1)
     admissions = FencedWriter(bus, "admissions", "dispatch", 1)
@@ -127,7 +127,8 @@ def trajectory(group: int, index: int, step: int) -> Trajectory:
 
 def take(step: int, groups: range) -> Take:
     members = {
-        g: tuple(Member(f"{g}.{i}", Address(0, 0), "00") for i in range(SAMPLES)) for g in groups
+        g: tuple(Member(f"{g}.{i}", Address(0, g * SAMPLES + i), "00") for i in range(SAMPLES))
+        for g in groups
     }
     together = tuple(GroupMembers(group, named) for group, named in members.items())
     return Take(step, 0, 0, tuple(m for named in members.values() for m in named), together)

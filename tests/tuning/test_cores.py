@@ -83,7 +83,7 @@ def test_the_recorded_speed_takes_off_what_other_work_needs_of_the_cores():
     free = machine_of(TORCH, ENGINE, SHOWN, TORCH, cores=2)
     found = free.predicted(choice_of(TORCH), choice_of(TORCH).waves + 1)
     assert found is not None
-    run = replace(SHOWN, tokens_per_s=found.tokens_per_s * 0.7)
+    run = replace(SHOWN, steady_tokens_per_s=found.tokens_per_s * 0.7)
     machine = machine_of(TORCH, ENGINE, run, TORCH, cores=2)
     assert machine.cores == pytest.approx(1.4, rel=0.05)
     assert machine.checked == pytest.approx(1.0, abs=0.1)
@@ -91,7 +91,7 @@ def test_the_recorded_speed_takes_off_what_other_work_needs_of_the_cores():
 
 def test_the_prediction_of_a_recorded_run_is_held_against_it():
     c = Configuration.model_validate({**TORCH.model_dump(), "rollouts": {"engine": "paced"}})
-    run = replace(SHOWN, tokens_per_s=100.0)
+    run = replace(SHOWN, steady_tokens_per_s=100.0)
     machine = machine_of(c, None, run, c, cores=2)
     assert machine.cores is None
     assert machine.checked is not None

@@ -7,16 +7,19 @@ import pytest
 
 from rollstream.producers.engines.roofline import Roofline
 from rollstream.streams.records import Applied, Prompt, RolloutStatus, StepDone, Trajectory
-from rollstream.streams.values import Drafts, Sampling, Version
+from rollstream.streams.values import Drafts, Sampling, Span, Version
 from rollstream.tuning.machine import with_drafts, without_drafts
 from rollstream.tuning.measured import (
     DraftGain,
     FinishedAnswer,
-    RunLogFold,
+    MeasuredTopics,
+    RunMeasurements,
     decode_points,
     fit_step_times,
     length_correlation,
+    measure,
 )
+from tests.index.indexed_records import index_of
 from tests.support import planted_states as planted
 
 REAL = Roofline(weights_s=0.010, kv_token_s=2e-6, row_s=0.001, overlapping=False)
@@ -93,11 +96,12 @@ def answer(group: int, index: int, tokens: int) -> FinishedAnswer:
     return FinishedAnswer("r", group, index, 10, tokens, 0.0, 1.0, True)
 
 
-def fold_of(*records) -> RunLogFold:
-    fold = RunLogFold()
+def measured(*records, trainer_threads: int = 1) -> RunMeasurements:
+    topics = MeasuredTopics()
     for record in records:
-        fold.apply(record)
-    return fold
+        topics.apply(record)
+    with index_of(*records) as index:
+        return measure(index, topics, trainer_threads)
 
 
 def finished(group: int, index: int, length: int, **changes) -> Trajectory:
@@ -106,18 +110,19 @@ def finished(group: int, index: int, length: int, **changes) -> Trajectory:
         tokens=np.zeros(length + 4, np.uint32),
         sources=np.array([0] * 4 + [1] * length, np.uint8),
         logprobs=np.zeros(length, np.float32),
+        spans=(Span(0, length, Version(1, 1)),),
         **changes,
     )  # fmt: skip
 
 
 def test_groups_and_prompts():
-    found = fold_of(
+    found = measured(
         finished(0, 1, 20), finished(0, 0, 10), finished(2, 0, 30),
         finished(2, 0, 99),  # only the first completion counts
         finished(3, 0, 5, finish="dead"),
         *(Prompt(group, "t", np.zeros(4, np.uint32), 2, Sampling(), 0, epoch=group // 6)
           for group in range(20)),
-    ).measured()  # fmt: skip
+    )  # fmt: skip
     assert found.groups == ((10, 20), (), (30,))
     assert found.lengths == (10, 20, 30)
     assert (found.prompt_tokens, found.prompts) == (4, 6)
@@ -138,26 +143,24 @@ def test_a_trainer_is_timed_by_its_work_not_by_its_waiting():
     shown = {"tokens_trained": 960.0, "seconds": 5.0}
     answers = [finished(0, index, 20) for index in range(4)]
     steps = [step(n, 10.0 * n, wait_s=4.0, **shown) for n in range(1, 7)]
-    found = fold_of(*answers, *steps).measured()
+    found = measured(*answers, *steps)
     assert found.trained_token_s == pytest.approx(1.0 / 1000)
     assert found.publish_s == pytest.approx(5.0)
-    threads = fold_of(
-        *answers, *(step(n, 10.0 * n, wait_s=4.9, busy_s=4.0, **shown) for n in range(1, 7))
-    )
-    threads.trainer_threads = 2
-    assert threads.measured().trained_token_s == pytest.approx(2.0 / 1000)
+    steps = [step(n, 10.0 * n, wait_s=4.9, busy_s=4.0, **shown) for n in range(1, 7)]
+    threads = measured(*answers, *steps, trainer_threads=2)
+    assert threads.trained_token_s == pytest.approx(2.0 / 1000)
 
 
 def test_versions_take_time():
     records = [step(n, planted.begin_s(n), seconds=1.0) for n in range(1, 6)]
     announced = [planted.announced(n) for n in range(1, 6)]
     swaps = [Applied("r", 1, Version(1, 1), "h", "hashes", 1, s, 0.0) for s in (0.1, 0.2, 0.9)]
-    found = fold_of(*records, *announced, *swaps).measured()
+    found = measured(*records, *announced, *swaps)
     assert (found.arrive_s, found.update_s) == (0.0, 0.2)
 
 
 def test_an_empty_log_shows_nothing():
-    found = fold_of().measured()
+    found = measured()
     assert (found.lengths, found.points, found.trained_token_s) == ((), (), None)
     assert (found.publish_s, found.update_s, found.kv_capacity, found.drafts) == (None,) * 4
 
@@ -165,7 +168,7 @@ def test_an_empty_log_shows_nothing():
 def test_drafts_and_cache():
     drafted = Drafts((2, 8), steps=4, guessed=12, asked=4, found=4, lookup_s=0.0)
     status: RolloutStatus = planted.status("r", kv_capacity=5_000)
-    found = fold_of(finished(0, 0, 10, drafts=drafted), status).measured()
+    found = measured(finished(0, 0, 10, drafts=drafted), status)
     assert found.drafts == DraftGain(tokens_per_pass=2.5, rows_per_pass=4.0)
     assert found.kv_capacity == 5_000
 

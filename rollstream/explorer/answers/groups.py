@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from rollstream.consumers.audit.groups import ENDINGS
 from rollstream.consumers.trainer.data.prepare import TrainingRule, prepare_group
 from rollstream.consumers.trainer.data.sample import AnnotationsByKey, Sample, annotated_rewards
 from rollstream.errors import ObjectMissing
 from rollstream.explorer.explored_run import ExploredRun
 from rollstream.explorer.filters import ROW, WrongRequest, limited, text, whole
+from rollstream.storage.archive.run_rules import ENDINGS, first_ends
 from rollstream.streams.admissible import refusal
 from rollstream.streams.records import GENERATED, PROMPT, Annotation, Trajectory
 
@@ -21,7 +21,7 @@ ANSWER_CHARACTERS = 20_000
 GROUPS = """
 SELECT a."group", a.wave, a.admitted_s, coalesce(e.ended, 'open') AS ended,
     coalesce(e.detail, '') AS detail, e.step, len(a.names) AS samples, s.* EXCLUDE (of)
-FROM ({admitted}) a LEFT JOIN ({ended}) e USING ("group") LEFT JOIN (
+FROM ({admitted}) a LEFT JOIN {ended} e USING ("group") LEFT JOIN (
     SELECT "group" AS of, count(*) AS finished, any_value(task) AS task,
         avg(reward) AS reward_mean, stddev_samp(reward) AS reward_std, avg(tokens) AS tokens_mean
     FROM t WHERE "group" BETWEEN {low} AND {high} GROUP BY ALL
@@ -45,8 +45,7 @@ def groups_of(run: ExploredRun, groups: Sequence[int]) -> list[dict[str, Any]]:
 def ended_within(within: str) -> str:
     """Returns the SQL of the ends of those groups that meet the condition."""
     # DuckDB skips the other groups before it ranks ends, which the view `ended` does not.
-    return f"""SELECT * FROM ends {within} QUALIFY row_number() OVER (
-        PARTITION BY "group" ORDER BY starts_with(detail, 'poisoned: ') DESC, o) = 1"""
+    return first_ends(f"(SELECT * FROM ends {within})", "poisoned", "o")
 
 
 def list_groups(run: ExploredRun, query: Mapping[str, str]) -> dict[str, Any]:

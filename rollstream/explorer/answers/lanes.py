@@ -9,12 +9,10 @@ answer never depends on how far a living run has come.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rollstream.analysis.looking import metrics_folder
 from rollstream.explorer.answers.simulated import simulated_tile
 from rollstream.explorer.explored_run import ExploredRun
 from rollstream.explorer.filters import WrongRequest, whole
 from rollstream.explorer.simulated import SimulatedLocation
-from rollstream.storage.metrics_file import read_metrics
 from rollstream.streams.records import Partial
 
 # Trajectories that a tile has one by one.
@@ -196,7 +194,7 @@ def _events(
         for m in (state.moves if state else ())
         if span[0] <= m.time_s < span[1] and {m.source, m.destination} <= number.keys()
     ]
-    events = _supervised(run)
+    events = run.supervised()
     kills = [
         [float(line["time_s"]), str(line.get("role", "")), line.get("code")]
         for line in events
@@ -217,12 +215,6 @@ def _events(
         "fences": [list(row.values()) for row in fences],
     }
     return {kind: _bounded(answer, kind, rows) for kind, rows in marks.items()}
-
-
-def _supervised(run: ExploredRun) -> list[dict[str, Any]]:
-    path = metrics_folder(run.location) / "supervisor.jsonl"
-    lines = read_metrics(path) if path.is_file() else []
-    return [line for line in lines if isinstance(line.get("time_s"), int | float)]
 
 
 def _decodes(run: ExploredRun, span: tuple[float, float], lanes: Sequence[str]) -> list[list[Any]]:

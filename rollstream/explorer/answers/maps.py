@@ -8,7 +8,7 @@ from typing import Any
 
 from rollstream.errors import ObjectMissing
 from rollstream.explorer.explored_run import ExploredRun
-from rollstream.explorer.filters import GROUP_REWARDS, RowFilter, row_filter
+from rollstream.explorer.filters import GROUP_REWARDS, LAG, RowFilter, row_filter
 
 BINS = 48
 POINTS_MAX = 2000
@@ -24,8 +24,11 @@ class MapAxis:
 
 
 MAPS: Mapping[str, tuple[MapAxis, MapAxis]] = {
-    "lag": (MapAxis("lag", "trainer_version - version_oldest", True), MapAxis("reward", "reward")),
-    "length": (MapAxis("tokens", "tokens", True), MapAxis("group_reward", "group_reward")),
+    "lag": (MapAxis("lag", LAG, True), MapAxis("reward", "reward")),
+    "length": (
+        MapAxis("tokens", "CASE WHEN finish != 'dead' THEN tokens END", True),
+        MapAxis("group_reward", "group_reward"),
+    ),
 }
 
 

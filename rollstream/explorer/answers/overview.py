@@ -8,12 +8,22 @@ from typing import Any
 from rollstream.analysis.output import json_value
 from rollstream.explorer.explored_run import ExploredRun
 from rollstream.explorer.simulated import SimulatedLocation
+from rollstream.index.figures import (
+    finishes,
+    outcomes,
+    reasons,
+    rollout_totals,
+    run_figures,
+    run_span,
+)
 from rollstream.producers.engines.kind import has_model
 from rollstream.storage.metrics_file import read_metrics
 
 # Steps of a curve; longer runs are thinned evenly.
 CURVE_STEPS = 2000
 CURVES_MAX = 120  # metrics by name
+REASONS_MAX = 30
+ROLLOUTS_MAX = 1024
 FIRST_METRICS = (
     "reward_mean", "accuracy", "loss", "entropy", "kl", "ess", "clipped", "lag_consumed_mean",
     "lag_finish_mean", "length_median", "length_p99", "tokens_trained", "seconds", "wait_s",
@@ -31,12 +41,6 @@ SHOWN = {
     "model": "model.path",
     "seed": "seed",
 }
-
-
-ROLLOUTS = """
-SELECT rollout, max(rollout_term) AS term, count(*) AS trajectories,
-    sum(tokens)::BIGINT AS tokens FROM t GROUP BY ALL ORDER BY ALL LIMIT 1024
-"""
 
 
 def run_line(run: ExploredRun) -> dict[str, Any]:
@@ -75,16 +79,11 @@ def show_settings(run: ExploredRun) -> dict[str, Any]:
 
 
 def span_of(run: ExploredRun) -> list[float] | None:
-    """Returns the times of the run's first and last trajectory or step; None without any."""
+    """Returns the times of the run's first and last work; None without any."""
     if isinstance(run.location, SimulatedLocation):
         return [0.0, run.location.known.seconds]
-    row = run.index.row(
-        "SELECT least((SELECT min(started_s) FROM t), (SELECT min(time_s) FROM done)) AS first, "
-        "greatest((SELECT max(finished_s) FROM t), (SELECT max(time_s) FROM done)) AS last"
-    )
-    if row is None or row["first"] is None:
-        return None
-    return [row["first"], row["last"]]
+    span = run.index.unchanged("span", lambda: run_span(run.index))
+    return None if span is None else [*span]
 
 
 def show_overview(run: ExploredRun) -> dict[str, Any]:
@@ -106,16 +105,12 @@ def show_overview(run: ExploredRun) -> dict[str, Any]:
 def _counted(run: ExploredRun) -> dict[str, Any]:
     return {
         "metrics": curves(run),
-        "outcomes": _outcomes(run),
-        "reasons": run.index.rows(
-            "SELECT what, count(*) AS count FROM ("
-            "SELECT ended || ': ' || detail AS what FROM ends WHERE ended != 'trained' UNION ALL "
-            "SELECT 'trajectory dead: ' || reason FROM t WHERE finish = 'dead'"
-            ") GROUP BY ALL ORDER BY count DESC, what LIMIT 30"
-        ),
+        "outcomes": {"groups": outcomes(run.index), "trajectories": finishes(run.index)},
+        "reasons": reasons(run.index, REASONS_MAX),
         "tasks": run.index.rows(
             "SELECT task, count(*) AS trajectories, avg(reward) AS reward_mean, "
-            "avg(tokens) AS tokens_mean FROM t GROUP BY ALL ORDER BY task LIMIT 100"
+            "avg(tokens) FILTER (finish != 'dead') AS tokens_mean FROM t "
+            "GROUP BY ALL ORDER BY task LIMIT 100"
         ),
     }
 
@@ -165,19 +160,23 @@ def _now(run: ExploredRun) -> dict[str, Any]:
     version = run.index.value("SELECT max(version) FROM done")
     if isinstance(run.location, SimulatedLocation):
         simulation = run.location.known
-        pace = {
-            "tokens_per_s": simulation.generated_per_s,
-            "trained_per_s": simulation.tokens_per_s,
+        return {
+            "step": step,
+            "version": version,
+            "seconds": simulation.seconds,
+            "tokens_per_s": simulation.tokens_per_s,
+            "generated_per_s": simulation.generated_per_s,
         }
-        return {"step": step, "version": version, "seconds": simulation.seconds, **pace}
+    whole = run.index.unchanged("figures", lambda: run_figures(run.index, run.sessions()))
+    names = ("seconds", "tokens_trained", "tokens_per_s", "lag_consumed_mean", "lag_consumed_max")
+    figures = {"step": step, "version": version, **{n: getattr(whole, n) for n in names}}
     if shown is None:
-        return {"step": step, "version": version}
-    return {
-        "step": step,
+        return figures
+    return figures | {
         "steps": shown.steps if run.settings else step,
-        "seconds": shown.seconds,
-        "tokens_per_s": json_value(shown.pace.generated_per_s),
-        "trained_per_s": json_value(shown.pace.trained_per_s),
+        "elapsed_s": shown.elapsed_s,
+        "generated_per_s": json_value(shown.pace.generated_per_s),
+        "recent_trained_per_s": json_value(shown.pace.recent_trained_per_s),
         "step_s": json_value(shown.pace.step_s),
         "left_s": json_value(shown.pace.left_s),
         "version": version if shown.version is None else shown.version,
@@ -188,24 +187,11 @@ def _now(run: ExploredRun) -> dict[str, Any]:
     }
 
 
-def _outcomes(run: ExploredRun) -> dict[str, Any]:
-    admitted = run.index.value("SELECT count(*) FROM admitted") or 0
-    groups = dict.fromkeys(("trained", "filtered", "expired", "dead"), 0)
-    for row in run.index.rows("SELECT ended, count(*) AS count FROM ended GROUP BY ALL"):
-        groups[row["ended"]] = row["count"]
-    finishes = run.index.rows("SELECT finish, count(*) AS count FROM t GROUP BY ALL ORDER BY ALL")
-    return {
-        "groups": {"admitted": admitted, **groups, "open": max(0, admitted - sum(groups.values()))},
-        "trajectories": {row["finish"]: row["count"] for row in finishes},
-    }
-
-
 def _rollouts(run: ExploredRun) -> list[dict[str, Any]]:
     beats = {} if run.state is None else run.state.rollouts
     rollouts: list[dict[str, Any]] = []
-    rows = run.index.unchanged("rollouts", lambda: run.index.rows(ROLLOUTS))
-    counted = {row["rollout"]: row for row in rows}
-    for name in sorted({*counted, *beats}):
+    counted = run.index.unchanged("rollouts", lambda: rollout_totals(run.index))
+    for name in sorted({*counted, *beats})[:ROLLOUTS_MAX]:
         beat = beats[name][-1] if name in beats else None
         row = counted.get(name, {})
         rollouts.append(

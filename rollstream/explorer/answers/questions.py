@@ -1,5 +1,5 @@
 """Answers `questions`, those of `docs/how-to/query-the-log.md`: from the index, and, for
-log-probabilities, spans and scores, from the views of `rollstream query`.
+log-probabilities and scores, from the views of `rollstream query`.
 """
 
 import math
@@ -12,7 +12,7 @@ from rollstream.analysis.output import json_value
 from rollstream.analysis.session import QuerySession
 from rollstream.errors import RollstreamError
 from rollstream.explorer.explored_run import ExploredRun
-from rollstream.explorer.index import MEMORY
+from rollstream.index.run_index import MEMORY
 from rollstream.streams.records import PROMPT
 
 # Above it the parts from records are null: reading all tokens takes longer than a page may.
@@ -93,7 +93,7 @@ class RunQuestions:
     def __init__(self, run: ExploredRun, clock: Callable[[], float] = time.monotonic) -> None:
         self._run, self._clock = run, clock
         self._lock = threading.Lock()
-        self._read: dict[str, Any] = {"lags": None, "sureness": None, "scores": None}
+        self._read: dict[str, Any] = {"sureness": None, "scores": None}
         self._read_at: float = -math.inf
         self._read_changes: int = -1
 
@@ -111,6 +111,7 @@ class RunQuestions:
         return {
             "lengths": self._lengths(),
             "endings": index.rows(ENDINGS),
+            "lags": index.rows(LAGS),
             "pickup": index.rows(PICKUP),
             "waits": self._waits(),
             "solved": self._solved(),
@@ -179,13 +180,12 @@ class RunQuestions:
             with QuerySession(self._run.location, lambda _: None) as session:
                 session.connection.execute(f"SET memory_limit = '{MEMORY}'; SET threads = 2")
                 return {
-                    "lags": _rows(session, LAGS),
                     "sureness": _rows(session, SURENESS),
                     "scores": _rows(session, scores),
                 }
         except RollstreamError:
             # A file is damaged: the views that read it name it.
-            return {"lags": None, "sureness": None, "scores": None}
+            return {"sureness": None, "scores": None}
 
 
 def round_seconds(seconds_min: float) -> float:

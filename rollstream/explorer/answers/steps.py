@@ -82,9 +82,8 @@ def _lags(run: ExploredRun, step: int) -> list[dict[str, Any]]:
         lags = next((done.lags for done in steps), Counter[int]())
         return [{"lag": lag, "tokens": lags[lag]} for lag in sorted(lags)]
     return run.index.rows(
-        "SELECT step - 1 - version AS lag, sum(tokens)::BIGINT AS tokens, "
-        "count(*) AS trajectories FROM t WHERE step = ? GROUP BY ALL ORDER BY lag", [step]
-    )  # fmt: skip
+        "SELECT lag, tokens, trajectories FROM lag WHERE step = ? ORDER BY lag", [step]
+    )
 
 
 def step_row(run: ExploredRun, step: int) -> dict[str, Any] | None:

@@ -83,11 +83,14 @@ function Now({ data, run }) {
     ...(accuracy ? [["held-out accuracy", fixed(accuracy.accuracy_greedy)]] : []),
     ...(run.simulated ? [] : [["groups trained of admitted", `${count(outcomes.groups.trained)}\u202f/\u202f${count(outcomes.groups.admitted)}`,
       link("r", [run.run, "groups"])]]),
-    ["tokens/s", count(now.tokens_per_s)],
-    ["mean lag when trained", fixed(last("lag_consumed_mean"))],
+    ["tokens trained per second", count(now.tokens_per_s)],
+    ["tokens generated per second, now", run.living || run.simulated
+      ? count(now.generated_per_s) : NONE],
+    ["mean and largest lag when trained", now.lag_consumed_mean == null ? NONE
+      : `${fixed(now.lag_consumed_mean)} · ${count(now.lag_consumed_max)}`],
     ["restarts", count(now.restarts)],
     ["time", duration(now.seconds)],
-  ].filter(([, value]) => value !== NONE)} />`; // an archive does not know how fast its run was
+  ].filter(([, value]) => value !== NONE)} />`; // an archive does not know its restarts
 }
 
 function Warnings({ warnings }) {

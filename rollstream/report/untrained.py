@@ -1,19 +1,22 @@
-"""Folds a run's failed, released and waiting trajectories for the report, without I/O. A trajectory
-that fails is never trained: if long answers or hard prompts fail more often, that is a bias.
+"""Compares the trajectories of a run that were not trained (failed, dropped for their age) with the
+trained ones, for the report. If long answers or hard prompts fail or are dropped more often, that
+is a bias.
 """
 
-from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
+from typing import TYPE_CHECKING
 
 from rollstream.monitor.failure_causes import failure_cause
 from rollstream.monitor.snapshot import RunWarning
 from rollstream.report import page
-from rollstream.streams import records
 
-# Fewer failures give no warning, for the reason of `history.DROPPED_MIN`.
+if TYPE_CHECKING:  # imports DuckDB
+    from rollstream.index.run_index import RunIndex
+
+# Fewer failures give no warning, for the reason of `DROPPED_MIN`.
 FAILED_MIN = 40
 # Fewer failed or dropped samples per trained sample hardly affect learning.
 SHARE_MIN = 0.02
@@ -61,89 +64,109 @@ class EpisodeComparison:
         return self.waiting_s / self.open_s if self.open_s else None
 
 
-@dataclass(slots=True)
-class EpisodeHistory:
-    """Sorts trajectories into failed and trained ones. The ledger must be applied first, because it
-    decides which were trained, then the first completion of each trajectory. Memory grows by a name
-    and a number per trained sample, and two numbers per group.
+FAILED = "SELECT reason, tokens FROM t WHERE finish = 'dead'"
+AGAIN = "SELECT reason, count(*) FROM (SELECT unnest(failures) AS reason FROM t) GROUP BY reason"
+TRAINED = """
+SELECT count(*) AS trained, median(tokens) AS length_trained, avg(reward) AS reward_trained,
+    avg(reward) FILTER ("group" IN (SELECT "group" FROM t WHERE finish = 'dead')) AS reward_near,
+    coalesce(sum(abandoned), 0)::BIGINT AS abandoned
+FROM t WHERE step IS NOT NULL AND finish != 'dead'
+"""
+# A step that is repeated after a crash does not count them again: its first record has the number.
+RELEASED = """
+SELECT coalesce(sum(most), 0)::BIGINT FROM (
+    SELECT max(coalesce(counts['released'], 0)) AS most FROM done GROUP BY step)
+"""
+DIALOGUES = """
+SELECT coalesce(sum(waiting_s), 0) AS waiting_s,
+    coalesce(sum(greatest(0, finished_s - started_s)), 0) AS open_s
+FROM t WHERE waiting_s IS NOT NULL
+"""
+
+
+def compare_episodes(index: "RunIndex") -> EpisodeComparison:
+    lengths: dict[str, list[int]] = {}
+    for reason, tokens in index.cursor().execute(FAILED).fetchall():
+        lengths.setdefault(failure_cause(reason or ""), []).append(tokens)
+    again: Counter[str] = Counter()
+    for reason, count in index.cursor().execute(AGAIN).fetchall():
+        again[failure_cause(reason)] += count
+    every = [length for failed in lengths.values() for length in failed]
+    names = sorted({*lengths, *again}, key=lambda name: (-len(lengths.get(name, ())), name))
+    return EpisodeComparison(
+        causes=tuple(
+            FailedCause(
+                name,
+                len(lengths.get(name, ())),
+                again[name],
+                float(median(lengths[name])) if name in lengths else None,
+            )
+            for name in names
+        ),
+        failed=len(every),
+        released=index.value(RELEASED),
+        length_failed=float(median(every)) if every else None,
+        **(index.row(TRAINED) or {}),
+        **(index.row(DIALOGUES) or {}),
+    )
+
+
+# Fewer dropped samples give no warning: if the spread is half of the mean, the median of 40 lengths
+# errs by 1.25 · 0.5 / √40 = 10 %.
+DROPPED_MIN = 40
+
+
+@dataclass(frozen=True, slots=True)
+class DropComparison:
+    """Dropped samples against trained ones: their numbers, and the medians of their lengths and
+    rewards, None of no values.
+
+    Samples are dropped because of their lag or at a group's deadline. That is a bias, mostly
+    against long answers (docs/explanation/scheduling.md). A sample counts as dropped if its group
+    expired, or was trained without it in a step whose record counts dropped samples. Dead
+    trajectories are neither.
     """
 
-    _used: set[str] = field(default_factory=set[str])
-    _released: dict[int, int] = field(default_factory=dict[int, int])
-    _trained: "array[float]" = field(default_factory=lambda: array("f"))
-    _lengths: dict[str, "array[float]"] = field(default_factory=dict[str, "array[float]"])
-    """By cause."""
-    _again: Counter[str] = field(default_factory=Counter[str])
-    _hit: set[int] = field(default_factory=set[int])
-    _rewards: dict[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])
-    """Sum and number of the trained samples' own rewards, by group."""
-    _waiting_s: float = 0.0
-    _open_s: float = 0.0
-    _abandoned: int = 0
+    dropped: int = 0
+    trained: int = 0
+    length_dropped: float | None = None
+    length_trained: float | None = None
+    reward_dropped: float | None = None
+    reward_trained: float | None = None
 
-    def apply(self, record: records.Record) -> None:
-        match record:
-            case records.Take():
-                self._used.update(member.trajectory for member in record.members)
-            case records.StepDone():
-                released = record.counts.get("released", 0)
-                # A repeated step does not count them again: its first record has the number.
-                self._released[record.step] = max(released, self._released.get(record.step, 0))
-            case records.Trajectory():
-                self._finished(record)
-            case _:
-                pass
 
-    def compared(self) -> EpisodeComparison:
-        every = [length for lengths in self._lengths.values() for length in lengths]
-        near = [self._rewards[group] for group in self._hit if group in self._rewards]
-        names = sorted({*self._lengths, *self._again}, key=lambda name: (-self._count(name), name))
-        return EpisodeComparison(
-            causes=tuple(
-                FailedCause(
-                    name,
-                    self._count(name),
-                    self._again[name],
-                    float(median(self._lengths[name])) if name in self._lengths else None,
-                )
-                for name in names
-            ),
-            failed=len(every),
-            trained=len(self._trained),
-            released=sum(self._released.values()),
-            length_failed=float(median(every)) if every else None,
-            length_trained=float(median(self._trained)) if self._trained else None,
-            reward_near=_mean(near),
-            reward_trained=_mean(list(self._rewards.values())),
-            waiting_s=self._waiting_s,
-            open_s=self._open_s,
-            abandoned=self._abandoned,
+DROPPED = """
+SELECT count(*) FILTER (is_dropped) AS dropped, count(*) FILTER (is_trained) AS trained,
+    median(tokens) FILTER (is_dropped) AS length_dropped,
+    median(tokens) FILTER (is_trained) AS length_trained,
+    median(reward) FILTER (is_dropped) AS reward_dropped,
+    median(reward) FILTER (is_trained) AS reward_trained
+FROM (
+    SELECT tokens, reward, t.step IS NOT NULL AS is_trained, t.step IS NULL AND (e.ended = 'expired'
+        OR (list_contains(e.members, t.o) AND s.counts['dropped'] > 0)) AS is_dropped
+    FROM t LEFT JOIN ended e USING ("group") LEFT JOIN steps s ON s.step = e.step
+    WHERE finish != 'dead')
+"""
+
+
+def compare_dropped(index: "RunIndex") -> DropComparison:
+    return DropComparison(**(index.row(DROPPED) or {}))
+
+
+def drop_bias_warnings(drops: DropComparison) -> Iterator[RunWarning]:
+    if drops.dropped < max(DROPPED_MIN, SHARE_MIN * drops.trained):
+        return
+    pairs = (
+        ("length", drops.length_dropped, drops.length_trained, "{:.0f}"),
+        ("reward", drops.reward_dropped, drops.reward_trained, "{:.3g}"),
+    )
+    if differ := differing(pairs):
+        yield RunWarning(
+            "dropped_bias",
+            f"{drops.dropped} answers dropped for age differ from the {drops.trained} trained: "
+            f"median {' and '.join(differ)}",
+            "a larger dispatch.max_lag or more rollouts drop fewer",
         )
-
-    def _count(self, cause: str) -> int:
-        return len(self._lengths.get(cause, ()))
-
-    def _finished(self, record: records.Trajectory) -> None:
-        self._again.update(failure_cause(reason) for reason in record.failures)
-        if record.waiting_s is not None or record.turns:
-            turns_s = sum(turn.waiting_s for turn in record.turns)
-            self._waiting_s += (record.waiting_s or 0.0) + turns_s
-            self._open_s += max(0.0, record.finished_s - record.started_s)
-        if record.finish == "dead":
-            cause = failure_cause(record.reason)
-            self._lengths.setdefault(cause, array("f")).append(len(record.logprobs))
-            self._hit.add(record.group)
-        elif record.trajectory in self._used:
-            self._trained.append(len(record.logprobs))
-            self._abandoned += len(record.abandoned)
-            if record.reward is not None:
-                total, number = self._rewards.get(record.group, (0.0, 0))
-                self._rewards[record.group] = total + record.reward, number + 1
-
-
-def _mean(sums: list[tuple[float, int]]) -> float | None:
-    number = sum(count for _, count in sums)
-    return sum(total for total, _ in sums) / number if number else None
 
 
 def differing(

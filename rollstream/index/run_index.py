@@ -1,4 +1,5 @@
-"""The light columns of a run in a temporary DuckDB file, so that no view reads the run again.
+"""Holds the light columns of a run in a temporary DuckDB file (`RunIndex`), by the rules of
+`storage/archive/run_rules.py`, for everybody who looks back at a run; `index_reader.py` fills it.
 DuckDB's memory is bounded by `MEMORY` for a run of any size.
 """
 
@@ -11,6 +12,7 @@ import duckdb
 import pyarrow as pa
 
 from rollstream.analysis.output import json_value
+from rollstream.index.tables import TABLES, VIEWS, light_batch
 from rollstream.temporary_folder import TemporaryFolder
 
 # DuckDB's pages and hash tables; the rest is on disk.
@@ -18,54 +20,6 @@ MEMORY = "96MB"
 THREADS = 2
 Kept = TypeVar("Kept")
 SPILL = "8GB"
-
-TABLES = """
-CREATE TABLE t (
-    trajectory VARCHAR, "group" BIGINT, index INTEGER, attempt INTEGER, task VARCHAR,
-    rollout VARCHAR, rollout_term INTEGER, finish VARCHAR, reason VARCHAR, reward DOUBLE,
-    tokens INTEGER, version INTEGER, version_last INTEGER, version_oldest INTEGER,
-    trainer_version INTEGER, step INTEGER, started_s DOUBLE, finished_s DOUBLE, wave INTEGER,
-    moves INTEGER, guessed INTEGER, accepted INTEGER, appended_s DOUBLE, p INTEGER, o BIGINT
-);
-CREATE TABLE admitted (
-    "group" BIGINT, wave INTEGER, admitted_s DOUBLE, deadline_s DOUBLE, names VARCHAR[],
-    prompt_p INTEGER, prompt_o BIGINT
-);
-CREATE TABLE ends (
-    "group" BIGINT, ended VARCHAR, detail VARCHAR, step INTEGER, time_s DOUBLE, p INTEGER, o BIGINT
-);
-CREATE TABLE members (step INTEGER, update INTEGER, micro_batch INTEGER, p INTEGER, o BIGINT);
-CREATE TABLE takes (
-    step INTEGER, update INTEGER, micro_batch INTEGER, term INTEGER, time_s DOUBLE,
-    trajectories INTEGER, groups BIGINT[], p INTEGER, o BIGINT
-);
-CREATE TABLE superseded (step INTEGER, update INTEGER, micro_batch INTEGER);
-CREATE TABLE done (
-    step INTEGER, term INTEGER, time_s DOUBLE, version INTEGER, version_term INTEGER,
-    takes INTEGER, metrics MAP(VARCHAR, DOUBLE), counts MAP(VARCHAR, BIGINT),
-    state_hash VARCHAR, weights_hash VARCHAR, p INTEGER, o BIGINT
-);
-CREATE TABLE noted (
-    trajectory VARCHAR, "group" BIGINT, name VARCHAR, value DOUBLE, count INTEGER, scorer VARCHAR,
-    reason VARCHAR, time_s DOUBLE, p INTEGER, o BIGINT
-);
-CREATE TABLE served (
-    time_s DOUBLE, rollout VARCHAR, rollout_term INTEGER, version INTEGER, version_term INTEGER,
-    seconds DOUBLE, checked VARCHAR, tensors INTEGER
-);
-CREATE TABLE opened (time_s DOUBLE, role VARCHAR, term INTEGER, topic VARCHAR, p INTEGER);
-"""
-# The newest record of each step: a crash repeats a step.
-STEPS = """
-CREATE VIEW steps AS SELECT * FROM done
-QUALIFY row_number() OVER (PARTITION BY step ORDER BY term DESC, o DESC) = 1
-"""
-# As in the view `groups` of `rollstream query`.
-ENDED = """
-CREATE VIEW ended AS SELECT * FROM ends
-QUALIFY row_number() OVER (
-    PARTITION BY "group" ORDER BY starts_with(detail, 'poisoned: ') DESC, o) = 1
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +40,13 @@ class IndexProgress:
 class RunIndex:
     """One thread writes (`insert`, `execute`), any thread reads; a reader sees whole batches only.
     Rows of `t` are first completions in the partition of their group (invariant 2), without void
-    and unreadable ones; `p` and `o` are a record's partition and offset.
+    and unreadable ones; `p` and `o` are a record's partition and offset. `max_lag` and
+    `process_rewards` are the run's settings `dispatch.max_lag` and `trainer.process_rewards`.
+    A context manager.
     """
 
-    def __init__(self) -> None:
-        self._temporary = TemporaryFolder("explorer")
+    def __init__(self, max_lag: int | None = None, process_rewards: bool = False) -> None:
+        self._temporary = TemporaryFolder("index")
         self._folder = self._temporary.path
         self._connection = duckdb.connect(
             str(self._folder / "index.duckdb"),
@@ -113,8 +69,14 @@ class RunIndex:
         self.changes = 0
         """Grows with every batch that changed the index."""
         self._connection.execute("SET GLOBAL TimeZone = 'UTC'")
-        for statement in (TABLES, STEPS, ENDED):
-            self._connection.execute(statement)
+        self._connection.execute(
+            "CREATE TABLE settings AS SELECT ?::BIGINT AS max_lag, ? AS process_rewards",
+            [max_lag, process_rewards],
+        )
+        for name, table in TABLES.items():
+            self.insert(table.creation(name), light_batch(table.topics[0], None))
+        for name, query in VIEWS.items():
+            self._connection.execute(f"CREATE VIEW {name} AS {query}")
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
         """Returns the rows of a query by column name; NaN is None."""
@@ -146,11 +108,14 @@ class RunIndex:
     def insert(
         self, sql: str, table: pa.Table, parameters: Mapping[str, Any] | None = None
     ) -> None:
-        """Run a statement that reads the Arrow table under the name `batch`."""
+        """Run a statement that reads the Arrow table under the name `batch`, with those of the
+        `parameters` that it names.
+        """
         cursor = self.cursor()
         cursor.register("batch", table)
+        named = {name: n for name, n in (parameters or {}).items() if f"${name}" in sql}
         try:
-            cursor.execute(sql, parameters or {}).fetchall()
+            cursor.execute(sql, named).fetchall()
         finally:
             cursor.unregister("batch")
         self.changes += 1
@@ -169,3 +134,9 @@ class RunIndex:
     def close(self) -> None:
         self._connection.close()
         self._temporary.close()
+
+    def __enter__(self) -> "RunIndex":
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
