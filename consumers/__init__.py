@@ -1,10 +1,10 @@
 """Roles and tools that read the log of a run.
 
-`trainer/` trains groups and publishes versions, by a loss of `objectives/`; `dispatch/` admits,
-places and moves trajectories, `archive/` writes the log as Parquet files: these are roles with a
-single holder. `audit/` verifies the invariants of a run, `replay/` trains recorded steps again.
-`settings` are those of the roles, `objective_settings` those of the loss. Consumers never import
-producers: both share only the records of `rollstream.streams`.
+`trainer/` trains groups and publishes versions, by an objective of `objectives/`; `dispatch/`
+admits, places and moves trajectories, `archive/` writes the log as Parquet files: these are roles
+with a single holder. `audit/` verifies the invariants of a run, `replay/` trains recorded steps
+again. `settings` are those of the roles, `objective_settings` those of the objective. Consumers
+never import producers: both share only the records of `rollstream.streams`.
 """
 
 if __name__ == "consumers":  # found beside the package, in a checkout

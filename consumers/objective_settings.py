@@ -1,22 +1,22 @@
 """Settings of the training objective: advantage, importance weight, surrogate, masks against
 outliers, normaliser, regularisers (`ObjectiveSettings`), and the published objectives as presets of
-these settings (`OBJECTIVE_PRESETS`). `named_version` reads the settings that name another policy.
+these settings (`OBJECTIVE_PRESETS`). Those of one loss alone are declared in its file
+(`objectives/losses/`). `named_version` reads the settings that name another policy.
 docs/explanation/learning.md has the formulas.
 """
 
 import re
 from collections.abc import Collection, Mapping
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
+from rollstream.consumers.objectives.losses.base import Bounds
+from rollstream.consumers.objectives.losses.kinds import loss_kinds, settings_of_losses
 from rollstream.consumers.trainer.data.credit import GAE, scored_reference
+from rollstream.import_path import nearest
 from rollstream.storage.settings import FIXED, TAKEN, Settings
 
-Bounds = tuple[float, float]
-"""Lower and upper bound; a value equal to one of them is inside."""
-
-LOSS_NAMES = "truncated_is", "ppo_clip", "dppo"
 ADVANTAGE_NAMES = "grpo", "centred", "leave_one_out", "batch", GAE
 
 PresetName = Literal[
@@ -58,8 +58,8 @@ class CriticSettings(Settings):
     """
 
 
-class ObjectiveSettings(Settings):
-    """The objective that an update maximises."""
+class SharedSettings(Settings):
+    """The settings of the objective that no loss has for itself."""
 
     preset: PresetName = ""
     """A published objective: it decides advantage, loss, ratio and normaliser, so that a preset on
@@ -75,27 +75,13 @@ class ObjectiveSettings(Settings):
     critic: CriticSettings = CriticSettings()
     """The critic, used where `advantage` is `gae`."""
     loss: str = "truncated_is"
-    """Surrogate: `truncated_is` (policy gradient with truncated importance weights), `ppo_clip`
-    (clipped, with clip-higher), `dppo` (masked by divergence), or `module:function`.
+    """Surrogate: a loss of ours (docs/reference/settings.md, trainer.loss) or `module:function`. In
+    a file also a table with the loss's own settings: `[trainer.loss]` with `kind = "ppo_clip"`.
     """
     ratio: Literal["none", "token", "sequence", "product"] = "token"
     """Importance ratio π/μ per token, per sequence as geometric mean (GSPO) or as product, or none
     (1, for `truncated_is` alone).
     """
-    ratio_max: float = Field(default=2.0, gt=0)
-    """Truncation of π/μ for `truncated_is`."""
-    ratio_min: float = Field(default=0.0, ge=0)
-    """Smallest weight for `truncated_is`: smaller ratios are raised to it."""
-    ratio_bounds_negative: Bounds | None = None
-    """`ratio_min` and `ratio_max` where the advantage is negative; null: the same."""
-    clip_low: float = Field(default=0.2, ge=0)
-    """ε below 1 for `ppo_clip`."""
-    clip_high: float = Field(default=0.28, ge=0)
-    """ε above 1 for `ppo_clip`."""
-    clip_dual: Annotated[float, Field(gt=1)] | None = None
-    """Dual clip c for `ppo_clip`: where the advantage is negative the loss is at most c · |A|."""
-    divergence_max: float = Field(default=0.2, gt=0, le=1)
-    """Largest |π − μ| of the token for `dppo`; beyond it a token that would move on is masked."""
     mask_ratio: Bounds | None = None
     """Tokens whose own ratio π/μ is outside have no loss (IcePop, masked importance sampling)."""
     mask_sequence: Bounds | None = None
@@ -153,6 +139,23 @@ class ObjectiveSettings(Settings):
     """
     ess_min: float = Field(default=0.3, ge=0, le=1)
     """The share of effective samples below which `ess_guard = "skip"` skips an update."""
+
+
+if TYPE_CHECKING:
+    from rollstream.consumers.objectives.losses.dppo import DppoSettings
+    from rollstream.consumers.objectives.losses.ppo_clip import PpoClipSettings
+    from rollstream.consumers.objectives.losses.truncated_is import TruncatedIsSettings
+
+    # What is read outside of the losses; a loss names the class of its own settings.
+    class SettingsOfLosses(DppoSettings, PpoClipSettings, TruncatedIsSettings): ...
+else:
+
+    class SettingsOfLosses(*settings_of_losses()):
+        """The settings of all losses."""
+
+
+class ObjectiveSettings(SettingsOfLosses, SharedSettings):
+    """The objective that an update maximises."""
 
 
 PPO_CLIP = {"loss": "ppo_clip", "ratio": "token", "clip_low": 0.2, "clip_high": 0.2}
@@ -243,6 +246,19 @@ OBJECTIVE_PRESETS: Mapping[str, Mapping[str, object]] = {
 """Preset → the settings of `trainer` that it gives. Each has its source; terms that need a
 reference model are not among them.
 """
+
+
+def loss_requirement(name: str) -> str:
+    """Returns what `trainer.loss` must be, with what `name` may have meant; "" if it is a loss of
+    ours or has the form of an own function.
+    """
+    if name in loss_kinds() or ":" in name:
+        return ""
+    hint = nearest(name, loss_kinds()).removeprefix("; ")
+    if name in OBJECTIVE_PRESETS:
+        hint = f'{name} is a preset: trainer.preset = "{name}"'
+    names = ", ".join(loss_kinds())
+    return f"must be one of {names}, or 'module:function'" + (f" ({hint})" if hint else "")
 
 
 BEHAVIOUR = "behaviour"

@@ -33,6 +33,7 @@ from rollstream.streams.records import Annotation, Record
 from rollstream.streams.values import Address
 
 if TYPE_CHECKING:
+    from rollstream.consumers.objectives.losses.base import SurrogateInputs as SurrogateInputs
     from rollstream.consumers.trainer.data.rule_checks import (
         check_advantage as check_advantage,
         check_choice as check_choice,
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from rollstream.consumers.trainer.learn.surrogate_check import (
         check_surrogate as check_surrogate,
     )
-    from rollstream.consumers.trainer.learn.surrogates import SurrogateInputs as SurrogateInputs
 
 __all__ = [
     "Annotation",

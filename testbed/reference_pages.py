@@ -19,6 +19,7 @@ from benchmarks.result_tables import all_lines, case_lines, missed_lines, readme
 from rollstream.cli.arguments import CommandParser
 from rollstream.cli.commands import COMMANDS, GROUPS, command_parsers
 from rollstream.cli.look.config import plain_text, setting_tables, type_text
+from rollstream.consumers.objectives.losses.kinds import loss_kinds
 from rollstream.metrics.catalogue import BY_ROLE, PREFIX
 from rollstream.streams import values
 from rollstream.streams.records import SCHEMAS, SCHEMAS_BY_TOPIC
@@ -117,6 +118,21 @@ def setting_lines() -> Iterator[str]:
                 f"| `{one.key}` | {_cell(one.kind)}{one.limits} | {_cell(default)} | {one.change} "
                 f"| {_cell(one.meaning)} |"
             )
+        if table.name == "trainer":
+            yield from loss_lines()
+
+
+def loss_lines() -> Iterator[str]:
+    yield from ["", "## [trainer.loss]", ""]
+    yield (
+        "The loss as a table of a file: `kind` is `trainer.loss`, and beside it stand the settings "
+        "that belong to that loss alone. Everywhere else they are settings of `[trainer]`, above "
+        "([both forms](../how-to/choose-lag-and-loss.md#the-loss-as-a-table))."
+    )
+    yield from ["", "| `kind` | its own settings | loss of a token |", "|---|---|---|"]
+    for name, loss in loss_kinds().items():
+        keys = ", ".join(f"`{key}`" for key in loss.settings.model_fields)
+        yield f"| `{name}` | {keys} | {_cell(plain_text(loss.function.__doc__))} |"
 
 
 # ---- records and topics --------------------------------------------------------------------------

@@ -19,7 +19,7 @@ CORE = {
     "streams", "storage", "storage/stores", "storage/weights", "storage/weights/delta",
     "storage/starting_model", "producers", "producers/rollout", "producers/engines",
     "producers/rewards", "consumers", "consumers/dispatch", "consumers/trainer",
-    "consumers/trainer/data", "consumers/trainer/learn",
+    "consumers/trainer/data", "consumers/trainer/learn", "consumers/objectives/losses",
 }  # fmt: skip
 CORE_FILES = {
     *(f"producers/tasks/{name}.py" for name in (

@@ -13,21 +13,16 @@ import torch
 from torch import Tensor
 
 from rollstream.consumers.objective_settings import ObjectiveSettings
+from rollstream.consumers.objectives.kl_estimates import kl_to_come, reference_kl
+from rollstream.consumers.objectives.losses.base import LossInputs, SurrogateInputs
+from rollstream.consumers.objectives.losses.kinds import find_surrogate
+from rollstream.consumers.objectives.masks import kept_tokens
+from rollstream.consumers.objectives.ratios import bounded_log_ratio, importance_log_ratio
 from rollstream.consumers.trainer.data.credit import GAE
 from rollstream.consumers.trainer.data.prepare import EPS
 from rollstream.consumers.trainer.learn.mismatch import LogprobGaps
-from rollstream.consumers.trainer.learn.row_layout import LossInputs
 from rollstream.consumers.trainer.learn.scores import TokenScores
 from rollstream.consumers.trainer.learn.statistics import LossStatistics
-from rollstream.consumers.trainer.learn.surrogates import (
-    SurrogateInputs,
-    bounded_log_ratio,
-    find_surrogate,
-    importance_log_ratio,
-    kept_tokens,
-    kl_to_come,
-    reference_kl,
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from rollstream.checks.findings import Finding
 from rollstream.config.settings import Configuration
+from rollstream.consumers.objectives.losses.kinds import loss_kinds
 from rollstream.consumers.trainer.data.credit import GAE, scored_reference
 from rollstream.import_path import nearest
 from rollstream.producers.engines.kind import ENGINES, engine_kind
@@ -21,7 +22,7 @@ def idle_settings(c: Configuration, set_keys: frozenset[str]) -> Iterator[Findin
     yield from _unwritten_annotations(c)
 
 
-def _tables(c: Configuration) -> Iterator[tuple[str, bool, str]]:
+def _tables(c: Configuration) -> Iterator[tuple[str | tuple[str, ...], bool, str]]:
     function, is_late = c.scoring.function, c.task.reward == "late"
     yield "agent.", c.agent.is_active, "agent.episode, agent.command or agent.service is not given"
     late_or_own = 'scorers need task.reward = "late" or scoring.function'
@@ -31,6 +32,14 @@ def _tables(c: Configuration) -> Iterator[tuple[str, bool, str]]:
     is_judge = function == "judge" or not (is_late or function)
     yield "scoring.judge.", is_judge, 'scoring.function is not "judge"'
     yield "trainer.critic.", c.trainer.advantage == GAE, f'trainer.advantage is not "{GAE}"'
+    # An own loss may read the settings of any other.
+    chosen = loss_kinds().get(c.trainer.loss)
+    used = set[str]() if chosen is None else {*chosen.keys}
+    if c.trainer.proximal:
+        used |= {"ratio_min", "ratio_max"}
+    for name, loss in loss_kinds().items():
+        keys = tuple(f"trainer.{key}" for key in loss.keys - used)
+        yield keys, chosen is None, f'trainer.loss is not "{name}"'
     for kind in map(engine_kind, ENGINES):
         for table in kind.tables:
             is_its = kind is c.rollouts.kind

@@ -7,5 +7,6 @@ formats errors as one line each. `run_folder` writes `config.json` and knows the
 `recorded_configuration` keeps its settings in the form of `recorded_form`. `policy_defaults` has
 defaults that follow `rollouts.on_update`, `fitted_defaults` those that follow other settings, and
 `stored_defaults` those that another host of the run has found.
-`objective_checks` finds parts of a training objective that do not go together.
+`objective_checks` finds parts of a training objective that do not go together, and `loss_table`
+reads the table in which a file sets a loss with its own settings.
 """

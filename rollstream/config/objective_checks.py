@@ -7,16 +7,24 @@ from collections.abc import Iterator
 from rollstream.consumers.objective_settings import (
     ADVANTAGE_NAMES,
     BEHAVIOUR,
-    LOSS_NAMES,
+    loss_requirement,
     named_version,
     past_policies,
 )
+from rollstream.consumers.objectives.losses.base import Bounds
+from rollstream.consumers.objectives.losses.kinds import loss_kinds
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.credit import GAE, scored_reference
 from rollstream.storage.hf_folder import CONFIG, find_hf_folder
 
 # The setting's key, and the requirement on its value.
 Problem = tuple[str, str]
+# Two numbers, in losses' own settings too.
+_BOUNDS = tuple(
+    name
+    for name, field in TrainerSettings.model_fields.items()
+    if field.annotation == Bounds | None
+)
 
 
 def objective_problems(
@@ -47,19 +55,19 @@ def objective_problems(
 
 
 def _formula_problems(t: TrainerSettings) -> Iterator[Problem]:
-    for name, names in (("loss", LOSS_NAMES), ("advantage", ADVANTAGE_NAMES)):
-        value = getattr(t, name)
-        if value not in names and ":" not in value:
-            must = f"must be one of {', '.join(names)}, or 'module:function'"
-            yield f"trainer.{name}", must
-    if t.ratio == "none" and t.loss != "truncated_is":
-        must = (
-            "must not be 'none' unless trainer.loss is 'truncated_is': a ratio of 1 clips nothing"
-        )
+    if must := loss_requirement(t.loss):
+        yield "trainer.loss", must
+    if t.advantage not in ADVANTAGE_NAMES and ":" not in t.advantage:
+        must = f"must be one of {', '.join(ADVANTAGE_NAMES)}, or 'module:function'"
+        yield "trainer.advantage", must
+    able = [repr(name) for name, kind in loss_kinds().items() if kind.settings.takes_no_ratio]
+    if t.ratio == "none" and repr(t.loss) not in able:
+        names = " or ".join(able)
+        must = f"must not be 'none' unless trainer.loss is {names}: a ratio of 1 clips nothing"
         yield "trainer.ratio", must
     if t.ratio_min > t.ratio_max:
         yield "trainer.ratio_min", f"must be ≤ trainer.ratio_max ({t.ratio_max:g})"
-    for name in ("ratio_bounds_negative", "mask_ratio", "mask_sequence", "overlong_penalty"):
+    for name in (*_BOUNDS, "overlong_penalty"):
         bounds = getattr(t, name)
         if bounds is not None and not 0 <= bounds[0] <= bounds[1]:
             must = "must be two numbers, 0 ≤ lower ≤ upper"
@@ -106,5 +114,7 @@ def _policy_problems(t: TrainerSettings) -> Iterator[Problem]:
     is_multiple = t.proximal.startswith("every ") and named_version(t.proximal, 0) is not None
     if t.proximal != BEHAVIOUR and not is_multiple:
         yield "trainer.proximal", f"must be empty, 'every K' with a K ≥ 1, or {BEHAVIOUR!r}"
-    if t.loss in LOSS_NAMES and t.loss != "ppo_clip":
-        yield "trainer.proximal", "must be empty unless trainer.loss is 'ppo_clip' or your own"
+    able = [repr(name) for name, kind in loss_kinds().items() if kind.settings.takes_proximal]
+    if t.loss in loss_kinds() and repr(t.loss) not in able:
+        must = f"must be empty unless trainer.loss is {' or '.join(able)} or your own"
+        yield "trainer.proximal", must

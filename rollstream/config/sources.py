@@ -14,6 +14,12 @@ from typing import Any, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel
 
+from rollstream.config.loss_table import (
+    TABLE,
+    take_loss_table,
+    twice_set_hint,
+    without_loss_table,
+)
 from rollstream.contained_folder import ContainedFolder
 from rollstream.errors import ConfigurationError, OutsideRun
 from rollstream.foreign_json import parse_loose_json
@@ -73,6 +79,7 @@ def file_layer(path: Path) -> SettingLayers:
     """Returns the settings of a file, JSON if its name ends in `.json`, else TOML. Raises
     `ConfigurationError` if it is missing, unreadable, or not valid.
     """
+    data = b""
     try:
         # The file of a run, which may come from another user.
         is_json = path.suffix == ".json"
@@ -87,12 +94,15 @@ def file_layer(path: Path) -> SettingLayers:
     # Of TOML, JSON and UTF-8.
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(
-            f"{path} is no valid {path.suffix[1:] or 'TOML'}: {error}"
+            f"{path} is no valid {path.suffix[1:] or 'TOML'}: {error}{twice_set_hint(error, data)}"
         ) from None
     if not isinstance(values, dict):
         raise ConfigurationError(f"{path} must hold a table of settings")
-    layers = SettingLayers()
-    _put_table(layers, "", cast(dict[str, Any], values), path.name)
+    layers, settings = SettingLayers(), cast(dict[str, Any], values)
+    loss = take_loss_table(settings, path.name)
+    _put_table(layers, "", settings, path.name)
+    for key, value in loss.items():
+        _put_parsed(layers, key, value, f"{path.name} [{TABLE}]")
     return layers
 
 
@@ -114,8 +124,8 @@ def environment_layer(environment: Mapping[str, str], model: type[BaseModel]) ->
         key = name.removeprefix(ENVIRONMENT_PREFIX)
         is_foreign = "__" not in key and _OF_A_SERVICE.fullmatch(key)
         if name.startswith(ENVIRONMENT_PREFIX) and not is_foreign and key not in RESERVED_VARIABLES:
-            dotted = key.lower().replace("__", ".")
             origin = f"{ENVIRONMENT_ORIGIN} {name}"
+            dotted = without_loss_table(key.lower().replace("__", "."), origin)
             _put_parsed(layers, dotted, _parsed(dotted, text, model), origin)
     return layers
 
@@ -131,7 +141,8 @@ def overrides_layer(overrides: Sequence[str], model: type[BaseModel]) -> Setting
             raise ConfigurationError(
                 f"--set {override!r}: write it as key=value, e.g. trainer.lr=1e-4"
             )
-        _put_parsed(layers, key.strip(), _parsed(key.strip(), text, model), "--set")
+        key = without_loss_table(key.strip(), "--set")
+        _put_parsed(layers, key, _parsed(key, text, model), "--set")
     return layers
 
 

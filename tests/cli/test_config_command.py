@@ -64,6 +64,13 @@ def test_each_value_names_where_it_is_set(toml: Path, monkeypatch, capsys) -> No
     assert all(key.startswith("trainer.") for key in lines)
 
 
+def test_a_setting_of_the_table_of_the_loss_is_found_by_either_name(toml: Path, capsys) -> None:
+    toml.write_text('[trainer.loss]\nkind = "ppo_clip"\nclip_low = 0.1\n')
+    for key, value in (("trainer.loss.clip_low", "0.1"), ("trainer.loss.kind", '"ppo_clip"')):
+        (line,) = found("my.toml", key, capsys=capsys).values()
+        assert (line["value"], line["set_in"]) == (value, "my.toml [trainer.loss]")
+
+
 def test_a_name_without_its_table_is_found(toml: Path, capsys) -> None:
     assert [*found("my.toml", "max_lag", capsys=capsys)] == ["dispatch.max_lag"]
 

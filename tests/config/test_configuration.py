@@ -85,7 +85,8 @@ def test_later_layers_win(toml):
         ("[model]\nconfig = {a = [1]}", "a must be a number, true or false, or text, got [1]"),
         (
             '[trainer]\nloss = "ppo"',
-            "loss must be one of truncated_is, ppo_clip, dppo, or 'module:function', got 'ppo'",
+            "loss must be one of dppo, ppo_clip, truncated_is, or 'module:function' (ppo is a "
+            "preset: trainer.preset = \"ppo\"), got 'ppo'",
         ),
         ("[trainer]\nlr = inf", "lr must be finite, got inf (trainer.lr in run.toml)"),
         ("run = 2001-01-01", "run cannot be a date"),

@@ -44,6 +44,7 @@ PATH = re.compile(r"`((?:\w+/)+(?:\w+\.py)?)`")
         "object store",
         "turn driver",
         "assignment policy",
+        "loss",
         "role",
     ],
 )

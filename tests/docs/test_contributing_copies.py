@@ -1,6 +1,6 @@
 """The steps of CONTRIBUTING.md for an engine, an object store, a turn driver, an assignment policy,
-a form of versions, a weight holder and a role, followed in a copy of the repository: small ones of
-a user become part of it, each in at most four files of the product.
+a loss, a form of versions, a weight holder and a role, followed in a copy of the repository: small
+ones of a user become part of it, each in at most four files of the product.
 """
 
 import os
@@ -203,6 +203,12 @@ class ToyHolder(WeightHolder):
         return weights.manifest, fetch.prepare(update)
 '''
 HOLDER_LINE = '    "toy": "rollstream.producers.rollout.holders.toy:ToyHolder",\n'
+LOSS_NAMES = {"dppo": "toy", "DppoSettings": "ToySettings", "divergence_max": "toy_max"}
+"""What a researcher replaces in the copied file."""
+FORMULA = """    "toy": (
+        Paper(lambda token, s: masked(token, DppoSettings(divergence_max=s.toy_max))),
+    ),
+"""
 STORE_LINE = '    "toy": lambda folder: f"toy:{folder}/store",\n'
 ROLE = '''
 from rollstream.roles.context import RoleContext
@@ -354,6 +360,24 @@ def test_the_steps_for_an_assignment_policy(copy: Path) -> None:
     (copy / "run.toml").write_text(PACED_RUN + '[dispatch]\nplacement = "toy"\n')
     _python(copy, "-m", "rollstream", "run", "run.toml", "--run", "runs/toyed")
     _python(copy, "-m", "rollstream", "audit", "runs/toyed")
+
+
+def test_the_steps_for_a_loss(copy: Path) -> None:
+    """One file of the product is new, and none is changed."""
+    text = (copy / "consumers/objectives/losses/dppo.py").read_text()
+    for name, new in LOSS_NAMES.items():
+        text = re.sub(rf"\b{name}\b", new, text)
+    assert len(text.splitlines()) < 60
+    _new(copy, "consumers/objectives/losses/", "toy.py", text)
+    _add(copy, "tests/objectives/test_losses.py", FORMULA, '    "plain": (Paper(')
+    import_line = "from rollstream.consumers.objectives.losses.dppo import DppoSettings\n"
+    _add(copy, "tests/objectives/test_losses.py", import_line, "from rollstream.consumers.trainer")
+    assert _passed(copy, "tests/objectives/test_losses.py") > 4
+    (copy / "run.toml").write_text('[trainer.loss]\nkind = "toy"\ntoy_max = 0.1\n')
+    out = _python(copy, "-m", "rollstream", "config", "run.toml", "trainer.toy_max")
+    assert out.startswith("trainer.toy_max = 0.1  (set in run.toml [trainer.loss])")
+    floors = ("tests/test_floors.py", "-k", "says_what_is_inside or cycle")
+    _python(copy, "-m", "pytest", "-q", "-p", "no:cacheprovider", *floors)
 
 
 def test_the_steps_for_a_form_of_versions(copy: Path) -> None:

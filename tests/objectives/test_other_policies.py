@@ -15,13 +15,14 @@ import torch
 from rollstream.config.config import load
 from rollstream.consumers.objective_settings import named_version, versions_needed
 from rollstream.consumers.objectives.loss import OtherLogprobs, surrogate_loss
+from rollstream.consumers.objectives.losses.base import LossInputs
 from rollstream.consumers.objectives.policies.other_policies import OtherPolicies
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.forward import ScoringForm
 from rollstream.consumers.trainer.learn.learner import TorchLearner
 from rollstream.consumers.trainer.learn.objective import MicroBatch
-from rollstream.consumers.trainer.learn.row_layout import LossInputs, loss_inputs, token_rows
+from rollstream.consumers.trainer.learn.row_layout import loss_inputs, token_rows
 from rollstream.consumers.trainer.learn.scores import TokenScores
 from rollstream.errors import ConfigurationError
 from rollstream.storage.lora import LoraSettings, attach_adapters

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from rollstream.consumers.objective_settings import ObjectiveSettings
 from rollstream.consumers.objectives.loss import aggregated
+from rollstream.consumers.objectives.losses.base import LossInputs
 from rollstream.consumers.trainer.data.sample import Sample
-from rollstream.consumers.trainer.learn.row_layout import LossInputs
 
 Floats64 = NDArray[np.float64]
 Indices = NDArray[np.int64]

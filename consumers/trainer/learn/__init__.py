@@ -5,8 +5,8 @@ the threads and memory of `workers`, over the fp32 `masters` with AdamW, whose m
 in 8 bits. A micro-batch is laid out by `row_layout` and scored by `forward`: through `llama` (with
 `fused_ops`) or transformers' own forward, and the float32 head of `scores`. `objective` is the
 interface of what makes the loss (`consumers/objectives/`), with the `statistics` of its tokens;
-`surrogates` has parts of a loss, and `surrogate_check` tries a user's own. `mismatch` compares
-engine and trainer, `paced` is a learner that only models time.
+`surrogate_check` tries a user's own loss. `mismatch` compares engine and trainer, `paced` is a
+learner that only models time.
 
 All modules import torch.
 """

@@ -12,10 +12,11 @@ from typing import Protocol
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rollstream.consumers.objectives.losses.base import LossInputs
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.forward import PolicyScorer, ScoringForm
-from rollstream.consumers.trainer.learn.row_layout import LossInputs, TokenRows
+from rollstream.consumers.trainer.learn.row_layout import TokenRows
 from rollstream.consumers.trainer.learn.statistics import LossStatistics
 from rollstream.import_path import load_option
 from rollstream.streams.values import Version

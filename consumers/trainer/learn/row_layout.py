@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rollstream.consumers.objectives.losses.base import LossInputs
 from rollstream.consumers.trainer.data.prepare import lags_of
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.fused_ops import SequenceBlock
@@ -49,42 +50,6 @@ class TokenRows:
     temperature: Tensor
     allowed: Tensor | None = None
     allowed_row: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LossInputs:
-    """What the loss needs for each of the G trained tokens besides their scores: `behaviour` [G],
-    the log-probability that the engine recorded under the token's own version; `advantage` and
-    `lag` [G] (in versions); `sequence` [G], the index of its sequence among the `sequences` with a
-    trained token. `prompt_share` [sequences] is 1 / (trained tokens of the group). `masked` counts
-    generated tokens that are not trained. `samples` are those of the tokens.
-    """
-
-    behaviour: Tensor
-    advantage: Tensor
-    sequence: Tensor
-    sequences: int
-    lag: Tensor
-    prompt_share: Tensor
-    masked: int
-    samples: Sequence[Sample] = ()
-
-    def array(self, name: str, dtype: str, shape: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
-        """Returns the rows [G, *shape] of the trained tokens in the array `name` that engines wrote
-        (`streams/token_arrays.py`), zeros for a token without a row of this type and shape, and
-        whether [G] it has one.
-        """
-        count, device = len(self.behaviour), self.behaviour.device
-        rows = np.zeros((count, *shape), dtype)
-        is_covered = np.zeros(count, np.bool_)
-        at = 0
-        for sample in self.samples:
-            tokens = sample.trained_tokens
-            array = sample.arrays.get(name, dtype, shape)
-            if array is not None:
-                rows[at : at + len(tokens)], is_covered[at : at + len(tokens)] = array.at(tokens)
-            at += len(tokens)
-        return torch.from_numpy(rows).to(device), torch.from_numpy(is_covered).to(device)
 
 
 Batch = TypeVar("Batch", TokenRows, LossInputs)

@@ -8,13 +8,8 @@ import torch
 from torch import Tensor
 
 from rollstream.consumers.objective_settings import ObjectiveSettings
-from rollstream.consumers.trainer.learn.row_layout import LossInputs
-from rollstream.consumers.trainer.learn.surrogates import (
-    SURROGATES,
-    Surrogate,
-    SurrogateInputs,
-    find_surrogate,
-)
+from rollstream.consumers.objectives.losses.base import LossInputs, Surrogate, SurrogateInputs
+from rollstream.consumers.objectives.losses.kinds import find_surrogate, loss_kinds
 from rollstream.errors import ConfigurationError
 
 LENGTHS = 3, 5, 1, 4
@@ -27,7 +22,7 @@ def check_own_loss(settings: ObjectiveSettings) -> None:
     refuses it before the first take. Raises `ConfigurationError`.
     """
     surrogate = find_surrogate(settings.loss)
-    if settings.loss not in SURROGATES:
+    if settings.loss not in loss_kinds():
         check_surrogate(surrogate, settings)
 
 

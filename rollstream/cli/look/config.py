@@ -26,6 +26,7 @@ from rollstream.config.config import (
     validate_layers,
 )
 from rollstream.config.errors import FOREIGN_NAMES, nearest_key, printable_value, setting_origin
+from rollstream.config.loss_table import without_loss_table
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError, ObjectMissing
 from rollstream.monitor.format import plain_table
@@ -256,6 +257,7 @@ def chosen_entries(key: str | None, entries: Sequence[SettingEntry]) -> list[Set
     """
     if key is None:
         return [*entries]
+    key = without_loss_table(key, "the command line")
     exact = [setting for setting in entries if setting.key == key]
     inside = [setting for setting in entries if setting.key.startswith(f"{key}.")]
     same_name = [setting for setting in entries if setting.key.rpartition(".")[2] == key]

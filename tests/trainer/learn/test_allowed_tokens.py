@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from rollstream.consumers.objectives.losses.base import SurrogateInputs
 from rollstream.consumers.trainer.data.sample import Sample, sample_of
 from rollstream.consumers.trainer.learn import scores
 from rollstream.consumers.trainer.learn.forward import policy_scorer
 from rollstream.consumers.trainer.learn.learner import TorchLearner
 from rollstream.consumers.trainer.learn.row_layout import loss_inputs, token_rows
 from rollstream.consumers.trainer.learn.surrogate_check import check_surrogate
-from rollstream.consumers.trainer.learn.surrogates import SurrogateInputs
 from rollstream.producers.engines.base import EngineOptions, GenerationRequest
 from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.producers.rollout.trajectory import RunningTrajectory
