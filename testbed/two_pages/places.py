@@ -19,6 +19,7 @@ from testbed.two_pages import named_paths
 from testbed.two_pages.named_paths import named_numbers
 from testbed.two_pages.named_words import FRAME, SUMMARY, ReportPage, named_words
 from testbed.two_pages.shown import ShownNumber, resolved
+from testbed.waiting import wait_for
 
 GROUPS_SHOWN = 500
 # A row of a frame: its name has 11 columns, and a line that continues it none.
@@ -196,7 +197,8 @@ def _other_numbers(folder: Path) -> Iterator[ShownNumber]:
 
 
 def _explorer_numbers(served: ServedRuns) -> Iterator[ShownNumber]:
-    served.explorer.runs[0].wait_ready(60.0)
+    (run,) = served.explorer.runs
+    wait_for(lambda: run.snapshot is not None)
     overview = served.json("r/0/overview")
     yield from named_numbers("explorer overview", overview, named_paths.OVERVIEW)
     curves = overview["metrics"]
