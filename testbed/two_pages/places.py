@@ -161,7 +161,8 @@ def _report_numbers(folder: Path) -> Iterator[ShownNumber]:
 def _top_numbers(folder: Path) -> Iterator[ShownNumber]:
     shown = json.loads(printed("top", str(folder), "--once", "--json"))
     # The live view reads the log, and says so where its begin was truncated.
-    part = named_paths.TOP_OF_PART if shown["outcomes"]["is_tail"] else {}
+    is_part: bool = shown["outcomes"]["is_tail"]
+    part = named_paths.TOP_OF_PART if is_part else dict[str, str]()
     yield from named_numbers("top --json", shown, {**named_paths.TOP, **part})
     yield from frame_numbers(printed("top", str(folder), "--once"))
 
