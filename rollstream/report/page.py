@@ -286,6 +286,7 @@ p.soft, .note { color:var(--soft); margin:2px 0 0; }
 .figure > summary::-webkit-details-marker { display:none; }
 .figure > p { color:var(--soft); font:13px/1.45 system-ui, -apple-system, "Segoe UI", sans-serif;
   margin:3px 0 5px; max-width:60ch; text-align:left; white-space:normal; }
+.figure h2 { display:inline; }
 th .figure > p { max-width:26ch; }
 .charts { display:grid; grid-template-columns:repeat(auto-fill,minmax(min(480px,100%),1fr));
   gap:12px; margin:12px 0; }
@@ -364,10 +365,13 @@ def _numbers(figures: str, of: str = "") -> str:
     return f' data-figure="{escape(figures, quote=True)}"{subject}'
 
 
-def _defined(label: str, figures: str) -> str:
-    """Returns a label that opens the definitions of its figures; without figures a plain one."""
+def _defined(label: str, figures: str, tag: str = "") -> str:
+    """Returns a label, in an element `tag`, that opens the definitions of its figures; without
+    figures a plain one.
+    """
+    words = f"<{tag}>{escape(label)}</{tag}>" if tag else escape(label)
     if not figures:
-        return escape(label)
+        return words
     named = dict.fromkeys(figures.split())
     lines = (escape(figure_of(name).definition) for name in named)
     if len(named) > 1:
@@ -376,7 +380,7 @@ def _defined(label: str, figures: str) -> str:
             for name, line in zip(named, lines, strict=True)
         )
     parts = "".join(f"<p>{line}</p>" for line in lines)
-    return f'<details class="figure"><summary>{escape(label)}</summary>{parts}</details>'
+    return f'<details class="figure"><summary>{words}</summary>{parts}</details>'
 
 
 def charts(drawn: Sequence[Chart]) -> str:
@@ -445,5 +449,5 @@ def _chart_card(chart: Chart) -> str:
         legend = f'<div class="legend">{"".join(items)}</div>'
     note = f'<p class="note">{escape(chart.note)}</p>' if chart.note else ""
     named = " ".join(dict.fromkeys(line.figure for line in chart.series if line.figure))
-    title, drawn = _defined(chart.title, named), draw_chart(chart)
-    return f'<section class="card"><h2>{title}</h2>{note}{legend}{drawn}</section>'
+    title, drawn = _defined(chart.title, named, "h2"), draw_chart(chart)
+    return f'<section class="card">{title}{note}{legend}{drawn}</section>'

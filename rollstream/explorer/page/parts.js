@@ -10,8 +10,8 @@ import { Line } from "./text.js";
 export function Card({ title, note, actions, children, kind = "", figures = "", ...more }) {
   return html`<section class=${`card ${kind}`} aria-label=${title} ...${more}>
     ${(title || actions) && html`<header class="card-head">
-      <div><h2>${defined(figures) ? html`<${Defined} figures=${figures} label=${title} />`
-        : title}</h2>${note && html`<p class="note">${note}</p>`}</div>
+      <div>${defined(figures) ? html`<${Defined} figures=${figures} label=${html`<h2>${title}</h2>`} />`
+        : html`<h2>${title}</h2>`}${note && html`<p class="note">${note}</p>`}</div>
       ${actions && html`<div class="actions">${actions}</div>`}
     </header>`}
     ${children}
