@@ -4,7 +4,7 @@
 export const FIGURES = {
   "run.steps": ["steps", "steps done, a repeated one once"],
   "run.steps_wanted": ["steps of the run", "steps that the run is to make (trainer.steps)"],
-  "run.seconds": ["time", "from the first to the last moment of work (a trajectory that starts or finishes, a step that ends, a version that a rollout takes), without the pauses between two sessions"],
+  "run.seconds": ["time", "from the first to the last moment of work (a trajectory that starts or finishes, a step that ends), without the pauses between two sessions"],
   "run.elapsed_s": ["time since the start", "seconds since the run was started, without the pauses between two sessions"],
   "run.warmup_s": ["warm-up", "seconds of the warm-up, which are not part of the run's time"],
   "run.tokens_trained": ["tokens trained", "sum over the steps of their trained tokens"],
