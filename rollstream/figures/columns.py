@@ -121,6 +121,22 @@ TOPICS = {
             " trained",
             "0.2.0",
         ),
+        "arrays": Column(
+            'STRUCT("name" VARCHAR, dtype VARCHAR, shape BIGINT[], '
+            'ranges STRUCT("start" BIGINT, "end" BIGINT)[], bytes BIGINT)[]',
+            "named arrays that the engine wrote beside the tokens; `ranges` are the tokens that "
+            "have a row",
+            "0.2.0",
+        ),
+        "array_bytes": Column(
+            "UTINYINT[]",
+            "their rows, zstd frames, `bytes` bytes each; null without arrays "
+            "([wire format](wire-format.md))",
+            "0.2.0",
+        ),
+        "needs": Column(
+            "VARCHAR[]", "features without which training on it would be wrong", "0.2.0"
+        ),
     },
     "annotations": {
         "trajectory": Column("VARCHAR", "whom it is about"),
