@@ -393,6 +393,9 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         },
     ),
     "tune": Benchmark("benchmarks.tune.tune", {"tune/tune.py": {"tune_regret": "≤ 0.05"}}),
+    "two_pages": Benchmark(
+        "benchmarks.two_pages.two_pages", {"two_pages/two_pages.py": {"two_pages": "0"}}
+    ),
     "weights": Benchmark(
         "benchmarks.weights.weights",
         {

@@ -226,6 +226,7 @@ DESCRIPTIONS: Mapping[str, str] = {
     ),
     "stack_form_cost": "… tokens/s of the roles in containers",
     "tune_regret": "best settings by hand over those that `rollstream tune` proposes, minus 1",
+    "two_pages": "figures that two places of one run show differently, over six kinds of run",
     "publish_to_applied_delta": "publish → applied, a delta",
     "publish_to_applied_full": "publish → applied, a full version",
     "publish_to_applied_slow_link": "publish → applied, 500 MB of which 1 % changed, 1 Gbit/s",

@@ -1,6 +1,6 @@
 """Writes the generated tables of `docs/` from the code (commands, settings, records, topics,
-metrics, sizes), those of README and docs from the last run of each benchmark, and
-`deploy/alerts.yml`, which is generated as a whole.
+metrics, figures, views, sizes), those of README and docs from the last run of each benchmark, and
+`deploy/alerts.yml` and the explorer's `figures.js`, which are generated as a whole.
 
 `python -m testbed.reference_pages` rewrites the pages; `tests/docs/test_reference_pages.py` fails
 while one is stale. Only the text between two markers is generated.
@@ -14,13 +14,19 @@ from functools import partial
 from typing import cast, get_type_hints
 
 import msgspec
+import pyarrow as pa
 
 from benchmarks.result_tables import all_lines, case_lines, missed_lines, readme_lines
+from rollstream.analysis.views import VIEWS
 from rollstream.cli.arguments import CommandParser
 from rollstream.cli.commands import COMMANDS, GROUPS, command_parsers
 from rollstream.cli.look.config import plain_text, setting_tables, type_text
 from rollstream.consumers.objectives.losses.kinds import loss_kinds
+from rollstream.explorer.assets import PAGE
+from rollstream.figures.columns import COLUMNS, ENVELOPE, TOPICS
+from rollstream.figures.definitions import FIGURES
 from rollstream.metrics.catalogue import BY_ROLE, PREFIX
+from rollstream.storage.archive.schema import arrow_schema
 from rollstream.streams import values
 from rollstream.streams.records import SCHEMAS, SCHEMAS_BY_TOPIC
 from rollstream.streams.topics import DEAD, Topic, catalogue
@@ -33,6 +39,7 @@ END = "<!-- end of the generated part -->"
 DOCS = ROOT / "docs"
 FOLDER = DOCS / "reference"
 ALERTS = ROOT / "deploy" / "alerts.yml"
+FIGURES_SCRIPT = PAGE / "figures.js"
 ARRAY_FIELD = re.compile(r":([uif])(\d)$")
 ARRAY_NAMES = {"u": "uint", "i": "int", "f": "float"}
 
@@ -54,10 +61,22 @@ def alerts_text() -> str:
     return "\n".join([*alert_rules.rule_lines(), ""])
 
 
+def figures_text() -> str:
+    """Returns the text of `FIGURES_SCRIPT` as the present code gives it."""
+    figures = {name: [figure.label, figure.definition] for name, figure in FIGURES.items()}
+    lines = (f"  {json.dumps(n)}: {json.dumps(f, ensure_ascii=False)}," for n, f in figures.items())
+    return "\n".join([
+        "// Label and definition of every figure that a view shows, by its name. Written by",
+        "// `python -m testbed.reference_pages` from `rollstream/figures/definitions.py`.",
+        "", "export const FIGURES = {", *lines, "};", "",
+    ])  # fmt: skip
+
+
 def main() -> None:
     for name in PAGES:
         (DOCS / name).write_text(page_text(name), encoding="utf-8")
     ALERTS.write_text(alerts_text(), encoding="utf-8")
+    FIGURES_SCRIPT.write_text(figures_text(), encoding="utf-8")
 
 
 # ---- commands ------------------------------------------------------------------------------------
@@ -217,6 +236,50 @@ def metric_lines() -> Iterator[str]:
             )
 
 
+# ---- figures and views ---------------------------------------------------------------------------
+
+
+def figure_lines() -> Iterator[str]:
+    subject = ""
+    for name, figure in FIGURES.items():
+        if name.partition(".")[0] != subject:
+            subject = name.partition(".")[0]
+            heading = f"## Of {'an' if subject[0] in 'aeiou' else 'a'} {subject}"
+            yield from ["", heading, "", "| name | on pages | definition |", "|---|---|---|"]
+        yield f"| `{name}` | {figure.label} | {_cell(figure.definition)} |"
+
+
+def view_lines() -> Iterator[str]:
+    for view, columns in COLUMNS.items():
+        sentence = VIEWS[view].sentence
+        yield from ["", f"## {view}", "", f"{sentence[0].upper()}{sentence[1:]}.", ""]
+        if view == "completions":
+            yield "Its columns are those of [`trajectories`](#trajectories), of the same releases."
+            continue
+        yield from ["| column | type | meaning | stable since |", "|---|---|---|---|"]
+        for name, column in columns.items():
+            yield f"| `{name}` | {column.type} | {_cell(column.meaning)} | {column.since} |"
+
+
+def archived_lines(topic: str) -> Iterator[str]:
+    columns = TOPICS.get(topic, ENVELOPE)
+    types = arrow_schema(topic if topic in TOPICS else "ledger")
+    yield from ["| column | type | meaning |", "|---|---|---|"]
+    for name, column in columns.items():
+        kind = _arrow_text(types.field(name).type)
+        yield f"| `{name}` | {kind} | {_cell(column.meaning)} |"
+
+
+def _arrow_text(kind: pa.DataType) -> str:
+    if pa.types.is_list(kind):
+        return f"list<{_arrow_text(kind.value_type)}>"
+    if pa.types.is_struct(kind):
+        return f"struct<{', '.join(f'{part.name}: {_arrow_text(part.type)}' for part in kind)}>"
+    if pa.types.is_map(kind):
+        return f"map<{_arrow_text(kind.key_type)}, {_arrow_text(kind.item_type)}>"
+    return str(kind)
+
+
 # ---- text ----------------------------------------------------------------------------------------
 
 
@@ -249,6 +312,11 @@ PAGES: dict[str, tuple[Callable[[], Iterator[str]], ...]] = {
     "reference/records.md": (record_lines,),
     "reference/topics.md": (topic_lines,),
     "reference/metrics.md": (metric_lines,),
+    "reference/figures.md": (figure_lines,),
+    "reference/views.md": (view_lines,),
+    "reference/archive.md": tuple(
+        partial(archived_lines, topic) for topic in ("envelope", *TOPICS)
+    ),
     "explanation/sizes.md": (
         size_tables.one_card_lines,
         size_tables.one_card_adapter_lines,

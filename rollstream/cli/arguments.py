@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from textwrap import fill
 
 from rollstream.analysis.locate import RUNS_FOLDER, may_hold_run, newest_run, run_path
 from rollstream.errors import ConfigurationError
@@ -30,6 +31,7 @@ INSIDE_RUN = ("store", "archive", "weights")
 
 # Of an option that counts: more than anything has, and less than C's numbers.
 COUNT_MAX = 1 << 31
+HELP_COLUMNS = 80
 
 
 def whole_number_from(minimum: int, maximum: int) -> Callable[[str], int]:
@@ -97,6 +99,17 @@ class CommandParser(argparse.ArgumentParser):
         self.examples += examples
         lines = "".join(f"\n  {line}" for line in self.example_lines())
         self.epilog = f"example{'s' if len(self.examples) > 1 else ''}:{lines}"
+
+    def add_figures(self, *names: str) -> None:
+        """Add the definitions of the figures that the command prints: below the options, since they
+        are read where the figures are.
+        """
+        from rollstream.figures.definitions import figure_of
+
+        figures = [figure_of(name) for name in names]
+        lines = (f"  {figure.label}: {figure.definition}" for figure in figures)
+        text = "\n".join(fill(line, HELP_COLUMNS, subsequent_indent="    ") for line in lines)
+        self.epilog = f"{self.epilog or ''}\n\nfigures:\n{text}"
 
     def example_lines(self) -> list[str]:
         """Returns the examples as whole command lines."""

@@ -1,5 +1,5 @@
 """The figures of a run that several places show, computed from its index (`RunIndex`). Each has the
-definition of its name in `run_rules.DEFINITIONS`.
+definition of its name in `rollstream/figures/definitions.py`.
 """
 
 from collections.abc import Mapping, Sequence

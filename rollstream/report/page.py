@@ -1,6 +1,7 @@
 """The HTML of reports: `page` is the whole document, the other functions are its parts. It needs no
 other file and no script, and has a light and a dark mode. A `Chart` is drawn as SVG of bounded
-size.
+size. A label opens the definition of its figure; an element with numbers names them, in their
+order, in `data-figure`, and of what they are in `data-of`.
 """
 
 import math
@@ -11,6 +12,7 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
+from rollstream.figures.definitions import figure_of
 from rollstream.whole_file import output_file
 
 # Of a chart, in SVG units (about a pixel), margins included.
@@ -27,13 +29,14 @@ Points = Sequence[tuple[float, float]]
 @dataclass(frozen=True, slots=True)
 class Series:
     """One line or area, in the colour of the CSS class `c1` to `c8`. `thin` draws a dotted line,
-    for bounds of another series, e.g. a maximum.
+    for bounds of another series, e.g. a maximum. `figure` is the name of what it shows.
     """
 
     name: str
     points: Points
     colour: int = 1
     thin: bool = False
+    figure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,19 @@ class Scale:
 
 # A range below it is drawn as a flat line: ticks are rounded to ten decimals.
 FLAT_RANGE = 1e-8
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A large number, or several of one figure: `figures` names them in the order of `value`, `of`
+    says of what they are (`first last`: of the first and last one that has it). The label is that
+    of the first figure, unless the tile has its own.
+    """
+
+    figures: str
+    value: str
+    of: str = ""
+    label: str = ""
 
 
 def draw_chart(chart: Chart) -> str:
@@ -125,11 +141,11 @@ def ticks(low: float, high: float, count: int = 4, is_whole: bool = False) -> li
     return [round(n * step, 10) for n in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def text(x: float, y: float, words: str, kind: str) -> str:
+def text(x: float, y: float, words: str, kind: str, numbers: str = "") -> str:
     """Returns a `<text>` at (x, y) with the CSS classes `kind`; `mid` centres it there, `end` lets
-    it end there.
+    it end there. `numbers` are attributes that name the figure.
     """
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{escape(words)}</text>'
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}"{numbers}>{escape(words)}</text>'
 
 
 def _scale(chart: Chart, series: Sequence[Series]) -> Scale:
@@ -211,7 +227,7 @@ def _points(placed: Series, values: Series, scale: Scale, chart: Chart) -> str:
 def _last_values(
     placed: Sequence[Series], values: Sequence[Series], scale: Scale, chart: Chart
 ) -> list[str]:
-    ends: list[tuple[float, float, str]] = []
+    ends: list[tuple[float, float, str, str]] = []
     for index, (line, raw) in enumerate(zip(placed, values, strict=True)):
         if not line.points or not math.isfinite(line.points[-1][1]):
             continue
@@ -222,13 +238,14 @@ def _last_values(
             if raw.points[-1][1] < 0.04 and index:
                 continue
         across, up = scale.place(x, y)
-        ends.append((up, across, format(raw.points[-1][1], chart.form)))
+        words = format(raw.points[-1][1], chart.form)
+        ends.append((up, across, words, _numbers(raw.figure, f"{x:g}")))
     parts: list[str] = []
     free = TOP
-    for up, across, words in sorted(ends):
+    for up, across, words, numbers in sorted(ends):
         # Labels that would overlap move down.
         free = max(free, up)
-        parts.append(text(across + 7, free + 4, words, "value"))
+        parts.append(text(across + 7, free + 4, words, "value", numbers))
         free += 14
     return parts
 
@@ -263,7 +280,14 @@ p.soft, .note { color:var(--soft); margin:2px 0 0; }
 .tile, .card { background:var(--card); border:1px solid var(--rule); border-radius:10px; }
 .tile { padding:12px 16px; }
 .tile b { display:block; font-size:23px; font-weight:620; letter-spacing:-.01em; }
-.tile span { color:var(--soft); font-size:13px; }
+.tile details { color:var(--soft); font-size:13px; }
+.figure > summary { font-weight:inherit; padding:0; list-style:none;
+  text-decoration:underline dotted; text-underline-offset:3px; }
+.figure > summary::-webkit-details-marker { display:none; }
+.figure > p { color:var(--soft); font:13px/1.45 system-ui, -apple-system, "Segoe UI", sans-serif;
+  margin:3px 0 5px; max-width:60ch; text-align:left; white-space:normal; }
+.figure h2 { display:inline; }
+th .figure > p { max-width:26ch; }
 .charts { display:grid; grid-template-columns:repeat(auto-fill,minmax(min(480px,100%),1fr));
   gap:12px; margin:12px 0; }
 .card { padding:16px 18px 10px; min-width:0; }
@@ -321,12 +345,42 @@ def heading(title: str, line: str) -> str:
     return f'<h1>{escape(title)}</h1><p class="soft">{escape(line)}</p>'
 
 
-def tiles(figures: Sequence[tuple[str, str]]) -> str:
+def tiles(shown: Sequence[Tile]) -> str:
     cells = (
-        f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
-        for name, value in figures
+        f'<div class="tile"><b{_numbers(tile.figures, tile.of)}>{escape(tile.value)}</b>'
+        f"{_defined(tile.label or _label(tile.figures), tile.figures)}</div>"
+        for tile in shown
     )
     return f'<div class="tiles">{"".join(cells)}</div>'
+
+
+def _label(figures: str) -> str:
+    return figure_of(figures.split()[0]).label
+
+
+def _numbers(figures: str, of: str = "") -> str:
+    if not figures:
+        return ""
+    subject = f' data-of="{escape(of, quote=True)}"' if of else ""
+    return f' data-figure="{escape(figures, quote=True)}"{subject}'
+
+
+def _defined(label: str, figures: str, tag: str = "") -> str:
+    """Returns a label, in an element `tag`, that opens the definitions of its figures; without
+    figures a plain one.
+    """
+    words = f"<{tag}>{escape(label)}</{tag}>" if tag else escape(label)
+    if not figures:
+        return words
+    named = dict.fromkeys(figures.split())
+    lines = (escape(figure_of(name).definition) for name in named)
+    if len(named) > 1:
+        lines = (
+            f"{escape(figure_of(name).label)}: {line}"
+            for name, line in zip(named, lines, strict=True)
+        )
+    parts = "".join(f"<p>{line}</p>" for line in lines)
+    return f'<details class="figure"><summary>{words}</summary>{parts}</details>'
 
 
 def charts(drawn: Sequence[Chart]) -> str:
@@ -348,19 +402,35 @@ def folded(title: str, content: str) -> str:
     )
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str | int]]) -> str:
-    """Returns a table; columns of integers are right-aligned."""
+def table(
+    head: Sequence[str], rows: Sequence[Sequence[str | int]], figures: Sequence[str] = ()
+) -> str:
+    """Returns a table; columns of integers are right-aligned. `figures` names what each column
+    shows, "" for a column without numbers; of a row they are those of its first cell.
+    """
     numeric = [all(isinstance(row[i], int) for row in rows) for i in range(len(head))]
+    figures = figures or [""] * len(head)
 
-    def cells(tag: str, values: Sequence[str | int]) -> str:
+    def cells(tag: str, contents: Sequence[str], shown: Sequence[str]) -> str:
         return "".join(
-            f"<{tag}{' class=n' if right else ''}>"
-            f"{escape(group_digits(value) if isinstance(value, int) else value)}</{tag}>"
-            for value, right in zip(values, numeric, strict=True)
+            f"<{tag}{' class=n' if right else ''}{numbers}>{content}</{tag}>"
+            for content, right, numbers in zip(contents, numeric, shown, strict=True)
         )
 
-    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return f"<table><tr>{cells('th', head)}</tr>{body}</table>"
+    labels = [_defined(label, figure) for label, figure in zip(head, figures, strict=True)]
+    body = "".join(
+        f"<tr>{cells('td', [_cell(value) for value in row], _of_row(row, figures))}</tr>"
+        for row in rows
+    )
+    return f"<table><tr>{cells('th', labels, [''] * len(head))}</tr>{body}</table>"
+
+
+def _cell(value: str | int) -> str:
+    return escape(group_digits(value) if isinstance(value, int) else value)
+
+
+def _of_row(row: Sequence[str | int], figures: Sequence[str]) -> list[str]:
+    return [_numbers(f, "" if f.startswith("run.") else str(row[0])) for f in figures]
 
 
 def group_digits(value: float) -> str:
@@ -378,5 +448,6 @@ def _chart_card(chart: Chart) -> str:
         )
         legend = f'<div class="legend">{"".join(items)}</div>'
     note = f'<p class="note">{escape(chart.note)}</p>' if chart.note else ""
-    title, drawn = escape(chart.title), draw_chart(chart)
-    return f'<section class="card"><h2>{title}</h2>{note}{legend}{drawn}</section>'
+    named = " ".join(dict.fromkeys(line.figure for line in chart.series if line.figure))
+    title, drawn = _defined(chart.title, named, "h2"), draw_chart(chart)
+    return f'<section class="card">{title}{note}{legend}{drawn}</section>'

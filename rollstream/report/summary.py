@@ -113,8 +113,8 @@ class RunSummary:
             ("held-out, sampled", self.accuracy_sampled, ".3f"),
             ("held-out, greedy", self.accuracy_greedy, ".3f"),
             ("reward", self.reward, ".3f"),
-            ("length, median", self.length_median, ".0f"),
-            ("length, p99", self.length_p99, ".0f"),
+            ("held-out length, median", self.length_median, ".0f"),
+            ("held-out length, p99", self.length_p99, ".0f"),
         )
         passes = tuple((f"held-out, pass@{k}", change, ".3f") for k, change in self.pass_at.items())
         changes = (*changes[:1], *passes, *changes[1:])

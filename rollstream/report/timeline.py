@@ -15,7 +15,7 @@ from rollstream.monitor.format import clock
 from rollstream.monitor.groups import Intervals
 from rollstream.monitor.state import RequestMove
 from rollstream.report.history import RolloutHistory, RunHistory, ServedVersion
-from rollstream.report.page import heading, page, table, text, ticks, tiles, wide
+from rollstream.report.page import Tile, heading, page, table, text, ticks, tiles, wide
 
 if TYPE_CHECKING:
     from rollstream.simulator.experiment import PolicyRun
@@ -279,7 +279,11 @@ def write_simulated(runs: Sequence["PolicyRun"], path: Path) -> None:
     ]
     if runs:
         best = max(runs, key=lambda run: run.result.tokens_per_s)
-        body.append(tiles([("runs", str(len(runs))), ("fastest", best.result.policy)]))
+        shown = [
+            Tile("", str(len(runs)), label="runs"),
+            Tile("", best.result.policy, label="fastest"),
+        ]
+        body.append(tiles(shown))
     body.append(wide("Policies", "speed is trained tokens per second", _summary(runs)))
     for run in runs:
         title = f"{run.result.policy}, {run.cluster.model} on {run.cluster.gpus} GPUs"

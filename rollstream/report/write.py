@@ -8,16 +8,18 @@ from heapq import nlargest
 from pathlib import Path
 from typing import Any
 
+from rollstream.figures.definitions import figure_of
 from rollstream.monitor.format import clock
 from rollstream.monitor.samples import PassDrafts
 from rollstream.report import page
 from rollstream.report.comparison import tasks_of
 from rollstream.report.history import RunHistory
-from rollstream.report.page import Chart, Series
+from rollstream.report.page import Chart, Series, Tile
 from rollstream.report.summary import (
     ACCURACY_GOAL,
     PACED_NOTE,
     PASS_AT,
+    MetricChange,
     RunSummary,
     pass_changes,
 )
@@ -27,6 +29,8 @@ from rollstream.supervisor.process import describe_exit
 
 # The page has as many distinct colours.
 TASKS_MAX = 8
+# Columns of the table of rollouts.
+ROLLOUT_FIGURES = ("trajectories", "tokens", "cut", "dead", "versions", "idle_s")
 # Lines of the table of drafts, one per task and pass over the prompts.
 PASSES_MAX = 64
 # Of the tables of rollouts and of restarts.
@@ -92,44 +96,47 @@ def report_page(
     return page.page(f"{name} · seed {summary.seed} · Rollstream", [part for part in body if part])
 
 
-def _tiles(summary: RunSummary) -> list[tuple[str, str]]:
-    figures: list[tuple[str, str]] = []
+def _tiles(summary: RunSummary) -> list[Tile]:
+    def change(name: str, change: MetricChange, label: str = "") -> Tile:
+        return Tile(f"{name} {name}", change.text(".2f"), "first last", label)
+
+    shown: list[Tile] = []
     if summary.accuracy_sampled:
-        figures.append(("held-out accuracy, sampled", summary.accuracy_sampled.text(".2f")))
-    figures += [
-        (f"held-out, pass@{k}", change.text(".2f")) for k, change in summary.pass_at.items()
+        shown.append(change("evaluation.accuracy_sampled", summary.accuracy_sampled))
+    shown += [
+        change(f"evaluation.pass_at/{k}", passed, f"held-out, pass@{k}")
+        for k, passed in summary.pass_at.items()
     ]
     if summary.evaluated_step is not None and summary.evaluated_step < summary.steps:
-        figures.append(("evaluated up to version", str(summary.evaluated_step)))
+        shown.append(Tile("run.evaluated", str(summary.evaluated_step)))
     if summary.accuracy_greedy:
-        figures.append(("held-out accuracy, greedy", summary.accuracy_greedy.text(".2f")))
+        shown.append(change("evaluation.accuracy_greedy", summary.accuracy_greedy))
     if summary.goal_s is not None:
-        figures.append(
-            (f"to {ACCURACY_GOAL} sampled (step {summary.goal_step})", clock(summary.goal_s))
-        )
+        label = f"to {ACCURACY_GOAL} sampled (step {summary.goal_step})"
+        shown.append(Tile("run.goal_s", clock(summary.goal_s), label=label))
     if summary.tokens_per_s is not None:
-        figures.append(("tokens trained per second", page.group_digits(summary.tokens_per_s)))
+        shown.append(Tile("run.tokens_per_s", page.group_digits(summary.tokens_per_s)))
     if summary.lag_consumed_mean is not None:
         mean, largest = summary.lag_consumed_mean, summary.lag_consumed_max
-        figures.append(("mean and largest lag when trained", f"{mean:.2f} · {largest:.0f}"))
-    figures.append(("restarts", str(summary.restarts)))
-    return figures
+        label, text = "mean and largest lag when trained", f"{mean:.2f} · {largest:.0f}"
+        shown.append(Tile("run.lag_consumed_mean run.lag_consumed_max", text, label=label))
+    return [*shown, Tile("run.restarts", str(summary.restarts))]
 
 
 def _learning(history: RunHistory) -> list[Chart]:
     accuracy = (
-        Series(_sampled_name(history), history.evaluated("accuracy_sampled"), 1),
-        Series("greedy", history.evaluated("accuracy_greedy"), 2),
+        _evaluated(history, _sampled_name(history), "accuracy_sampled", 1),
+        _evaluated(history, "greedy", "accuracy_greedy", 2),
         *(
-            Series(f"pass@{k}", history.evaluated(f"{PASS_AT}{k}"), number)
+            _evaluated(history, f"pass@{k}", f"{PASS_AT}{k}", number)
             for number, k in enumerate([*pass_changes(history)][-6:], start=3)
         ),
     )
     lengths = (
-        Series("median", history.metric("length_median"), 1),
-        Series("99th percentile", history.metric("length_p99"), 2),
+        _of_steps(history, "median", "length_median"),
+        _of_steps(history, "99th percentile", "length_p99", 2),
     )
-    reward = (Series("mean reward", history.metric("reward_mean"), 1),)
+    reward = (_of_steps(history, "mean reward", "reward_mean"),)
     by = "by version"
     return [
         Chart(
@@ -151,28 +158,41 @@ def _learning(history: RunHistory) -> list[Chart]:
     ]
 
 
+def _of_steps(
+    history: RunHistory, name: str, metric: str, colour: int = 1, thin: bool = False
+) -> Series:
+    return Series(name, history.metric(metric), colour, thin, f"step.{metric}")
+
+
+def _evaluated(history: RunHistory, name: str, metric: str, colour: int) -> Series:
+    return Series(name, history.evaluated(metric), colour, figure=f"evaluation.{metric}")
+
+
 def _sampled_name(history: RunHistory) -> str:
     temperatures = sorted({float(line.get("temperature", 1.0)) for line in history.evaluations})
     return f"sampled (T = {', '.join(f'{temperature:g}' for temperature in temperatures) or 1})"
 
 
 def _by_task(history: RunHistory) -> list[Chart]:
-    rewards = [(task, history.metric(metric)) for metric, task in tasks_of(history)]
+    tasks = tasks_of(history)
+    shown = tasks if len(tasks) > 1 else []
+    rewards = [(task, history.metric(metric), f"step.{metric}") for metric, task in shown]
     prefix = "accuracy_sampled/"
     names = sorted({n for line in history.evaluations for n in line if n.startswith(prefix)})
-    accuracies = [(name.removeprefix(prefix), history.evaluated(name)) for name in names]
-    mismatches = [(task, history.metric(f"mismatch_mean/{task}")) for _, task in tasks_of(history)]
+    accuracies = [
+        (name.removeprefix(prefix), history.evaluated(name), f"evaluation.{name}") for name in names
+    ]
+    metrics = [(task, f"mismatch_mean/{task}") for _, task in tasks]
+    mismatches = [(task, history.metric(metric), f"step.{metric}") for task, metric in metrics]
 
-    def lines(curves: list[tuple[str, list[tuple[float, float]]]]) -> tuple[Series, ...]:
-        shown = enumerate(curves[:TASKS_MAX], start=1)
-        return tuple(Series(task, points, colour) for colour, (task, points) in shown)
+    def lines(curves: list[tuple[str, list[tuple[float, float]], str]]) -> tuple[Series, ...]:
+        return tuple(
+            Series(task, points, colour, figure=figure)
+            for colour, (task, points, figure) in enumerate(curves[:TASKS_MAX], start=1)
+        )
 
     return [
-        Chart(
-            "Reward by task",
-            lines(rewards if len(rewards) > 1 else []),
-            "mean of a step's trajectories",
-        ),
+        Chart("Reward by task", lines(rewards), "mean of a step's trajectories"),
         Chart("Held-out accuracy by task", lines(accuracies), _sampled_name(history), high=1.0),
         Chart("Mismatch of engine and trainer", lines(mismatches), MISMATCH_NOTE, ".1e"),
     ]
@@ -182,17 +202,17 @@ def _mechanics(history: RunHistory) -> list[Chart]:
     def line_chart(
         title: str, metric: str, note: str, form: str = ".3f", low: float | None = None
     ) -> Chart:
-        return Chart(title, (Series(title, history.metric(metric), 1),), note, form, low)
+        return Chart(title, (_of_steps(history, title, metric),), note, form, low)
 
     lag = (
-        Series("at finish, mean", history.metric("lag_finish_mean"), 1),
-        Series("at finish, largest", history.metric("lag_finish_max"), 1, thin=True),
-        Series("when trained, mean", history.metric("lag_consumed_mean"), 2),
-        Series("when trained, largest", history.metric("lag_consumed_max"), 2, thin=True),
+        _of_steps(history, "at finish, mean", "lag_finish_mean"),
+        _of_steps(history, "at finish, largest", "lag_finish_max", 1, True),
+        _of_steps(history, "when trained, mean", "lag_consumed_mean", 2),
+        _of_steps(history, "when trained, largest", "lag_consumed_max", 2, True),
     )
     seconds = (
-        Series("whole step", history.metric("seconds"), 1),
-        Series("waiting for trajectories", history.metric("wait_s"), 2),
+        _of_steps(history, "whole step", "seconds"),
+        _of_steps(history, "waiting for trajectories", "wait_s", 2),
     )
     share = "share of the variance of the returns that the critic's values know"
     critic = (
@@ -311,7 +331,8 @@ def _outcomes(history: RunHistory) -> str:
     adds = "they add up" if sum(counts.values()) == 2 * counts["admitted"] else "THEY DO NOT ADD UP"
     if history.is_tail:
         adds += "; without the run's first records, which were truncated and not archived"
-    content = page.table(list(counts), [list(counts.values())])
+    figures = [f"run.groups_{name}" for name in counts]
+    content = page.table(list(counts), [list(counts.values())], figures)
     if history.reasons:
         content += page.table(["why not trained", "times"], history.reasons)
     return page.wide("Every admitted group has one ending", f"groups; {adds}", content)
@@ -326,8 +347,9 @@ def _dropped(history: RunHistory) -> str:
         ("dropped", drops.dropped, _figure(drops.length_dropped), _figure(drops.reward_dropped)),
         ("trained", drops.trained, _figure(drops.length_trained), _figure(drops.reward_trained)),
     ]
+    figures = ["", "fate.answers", "fate.length_median", "fate.reward_median"]
     note = "above max_lag, or at a deadline; a bias if the two rows differ"
-    return page.wide("Samples dropped for their age", note, page.table(head, rows))
+    return page.wide("Samples dropped for their age", note, page.table(head, rows, figures))
 
 
 def draft_table(passes: Sequence[PassDrafts]) -> str:
@@ -371,16 +393,19 @@ def _rollouts(history: RunHistory, summary: RunSummary) -> str:
         )
         for name, rollout in sorted(shown)
     ]
-    head = ["rollout", "trajectories", "tokens", "cut at the limit", "dead", "versions", "idle"]
+    figures = ["", *(f"rollout.{name}" for name in ROLLOUT_FIGURES)]
+    head = ["rollout", *(figure_of(name).label for name in figures[1:])]
     omitted = len(history.rollouts) - len(rows)
     note = f"{omitted} more with fewer tokens are not listed" if omitted else ""
-    return page.wide("Rollouts", note, page.table(head, rows))
+    figures[-1] = "rollout.idle_s rollout.idle_share"
+    return page.wide("Rollouts", note, page.table(head, rows, figures))
 
 
 def _restarts(history: RunHistory) -> str:
     deaths, restarts = history.deaths(), history.state.restarts()
     worst = nlargest(LINES_MAX, restarts.items(), key=lambda pair: pair[1])
-    content = page.table(["role", "restarts"], sorted(worst)) if worst else ""
+    figures = ["", "role.restarts"]
+    content = page.table(["role", "restarts"], sorted(worst), figures) if worst else ""
     if deaths:
         content += _deaths(deaths, min(float(event["time_s"]) for event in history.events))
     return page.wide("Restarts", "terms after the first of each role", content) if content else ""

@@ -1,54 +1,13 @@
-"""The rules by which the records of a run count, each as a piece of DuckDB's SQL, and the figures
-that follow from them, each with its definition (`DEFINITIONS`). The views of `rollstream query` and
+"""The rules by which the records of a run count, each as a piece of DuckDB's SQL; what follows from
+them has its definitions in `rollstream/figures/definitions.py`. The views of `rollstream query` and
 the index of a run (`rollstream/index/`) are made of these pieces, so both give one number for one
 question. The audit has its own rules in Python and checks these.
 
 A `source` is a relation with a topic's archive columns: all of its rows, or a batch of new ones.
 """
 
-from collections.abc import Mapping
-
 from rollstream.streams.topics import NUMBER_MAX
 
-DEFINITIONS: Mapping[str, str] = {
-    "trajectories": "completions that count: the first of each trajectory in its group's partition",
-    "tokens": "generated tokens of a trajectory: the end of its last span",
-    "reward": "of a trajectory: the first value of its annotation `reward`, else its record's",
-    "reward_mean": "mean reward of the samples that a step trained; of a group or task: of its "
-    "trajectories",
-    "trained": "a trajectory that a take names, unless that take is superseded",
-    "groups": "by their first end: trained by a take, or closed as filtered, expired or dead; else "
-    "open; a take that is superseded does not end its poisoned groups",
-    "step": "a step that was repeated after a crash counts once, with its newest record",
-    "lag_consumed": "of a token, in steps: the version from which its step trains, which is step − "
-    "1, minus the token's version; a lag below 0 counts as 0",
-    "lag_finish": "of a token, in steps: the newest version that its rollout knew when the "
-    "trajectory finished, minus the token's version; a lag below 0 counts as 0",
-    "lag": "of a trajectory: the largest lag_finish of its tokens; in the view `lag` and the "
-    "histograms, of trained tokens: lag_consumed, without tokens above dispatch.max_lag and those "
-    "of abandoned turns",
-    "lag_consumed_mean": "of a step: mean of the least and the largest lag_consumed of each of its "
-    "samples; of a run: mean over its steps",
-    "lag_consumed_max": "largest lag_consumed of a step's trained tokens; of a run: largest of all",
-    "seconds": "of a run: from its first to its last moment of work (a trajectory that starts or "
-    "finishes, a step that ends), without the pauses between two sessions; of a step: by the "
-    "trainer's clock, waiting included",
-    "tokens_trained": "generated tokens that had a gradient; of a run: sum over its steps",
-    "tokens_per_s": "tokens_trained of a run divided by its seconds",
-    "recent_trained_per_s": "tokens_trained of the last 10 steps divided by the time from the end "
-    "of the step before them to the end of the last",
-    "generated_per_s": "tokens that all living rollouts generate, mean of the last ten seconds",
-    "idle_share": "of a rollout: seconds in which it had nothing to generate, summed over its "
-    "terms, divided by the run's seconds",
-    "elapsed_s": "since the run was started, without the pauses between two sessions, as the live "
-    "view counts",
-    "restarts": "terms after the first of each role, without the starts by a later session",
-    "dropped": "finished samples that their group's step left out for their lag or at a deadline, "
-    "and those of expired groups",
-    "failed": "trajectories that ended dead",
-    "released": "trajectories that redundancy released, because enough others of the group ended",
-}
-"""What each figure is, by its name in answers and in the columns of views."""
 ENDINGS = ("trained", "filtered", "expired", "dead")
 """A group has one of these ends, or is open."""
 

@@ -57,8 +57,10 @@ def command(*words: str) -> str:
     return done.stdout
 
 
-def make_run(kind: str, folder: Path) -> Path:
-    """Run a run of this kind to its end in `folder`, which must be new; returns the folder."""
+def kind_line(kind: str, folder: Path) -> list[str]:
+    """Returns the command line of a run of this kind in `folder`, and writes what it reads beside
+    it.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     configuration = folder.parent / f"{kind}.toml"
     settings = [*SMALL, *KINDS[kind]]
@@ -71,7 +73,12 @@ def make_run(kind: str, folder: Path) -> Path:
         model = folder.parent / "model"
         settings += [f"model.path={model if model.exists() else random_model(model)}"]
         settings += ["warmup.enabled=false"]
-    line = run_line(configuration, folder, settings)
+    return run_line(configuration, folder, settings)
+
+
+def make_run(kind: str, folder: Path) -> Path:
+    """Run a run of this kind to its end in `folder`, which must be new; returns the folder."""
+    line = kind_line(kind, folder)
     output = folder.parent / f"{kind}.txt"
     with output.open("wb") as file:
         done = subprocess.run(

@@ -1,16 +1,12 @@
-"""docs/how-to/query-the-log.md: every block runs as written and prints the output shown; its tables
-match the views.
+"""docs/how-to/query-the-log.md: every block runs as written and prints the output shown; its table
+has every view.
 """
 
 import re
 
 import pytest
 
-from rollstream.analysis.locate import locate_run
-from rollstream.analysis.session import QuerySession
 from rollstream.analysis.views import VIEWS
-from rollstream.storage.archive.schema import arrow_schema
-from rollstream.streams.topics import ARCHIVED_TOPICS
 from tests.analysis.document import DOCUMENT, ROOT, blocks, run
 
 BLOCKS = list(blocks(DOCUMENT.read_text()))
@@ -37,22 +33,10 @@ def test_ten_questions_are_answered():
     assert len(BLOCKS) >= 10
 
 
-def test_every_view_is_in_the_table_with_its_columns():
-    rows = re.findall(r"^\| (`.*?) \| (.*?) \| (.*?) \|$", DOCUMENT.read_text(), re.MULTILINE)
-    documented = {
-        name: columns for names, _, columns in rows for name in re.findall(r"`(\w+)`", names)
-    }
-    assert documented.keys() == VIEWS.keys()
-    with QuerySession(locate_run(str(ROOT / "examples" / "archive")), print) as session:
-        for view in VIEWS:
-            columns = list(session.columns(view))
-            if view in ARCHIVED_TOPICS:
-                assert columns[-3:] == ["date", "run", "topic"]
-                assert set(columns[:-3]) <= set(arrow_schema(view).names)
-            elif view != "completions":
-                outside = re.sub(r"\(.*?\)", "", documented[view])
-                assert columns == re.findall(r"`(\w+)`", outside), view
-        assert session.columns("completions") == session.columns("trajectories")
+def test_every_view_is_in_the_table():
+    (table,) = re.findall(r"^\| view .*?\n\n", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+    rows = [line.split("|")[1] for line in table.strip().splitlines()[2:]]
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == VIEWS.keys()
 
 
 def test_the_shipped_archive_is_small_and_names_no_machine():

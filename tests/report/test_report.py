@@ -71,7 +71,7 @@ def test_the_summary_has_the_results_of_the_run(history):
     assert (summary.goal_step, summary.goal_s) == (40, pytest.approx(40 * STEP_S))
     assert summary.lag_consumed_max == 4
     words = dict(summary.rows())
-    assert words["length, p99"] == "161 → 284"
+    assert words["held-out length, p99"] == "161 → 284"
     assert words["groups"].startswith("242 admitted, 240 trained")
 
 

@@ -23,6 +23,7 @@ def add_arguments(command: CommandParser) -> None:
     help = f"a folder of runs (default {RUNS_FOLDER})"
     command.add_argument("folder", metavar="DIR", nargs="?", default=str(RUNS_FOLDER), help=help)
     command.add_json()
+    command.add_figures("run.steps", "run.bytes")
 
 
 def main(arguments: argparse.Namespace) -> int:

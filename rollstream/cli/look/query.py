@@ -21,6 +21,7 @@ from rollstream.cli.arguments import (
 )
 from rollstream.cli.signals import warn
 from rollstream.errors import ConfigurationError
+from rollstream.figures.columns import COLUMNS
 
 TABLE_ROWS = 40
 
@@ -34,7 +35,8 @@ def add_arguments(command: CommandParser) -> None:
     command.add_run(RUN_OR_ARCHIVE_HELP, before=("sql",))
     command.add_argument("sql", metavar="SQL", nargs="?", help="one SQL query, read-only")
     command.add_argument("--run", metavar="RUN", dest="named", help="the same as RUN")
-    command.add_argument("--tables", action="store_true", help="list views and their columns")
+    help = "list views and their columns: type, meaning, and the release since which each is stable"
+    command.add_argument("--tables", action="store_true", help=help)
     command.add_argument("--csv", action="store_true", help="print comma-separated values")
     command.add_argument(
         "--rows", metavar="N", type=whole_number_from(1, COUNT_MAX),
@@ -81,10 +83,22 @@ def main(arguments: argparse.Namespace) -> int:
 def _list_views(session: QuerySession, as_json: bool) -> None:
     for view in VIEWS.values():
         columns = session.columns(view.name)
+        promised = COLUMNS[view.name]
         if as_json:
-            line = {"view": view.name, "sentence": view.sentence, "columns": columns}
+            line = {
+                "view": view.name,
+                "sentence": view.sentence,
+                "columns": columns,
+                "meanings": {name: promised[name].meaning for name in columns},
+                "since": {name: promised[name].since for name in columns},
+            }
             print(json.dumps(line))
-        else:
-            together = ", ".join(f"{name} {kind}" for name, kind in columns.items())
-            print(f"{view.name}: {view.sentence}")
-            print(fill(together, 100, initial_indent="    ", subsequent_indent="    "), "\n")
+            continue
+        print(f"{view.name}: {view.sentence}")
+        if view.name == "completions":
+            print("    its columns are those of trajectories\n")
+            continue
+        for name, kind in columns.items():
+            text = f"{name} {kind}: {promised[name].meaning} ({promised[name].since})"
+            print(fill(text, 100, initial_indent="    ", subsequent_indent="        "))
+        print()

@@ -49,6 +49,11 @@ def add_arguments(command: CommandParser) -> None:
         help="then serve the page by HTTP until a signal; before that it answers 503 and the step",
     )
     command.add_json()
+    command.add_figures(
+        "run.seconds", "run.tokens_trained", "run.tokens_per_s", "run.lag_consumed_mean",
+        "evaluation.accuracy_sampled", "evaluation.accuracy_greedy", "fate.answers",
+        "rollout.idle_share", "run.restarts",
+    )  # fmt: skip
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -41,6 +41,11 @@ def add_arguments(command: CommandParser) -> None:
         "--every", metavar="SECONDS", type=float, default=1.0, help="refresh interval (default 1)"
     )
     command.add_json()
+    command.add_figures(
+        "run.elapsed_s", "run.recent_trained_per_s", "run.generated_per_s", "step.lag_finish_mean",
+        "step.lag_consumed_mean", "step.length_median", "run.groups_open", "run.groups_ready",
+        "rollout.tokens_per_s", "rollout.recent_idle_share", "run.restarts",
+    )  # fmt: skip
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -206,7 +206,6 @@ def _rollouts(run: ExploredRun) -> list[dict[str, Any]]:
                 "version": beat and beat.version.number,
                 "tokens_per_s": beat and beat.tokens_per_s,
                 "health": beat and beat.health,
-                "idle_s": beat and beat.idle_s,
                 "time_s": beat and beat.time_s,
             }
         )

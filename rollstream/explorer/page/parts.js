@@ -1,24 +1,50 @@
 // Parts that views share: cards, tables, tiles, legends, and the states of something that is read
-// over the network (`Loaded`: loading, failed, empty, there).
+// over the network (`Loaded`: loading, failed, empty, there). A number that another place shows too
+// names its figure (`figures.js`), whose definition its label opens.
 
 import { html, useEffect, useRef, useState } from "./vendor/preact.js";
+import { FIGURES } from "./figures.js";
 import { NONE, count, percent } from "./format.js";
 import { Line } from "./text.js";
 
-export function Card({ title, note, actions, children, kind = "", ...more }) {
+export function Card({ title, note, actions, children, kind = "", figures = "", ...more }) {
   return html`<section class=${`card ${kind}`} aria-label=${title} ...${more}>
     ${(title || actions) && html`<header class="card-head">
-      <div><h2>${title}</h2>${note && html`<p class="note">${note}</p>`}</div>
+      <div>${defined(figures) ? html`<${Defined} figures=${figures} label=${html`<h2>${title}</h2>`} />`
+        : html`<h2>${title}</h2>`}${note && html`<p class="note">${note}</p>`}</div>
       ${actions && html`<div class="actions">${actions}</div>`}
     </header>`}
     ${children}
   </section>`;
 }
 
-/** Large numbers in a row: `[name, value, link?]`. */
+/**
+ * Large numbers in a row: `[name, value, link?, of?, label?]`. A name of `figures.js`, or several
+ * with a space between them, has their labels; `of` says which step or version it is of.
+ */
 export function Tiles({ tiles }) {
-  return html`<dl class="tiles">${tiles.map(([name, value, href]) => html`<div class="tile">
-    <dt>${name}</dt><dd>${href ? html`<a href=${href}>${value}</a>` : value}</dd></div>`)}</dl>`;
+  return html`<dl class="tiles">${tiles.map(([name, value, href, of, label]) => html`<div
+    class="tile"><dt>${defined(name) ? html`<${Defined} figures=${name} label=${label} />` : name}</dt>
+    <dd ...${numbers(name, of)}>${href ? html`<a href=${href}>${value}</a>` : value}</dd>
+    </div>`)}</dl>`;
+}
+
+/** Label and definition of a figure; one of a task or of a k has that of its kind. */
+function defined(name) {
+  return FIGURES[String(name ?? "").split(" ")[0].split("/")[0]];
+}
+
+/** Attributes of an element that shows the numbers of these figures, in their order. */
+function numbers(figures, of) {
+  return defined(figures) ? { "data-figure": figures, "data-of": of ?? undefined } : {};
+}
+
+/** A label that opens the definitions of its figures. */
+function Defined({ figures, label }) {
+  const known = figures.split(" ").map(defined);
+  return html`<details class="figure"><summary>${label ?? known.map(([word]) => word).join(" · ")}
+    </summary>${known.map(([word, meaning]) =>
+      html`<p>${known.length > 1 && `${word}: `}${meaning}</p>`)}</details>`;
 }
 
 /**
@@ -66,8 +92,9 @@ export function Failure({ error }) {
 }
 
 /**
- * A table. A column is `{ key, label, cell?, kind?, title? }`; `kind` "n" aligns numbers. Rows with
- * `href` open on a click; j and k walk over their links (`keys.js`).
+ * A table. A column is `{ key, label, cell?, kind?, title?, figure? }`; `kind` "n" aligns numbers,
+ * and of a `figure` the title is its definition. Rows with `href` open on a click; j and k walk over
+ * their links (`keys.js`).
  */
 export function Table({ columns, rows, href, label, sort, onSort, mark, limit = 0 }) {
   const [shown, setShown] = useState(limit || Infinity);
@@ -79,12 +106,13 @@ export function Table({ columns, rows, href, label, sort, onSort, mark, limit = 
   };
   return html`<div class="table-box" tabindex="0" role="region" aria-label=${label}><table>
     <thead><tr>${columns.map((column) => html`<th scope="col" class=${column.kind ?? ""}
-      title=${column.title} aria-sort=${sortState(sort, column)}>${onSort && column.sort !== false
+      title=${column.title ?? defined(column.figure)?.[1]} aria-sort=${sortState(sort, column)}>${onSort && column.sort !== false
         ? html`<button class="sort" onClick=${() => onSort(column.key)}>${column.label}${
           sort?.key === column.key ? (sort.down ? " ↓" : " ↑") : ""}</button>`
         : column.label}</th>`)}</tr></thead>
     <tbody>${rows.slice(0, shown).map((row) => html`<tr key=${keys(row)} class=${mark?.(row) ?? ""}>
-      ${columns.map((column) => html`<td class=${column.kind ?? ""}>${
+      ${columns.map((column) => html`<td class=${column.kind ?? ""}
+        ...${numbers(column.figure, column.figure?.startsWith("run.") ? null : row[first.key])}>${
         href && column === first
           ? html`<a class="row-link" href=${href(row)}>${cell(column, row)}</a>`
           : cell(column, row)}</td>`)}</tr>`)}</tbody>
@@ -158,11 +186,12 @@ export function Crumbs({ parts }) {
   </nav>`;
 }
 
-/** A set of definitions: `[term, description]`; missing descriptions are left out. */
+/** A set of facts: `[term, description, figure?, of?]`; missing descriptions are left out. */
 export function Facts({ facts }) {
   return html`<dl class="facts">${facts.filter(([, value]) =>
-    ![null, undefined, "", false].includes(value)).map(([term, value]) =>
-    html`<div><dt>${term}</dt><dd>${value}</dd></div>`)}</dl>`;
+    ![null, undefined, "", false].includes(value)).map(([term, value, figure, of]) => html`<div>
+      <dt title=${defined(figure)?.[1]}>${term}</dt><dd ...${numbers(figure, of)}>${value}</dd>
+    </div>`)}</dl>`;
 }
 
 /** Horizontal bars: rows are `[label, value, text?, href?]`; without `text` a bar has its share. */

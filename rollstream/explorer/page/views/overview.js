@@ -9,7 +9,7 @@ import { Card, Loaded, Select, Table, Tiles, useLoaded } from "../parts.js";
 import { adjust, go, link } from "../router.js";
 import { Line } from "../text.js";
 
-/** A chart: title, its metrics as [name, words, is a bound], and whether y begins at 0. */
+/** A chart: title, note, and its metrics as [name, words, is a bound]. */
 const CHARTS = [
   ["Reward", "mean of a step's trajectories", [["reward_mean", "reward"]]],
   ["Response length", "generated tokens of a step's trajectories",
@@ -54,8 +54,8 @@ function headline(run) {
   const [begin, end] = run.span ?? [];
   return html`${[run.phase, settings.loss, settings.on_update].filter(Boolean).map((word, n) =>
     html`${n ? " · " : ""}<${Line} text=${word} limit=${80} />`)}${settings.max_lag != null
-    && ` · lag at most ${settings.max_lag}`}${begin > 0 && ` · ${moment(begin).slice(0, 16)} UTC, ${
-    duration(end - begin)}`}${run.paced && " · paced engine"}${run.simulated
+    && ` · lag at most ${settings.max_lag}`}${begin > 0 && ` · ${moment(begin).slice(0, 16)} to ${
+    moment(end).slice(moment(end).startsWith(moment(begin).slice(0, 10)) ? 11 : 0, 16)} UTC`}${run.paced && " · paced engine"}${run.simulated
     && ` · simulated, ${duration(end - begin)} of virtual time`}`;
 }
 
@@ -74,22 +74,25 @@ function Others({ run, listed, chosen }) {
 
 function Now({ data, run }) {
   const { now, outcomes, metrics, evaluations } = data;
-  const last = (name) => (metrics.values[name] ?? []).findLast((v) => v !== null);
-  const accuracy = evaluations.at(-1);
+  const last = (name) => fixed((metrics.values[name] ?? []).findLast((v) => v !== null));
+  const greedy = evaluations.findLast((one) => Number.isFinite(one.accuracy_greedy));
+  const slash = (a, b) => `${count(a)}\u202f/\u202f${count(b)}`;
   return html`<${Tiles} tiles=${[
-    ["step", now.steps ? `${count(now.step)}\u202f/\u202f${count(now.steps)}` : count(now.step),
-      link("r", [run.run, "steps"])],
-    ["mean reward, last step", fixed(last("reward_mean"))],
-    ...(accuracy ? [["held-out accuracy", fixed(accuracy.accuracy_greedy)]] : []),
-    ...(run.simulated ? [] : [["groups trained of admitted", `${count(outcomes.groups.trained)}\u202f/\u202f${count(outcomes.groups.admitted)}`,
-      link("r", [run.run, "groups"])]]),
-    ["tokens trained per second", count(now.tokens_per_s)],
-    ["tokens generated per second, now", run.living || run.simulated
-      ? count(now.generated_per_s) : NONE],
-    ["mean and largest lag when trained", now.lag_consumed_mean == null ? NONE
-      : `${fixed(now.lag_consumed_mean)} · ${count(now.lag_consumed_max)}`],
-    ["restarts", count(now.restarts)],
-    ["time", duration(now.seconds)],
+    now.steps ? ["run.steps run.steps_wanted", slash(now.step, now.steps),
+      link("r", [run.run, "steps"]), "", "steps"]
+      : ["run.steps", count(now.step), link("r", [run.run, "steps"])],
+    ["step.reward_mean", last("reward_mean"), "", "last", "mean reward, last step"],
+    ["evaluation.accuracy_greedy", fixed(greedy?.accuracy_greedy), "", greedy?.step],
+    ...(run.simulated ? [] : [["run.groups_trained run.groups_admitted",
+      slash(outcomes.groups.trained, outcomes.groups.admitted), link("r", [run.run, "groups"]), "",
+      "groups trained of admitted"]]),
+    ["run.tokens_per_s", count(now.tokens_per_s)],
+    ["run.generated_per_s", run.living || run.simulated ? count(now.generated_per_s) : NONE],
+    ["run.lag_consumed_mean run.lag_consumed_max", now.lag_consumed_mean == null ? NONE
+      : `${fixed(now.lag_consumed_mean)} · ${count(now.lag_consumed_max)}`, "", "",
+      "mean and largest lag when trained"],
+    ["run.restarts", count(now.restarts)],
+    ["run.seconds", duration(now.seconds)],
   ].filter(([, value]) => value !== NONE)} />`; // an archive does not know its restarts
 }
 
@@ -112,7 +115,8 @@ function Curves({ run, runs, extra }) {
     <${Evaluations} runs=${runs} />
     ${charts.map(([title, note, names]) => {
       const series = curveSeries(runs, names);
-      return series.length > 0 && html`<${Card} key=${title} title=${title} note=${note}>
+      return series.length > 0 && html`<${Card} key=${title} title=${title} note=${note}
+        figures=${names.map(([name]) => `step.${name}`).join(" ")}>
         <${Chart} title=${title} series=${series} group="steps" onPick=${open}
           zero=${title !== "Loss"} named=${runs.length > 1} /></${Card}>`;
     })}</div>
@@ -151,7 +155,8 @@ function Evaluations({ runs }) {
        ...passes(runs[0].evaluations).map((name, n) => ({ name: name.replace("pass_at/", "pass@"),
          colour: n + 3, points: line(runs[0], name) }))])
     .filter((one) => one.points.length);
-  return series.length > 0 && html`<${Card} title="Held-out accuracy" note=${runs.length > 1
+  return series.length > 0 && html`<${Card} title="Held-out accuracy"
+    figures="evaluation.accuracy_sampled evaluation.accuracy_greedy" note=${runs.length > 1
     ? "greedy answers, by version" : "by version"}>
     <${Chart} title="Held-out accuracy" series=${series} group="steps"
       named=${runs.length > 1} /></${Card}>`;
@@ -163,12 +168,14 @@ function Outcomes({ data, run }) {
   const rows = ["trained", "filtered", "expired", "dead", "open"].map((name) =>
     ({ name, groups: groups[name] ?? 0 }));
   return html`<${Card} title="What became of the groups"
-    note=${`${count(groups.admitted)} admitted; `
-      + Object.entries(trajectories).map(([finish, n]) => `${count(n)} ${finish}`).join(", ")
-      + " among the trajectories"}>
+    note=${html`<span data-figure="run.groups_admitted">${count(groups.admitted)}</span> admitted; ${
+      Object.entries(trajectories).map(([finish, n], at) => html`${at ? ", " : ""}<span
+        data-figure=${`run.trajectories_${finish}`}>${count(n)}</span> ${finish}`)} among
+      the trajectories`}>
     <${Table} label="Groups by ending" rows=${rows} columns=${[
       { key: "name", label: "ended" },
-      { key: "groups", label: "groups", kind: "n", cell: (r) => count(r.groups) },
+      { key: "groups", label: "groups", kind: "n", cell: (r) => html`<span
+        data-figure=${`run.groups_${r.name}`}>${count(r.groups)}</span>` },
       { key: "share", label: "share", kind: "n", cell: (r) => percent(r.groups / of, 1) },
     ]} href=${(row) => link("r", [run.run, "groups"], { ended: row.name })} />
     ${data.reasons?.length > 0 && html`<h3>Reasons</h3>${data.reasons.slice(0, 12).map((one) =>
@@ -178,17 +185,22 @@ function Outcomes({ data, run }) {
 }
 
 function Rollouts({ rollouts, now }) {
-  return html`<${Card} title="Rollouts" note=${`newest version ${count(now.version)}`}>
+  return html`<${Card} title="Rollouts" note=${html`newest version <span
+    data-figure="run.version">${count(now.version)}</span>`}>
     ${rollouts?.length ? html`<${Table} label="Rollouts" rows=${rollouts} limit=${64} columns=${[
       { key: "rollout", label: "rollout", kind: "keep", cell: (r) => html`<${Line} text=${r.rollout}
         limit=${28} />` },
       { key: "health", label: "state", cell: (r) => r.health ?? "–" },
-      { key: "running", label: "running", kind: "n", cell: (r) => r.slots
-        ? `${count(r.running)} of ${count(r.slots)}` : count(r.running) },
-      { key: "version", label: "version", kind: "n", cell: (r) => r.version == null ? "–"
-        : `v${r.version}` },
-      { key: "tokens_per_s", label: "tokens/s", kind: "n", cell: (r) => count(r.tokens_per_s) },
-      { key: "trajectories", label: "finished", kind: "n", cell: (r) => count(r.trajectories) },
+      { key: "running", label: "running", kind: "n", figure: "rollout.running rollout.slots",
+        cell: (r) => r.slots ? `${count(r.running)} of ${count(r.slots)}` : count(r.running) },
+      { key: "version", label: "version", kind: "n", figure: "rollout.version",
+        cell: (r) => r.version == null ? "–" : `v${r.version}` },
+      { key: "tokens_per_s", label: "tokens/s now", kind: "n", figure: "rollout.tokens_per_s",
+        cell: (r) => count(r.tokens_per_s) },
+      { key: "trajectories", label: "trajectories", kind: "n", figure: "rollout.trajectories",
+        cell: (r) => count(r.trajectories) },
+      { key: "tokens", label: "tokens", kind: "n", figure: "rollout.tokens",
+        cell: (r) => count(r.tokens) },
     ]} />` : html`<p class="empty">No rollout has reported.</p>`}</${Card}>`;
 }
 
@@ -196,8 +208,11 @@ function Tasks({ tasks, run }) {
   if (!(tasks?.length > 1)) return null;
   return html`<${Card} title="Tasks"><${Table} label="Tasks" rows=${tasks} limit=${50} columns=${[
     { key: "task", label: "task", cell: (t) => html`<${Line} text=${t.task} />` },
-    { key: "trajectories", label: "trajectories", kind: "n", cell: (t) => count(t.trajectories) },
-    { key: "reward_mean", label: "reward", kind: "n", cell: (t) => fixed(t.reward_mean) },
-    { key: "tokens_mean", label: "tokens", kind: "n", cell: (t) => number(t.tokens_mean) },
+    { key: "trajectories", label: "trajectories", kind: "n", figure: "task.trajectories",
+      cell: (t) => count(t.trajectories) },
+    { key: "reward_mean", label: "mean reward of all", kind: "n", figure: "task.reward_mean",
+      cell: (t) => fixed(t.reward_mean) },
+    { key: "tokens_mean", label: "mean tokens", kind: "n", figure: "task.tokens_mean",
+      cell: (t) => number(t.tokens_mean) },
   ]} href=${(task) => link("r", [run.run, "search"], { task: task.task })} /></${Card}>`;
 }

@@ -57,14 +57,16 @@ export default function Questions({ run }) {
         html`<${Table} label="Speed of the rollouts" rows=${rows} limit=${16} columns=${[
           { key: "rollout", label: "rollout", kind: "keep", cell: (r) => html`<${Line}
             text=${r.rollout} limit=${28} />` },
-          { key: "trajectories", label: "answers", kind: "n", cell: (r) => count(r.trajectories) },
-          { key: "tokens", label: "tokens", kind: "n", cell: (r) => count(r.tokens) },
-          { key: "ms_per_token", label: "ms/token", kind: "n", title: "median", cell: (r) =>
-            number(r.ms_per_token) },
-          { key: "longest_s", label: "longest", kind: "n", cell: (r) => duration(r.longest_s) },
-          { key: "behind_s", label: "behind", kind: "n",
-            title: "mean time from a step's end to its weights in the engine", cell: (r) =>
-            duration(r.behind_s) }]} />`}</${Answer}>
+          { key: "trajectories", label: "answers", kind: "n", figure: "rollout.answers",
+            cell: (r) => count(r.trajectories) },
+          { key: "tokens", label: "tokens of answers", kind: "n", figure: "rollout.answer_tokens",
+            cell: (r) => count(r.tokens) },
+          { key: "ms_per_token", label: "ms/token", kind: "n", figure: "rollout.ms_per_token",
+            cell: (r) => number(r.ms_per_token) },
+          { key: "longest_s", label: "longest", kind: "n", figure: "rollout.longest_s",
+            cell: (r) => duration(r.longest_s) },
+          { key: "behind_s", label: "behind", kind: "n", figure: "rollout.behind_s",
+            cell: (r) => duration(r.behind_s) }]} />`}</${Answer}>
       <${Answer} title="Which prompts are never solved?" note="all answers wrong, the longest first"
         of=${data.unsolved}>${(rows) =>
         html`<${Table} label="Prompts that are never solved" rows=${rows} limit=${8} href=${(r) =>

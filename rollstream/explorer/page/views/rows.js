@@ -41,12 +41,14 @@ const COLUMNS = (run) => [
   { key: "trajectory", label: "trajectory", cell: (r) => html`<${Line} text=${r.trajectory} />` },
   { key: "task", label: "task", kind: "keep", cell: (r) => html`<${Line} text=${r.task}
     limit=${28} />` },
-  { key: "reward", label: "reward", kind: "n", cell: (r) => fixed(r.reward) },
-  { key: "tokens", label: "tokens", kind: "n", cell: (r) => count(r.tokens) },
+  { key: "reward", label: "reward", kind: "n", figure: "trajectory.reward",
+    cell: (r) => fixed(r.reward) },
+  { key: "tokens", label: "tokens", kind: "n", figure: "trajectory.tokens",
+    cell: (r) => count(r.tokens) },
   { key: "finish", label: "finish", cell: (r) => html`<${Finish} ...${r} />` },
   { key: "version", label: "versions", kind: "n", cell: (r) => html`<${Versions} row=${r} />` },
-  { key: "lag", label: "lag", kind: "n", title: "steps between the newest version known at the "
-    + "finish and the oldest that generated", cell: (r) => count(r.lag) },
+  { key: "lag", label: "lag at finish", kind: "n", figure: "trajectory.lag_finish",
+    cell: (r) => count(r.lag) },
   { key: "step", label: "step", kind: "n", cell: (r) => r.step === null ? "–"
     : html`<a href=${stepLink(run, r.step)}>${count(r.step)}</a>` },
   { key: "group", label: "group", kind: "n", cell: (r) =>
@@ -70,10 +72,14 @@ export const GROUP_COLUMNS = (run) => [
   { key: "task", label: "task", kind: "keep", cell: (g) => html`<${Line} text=${g.task}
     limit=${28} />` },
   { key: "ended", label: "ended", cell: (g) => html`<${Ended} group=${g} />` },
-  { key: "reward_mean", label: "reward", kind: "n", cell: (g) => fixed(g.reward_mean) },
-  { key: "reward_std", label: "± std", kind: "n", cell: (g) => fixed(g.reward_std) },
-  { key: "tokens_mean", label: "tokens", kind: "n", cell: (g) => number(g.tokens_mean) },
-  { key: "finished", label: "finished", kind: "n", cell: (g) =>
+  { key: "reward_mean", label: "reward", kind: "n", figure: "group.reward_mean",
+    cell: (g) => fixed(g.reward_mean) },
+  { key: "reward_std", label: "± std", kind: "n", figure: "group.reward_std",
+    cell: (g) => fixed(g.reward_std) },
+  { key: "tokens_mean", label: "mean tokens", kind: "n", figure: "group.tokens_mean",
+    cell: (g) => number(g.tokens_mean) },
+  { key: "finished", label: "finished", kind: "n", figure: "group.finished group.samples",
+    cell: (g) =>
     `${count(g.finished)} of ${count(g.samples)}` },
   { key: "step", label: "step", kind: "n", cell: (g) => g.step === null ? "–"
     : html`<a href=${stepLink(run, g.step)}>${count(g.step)}</a>` },

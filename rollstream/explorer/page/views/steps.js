@@ -38,20 +38,20 @@ function Pages({ run, first }) {
   return html`<${Card} kind="flat"><${Table} label="Steps" rows=${steps} href=${(s) =>
     stepLink(run.run, s.step)} columns=${[
     { key: "step", label: "step", kind: "n", cell: (s) => count(s.step) },
-    { key: "reward_mean", label: "reward", kind: "n", cell: (s) => fixed(s.reward_mean) },
-    { key: "loss", label: "loss", kind: "n", cell: (s) => fixed(s.loss, 4) },
-    { key: "entropy", label: "entropy", kind: "n", cell: (s) => fixed(s.entropy, 3) },
-    { key: "ess", label: "ESS", kind: "n", title: "effective sample size, as a share", cell: (s) =>
-      fixed(s.ess, 3) },
-    { key: "lag_consumed_mean", label: "lag", kind: "n", title: "mean and largest lag when trained",
+    { key: "reward_mean", label: "reward", kind: "n", figure: "step.reward_mean", cell: (s) => fixed(s.reward_mean) },
+    { key: "loss", label: "loss", kind: "n", figure: "step.loss", cell: (s) => fixed(s.loss, 4) },
+    { key: "entropy", label: "entropy", kind: "n", figure: "step.entropy", cell: (s) => fixed(s.entropy, 3) },
+    { key: "ess", label: "ESS", kind: "n", figure: "step.ess", cell: (s) => fixed(s.ess, 3) },
+    { key: "lag_consumed_mean", label: "lag when trained", kind: "n",
+      figure: "step.lag_consumed_mean step.lag_consumed_max",
       cell: (s) => `${fixed(s.lag_consumed_mean)} · ${count(s.lag_consumed_max)}` },
-    { key: "length_median", label: "length", kind: "n", title: "median of generated tokens",
+    { key: "length_median", label: "length", kind: "n", figure: "step.length_median",
       cell: (s) => count(s.length_median) },
-    { key: "groups", label: "groups", kind: "n", cell: (s) => count(s.groups) },
-    { key: "trajectories", label: "trajectories", kind: "n", cell: (s) => count(s.trajectories) },
-    { key: "tokens_trained", label: "tokens", kind: "n", cell: (s) => count(s.tokens_trained) },
-    { key: "takes", label: "takes", kind: "n", cell: (s) => count(s.takes) },
-    { key: "seconds", label: "took", kind: "n", cell: (s) => duration(s.seconds) },
+    { key: "groups", label: "groups", kind: "n", figure: "step.groups", cell: (s) => count(s.groups) },
+    { key: "trajectories", label: "trajectories", kind: "n", figure: "step.trained", cell: (s) => count(s.trajectories) },
+    { key: "tokens_trained", label: "tokens", kind: "n", figure: "step.tokens_trained", cell: (s) => count(s.tokens_trained) },
+    { key: "takes", label: "takes", kind: "n", figure: "step.takes", cell: (s) => count(s.takes) },
+    { key: "seconds", label: "took", kind: "n", figure: "step.seconds", cell: (s) => duration(s.seconds) },
     { key: "hash", label: "state", cell: (s) => html`<span class="hash">${(s.state_hash
       || s.weights_hash || "").slice(0, 10)}</span>` },
   ]} />${next && html`<button class="more" onClick=${more}>older steps</button>`}
@@ -80,16 +80,18 @@ function Step({ run, step, listed }) {
 }
 
 function StepFigures({ step }) {
+  const lag = `${fixed(step.lag_consumed_mean)} · ${count(step.lag_consumed_max)}`;
   return html`<${Tiles} tiles=${[
-    ["mean reward", fixed(step.reward_mean)],
-    step.groups == null ? ["trajectories", count(step.trajectories)]
-      : ["trajectories of groups", `${count(step.trajectories)} · ${count(step.groups)}`],
-    ["tokens trained", count(step.tokens_trained)],
-    ["effective sample size", fixed(step.ess, 3)],
-    ["lag, mean · largest", `${fixed(step.lag_consumed_mean)} · ${count(step.lag_consumed_max)}`],
-    ["entropy", fixed(step.entropy, 3)],
-    ["took", duration(step.seconds)],
-  ].filter(([, value]) => value !== NONE)} />`;
+    ["step.reward_mean", fixed(step.reward_mean)],
+    ["step.trained", count(step.trajectories)],
+    ["step.groups", count(step.groups)],
+    ["step.tokens_trained", count(step.tokens_trained)],
+    ["step.ess", fixed(step.ess, 3)],
+    ["step.lag_consumed_mean step.lag_consumed_max", lag, "mean and largest lag when trained"],
+    ["step.entropy", fixed(step.entropy, 3)],
+    ["step.seconds", duration(step.seconds)],
+  ].filter(([, value]) => value !== NONE).map(([name, value, label]) =>
+    [name, value, "", step.step, label])} />`;
 }
 
 function Groups({ run, groups }) {
@@ -160,8 +162,8 @@ function Take({ run, take }) {
 }
 
 function AllFigures({ step }) {
-  const entries = (values) =>
-    Object.entries(values ?? {}).map(([name, value]) => [name, number(value, 4)]);
+  const entries = (values) => Object.entries(values ?? {}).map(([name, value]) =>
+    [name, number(value, 4), `step.${name}`, step.step]);
   return html`<${Card} title="All figures"><${Facts} facts=${entries(step.metrics)} />
     ${Object.keys(step.counts ?? {}).length > 0 && html`<h3>Counts</h3><${Facts}
       facts=${entries(step.counts)} />`}</${Card}>`;
