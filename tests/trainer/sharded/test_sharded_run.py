@@ -50,12 +50,15 @@ def process_of_rank(hand: Hand, rank: int) -> psutil.Process | None:
     """A rank's process, once it exists; the lowest of several process ids, since its own children
     have higher ones.
     """
-    found = [
-        child
-        for child in psutil.Process(hand.pid).children()
-        if child.environ().get("RANK") == str(rank)
-    ]
-    return found[0] if found else None
+    children = psutil.Process(hand.pid).children()
+    return next((child for child in children if _rank(child) == str(rank)), None)
+
+
+def _rank(process: psutil.Process) -> str:
+    try:
+        return process.environ().get("RANK", "")
+    except (psutil.Error, OSError):  # it just ended, or is not yet the program that it becomes
+        return ""
 
 
 def start_all(run: RunByHand) -> None:
