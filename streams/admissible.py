@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from rollstream.errors import DecodeError
 from rollstream.streams.branches import branch_problem, leaves, reached_turns
 from rollstream.streams.records import (
     ENVIRONMENT,
@@ -20,10 +21,10 @@ from rollstream.streams.records import (
 )
 from rollstream.streams.release import missing_features
 from rollstream.streams.token_arrays import (
+    ALLOWED,
     allowed_problem,
-    arrays_of,
-    arrays_problem,
     heads_problem,
+    trainable_arrays,
 )
 from rollstream.streams.topics import NUMBER_MAX
 from rollstream.streams.values import Drafts, Floats, Sources, Turn, Version
@@ -232,11 +233,13 @@ def _refuse_needs(record: Trajectory) -> Refusal | None:
 def _refuse_arrays(record: Trajectory, bounds: TrainingBounds) -> Refusal | None:
     if not record.arrays and record.array_bytes is None:
         return None
-    problem = (
-        heads_problem(record, len(record.tokens))
-        or arrays_problem(record)
-        or allowed_problem(arrays_of(record), record.tokens, record.sources, bounds.vocabulary)
-    )
+    if problem := heads_problem(record, len(record.tokens)):
+        return Refusal("arrays", problem)
+    try:
+        allowed = trainable_arrays(record).get(ALLOWED)
+    except DecodeError as error:
+        return Refusal("arrays", str(error))
+    problem = allowed_problem(allowed, record.tokens, record.sources, bounds.vocabulary)
     return Refusal("arrays", problem) if problem else None
 
 

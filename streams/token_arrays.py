@@ -89,10 +89,6 @@ class TokenArrays:
     def __bool__(self) -> bool:
         return bool(self.pieces)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(piece.head.name for piece in self.pieces)
-
     def get(
         self, name: str, dtype: str | None = None, shape: tuple[int, ...] | None = None
     ) -> TokenArray | None:
@@ -255,38 +251,46 @@ def _head_problem(head: ArrayHead, length: int) -> str:
     return ""
 
 
-def arrays_problem(record: Partial | Trajectory) -> str:
-    """Returns why the rows cannot be trained on, or "". The heads must fit (`heads_problem`). Rows
-    must open to their stated size, and their numbers be finite.
+def trainable_arrays(record: Partial | Trajectory) -> dict[str, TokenArray]:
+    """Returns the arrays of a record whose heads fit (`heads_problem`). Raises `DecodeError` if
+    they cannot be trained on: rows must open to their stated size, and their numbers be finite.
     """
+    arrays: dict[str, TokenArray] = {}
     for head, data in arrays_of(record).pieces:
-        try:
-            values = _decompressed(head, data)
-        except DecodeError as error:
-            return str(error)
+        values = _decompressed(head, data)
         # NumPy's bool must be 0 or 1: other bytes are undefined behaviour.
         if head.dtype == "bool" and int(values.view(np.uint8).max()) > 1:
-            return f"array {head.name!r}: a truth value that is neither 0 nor 1"
+            raise DecodeError(f"array {head.name!r}: a truth value that is neither 0 nor 1")
         if values.dtype.kind == "f" and not np.isfinite(values).all():
-            return f"array {head.name!r}: a number that is not finite"
+            raise DecodeError(f"array {head.name!r}: a number that is not finite")
+        arrays[head.name] = TokenArray(values, token_indices(head.ranges))
+    return arrays
+
+
+def arrays_problem(record: Partial | Trajectory) -> str:
+    """Returns why the rows cannot be trained on (`trainable_arrays`), or ""."""
+    try:
+        trainable_arrays(record)
+    except DecodeError as error:
+        return str(error)
     return ""
 
 
-def allowed_problem(arrays: TokenArrays, tokens: Tokens, sources: Sources, vocabulary: int) -> str:
-    """Returns why the array `ALLOWED` cannot be that of these tokens, or "": a token that was
+def allowed_problem(
+    array: TokenArray | None, tokens: Tokens, sources: Sources, vocabulary: int
+) -> str:
+    """Returns why this array `ALLOWED` cannot be that of these tokens, or "": a token that was
     generated was allowed, and a row has no more than a bit for each token of the `vocabulary`.
     """
-    if ALLOWED not in arrays.names:
+    if array is None:
         return ""
-    head = next(piece.head for piece in arrays.pieces if piece.head.name == ALLOWED)
-    if head.dtype != "uint8" or len(head.shape) != 1 or head.shape[0] > -(-vocabulary // 8):
-        return f"array {ALLOWED!r}: rows {head.dtype} {head.shape} for {vocabulary} tokens"
-    array = arrays.get(ALLOWED)
-    assert array is not None
+    dtype, shape = array.values.dtype, array.values.shape[1:]
+    if dtype != np.uint8 or len(shape) != 1 or shape[0] > -(-vocabulary // 8):
+        return f"array {ALLOWED!r}: rows {dtype} {shape} for {vocabulary} tokens"
     is_generated = sources[array.tokens] == GENERATED
     rows, chosen = array.values[is_generated], tokens[array.tokens][is_generated].astype(np.int64)
     byte, bit = chosen >> 3, (chosen & 7).astype(np.uint8)
-    if (byte >= head.shape[0]).any():
+    if (byte >= shape[0]).any():
         return f"array {ALLOWED!r}: a generated token beyond its rows"
     if not ((rows[np.arange(len(rows)), byte] >> bit) & 1).all():
         return f"array {ALLOWED!r}: a generated token that was not allowed"

@@ -10,14 +10,9 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from rollstream.consumers.audit.folds import InvariantResult
+from rollstream.errors import DecodeError
 from rollstream.streams.records import GENERATED, Assignment, Partial, Trajectory
-from rollstream.streams.token_arrays import (
-    TokenArray,
-    arrays_of,
-    arrays_problem,
-    heads_problem,
-    token_indices,
-)
+from rollstream.streams.token_arrays import heads_problem, token_indices, trainable_arrays
 from rollstream.streams.values import Address, ArrayHead, Floats, Sources, Tokens, Version
 
 
@@ -151,12 +146,15 @@ def _merge_neighbours(versions: tuple[tuple[int, Version], ...]) -> tuple[tuple[
 
 def _link_arrays(partial: Partial) -> tuple[LinkArray, ...]:
     """Returns the arrays of a partial; none of one whose arrays no rollout resumes."""
-    if heads_problem(partial, partial.start + len(partial.tokens)) or arrays_problem(partial):
+    if heads_problem(partial, partial.start + len(partial.tokens)):
         return ()
-    arrays = arrays_of(partial)
-    rows = [(head, arrays.get(head.name)) for head in partial.arrays]
+    try:
+        arrays = trainable_arrays(partial)
+    except DecodeError:
+        return ()
     return tuple(
-        LinkArray(head, xxh3_64_intdigest(array.values.tobytes())) for head, array in rows if array
+        LinkArray(head, xxh3_64_intdigest(arrays[head.name].values.tobytes()))
+        for head in partial.arrays
     )
 
 
@@ -164,17 +162,18 @@ def _differing_array(record: Trajectory, links: list[PartialLink]) -> str:
     """Returns the name of an array of which the record lacks a row of the chain, or has another; ""
     if there is none, or the record's rows are damaged (`SpanAudit`).
     """
-    if heads_problem(record, len(record.tokens)) or arrays_problem(record):
+    if heads_problem(record, len(record.tokens)):
         return ""
-    arrays, decoded = arrays_of(record), dict[str, TokenArray | None]()
+    try:
+        arrays = trainable_arrays(record)
+    except DecodeError:
+        return ""
+    kinds = {head.name: (head.dtype, head.shape) for head in record.arrays}
     for link in links:
         for head, digest in ((array.head, array.hash) for array in link.arrays):
-            if head.name not in decoded:
-                decoded[head.name] = arrays.get(head.name, head.dtype, head.shape)
-            array = decoded[head.name]
-            if array is None:
+            if kinds.get(head.name) != (head.dtype, head.shape):
                 return head.name
-            rows, is_covered = array.at(token_indices(head.ranges))
+            rows, is_covered = arrays[head.name].at(token_indices(head.ranges))
             if not is_covered.all() or xxh3_64_intdigest(rows.tobytes()) != digest:
                 return head.name
     return ""

@@ -71,19 +71,19 @@ def surrogate_loss(
     if estimates is not None and not in_reward:
         losses = losses + settings.reference_kl * estimates
     losses, total_weight = aggregated(losses, inputs, settings)
-    own: dict[str, float] = {}
+    sums: dict[str, float] = {}
     if unmasked is not None:
-        own["outliers"] = float((~unmasked).sum())
+        sums["outliers"] = float((~unmasked).sum())
     if estimates is not None:
-        own["reference_kl"] = float(estimates.detach().double().sum())
-    statistics = _statistics(losses, total_weight, scores, inputs, log_ratio, clipped, own)
+        sums["reference_kl"] = float(estimates.detach().double().sum())
+    statistics = _statistics(losses, total_weight, scores, inputs, log_ratio, clipped, sums)
     return losses.sum(), statistics
 
 
-def own_means(statistics: LossStatistics) -> dict[str, float]:
+def objective_means(statistics: LossStatistics) -> dict[str, float]:
     """Returns the means per trained token of the sums that only some losses have."""
     tokens = max(statistics.tokens, 1.0)
-    return {name: total / tokens for name, total in statistics.own.items() if total}
+    return {name: total / tokens for name, total in statistics.objective_sums.items() if total}
 
 
 def update_divisor(statistics: LossStatistics, advantage: str) -> float:
@@ -167,7 +167,7 @@ def _statistics(
     inputs: LossInputs,
     log_ratio: Tensor,
     clipped: Tensor,
-    own: Mapping[str, float],
+    objective_sums: Mapping[str, float],
 ) -> LossStatistics:
     log_ratio = log_ratio.double()
     ratio, lag = log_ratio.exp(), inputs.lag.double()
@@ -191,6 +191,6 @@ def _statistics(
         sequences=float(inputs.sequences),
         masked=float(inputs.masked),
         **{name: float(value) for name, value in added.items()},
-        own=own,
+        objective_sums=objective_sums,
         gaps=LogprobGaps(),
     )

@@ -12,7 +12,7 @@ from rollstream.consumers.objective_settings import past_policies
 from rollstream.consumers.objectives.loss import (
     NO_OTHERS,
     OtherLogprobs,
-    own_means,
+    objective_means,
     surrogate_loss,
     update_divisor,
 )
@@ -117,4 +117,4 @@ class SurrogateObjective(Objective):
         return update_divisor(statistics, self.settings.advantage)
 
     def metrics(self, statistics: LossStatistics) -> dict[str, float]:
-        return {**statistics.metrics(), **own_means(statistics)}
+        return {**statistics.metrics(), **objective_means(statistics)}

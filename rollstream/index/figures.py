@@ -41,7 +41,7 @@ FROM t GROUP BY ALL ORDER BY ALL
 
 
 @dataclass(frozen=True, slots=True)
-class RunFigures:
+class RunTotals:
     """What a whole run did; None where it is unknown. `first_s` and `last_s` are its first and last
     moment of work, in seconds since the epoch.
     """
@@ -62,13 +62,13 @@ def run_span(index: "RunIndex") -> tuple[float, float] | None:
     return None if row is None or None in row.values() else (row["first"], row["last"])
 
 
-def run_figures(index: "RunIndex", sessions: "RunSessions") -> RunFigures:
+def run_totals(index: "RunIndex", sessions: "RunSessions") -> RunTotals:
     """`sessions` are those that the run's supervisors recorded."""
     span, trained = run_span(index), index.row(TRAINED)
     assert trained is not None
     seconds = sessions.run_s(*span, worked_s=step_times(index)) if span else 0.0
     tokens = trained["tokens_trained"]
-    return RunFigures(
+    return RunTotals(
         step=trained["step"],
         first_s=span and span[0],
         last_s=span and span[1],

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rollstream.index.figures import RunFigures, outcomes, reasons, rollout_totals, run_figures
+from rollstream.index.figures import RunTotals, outcomes, reasons, rollout_totals, run_totals
 from rollstream.monitor.groups import Intervals
 from rollstream.monitor.samples import DraftTotals, PassDrafts
 from rollstream.monitor.sessions import RunSessions
@@ -89,7 +89,7 @@ class RunHistory:
     moves: Sequence[RequestMove] = ()
     concerns: Sequence[RunWarning] = ()
     sessions: RunSessions = field(default_factory=RunSessions)
-    figures: RunFigures = field(default_factory=RunFigures)
+    figures: RunTotals = field(default_factory=RunTotals)
     steps: dict[int, StepDone] = field(default_factory=dict[int, StepDone])
     rollouts: dict[str, RolloutHistory] = field(default_factory=dict[str, RolloutHistory])
     outcomes: Mapping[str, int] = field(default_factory=lambda: {"admitted": 0})
@@ -133,7 +133,7 @@ def history_of(
     return RunHistory(
         events=events,
         sessions=sessions,
-        figures=run_figures(index, sessions),
+        figures=run_totals(index, sessions),
         steps=_steps(index),
         rollouts=_rollouts(index, idle_s),
         outcomes=outcomes(index),

@@ -123,11 +123,7 @@ def fix_cut(bus: Bus, store: ObjectStore, run: str) -> Cut:
         for stream, data in pointers.items()
     }
     # After 3: an earlier listing may lack the newest version.
-    versions = [
-        entry
-        for stream, version in believed.items()
-        for entry in _versions(store, stream, version, names)  # 4
-    ]
+    versions = [e for item in believed.items() for e in _versions(store, *item, names)]  # 4
     listed = [entry for entry, keys in own_objects if keys.copied == "later"]
     cut_objects = [
         *(candidate for candidate in listed if _is_kept(candidate.key, checkpoints)),
@@ -135,25 +131,22 @@ def fix_cut(bus: Bus, store: ObjectStore, run: str) -> Cut:
     ]
     required = (
         *(f"{newest.folder}/" for newest in checkpoints[-1:]),
-        *(
-            stream.prefix + folder
-            for stream, version in believed.items()
-            for folder in version_folders(stream.part(store), version)
-        ),
+        *(folder for item in believed.items() for folder in version_folders(store, *item)),
     )
     _check_complete(required, cut_objects)
     cuts = tuple(
         TopicCut(
-            topic,
-            tuple(at for _, at in sorted(begins[topic.name].items())),
-            tuple(at for _, at in sorted(ends[topic.name].items())),
-            commits[topic.name],
+            topic, _offsets(begins[topic.name]), _offsets(ends[topic.name]), commits[topic.name]
         )
         for topic in topics
     )
     newest, checkpoint = believed[POLICY], "".join(map(str, checkpoints[-1:]))
     step = newest.number if newest else 0
     return Cut(cuts, read, tuple(cut_objects), required, step, checkpoint)
+
+
+def _offsets(of_partitions: Mapping[int, int]) -> tuple[int, ...]:
+    return tuple(at for _, at in sorted(of_partitions.items()))
 
 
 def _commits(bus: Bus, topic: str) -> Iterator[CommittedPosition]:

@@ -39,7 +39,7 @@ from rollstream.storage.stores.run_keys import RunKeys
 from rollstream.storage.terms import SINGLE_HOLDERS, read_role
 from rollstream.storage.weights.anchors import lineage
 from rollstream.storage.weights.manifest import read_manifest
-from rollstream.storage.weights.named_streams import run_streams
+from rollstream.storage.weights.named_streams import WeightStream, run_streams
 from rollstream.storage.weights.pointer import POINTER_KEY, believed_pointer
 from rollstream.streams.removal import (
     LogContents,
@@ -138,26 +138,29 @@ def final_state(store: ObjectStore) -> tuple[str, ...]:
     checkpoints = [stored.id for stored in stored_checkpoints(store) if stored.whole]
     keys = [f"{max(checkpoints).folder}/"] if checkpoints else []
     for stream in run_streams(store):
-        part = stream.part(store)
-        pointer = believed_pointer(part)
-        folders = version_folders(part, pointer.version if pointer else None)
-        keys += [stream.prefix + key for key in (POINTER_KEY, *folders)]
+        pointer = believed_pointer(stream.part(store))
+        keys += [stream.prefix + POINTER_KEY]
+        keys += version_folders(store, stream, pointer.version if pointer else None)
     return tuple(keys)
 
 
-def version_folders(store: ObjectStore, version: Version | None) -> tuple[str, ...]:
-    """Returns the folders needed to read `version`: its own, its parents' back to the nearest
-    anchor for a delta, the base's for an adapter. Raises `ObjectMissing` if a manifest is gone.
+def version_folders(
+    store: ObjectStore, stream: WeightStream, version: Version | None
+) -> tuple[str, ...]:
+    """Returns the folders in the run's store that are needed to read a `version` of the stream: its
+    own, its parents' back to the nearest anchor for a delta, the base's for an adapter. Raises
+    `ObjectMissing` if a manifest is gone.
     """
     folders: list[str] = []
     if version is not None:
-        for manifest in lineage(store, read_manifest(store, version)):
+        part = stream.part(store)
+        for manifest in lineage(part, read_manifest(part, version)):
             folders.append(f"weights/{manifest.version}/")
             if manifest.kind == "adapter":
                 folders.append(f"weights/{manifest.anchor}/")
             if manifest.kind != "delta":
                 break
-    return tuple(folders)
+    return tuple(stream.prefix + folder for folder in folders)
 
 
 def plan_removal(place: RunPlace, keep: Collection[Keep]) -> RemovalPlan:

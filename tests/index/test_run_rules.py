@@ -16,7 +16,7 @@ from rollstream.analysis.views import METRICS
 from rollstream.consumers.archive.service import ArchiveService
 from rollstream.consumers.settings import ArchiveSettings
 from rollstream.figures.definitions import FIGURES
-from rollstream.index.figures import RunFigures, outcomes, reasons, run_figures
+from rollstream.index.figures import RunTotals, outcomes, reasons, run_totals
 from rollstream.index.index_reader import IndexReader
 from rollstream.index.run_index import RunIndex
 from rollstream.monitor.sessions import RunSessions
@@ -258,7 +258,7 @@ def test_of_a_step_that_was_repeated_after_a_kill_the_newest_record_counts():
         assert run.both("SELECT step, term, version FROM steps ORDER BY step") == [
             (1, 2, 1), (2, 2, 2),
         ]  # fmt: skip
-        figures = run_figures(run.index, sessions)
+        figures = run_totals(run.index, sessions)
         assert (figures.step, figures.tokens_trained, figures.seconds) == (2, 100, 30.0)
         assert figures.tokens_per_s == pytest.approx(100 / 30)
         assert (figures.lag_consumed_mean, figures.lag_consumed_max) == (1.5, 4.0)
@@ -266,9 +266,9 @@ def test_of_a_step_that_was_repeated_after_a_kill_the_newest_record_counts():
 
 def test_the_seconds_of_a_run_are_those_between_its_first_and_last_work():
     with asked(finished(0, 0), done(1, at_s=8.0)) as run:
-        assert run_figures(run.index, RunSessions()).seconds == 7.0
+        assert run_totals(run.index, RunSessions()).seconds == 7.0
     with asked() as run:
-        assert run_figures(run.index, RunSessions()) == RunFigures()
+        assert run_totals(run.index, RunSessions()) == RunTotals()
 
 
 def note(values: list[float], reason: str = "", name: str = "reward") -> Annotation:
@@ -325,6 +325,6 @@ def test_what_archive_and_log_both_hold_counts_once():
 
 
 def test_every_figure_has_a_definition():
-    names = {field.name for field in fields(RunFigures)} - {"first_s", "last_s", "step"}
+    names = {field.name for field in fields(RunTotals)} - {"first_s", "last_s", "step"}
     assert {f"run.{name}" for name in names} <= FIGURES.keys()
     assert {f"step.{name}" for name in METRICS} <= FIGURES.keys()

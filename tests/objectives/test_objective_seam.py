@@ -77,7 +77,10 @@ def gradients(chosen: Objective, samples: Sequence[Sample]) -> list[Tensor]:
     batch = MicroBatch(samples, VERSION, rows, inputs, chosen.past(samples))
     computed = chosen.loss(batch, policy_scorer(model, keeps_states=chosen.reads_states))
     of = [*model.parameters(), *computed.joint]
-    return [*torch.autograd.grad(computed.loss, of, materialize_grads=True), *computed.own]
+    return [
+        *torch.autograd.grad(computed.loss, of, materialize_grads=True),
+        *computed.own_gradients,
+    ]
 
 
 def with_advantage(advantage: float) -> Sample:

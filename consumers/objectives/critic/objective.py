@@ -122,29 +122,29 @@ class CriticObjective(SurrogateObjective):
         penalties = reward_penalties(batch.inputs, others, self.settings)
         leaves_policy = self.leaves_policy(batch.version)
         judgement: Judgement | None = None
-        own: Sequence[Tensor] = ()
+        gradients: Sequence[Tensor] = ()
         if self._is_own:  # its activations are gone before the policy's are in memory
             judgement = self._judge(batch, penalties, None)
-            own = torch.autograd.grad(judgement.loss, self.parameters, materialize_grads=True)
+            gradients = torch.autograd.grad(judgement.loss, self.parameters, materialize_grads=True)
         with torch.set_grad_enabled(not leaves_policy):
             scores = score(batch.rows)
         if judgement is None:
             judgement = self._judge(batch, penalties, scores.states)
         inputs = replace(batch.inputs, advantage=judgement.advantages)
         loss, statistics = surrogate_loss(scores, inputs, self.settings, others)
-        sums = {**statistics.own, **_named(judgement.statistics)}
-        statistics = replace(statistics, own=sums)
+        sums = {**statistics.objective_sums, **_named(judgement.statistics)}
+        statistics = replace(statistics, objective_sums=sums)
         if self._is_own:
-            return BatchLoss(loss, scores.logprobs, statistics, own=own)
+            return BatchLoss(loss, scores.logprobs, statistics, own_gradients=gradients)
         # Where the step leaves the policy, its loss has no gradient.
         return BatchLoss(loss + judgement.loss, scores.logprobs, statistics, self.parameters)
 
     def metrics(self, statistics: LossStatistics) -> dict[str, float]:
-        values = {n: v for n, v in statistics.own.items() if n.startswith(VALUES)}
-        others = {n: v for n, v in statistics.own.items() if n not in values}
+        values = {n: v for n, v in statistics.objective_sums.items() if n.startswith(VALUES)}
+        others = {n: v for n, v in statistics.objective_sums.items() if n not in values}
         by_field = {name.removeprefix(VALUES): total for name, total in values.items()}
         return {
-            **super().metrics(replace(statistics, own=others)),
+            **super().metrics(replace(statistics, objective_sums=others)),
             **ValueStatistics(**by_field).metrics(),
         }
 

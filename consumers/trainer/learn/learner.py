@@ -64,8 +64,8 @@ class _BatchResult:
     each, or none.
     """
 
-    policy: Sequence[Tensor]
-    own: Sequence[Tensor]
+    policy_gradients: Sequence[Tensor]
+    own_gradients: Sequence[Tensor]
     statistics: LossStatistics
 
 
@@ -225,8 +225,8 @@ class TorchLearner:
         masters = {f"masters.{name}": view for name, view in self._masters.named(self.flat).items()}
         moments = {f"optimiser.{name}": moment for name, moment in self._optimiser.moments.items()}
         base = {} if self._base_hash is None else {BASE_HASH: self._base_hash}
-        own = self._objective.state()
-        return {**masters, **moments, **base, **own, "optimiser.counters": counters}
+        objective = self._objective.state()
+        return {**masters, **moments, **base, **objective, "optimiser.counters": counters}
 
     def _train(self, job: _MicroBatchJob) -> _BatchResult:
         try:
@@ -250,14 +250,17 @@ class TorchLearner:
             self._compute_or_halve(replace(job, samples=part))
             for part in (job.samples[:half], job.samples[half:])
         )
-        for mine, other in ((first.policy, second.policy), (first.own, second.own)):
+        for mine, other in (
+            (first.policy_gradients, second.policy_gradients),
+            (first.own_gradients, second.own_gradients),
+        ):
             if mine and other:
                 for gradient, added in zip(mine, other, strict=True):
                     gradient.add_(added)
         halved = LossStatistics(halved=1.0)
         return _BatchResult(
-            first.policy or second.policy,
-            first.own or second.own,
+            first.policy_gradients or second.policy_gradients,
+            first.own_gradients or second.own_gradients,
             first.statistics + second.statistics + halved,
         )
 
@@ -272,18 +275,18 @@ class TorchLearner:
         leaves_policy = self._objective.leaves_policy(version)
         trained = () if leaves_policy else self._masters.parameters
         gradients = _gradients(loss.loss, [*trained, *loss.joint])
-        policy, own = gradients[: len(trained)], loss.own or gradients[len(trained) :]
+        own_gradients = loss.own_gradients or gradients[len(trained) :]
         statistics = loss.statistics
         # Only the first update of a step trains from weights that have a version number.
         if self.updates % self._settings.updates_in_step == 0:
             statistics = replace(statistics, gaps=logprob_gaps(loss.logprobs, samples, version))
-        return _BatchResult(policy, own, statistics)
+        return _BatchResult(gradients[: len(trained)], own_gradients, statistics)
 
     def _add(self, trained: _BatchResult) -> None:
         self._statistics += trained.statistics
-        self._objective.add(trained.own)
-        if trained.policy:
-            self._masters.add(self._gradient, trained.policy)
+        self._objective.add(trained.own_gradients)
+        if trained.policy_gradients:
+            self._masters.add(self._gradient, trained.policy_gradients)
 
 
 def _gradients(loss: Tensor, parameters: Sequence[Tensor]) -> Sequence[Tensor]:

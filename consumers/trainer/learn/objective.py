@@ -64,15 +64,15 @@ class BatchLoss:
     """The loss of a micro-batch as a sum, not divided by its weight, differentiable in the policy's
     parameters, unless the step leaves the policy, and in `joint`, parameters of the objective.
 
-    `own` are gradients of the objective's parameters that are computed already, instead of `joint`.
-    `logprobs` [G] are those of the trained tokens under the policy.
+    `own_gradients` are those of the objective's parameters where they are computed already, instead
+    of `joint`. `logprobs` [G] are those of the trained tokens under the policy.
     """
 
     loss: Tensor
     logprobs: Tensor
     statistics: LossStatistics
     joint: Sequence[Tensor] = ()
-    own: Sequence[Tensor] = ()
+    own_gradients: Sequence[Tensor] = ()
 
 
 class Objective(ABC):

@@ -14,7 +14,7 @@ class LossStatistics:
     `masked` counts generated tokens that are not trained, `halved` micro-batches that did not fit
     into memory. `ratio` is r = π/μ before truncation or clipping, as the loss uses it; `kl` sums r
     − 1 − log r; `clipped` counts truncated or clipped ratios. `advantage_squared` is over
-    sequences. `own` are further sums of the objective by name, which it alone reads
+    sequences. `objective_sums` are further sums by name, which the objective alone reads
     (`Objective.metrics`). `gaps` (`mismatch.py`) are those of a step's first update only.
     """
 
@@ -33,7 +33,7 @@ class LossStatistics:
     lag_max: float = 0.0
     advantage_squared: float = 0.0
     halved: float = 0.0
-    own: Mapping[str, float] = field(default_factory=dict[str, float])
+    objective_sums: Mapping[str, float] = field(default_factory=dict[str, float])
     gaps: LogprobGaps = field(default_factory=LogprobGaps)
 
     def __add__(self, other: "LossStatistics") -> "LossStatistics":
@@ -41,10 +41,10 @@ class LossStatistics:
             pair: tuple[float, float] = getattr(self, name), getattr(other, name)
             return max(pair) if name.endswith("_max") else sum(pair)
 
-        names = (f.name for f in fields(LossStatistics) if f.name not in ("own", "gaps"))
+        names = (f.name for f in fields(LossStatistics) if f.name not in ("objective_sums", "gaps"))
         return LossStatistics(
             **{name: combined(name) for name in names},
-            own=added(self.own, other.own),
+            objective_sums=added(self.objective_sums, other.objective_sums),
             gaps=self.gaps + other.gaps,
         )
 

@@ -282,8 +282,8 @@ class Shard:
     def _single(self) -> dict[str, Tensor]:
         counters = torch.tensor([self.updates, self._optimiser.applied])
         base = {} if self._base_hash is None else {masters.BASE_HASH: self._base_hash}
-        own = self._objective.state()
-        copied = {name: tensor.to("cpu", copy=True) for name, tensor in own.items()}
+        objective = self._objective.state()
+        copied = {name: tensor.to("cpu", copy=True) for name, tensor in objective.items()}
         # What every rank holds whole.
         return {COUNTERS: counters, **base, **copied}
 

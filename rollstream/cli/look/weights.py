@@ -95,8 +95,10 @@ def main(arguments: argparse.Namespace) -> int:
     """
     store = find_store(arguments.run)
     if arguments.action in _OF_STREAMS:
-        named = arguments.stream is not None
-        streams = (WeightStream(arguments.stream),) if named else run_streams(store)
+        if arguments.stream is None:
+            streams = run_streams(store)
+        else:
+            streams = (WeightStream(arguments.stream),)
         return _OF_STREAMS[arguments.action](store, streams, arguments)
     part = WeightStream(arguments.stream or "").part(store)
     return _OF_VERSIONS[arguments.action](part, arguments)
@@ -175,8 +177,8 @@ def _verify(
             line = {"version": str(version), "tensors": tensors, "ok": not problem}
             print(json.dumps({**line, "problem": problem or None, "stream": stream.name}))
         else:
-            named = f"{stream.name} {version}".lstrip()
-            print(f"{named}: {problem or f'{tensors} tensors, all hashes correct'}", flush=True)
+            label = f"{stream.name} {version}".lstrip()
+            print(f"{label}: {problem or f'{tensors} tensors, all hashes correct'}", flush=True)
     return 1 if bad else 0
 
 

@@ -13,8 +13,8 @@ from rollstream.index.figures import (
     outcomes,
     reasons,
     rollout_totals,
-    run_figures,
     run_span,
+    run_totals,
 )
 from rollstream.producers.engines.kind import has_model
 from rollstream.storage.metrics_file import read_metrics
@@ -167,9 +167,9 @@ def _now(run: ExploredRun) -> dict[str, Any]:
             "tokens_per_s": simulation.tokens_per_s,
             "generated_per_s": simulation.generated_per_s,
         }
-    whole = run.index.unchanged("figures", lambda: run_figures(run.index, run.sessions()))
+    totals = run.index.unchanged("figures", lambda: run_totals(run.index, run.sessions()))
     names = ("seconds", "tokens_trained", "tokens_per_s", "lag_consumed_mean", "lag_consumed_max")
-    figures = {"step": step, "version": version, **{n: getattr(whole, n) for n in names}}
+    figures = {"step": step, "version": version, **{n: getattr(totals, n) for n in names}}
     if shown is None:
         return figures
     return figures | {

@@ -46,7 +46,7 @@ def test_a_token_outside_the_ratio_mask_has_no_gradient_and_still_counts(samples
     assert 0 < outside.sum() < len(outside)
     assert not gradient[outside].any()
     assert gradient[~outside & (inputs.advantage != 0)].all()
-    assert sums.own["outliers"] == outside.sum()
+    assert sums.objective_sums["outliers"] == outside.sum()
     assert sums.weight == len(outside)
 
 
@@ -64,7 +64,7 @@ def test_a_sequence_mask_takes_whole_sequences_out(samples, name):
             outside = -mean > 0.02 and bool((inputs.advantage[mine] < 0).all())
         assert bool(gradient[mine].any()) != outside
         masked += int(mine.sum()) if outside else 0
-    assert 0 < masked == sums.own["outliers"]
+    assert 0 < masked == sums.objective_sums["outliers"]
 
 
 def test_prompts_weigh_alike_whatever_the_length_of_their_answers(samples):
