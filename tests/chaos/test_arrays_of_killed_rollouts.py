@@ -31,9 +31,9 @@ MORE = [
 
 
 def finish_with_a_kill(base: Path) -> Path:
-    """A run under its supervisor, to its end; a rollout dies after some of its partials."""
+    """A run under its supervisor, to its end; a rollout dies after its first partials."""
     folder, aims, configuration = base / "run", AimFolder(base / "aims"), base / "tiny.toml"
-    aims.aim(Aim("rollout-0", "append partials", "after", 2))
+    aims.aim(Aim("rollout-0", "append partials", "after"))
     configuration.write_text('run = "tiny"\n')
     settings = [*SETTINGS, f"model.path={random_model(base / 'model')}", *MORE]
     line = run_line(configuration, folder, settings, masked_engine.MODULE)
