@@ -291,19 +291,12 @@ PAGES: dict[str, tuple[Callable[[], Iterator[str]], ...]] = {
     "../README.md": (readme_lines,),
     "explanation/benchmarks.md": (all_lines,),
     "explanation/limits.md": (missed_lines,),
-    "explanation/drafts.md": (
-        partial(case_lines, "histospec_*", "draft_*"),
-        partial(case_lines, "vllm_drafts_*", "vllm_overhead"),
-    ),
     "explanation/engine.md": (partial(case_lines, "engine_*"),),
     "explanation/exactly-once.md": (
         partial(case_lines, "*_violations", "chaos_*"),
         partial(case_lines, "resume_identical", "recovery_time", "partials_*", "promise_cost"),
     ),
     "explanation/lora.md": (partial(case_lines, "lora_*"),),
-    "explanation/scheduling.md": (
-        partial(case_lines, "repack_real", "slots_busy", "repack_move_ms", "kill_*", "dispatch_*"),
-    ),
     "how-to/vllm.md": (partial(case_lines, "vllm_overhead", "vllm_update*", "vllm_logprob_*"),),
     "reference/audit.md": (partial(case_lines, "audit_*", "replay_read*"),),
     "reference/s3.md": (partial(case_lines, "s3_*"),),
@@ -322,10 +315,6 @@ PAGES: dict[str, tuple[Callable[[], Iterator[str]], ...]] = {
         size_tables.one_card_adapter_lines,
         size_tables.memory_lines,
         size_tables.step_lines,
-        size_tables.round_lines,
-        size_tables.version_lines,
-        size_tables.shortage_lines,
-        size_tables.llamarl_lines,
     ),
 }
 """The generators of each page's parts, in their order."""

@@ -8,7 +8,7 @@ from rollstream.sizes import arithmetic as sums, engines, proposal
 from rollstream.sizes.arithmetic import MemoryLine, total
 from rollstream.sizes.devices import GB, parse_gpus
 from rollstream.sizes.engines import ADAPTER_RANK, PlanRequest, usable
-from rollstream.sizes.planner import CardLayout, RunPlan, plan_run, shortages_of, trainer_form
+from rollstream.sizes.planner import CardLayout, RunPlan, plan_run
 from rollstream.sizes.shapes import SHAPES
 
 CONTEXT = 4096
@@ -158,73 +158,3 @@ def step_lines() -> Iterator[str]:
             f"{request.step_tokens / layout.tokens_per_s:.1f} s",
         )
         yield f"| {' | '.join(cells)} |"
-
-
-def round_lines() -> Iterator[str]:
-    """A round of training over two networks."""
-    yield "| network between machines | a round computes | a round gathers and reduces |"
-    yield "|---|---|---|"
-    for gbps in (3200, 100):
-        plan, _ = _fitting(_request(LARGE, LARGE_GPUS, network_gbps=gbps))
-        spent = proposal.round_seconds(plan)
-        yield f"| {gbps} Gbit/s | {spent['compute']:.1f} s | {spent['collectives']:.1f} s |"
-
-
-def version_lines() -> Iterator[str]:
-    plan, _ = _fitting(_request(LARGE, LARGE_GPUS))
-    sizes = proposal.figures(plan)["version_bytes"]
-    yield "| version | GB | store | relay | into 8 cards |"
-    yield "|---|---|---|---|---|"
-    for kind, seconds in proposal.transfer_seconds(plan).items():
-        times = " | ".join(f"{seconds[name]:.3g} s" for name in ("fetch", "relay", "load"))
-        yield f"| {kind} | {sizes[kind] / GB:.3g} | {times} |"
-
-
-def shortage_lines() -> Iterator[str]:
-    """What does not fit on cards of 80 GB."""
-    request = _request(LARGE, "1024xH100")
-    yield "| on 1 024 H100 of 80 GB | GB |"
-    yield "|---|---|"
-    for one in shortages_of(request):
-        role = f"{one.role}: does not fit"
-        yield f"| **{role}** | **{one.needed / GB:.1f}** of {one.available / GB:.1f} |"
-    ranks = trainer_form(request, 1 << 20, recompute=True)
-    kept = [one for one in sums.trainer_lines(request.shape, ranks) if one.what != sums.STATE]
-    yield f"| of the trainer's, with any number of ranks | {total(kept) / GB:.1f} |"
-    for one in kept:
-        if one.bytes:
-            yield f"| {one.what} | {one.bytes / GB:.2f} |"
-
-
-def llamarl_lines() -> Iterator[str]:
-    """The plan beside the figures that LlamaRL publishes."""
-    (plan, layout), (larger, other) = (
-        _fitting(_request(LARGE, LARGE_GPUS, groups=groups)) for groups in (128, LARGER_STEP)
-    )
-    steps = [
-        f"{one.request.step_tokens / at.tokens_per_s:.1f} s for "
-        f"{one.request.step_tokens / 1e6:.2f} million tokens"
-        for one, at in ((plan, layout), (larger, other))
-    ]
-    splits = " or ".join(
-        f"{at.trainer_cards} train and {at.engines * at.engine.tensor_parallel} generate"
-        for at in (layout, other)
-    )
-    full = proposal.transfer_seconds(plan)["full"]
-    sizes = proposal.figures(plan)["version_bytes"]
-    moved = (
-        f"full: {full['fetch']:.1f} s over the store's link beside training, then "
-        f"{full['relay']:.2f} s from machine to machine and {full['load']:.2f} s into the cards; "
-        "a delta at lr 1e-6: "
-        f"1 / {sizes['full'] / sizes['delta']:.0f} of it"
-    )
-    weights = "GPU to GPU, below 2 s by secondary reports"
-    apart = "trainer and generators are apart, updates are synchronous copies"
-    waits = "the trainer waits for no transfer; an engine stands still while a version is loaded"
-    yield "| | LlamaRL, measured | this plan, arithmetic |"
-    yield "|---|---|---|"
-    yield f"| one step | 59.5 s; its synchronous baseline 635.8 s | {', '.join(steps)} |"
-    yield f"| split of the cards | not in our sources | {splits}: it follows the size of a step |"
-    yield f"| weights to the generators | {weights} | {moved} |"
-    yield f"| who waits | {apart} | {waits} |"
-    yield "| memory per process | not published | the table above |"

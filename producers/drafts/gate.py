@@ -1,6 +1,6 @@
 """Whether a batch drafts (`DraftGate`), and how many tokens per sequence at most (`WindowRule`). A
 plain step decodes one token per row; a verification pass ("pass") drafted tokens too. Nothing here
-reads a clock. docs/explanation/drafts.md has the measurements.
+reads a clock (docs/explanation/drafts.md).
 """
 
 from collections import deque

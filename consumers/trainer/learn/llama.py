@@ -1,6 +1,6 @@
 """The forward pass of Llama, Qwen2 and Qwen3 in float32 over sequences that are packed without
 padding (`PackedDecoder`). Its scores are those of transformers' forward up to rounding, in less
-time (docs/explanation/learning.md, Speed).
+time (docs/explanation/learning.md, Forward passes).
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
