@@ -312,9 +312,7 @@ PAGES: dict[str, tuple[Callable[[], Iterator[str]], ...]] = {
     ),
     "explanation/sizes.md": (
         size_tables.one_card_lines,
-        size_tables.one_card_adapter_lines,
         size_tables.memory_lines,
-        size_tables.step_lines,
     ),
 }
 """The generators of each page's parts, in their order."""

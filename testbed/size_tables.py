@@ -7,19 +7,16 @@ from collections.abc import Iterator, Sequence
 from rollstream.sizes import arithmetic as sums, engines, proposal
 from rollstream.sizes.arithmetic import MemoryLine, total
 from rollstream.sizes.devices import GB, parse_gpus
-from rollstream.sizes.engines import ADAPTER_RANK, PlanRequest, usable
+from rollstream.sizes.engines import PlanRequest, usable
 from rollstream.sizes.planner import CardLayout, RunPlan, plan_run
 from rollstream.sizes.shapes import SHAPES
 
 CONTEXT = 4096
 LARGE, LARGE_GPUS = "llama-3.1-405b", "1024xH200"
 SMALL = [(size, gigabytes) for size in ("0.5b", "1.5b", "3b") for gigabytes in (24, 48, 80)]
-LARGER_STEP = 1024  # groups
 
 
-def _request(
-    model: str, gpus: str, lora: int = 0, groups: int = 128, network_gbps: float = 3200
-) -> PlanRequest:
+def _request(model: str, gpus: str) -> PlanRequest:
     cards, card = parse_gpus(gpus)
     return PlanRequest(
         shape=SHAPES[model],
@@ -27,9 +24,7 @@ def _request(
         cards=cards,
         context=CONTEXT,
         store_gbps=400,
-        network_gbps=network_gbps,
-        lora_rank=lora,
-        groups=groups,
+        network_gbps=3200,
     )
 
 
@@ -49,18 +44,10 @@ def _number(value: float) -> str:
 
 
 def one_card_lines() -> Iterator[str]:
-    yield from _card_lines(0)
-
-
-def one_card_adapter_lines() -> Iterator[str]:
-    yield from _card_lines(ADAPTER_RANK)
-
-
-def _card_lines(lora: int) -> Iterator[str]:
     yield "| model | card | trainer | rollout | as asked |"
     yield "|---|---|---|---|---|"
     for size, gigabytes in SMALL:
-        plan = plan_run(_request(f"qwen2.5-{size}", f"1x{gigabytes}GB", lora))
+        plan = plan_run(_request(f"qwen2.5-{size}", f"1x{gigabytes}GB"))
         proposed = plan.proposed
         assert proposed is not None
         assert proposed.layout is not None
@@ -140,21 +127,3 @@ def memory_lines() -> Iterator[str]:
         for line in lines:
             if line.bytes:
                 yield f"| {line.what} | {line.bytes / GB:.2f} | {origin.get(line.what, '')} |"
-
-
-def step_lines() -> Iterator[str]:
-    """The step of the default size and a larger one."""
-    yield "| trajectories of a step | train | generate | training | generating | a step |"
-    yield "|---|---|---|---|---|---|"
-    for groups in (128, LARGER_STEP):
-        plan, layout = _fitting(_request(LARGE, LARGE_GPUS, groups=groups))
-        request = plan.request
-        cells = (
-            f"{_number(request.trajectories)} (`--groups {groups}`)",
-            f"{layout.trainer_cards} cards",
-            f"{layout.engines} engines of {layout.engine.tensor_parallel} cards",
-            f"{_number(layout.train_tokens_per_s)} tokens/s",
-            f"{_number(layout.rollout_tokens_per_s)} tokens/s",
-            f"{request.step_tokens / layout.tokens_per_s:.1f} s",
-        )
-        yield f"| {' | '.join(cells)} |"

@@ -60,13 +60,13 @@ class Comparison:
         """
         found, test = self.difference, self.test
         if found is None or test is None or len(self.pairs) < SEEDS_MIN:
-            return "not decided: too few seeds"
+            return "too few seeds"
         shown: list[str] = []
         if found.p < 1 - found.confidence:
             shown.append("higher" if found.difference > 0 else "lower")
         if test.is_shown:
             shown.append(f"within ±{MARGIN:g}")
-        return ", ".join(shown) or "not significant, not equivalent"
+        return ", ".join(shown) or "neither"
 
     def text(self) -> str:
         """One line: difference, 90 % interval, power, achieved lag and ESS, seeds."""
@@ -91,17 +91,16 @@ class Comparison:
         cells += [f"{fmean(a.accuracy for a, _ in self.pairs):.3f}", f"{self.mean:+.3f}"]
         found, test = self.difference, self.test
         if found is None or test is None:
-            cells += ["", "", ""]
+            cells += ["", ""]
         else:
-            cells += [f"{test.low:+.3f} to {test.high:+.3f}", f"{test.power:.0%}"]
-            cells += [f"{found.detectable:.3f}"]
+            cells += [f"{test.low:+.3f} to {test.high:+.3f}", f"{found.detectable:.3f}"]
         return f"| {' | '.join([*cells, self.verdict])} |"
 
 
 TABLE_HEAD = (
     "| world | arm | against | seeds | lag | ESS | accuracy against | difference | 90 % interval"
-    " | power for ±.02 | detectable | shown |",
-    "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    " | detectable | shown |",
+    "|---|---|---|---|---|---|---|---|---|---|---|",
 )
 
 

@@ -304,8 +304,8 @@ def test_what_pairs_show_is_named():
     assert verdict([0.0, 0.001, -0.001, 0.0, 0.0005]) == "within ±0.02"
     assert verdict([0.01, 0.011, 0.012, 0.01, 0.011]) == "higher, within ±0.02"
     assert verdict([-0.1, -0.11, -0.12, -0.1, -0.11]) == "lower"
-    assert verdict([-0.1, 0.11, -0.12, 0.1, -0.11]) == "not significant, not equivalent"
-    assert verdict([-0.1, -0.11, -0.12, -0.1]) == "not decided: too few seeds"
+    assert verdict([-0.1, 0.11, -0.12, 0.1, -0.11]) == "neither"
+    assert verdict([-0.1, -0.11, -0.12, -0.1]) == "too few seeds"
 
 
 def test_the_page_has_the_table_of_the_committed_rows():
