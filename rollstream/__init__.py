@@ -4,7 +4,8 @@ run for notebooks; `api` has all names that user code imports.
 `cli/` are the commands, `config/` the settings, `checks/` what is checked before a run,
 `supervisor/` and `roles/` the processes of a run. `monitor/`, `index/`, `report/`, `analysis/`,
 `explorer/` and `metrics/` look at runs, `figures/` says what they show, `runs/` copies and forks
-them, `sizes/` plans and `tuning/` tunes them, `warmup/` makes their first model. `errors`,
+them, `sizes/` plans and `tuning/` tunes them, `plan/` reads simulations, `warmup/` makes their
+first model. `errors`,
 `contained_folder`, `deadline`, `exports`, `foreign_json`, `http_connections`, `http_guard`,
 `http_proxies`, `http_server`, `import_path`, `metric_values`, `os_failures`, `printable`,
 `private_state`, `program_output`, `temporary_folder` and `whole_file` are used by all, `revision`

@@ -10,18 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel
-
 from rollstream.analysis.locate import REPLAY_FILE
 from rollstream.cli.signals import warn
 from rollstream.config.config import (
-    CODE_REVISION,
     flat_settings,
     load_layers,
     setting_value,
     validate_layers,
 )
 from rollstream.config.errors import printable_value
+from rollstream.config.file_kind import refuse_other_kind
 from rollstream.config.fitted_defaults import put_recorded_defaults, set_settings
 from rollstream.config.policy_defaults import follow_length, layer_value
 from rollstream.config.run_files import CONFIGURATION_FILE
@@ -37,7 +35,6 @@ from rollstream.config.settings import Configuration
 from rollstream.config.sources import SettingLayers, environment_layer, file_layer
 from rollstream.config.stored_defaults import stored_adapter, stored_defaults
 from rollstream.errors import AdapterMissing, ConfigurationError, StoreError
-from rollstream.printable import shell_command
 from rollstream.roles.catalogue import ROLES
 from rollstream.storage.lora_folder import settings_as_set
 from rollstream.supervisor.process import PARENT_VARIABLE
@@ -204,27 +201,6 @@ def _layers_with_adapter(file: Path, overrides: list[str]) -> SettingLayers:
             raise
         values = settings_as_set(adapter).items()
         return load_layers(file, [*overrides, *(f"{k}={json.dumps(v)}" for k, v in values)])
-
-
-def refuse_other_kind(path: Path, model: type[BaseModel]) -> None:
-    """Raise `ConfigurationError` if the file configures a simulation in place of a run, or the
-    reverse; `model` is the expected class of settings.
-    """
-    # Without this check the error would list every setting as unknown.
-    keys = file_layer(path).values.keys() - {CODE_REVISION}
-    if keys <= model.model_fields.keys():
-        return
-    from rollstream.simulator.experiment import SimulationSettings
-
-    kinds = {
-        "a run": (Configuration, "run"),
-        "a simulation": (SimulationSettings, "simulate"),
-    }
-    for kind, (other, command) in kinds.items():
-        if other is not model and keys <= other.model_fields.keys():
-            raise ConfigurationError(
-                f"{path} is the configuration of {kind}; use it with {shell_command(command, path)}"
-            )
 
 
 def _file(arguments: argparse.Namespace) -> Path:

@@ -8,21 +8,17 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
 from rich.table import Table
 
 from rollstream.analysis.locate import SIMULATION_FILE
 from rollstream.cli.arguments import CommandParser
-from rollstream.cli.configuration import refuse_other_kind
 from rollstream.cli.console import TerminalConsole
 from rollstream.cli.signals import progress_line
-from rollstream.config.errors import error_lines
-from rollstream.config.sources import file_layer, merge_layers, overrides_layer
 from rollstream.errors import ConfigurationError
+from rollstream.plan.simulation_settings import load_simulation
 from rollstream.report.timeline import write_simulated
 from rollstream.simulator.experiment import (
     PolicyRun,
-    SimulationSettings,
     policy_names,
     run_policies,
 )
@@ -53,7 +49,7 @@ def add_arguments(command: CommandParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Print a table for each cluster, or with `--json` a line for each policy on each cluster."""
-    settings = load_settings(Path(arguments.configuration), arguments.overrides)
+    settings = load_simulation(Path(arguments.configuration), arguments.overrides)
     # Refused before the simulation, which takes long.
     page = None if arguments.html is None else _page(arguments.html)
     if arguments.save is not None and Path(arguments.save).is_file():
@@ -79,18 +75,6 @@ def main(arguments: argparse.Namespace) -> int:
         for what, path in written.items():
             console.print(f"{what}: {path}", soft_wrap=True, highlight=False)
     return 0
-
-
-def load_settings(path: Path, overrides: Sequence[str]) -> SimulationSettings:
-    """Returns the settings of the file with the overrides; raises `ConfigurationError` with one
-    line per error, also for the configuration of a run.
-    """
-    refuse_other_kind(path, SimulationSettings)
-    layers = merge_layers(file_layer(path), overrides_layer(overrides, SimulationSettings))
-    try:
-        return SimulationSettings.model_validate_json(json.dumps(layers.values), strict=True)
-    except ValidationError as error:
-        raise ConfigurationError(error_lines(error, layers, SimulationSettings)) from None
 
 
 def line_of(run: PolicyRun, first: PolicyRun) -> dict[str, object]:

@@ -8,5 +8,6 @@ formats errors as one line each. `run_folder` writes `config.json` and knows the
 defaults that follow `rollouts.on_update`, `fitted_defaults` those that follow other settings, and
 `stored_defaults` those that another host of the run has found.
 `objective_checks` finds parts of a training objective that do not go together, and `loss_table`
-reads the table in which a file sets a loss with its own settings.
+reads the table in which a file sets a loss with its own settings. `file_kind` tells a run's file
+from a simulation's.
 """

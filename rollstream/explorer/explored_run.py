@@ -17,7 +17,6 @@ from rollstream.analysis.locate import CONFIGURATION, RunLocation
 from rollstream.analysis.looking import metrics_folder, open_run_view
 from rollstream.analysis.session import run_text
 from rollstream.analysis.token_scores import TOKEN_SCORES_FILE
-from rollstream.cli.maintain.audit import audit_policy
 from rollstream.config.config import flat_settings, load_for_viewing
 from rollstream.config.errors import printable_value
 from rollstream.config.settings import Configuration
@@ -25,6 +24,7 @@ from rollstream.consumers.trainer.data.prepare import TrainingRule
 from rollstream.errors import ConfigurationError, RollstreamError
 from rollstream.explorer.record_reader import RecordReader
 from rollstream.explorer.simulated import SimulatedLocation
+from rollstream.index.audit_policy import audit_policy
 from rollstream.index.index_reader import IndexReader
 from rollstream.index.run_index import IndexProgress, RunIndex
 from rollstream.monitor.concerns import warnings_of

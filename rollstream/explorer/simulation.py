@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
-from rollstream.cli.simulate import load_settings
 from rollstream.explorer.simulated import SimulatedLocation
+from rollstream.plan.simulation_settings import load_simulation
 from rollstream.simulator.experiment import PolicyRun, policy_names, run_policies
 from rollstream.simulator.results import SimulatedStep
 from rollstream.simulator.saved_runs import load_saved_runs
@@ -30,7 +30,7 @@ def simulate_runs(
     """Yields the first `runs_max` simulated runs of the file, each written below `folder`. Raises
     `ConfigurationError` for wrong settings.
     """
-    settings = load_settings(Path(source), ())
+    settings = load_simulation(Path(source), ())
     count = len(policy_names(settings)) * len(settings.clusters)
     if count > runs_max:
         tell(

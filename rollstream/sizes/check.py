@@ -9,10 +9,11 @@ from rollstream.config.settings import Configuration
 from rollstream.consumers.objective_settings import named_version
 from rollstream.errors import ConfigurationError
 from rollstream.printable import shell_command
-from rollstream.sizes import arithmetic as sums, engines
+from rollstream.sizes import arithmetic as sums
 from rollstream.sizes.arithmetic import total
 from rollstream.sizes.devices import GB
 from rollstream.sizes.shapes import ModelShape, shape_of
+from rollstream.sizes.vllm_memory import vllm_lines
 from rollstream.storage.hf_folder import find_hf_folder, read_hf_config
 from rollstream.supervisor.cards import GpuCard
 
@@ -114,7 +115,7 @@ def needed_bytes(
     if share := r.kind.memory_share(r):
         # The evaluation serves whole weights, so no adapter takes room.
         lora_rank = 0 if process == "eval" else c.model.lora.rank
-        engine = engines.vllm_lines(shape, r.kind.cards(r), 1, _weight_item(c), lora_rank)
+        engine = vllm_lines(shape, r.kind.cards(r), 1, _weight_item(c), lora_rank)
         cache = sums.BFLOAT16 * shape.kv_numbers * context / r.kind.cards(r)
         return max(card.memory * share, total(engine) + cache)
     slots = r.slots if process.startswith("rollout") else c.evaluation.slots

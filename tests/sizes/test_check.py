@@ -18,8 +18,8 @@ from rollstream.producers.engines.vllm.adapters import TOGETHER
 from rollstream.producers.engines.vllm.core import LORA_RANKS
 from rollstream.sizes.arithmetic import CONTEXT_BYTES
 from rollstream.sizes.check import check_memory, needed_bytes, unassigned_use, uses_gpus
-from rollstream.sizes.engines import ADAPTER_RANKS, ADAPTERS_TOGETHER, vllm_lines
 from rollstream.sizes.shapes import SHAPES
+from rollstream.sizes.vllm_memory import ADAPTER_RANKS, ADAPTERS_TOGETHER, vllm_lines
 from rollstream.supervisor.cards import GpuCard
 
 FIELDS = {  # of Qwen2.5-1.5B

@@ -8,9 +8,9 @@ import pytest
 
 from rollstream.analysis.locate import locate_run
 from rollstream.cli.main import main
-from rollstream.cli.maintain.audit import audit_policy
 from rollstream.config.config import load
 from rollstream.config.run_folder import open_run_log_for_writing
+from rollstream.index.audit_policy import audit_policy
 from rollstream.roles.context import RoleLaunch
 from rollstream.roles.roles import run_role
 from rollstream.streams.reader import TopicReader

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 from rollstream.analysis.looking import open_run_view
-from rollstream.cli.maintain.audit import audit_policy, audit_report_json
 from rollstream.consumers.audit.audit import Audit
+from rollstream.consumers.audit.report_json import audit_report_json
 from rollstream.errors import RollstreamError
 from rollstream.explorer.explored_run import ExploredRun
 from rollstream.explorer.simulated import SimulatedLocation
+from rollstream.index.audit_policy import audit_policy
 
 
 class RunVerdict:
