@@ -4,12 +4,13 @@ and Llama 3.1 405B line by line (`testbed/reference_pages.py` writes them into t
 
 from collections.abc import Iterator, Sequence
 
-from rollstream.sizes import arithmetic as sums, proposal, vllm_memory
-from rollstream.sizes.arithmetic import MemoryLine, total
-from rollstream.sizes.devices import GB, parse_gpus
-from rollstream.sizes.engines import ADAPTER_RANK, PlanRequest, usable
-from rollstream.sizes.planner import CardLayout, RunPlan, plan_run, shortages_of, trainer_form
-from rollstream.sizes.shapes import SHAPES
+from rollstream.plan import proposal
+from rollstream.plan.engines import ADAPTER_RANK, PlanRequest, usable
+from rollstream.plan.planner import CardLayout, RunPlan, plan_run, shortages_of, trainer_form
+from rollstream.run.sizes import arithmetic as sums, vllm_memory
+from rollstream.run.sizes.arithmetic import MemoryLine, total
+from rollstream.run.sizes.devices import GB, parse_gpus
+from rollstream.run.sizes.shapes import SHAPES
 
 CONTEXT = 4096
 LARGE, LARGE_GPUS = "llama-3.1-405b", "1024xH200"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from rollstream.config.errors import error_lines
-from rollstream.config.file_kind import refuse_other_kind
-from rollstream.config.sources import file_layer, merge_layers, overrides_layer
 from rollstream.errors import ConfigurationError
+from rollstream.run.config.errors import error_lines
+from rollstream.run.config.file_kind import refuse_other_kind
+from rollstream.run.config.sources import file_layer, merge_layers, overrides_layer
 from rollstream.simulator.experiment import SimulationSettings
 
 
