@@ -250,6 +250,6 @@ def _measured(run: LastRun, letters: Mapping[str, str] | None) -> str:
     measured = run.measured
     parts = [measured.date]
     if letters is not None:
-        load = "load not recorded" if measured.load is None else f"load {measured.load:g}"
-        parts += [f"`{measured.commit}`", letters[measured.machine], load]
+        parts += [f"`{measured.commit}`", letters[measured.machine]]
+        parts += [] if measured.load is None else [f"load {measured.load:g}"]
     return " · ".join(parts)
