@@ -194,9 +194,11 @@ def all_lines() -> Iterator[str]:
 
 
 def missed_lines() -> Iterator[str]:
-    """The cases whose goal the last run missed, and those that it did not decide."""
+    """The cases whose goal the last run missed, without their notes, and those that it did not
+    decide.
+    """
     runs = read_runs()
-    yield from _table([run for run in runs.values() if run.case.met is False])
+    yield from _table([run for run in runs.values() if run.case.met is False], notes=False)
     open_ = [c for c, run in runs.items() if run.case.met is None and goal_text(c)]
     if open_:
         yield from ["", f"Not decided: {', '.join(f'`{case}`' for case in open_)}."]
@@ -222,9 +224,12 @@ def _fitting(runs: Mapping[str, LastRun], patterns: Sequence[str]) -> list[LastR
     return [runs[case] for case in dict.fromkeys(fitting)]
 
 
-def _table(runs: Sequence[LastRun], letters: Mapping[str, str] | None = None) -> Iterator[str]:
-    yield "| case | value | against | ratio | goal | measured | note |"
-    yield "|---|---|---|---|---|---|---|"
+def _table(
+    runs: Sequence[LastRun], letters: Mapping[str, str] | None = None, *, notes: bool = True
+) -> Iterator[str]:
+    heads = ["case", "value", "against", "ratio", "goal", "measured", *(["note"] if notes else [])]
+    yield f"| {' | '.join(heads)} |"
+    yield f"|{'---|' * len(heads)}"
     above = ""
     for run in runs:
         case, shown = run.case.case, Shown(run)
@@ -232,7 +237,8 @@ def _table(runs: Sequence[LastRun], letters: Mapping[str, str] | None = None) ->
         above = case
         what = f"{text} (`{case}`)" if text else f"`{case}`"
         cells = (what, shown.value_with_unit, shown.reference, shown.ratio, shown.goal)
-        yield f"| {' | '.join((*cells, _measured(run, letters), shown.note))} |"
+        end = (_measured(run, letters), shown.note) if notes else (_measured(run, letters),)
+        yield f"| {' | '.join((*cells, *end))} |"
 
 
 def _description(case: str, above: str) -> str:
@@ -250,6 +256,6 @@ def _measured(run: LastRun, letters: Mapping[str, str] | None) -> str:
     measured = run.measured
     parts = [measured.date]
     if letters is not None:
-        load = "load not recorded" if measured.load is None else f"load {measured.load:g}"
-        parts += [f"`{measured.commit}`", letters[measured.machine], load]
+        parts += [f"`{measured.commit}`", letters[measured.machine]]
+        parts += [] if measured.load is None else [f"load {measured.load:g}"]
     return " · ".join(parts)

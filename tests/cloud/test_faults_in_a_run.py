@@ -1,7 +1,5 @@
 """Faults of the broker and of the bucket in the middle of a run: it continues and ends by itself,
 the counts of invariant 1 add up, and no acknowledged record is lost.
-
-`docs/reference/runbook.md` has the table.
 """
 
 import json
@@ -157,7 +155,7 @@ def test_a_run_continues_by_itself_and_nothing_acknowledged_is_lost(
     if faults[0] is broker_killed:
         assert_commands_read_everything_from_there(folder)
     assert proxy.injected or faults[0] in (broker_killed, broker_paused)
-    print(  # docs/reference/runbook.md has the measurements: pytest -s
+    print(  # shown by pytest -s
         f"{faults[0].__name__}: {proxy.injected} requests hit, {deaths(folder)} roles died, "
         f"the witness had acknowledgements of {len(witness.appended)} records "
         f"and {len(witness.created)} objects"

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.catalogue import BENCHMARKS
-from rollstream.analysis.trajectory import Run
 from rollstream.api import open_run
-from rollstream.cli.commands import COMMANDS
-from rollstream.cli.main import parse
-from rollstream.config.config import load
+from rollstream.look.query.trajectory import Run
+from rollstream.run.cli.commands import COMMANDS
+from rollstream.run.cli.main import parse
+from rollstream.run.config.config import load
 from testbed.repository import EXAMPLES, ROOT
 from tests.support.printed_commands import (
     PrintedCommand,
@@ -28,13 +28,13 @@ NOT_RUN = {
     ("docker", "compose"): "needs a Docker daemon: tests/stack has its own",
     ("kill", "-9"): "of a container's first process: tests/stack kills those of its own",
     ("torchrun", "--nnodes"): "needs several machines; tests/trainer starts ranks in one",
-    ("python", "-m", "benchmarks.gpu_check"): "tests/benchmarks/test_gpu_check.py runs it",
-    ("python", "-m", "benchmarks.evidence_runs"): "minutes a run",
+    ("python", "-m", "studies.gpu_check"): "tests/benchmarks/test_gpu_check.py runs it",
+    ("python", "-m", "studies.evidence_runs"): "minutes a run",
     ("python", "-m", "testbed.oncall.game_day"): "waits for an operator",
     (
         "python",
         "-m",
-        "benchmarks.evidence.page",
+        "studies.evidence.page",
     ): "tests/benchmarks compares the page with the rows",
     ("pkill", "-9"): "ends processes by name; tests/chaos kills roles of its own runs",
     ("export", "KAFKA_USER=rollstream"): "not ours",

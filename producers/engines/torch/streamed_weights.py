@@ -1,5 +1,5 @@
 """Updates an engine whose own memory is the base of deltas, so that no second copy of the weights
-is kept (docs/explanation/weights.md has the steps).
+is kept (docs/explanation/weights.md).
 """
 
 import mmap
