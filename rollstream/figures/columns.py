@@ -1,6 +1,6 @@
 """Promises the columns of the views of `rollstream query` (`COLUMNS`): type, meaning, and the
-release since which a column keeps name, type and meaning. `docs/reference/views.md` and the tables
-of `docs/reference/archive.md` are generated from it.
+release since which a column keeps name, type and meaning. `docs/reference/views.md` is generated
+from it.
 
 A column that is added gets a line here with the release that it comes with; one of an earlier
 release stays. `tests/figures/test_promised_columns.py` holds both.
@@ -8,6 +8,8 @@ release stays. `tests/figures/test_promised_columns.py` holds both.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from rollstream.figures.definitions import FIGURES
 
 FIRST = "0.1.0"
 
@@ -21,6 +23,17 @@ class Column:
     since: str = FIRST
 
 
+def _figures(subject: str, *names: str) -> dict[str, Column]:
+    """Returns the columns that are figures of their subject, each with the figure's definition."""
+    return {name: Column("DOUBLE", FIGURES[f"{subject}.{name}"].definition) for name in names}
+
+
+STEP_FIGURES = (
+    "reward_mean", "accuracy", "loss", "entropy", "kl", "ess", "clipped", "ratio_max",
+    "gradient_norm", "learning_rate", "length_median", "length_p99", "lag_finish_mean",
+    "lag_finish_max", "lag_consumed_mean", "lag_consumed_max", "tokens_trained", "seconds",
+    "wait_s", "busy_s",
+)  # fmt: skip
 ENVELOPE = {
     "partition": Column("INTEGER", "of the topic"),
     "offset": Column("BIGINT", 'in the partition; quote it in SQL (`"offset"`)'),
@@ -273,11 +286,8 @@ DERIVED = {
         "seconds": Column(
             "DOUBLE", "time from the run's first step to the evaluation, pauses included"
         ),
-        "accuracy_sampled": Column("DOUBLE", "share of right sampled answers to held-out prompts"),
-        "accuracy_greedy": Column("DOUBLE", "share of right greedy answers to held-out prompts"),
-        "length_median": Column("DOUBLE", "median of the generated tokens of sampled answers"),
-        "length_p99": Column(
-            "DOUBLE", "99th percentile of the generated tokens of sampled answers"
+        **_figures(
+            "evaluation", "accuracy_sampled", "accuracy_greedy", "length_median", "length_p99"
         ),
         "shares": Column("MAP(VARCHAR, DOUBLE)", "share of the sampled answers by style"),
         "prompts": Column("VARCHAR", "hash of the prompts' tokens", "0.2.0"),
@@ -346,46 +356,7 @@ DERIVED = {
         "done": Column("TIMESTAMP WITH TIME ZONE", "end of the step, by the trainer's clock"),
         "version": Column("BIGINT", "number of the version published"),
         "takes": Column("BIGINT", "micro-batches"),
-        "reward_mean": Column("DOUBLE", "mean reward of the step's trained samples"),
-        "accuracy": Column(
-            "DOUBLE", "share of the step's trained samples with a reward of 1 or more"
-        ),
-        "loss": Column("DOUBLE", "loss of the policy gradient, as the optimiser saw it"),
-        "entropy": Column("DOUBLE", "mean entropy of the policy at the trained tokens, in nats"),
-        "kl": Column(
-            "DOUBLE",
-            "estimate of the KL divergence of the policy from the one that generated the "
-            "tokens, in nats (r − 1 − log r)",
-        ),
-        "ess": Column(
-            "DOUBLE", "share of the tokens that the importance weights leave: (Σr)² by N·Σr²"
-        ),
-        "clipped": Column("DOUBLE", "share of the trained tokens whose ratio was clipped"),
-        "ratio_max": Column("DOUBLE", "largest importance ratio of a trained token"),
-        "gradient_norm": Column("DOUBLE", "global norm of the gradient before it was clipped"),
-        "learning_rate": Column("DOUBLE", "of the step's last update"),
-        "length_median": Column("DOUBLE", "median of the generated tokens of the trained samples"),
-        "length_p99": Column(
-            "DOUBLE", "99th percentile of the generated tokens of the trained samples"
-        ),
-        "lag_finish_mean": Column(
-            "DOUBLE",
-            "mean over the trained samples of the lag of their oldest token when they "
-            "finished: the newest version known then minus that token's",
-        ),
-        "lag_finish_max": Column("DOUBLE", "largest lag of a trained sample when it finished"),
-        "lag_consumed_mean": Column(
-            "DOUBLE",
-            "mean over the trained samples of the least and the largest lag of their tokens: "
-            "the version that the step trains from minus the token's",
-        ),
-        "lag_consumed_max": Column("DOUBLE", "largest lag of a trained token"),
-        "tokens_trained": Column(
-            "DOUBLE", "generated tokens with loss: neither masked nor abandoned"
-        ),
-        "seconds": Column("DOUBLE", "seconds of the step by the trainer's clock, waiting included"),
-        "wait_s": Column("DOUBLE", "seconds in which the trainer waited for trajectories"),
-        "busy_s": Column("DOUBLE", "CPU seconds of forward and backward passes, over all threads"),
+        **_figures("step", *STEP_FIGURES),
         "metrics": Column("MAP(VARCHAR, DOUBLE)", "all figures of the step by name"),
         "counts": Column("MAP(VARCHAR, BIGINT)", "all counts of the step by name"),
         "state_hash": Column(
