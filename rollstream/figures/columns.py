@@ -38,7 +38,7 @@ ENVELOPE = {
     "partition": Column("INTEGER", "of the topic"),
     "offset": Column("BIGINT", 'in the partition; quote it in SQL (`"offset"`)'),
     "timestamp": Column("TIMESTAMP WITH TIME ZONE", "when the log took the record"),
-    "key": Column("VARCHAR", "the record's key, bytes that are no UTF-8 replaced"),
+    "key": Column("VARCHAR", "the record's key; bytes that are no UTF-8 are replaced"),
     "schema": Column(
         "VARCHAR", "name and version, e.g. `trajectory/1`; null for bytes that are no record"
     ),
@@ -52,7 +52,7 @@ ENVELOPE = {
     "sequence": Column("BIGINT", "its number within (term, partition)"),
     "void": Column(
         "BOOLEAN",
-        "the fence dropped it (invariant 7): a replaced holder wrote it, or it is a repeat",
+        "whether the fence drops it (invariant 7): a replaced holder wrote it, or it is a repeat",
     ),
     "reason": Column("VARCHAR", "why it is no record of this topic; null for records"),
     "original": Column(
@@ -101,7 +101,7 @@ TOPICS = {
         "scores": Column("MAP(VARCHAR, DOUBLE)", "parts of the reward"),
         "environment": Column("VARCHAR", "JSON of the task's environment"),
         "moves": Column("BIGINT", "how often it was moved to another rollout"),
-        "wave": Column("BIGINT", "admission's wave"),
+        "wave": Column("BIGINT", "wave of its group"),
         "reference": Column("VARCHAR", "the task's own JSON for the reward"),
         "predicted": Column(
             "BIGINT", "generated tokens that its order expected; 0: nothing was known"
@@ -152,10 +152,10 @@ TOPICS = {
         ),
     },
     "annotations": {
-        "trajectory": Column("VARCHAR", "whom it is about"),
+        "trajectory": Column("VARCHAR", "the trajectory that it is about"),
         "group": Column("BIGINT", "that trajectory's group"),
-        "name": Column("VARCHAR", "of the fact; the first of a (trajectory, name) counts"),
-        "values": Column("FLOAT[]", "one, or one per token"),
+        "name": Column("VARCHAR", "name of the fact; the first of a (trajectory, name) counts"),
+        "values": Column("FLOAT[]", "one value, or one per token"),
         "scorer": Column("VARCHAR", "the scorer that wrote it"),
         "reason_": Column("VARCHAR", "why there will never be values"),
     },
@@ -239,8 +239,8 @@ TOPICS = {
         "knows": Column("VARCHAR[]", "opened: features that the writer knows", "0.2.0"),
     },
     "admissions": {
-        "group": Column("BIGINT", "what was admitted"),
-        "wave": Column("BIGINT", "with which groups it is to be trained"),
+        "group": Column("BIGINT", "the admitted group"),
+        "wave": Column("BIGINT", "its wave: as many admitted groups as one step trains"),
         "trajectories": Column("VARCHAR[]", "names of its samples"),
         "deadline_s": Column("DOUBLE", "seconds from admission"),
         "prompt": Column('STRUCT("partition" BIGINT, "offset" BIGINT)', "where its prompt lay"),
@@ -262,17 +262,15 @@ TOPICS = {
         "knows": Column("VARCHAR[]", "opened: features that the writer knows", "0.2.0"),
     },
     "applied": {
-        "rollout": Column("VARCHAR", "who"),
+        "rollout": Column("VARCHAR", "the rollout"),
         "rollout_term": Column("BIGINT", "its term"),
         "version": Column("STRUCT(number BIGINT, term BIGINT)", "what it serves now"),
-        "hash_": Column(
-            "VARCHAR", "of the manifest, which holds the hash of every tensor handed to the engine"
-        ),
-        "checked": Column("VARCHAR", "how it knows: `hashes`, `read_back`"),
-        "tensors": Column("BIGINT", "how many were handed over"),
-        "seconds": Column("DOUBLE", "that it took"),
+        "hash_": Column("VARCHAR", "hash of the version's manifest"),
+        "checked": Column("VARCHAR", "`read_back` if any tensor was read back, else `hashes`"),
+        "tensors": Column("BIGINT", "tensors handed to the engine"),
+        "seconds": Column("DOUBLE", "seconds in which the engine took it"),
         "time_s": Column("DOUBLE", "seconds since 1970"),
-        "compared": Column("BIGINT", "of how many it was read back that the engine serves them"),
+        "compared": Column("BIGINT", "tensors read back from the engine and compared"),
     },
 }
 DERIVED = {
@@ -297,8 +295,8 @@ DERIVED = {
         "line": Column("JSON", "the whole line of `metrics/eval.jsonl`, JSON"),
     },
     "scores": {
-        "trajectory": Column("VARCHAR", "which it is about"),
-        "name": Column("VARCHAR", "of the fact"),
+        "trajectory": Column("VARCHAR", "the trajectory that it is about"),
+        "name": Column("VARCHAR", "name of the fact"),
         "scorer": Column("VARCHAR", "the scorer that wrote it"),
         "value": Column(
             "DOUBLE",
@@ -322,7 +320,7 @@ DERIVED = {
         "rollout": Column("VARCHAR", "the rollout that finished it"),
         "version": Column("BIGINT", "version of its first generated token"),
         "tokens": Column("BIGINT", "generated tokens"),
-        "wave": Column("BIGINT", "admission's wave"),
+        "wave": Column("BIGINT", "wave of its group"),
         "moves": Column("BIGINT", "how often it was moved to another rollout"),
         "started_s": Column("DOUBLE", "seconds since 1970"),
         "finished_s": Column("DOUBLE", "seconds since 1970"),
@@ -340,8 +338,8 @@ DERIVED = {
         "offset": Column("BIGINT", "in the ledger"),
     },
     "trained": {
-        "trajectory": Column("VARCHAR", "what was trained"),
-        "step": Column("BIGINT", "by which step"),
+        "trajectory": Column("VARCHAR", "the trained trajectory"),
+        "step": Column("BIGINT", "step that trained it"),
         "update": Column("BIGINT", "optimiser update within the step, from 0"),
         "micro_batch": Column("BIGINT", "number of the take in the update"),
         "term": Column("BIGINT", "term of the trainer that wrote the take"),
@@ -365,7 +363,7 @@ DERIVED = {
     },
     "groups": {
         "group": Column("BIGINT", "place of its prompt in the seeded order"),
-        "wave": Column("BIGINT", "with which groups it is to be trained"),
+        "wave": Column("BIGINT", "its wave: as many admitted groups as one step trains"),
         "trajectories": Column("BIGINT", "its samples, released ones included"),
         "needed": Column("BIGINT", "how many must end alive", "0.2.0"),
         "released": Column(
@@ -423,7 +421,7 @@ DERIVED = {
         "guessed": Column("BIGINT", "draft tokens proposed"),
         "accepted": Column("BIGINT", "draft tokens accepted"),
         "asked": Column("BIGINT", "look-ups for a draft"),
-        "found": Column("BIGINT", "look-ups that returned one"),
+        "found": Column("BIGINT", "look-ups that returned a draft"),
         "lookup_s": Column("DOUBLE", "seconds spent in look-ups"),
     },
     "episodes": {
@@ -469,7 +467,7 @@ DERIVED = {
     "fates": {
         "trajectory": Column("VARCHAR", "name, unique in the run", "0.2.0"),
         "group": Column("BIGINT", "its group", "0.2.0"),
-        "wave": Column("BIGINT", "admission's wave", "0.2.0"),
+        "wave": Column("BIGINT", "wave of its group", "0.2.0"),
         "task": Column("VARCHAR", "task of its prompt", "0.2.0"),
         "fate": Column(
             "VARCHAR",
