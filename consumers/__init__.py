@@ -3,7 +3,8 @@
 `trainer/` trains groups and publishes versions, by an objective of `objectives/`; `dispatch/`
 admits, places and moves trajectories, `archive/` writes the log as Parquet files: these are roles
 with a single holder. `audit/` verifies the invariants of a run, `replay/` trains recorded steps
-again. `settings` are those of the roles, `objective_settings` those of the objective. Consumers
+again. `settings` are those of the roles, `objective_settings` those of the objective, and `credit`
+has the rewards of turns and tokens. Consumers
 never import producers: both share only the records of `rollstream.streams`.
 """
 

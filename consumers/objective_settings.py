@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
+from rollstream.consumers.credit import GAE, scored_reference
 from rollstream.consumers.objectives.losses.base import Bounds
 from rollstream.consumers.objectives.losses.kinds import loss_kinds, settings_of_losses
-from rollstream.consumers.trainer.data.credit import GAE, scored_reference
 from rollstream.import_path import nearest
 from rollstream.storage.settings import FIXED, TAKEN, Settings
 

@@ -2,12 +2,11 @@
 
 `prompt_source` publishes prompts of the `tasks/`, whose data sets `rows/` reads, and `row_watch`
 names rows that it skips. `rollout/` is the worker that generates with one of the `engines/`, which
-may draft from earlier answers (`drafts/`). `rewards/` runs a task's own code in separate processes,
-`sandbox/` confines what a model wrote (`sandbox_settings`), `scoring/` adds late rewards as
-annotations. `agents/` runs episodes of programs of many turns (`agent_settings`), `environments/`
-dialogues with a task's environment, and `dialogue/` continues chats by their tokens. `evaluation`
-measures a version on held-out prompts. `foreign_number` takes the rewards of a user's code,
-`code_environment` has its variables. `settings` has the settings of the others.
+`engine_factory` opens and which may draft from earlier answers (`drafts/`). `rewards/` runs a
+task's own code in separate processes, `sandbox/` confines what a model wrote (`sandbox_settings`),
+`scoring/` adds late rewards as annotations. `agents/` runs episodes of programs of many turns
+(`agent_settings`), `environments/` dialogues with a task's environment, and `dialogue/` renders
+chats and continues them by their tokens. `settings` has the settings of the others.
 """
 
 if __name__ == "producers":  # found beside the package, in a checkout

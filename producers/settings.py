@@ -1,9 +1,9 @@
 """Settings of everything that writes trajectories or judges them: task, scorers, sampling, rollouts
 with their engines, evaluation.
 
-Each class is one table of the configuration (`rollstream/config/settings.py` joins them), and each
-field has a docstring for its user: the reference page of settings is generated from these.
-A `Scope` beside a field states whether it may change between two starts of a run.
+Each class is one table of the configuration (`rollstream/run/config/settings.py` joins them), and
+each field has a docstring for its user: the reference page of settings is generated from these. A
+`Scope` beside a field states whether it may change between two starts of a run.
 """
 
 from typing import Annotated, Literal

@@ -1,14 +1,11 @@
 """RL post-training of language models as a streaming dataflow. `rollstream.open_run(url)` opens a
 run for notebooks; `api` has all names that user code imports.
 
-`cli/` are the commands, `config/` the settings, `checks/` what is checked before a run,
-`supervisor/` and `roles/` the processes of a run. `monitor/`, `index/`, `report/`, `analysis/`,
-`explorer/` and `metrics/` look at runs, `figures/` says what they show, `runs/` copies and forks
-them, `sizes/` plans and `tuning/` tunes them, `warmup/` makes their first model. `errors`,
-`contained_folder`, `deadline`, `exports`, `foreign_json`, `http_connections`, `http_guard`,
-`http_proxies`, `http_server`, `import_path`, `metric_values`, `os_failures`, `printable`,
-`private_state`, `program_output`, `temporary_folder` and `whole_file` are used by all, `revision`
-names the code.
+`run/` begins and runs, `look/` shows, `keep/` copies, forks and deletes runs, `plan/` answers
+before one is begun. `errors`, `contained_folder`, `deadline`, `exports`, `foreign_json`,
+`http_connections`, `http_guard`, `http_proxies`, `http_server`, `import_path`, `metric_values`,
+`os_failures`, `printable`, `private_state`, `program_output`, `temporary_folder` and `whole_file`
+are used by all, `revision` names the code.
 """
 
 from os import fspath
@@ -17,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from os import PathLike
 
-    from rollstream.analysis.trajectory import Run
+    from rollstream.look.query.trajectory import Run
 
     __version__: str
 
@@ -40,6 +37,6 @@ def open_run(
     or its archive (a folder or a store's URL). None opens the newest run in `runs/`. `name` selects
     the run in an archive that holds several.
     """
-    from rollstream.analysis.trajectory import Run  # imports DuckDB and pyarrow
+    from rollstream.look.query.trajectory import Run  # imports DuckDB and pyarrow
 
     return Run(None if url is None else fspath(url), name, skip_corrupt)

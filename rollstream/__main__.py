@@ -18,7 +18,7 @@ def main() -> int:
     # A library's import may turn `KeyboardInterrupt` into another error.
     if is_default:
         signal.signal(signal.SIGINT, _leave)
-    from rollstream.cli.main import main as run_command
+    from rollstream.run.cli.main import main as run_command
 
     if is_default:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -28,6 +28,15 @@ _NEW_NAMES = {
     "streams.records": _API,
     "streams.writer": _API,
 }
+# Folders of release 0.1 inside `rollstream` → present ones.
+_NEW_FOLDERS = {
+    **dict.fromkeys(("cli", "config", "metrics", "roles", "supervisor", "warmup"), "run"),
+    **dict.fromkeys(("explorer", "monitor", "report"), "look"),
+    "analysis": "look.query",
+    "runs": "keep",
+    "sizes": "plan",
+    "tuning": "plan",
+}
 
 
 def load_option(name: str) -> Any:
@@ -161,4 +170,8 @@ def _renamed(missing: str, module_name: str) -> str:
         if name.partition(".")[0] in OLD_ROOTS:
             new = _NEW_NAMES.get(name, f"rollstream.{name}")
             return f"since release 0.2 it is imported as {new!r}"
+        top, _, _ = name.removeprefix("rollstream.").partition(".")
+        if name.startswith("rollstream.") and top in _NEW_FOLDERS:
+            folder = f"rollstream.{_NEW_FOLDERS[top]}"
+            return f"since release 0.2 folder 'rollstream.{top}' is part of {folder!r}"
     return ""

@@ -66,15 +66,11 @@ def _with_day(store: ObjectStore, identity: RunIdentity, etag: str) -> RunIdenti
         store.swap(IDENTITY_KEY, encode_json(dated), etag)
     except errors.SwapLost:  # another role was first
         return identity
-    from rollstream.storage.weights.pointer import believed_pointer
-
-    # From this version on tokens may differ from those that an older release would write.
-    pointer = believed_pointer(store)
+    # Tokens may differ from those that an older release would write.
     log.warning(
-        "run %s began with an older release: from weight version %s on, chat templates that write "
-        "the present day write %s, and the tokens between two turns of a dialogue may be others",
+        "run %s began with an older release: from now on chat templates that write the present day "
+        "write %s, and the tokens between two turns of a dialogue may be others",
         identity.run,
-        pointer.version.number if pointer and pointer.version else 0,
         dated.day,
     )
     return dated

@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rollstream.producers.engines.base import EngineOptions, GenerationRequest, WeightUpdate
 from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.producers.engines.torch.rows import TorchSequence
-from rollstream.storage.lora import HIGH, LOW, PREFIX
+from rollstream.storage.model_folder.lora import HIGH, LOW, PREFIX
 from rollstream.streams.records import PROMPT
 from rollstream.streams.values import Sampling, Version
 

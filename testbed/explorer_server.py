@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from rollstream.analysis.locate import locate_run
-from rollstream.explorer.address import bind
-from rollstream.explorer.events import EventHub
-from rollstream.explorer.routes import Explorer
-from rollstream.explorer.security import access_rule
-from rollstream.explorer.server import ExplorerServer
+from rollstream.look.explorer.serving.address import bind
+from rollstream.look.explorer.serving.events import EventHub
+from rollstream.look.explorer.serving.routes import Explorer
+from rollstream.look.explorer.serving.security import access_rule
+from rollstream.look.explorer.serving.server import ExplorerServer
+from rollstream.look.query.locate import locate_run
 from testbed.waiting import wait_for
 
 READ_S = 60.0

@@ -16,15 +16,15 @@ from typing import cast, get_type_hints
 import msgspec
 
 from benchmarks.result_tables import all_lines, case_lines, missed_lines, readme_lines
-from rollstream.analysis.views import VIEWS
-from rollstream.cli.arguments import CommandParser
-from rollstream.cli.commands import COMMANDS, GROUPS, command_parsers
-from rollstream.cli.look.config import plain_text, setting_tables, type_text
 from rollstream.consumers.objectives.losses.kinds import loss_kinds
-from rollstream.explorer.assets import PAGE
-from rollstream.figures.columns import COLUMNS, ENVELOPE, FIRST, FOLDERS, TOPICS, Column
-from rollstream.figures.definitions import FIGURES
-from rollstream.metrics.catalogue import BY_ROLE, PREFIX
+from rollstream.look.explorer.assets import PAGE
+from rollstream.look.figures.columns import COLUMNS, ENVELOPE, FIRST, FOLDERS, TOPICS, Column
+from rollstream.look.figures.definitions import FIGURES
+from rollstream.look.query.views import VIEWS
+from rollstream.run.cli.arguments import CommandParser
+from rollstream.run.cli.commands import COMMANDS, GROUPS, command_parsers
+from rollstream.run.cli.look.config import plain_text, setting_tables, type_text
+from rollstream.run.metrics.catalogue import BY_ROLE, PREFIX
 from rollstream.streams import values
 from rollstream.streams.records import SCHEMAS, SCHEMAS_BY_TOPIC
 from rollstream.streams.topics import DEAD, Topic, catalogue
@@ -65,7 +65,7 @@ def figures_text() -> str:
     lines = (f"  {json.dumps(n)}: {json.dumps(f, ensure_ascii=False)}," for n, f in figures.items())
     return "\n".join([
         "// Label and definition of every figure that a view shows, by its name. Written by",
-        "// `python -m testbed.reference_pages` from `rollstream/figures/definitions.py`.",
+        "// `python -m testbed.reference_pages` from `rollstream/look/figures/definitions.py`.",
         "", "export const FIGURES = {", *lines, "};", "",
     ])  # fmt: skip
 

@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 
 import psutil
 
-from rollstream.config.config import load
-from rollstream.config.run_folder import open_run_log_for_writing, store_url
 from rollstream.errors import TopicMissing
 from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.registry import load_task
+from rollstream.run.config.config import load
+from rollstream.run.config.run_folder import open_run_log_for_writing, store_url
 from rollstream.storage.archive.log_view import LogView
 from rollstream.storage.metrics_file import read_metrics
-from rollstream.storage.models import build_model
+from rollstream.storage.starting_model.models import build_model
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.records import Admitted, GroupClosed, Record, StepDone, Take, Trajectory
 from testbed.kills.aims import AimFolder

@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from rollstream.http_proxies import open_direct
-from rollstream.metrics.endpoint import endpoint_file
+from rollstream.run.metrics.endpoint import endpoint_file
 
 Series = dict[str, list[tuple[dict[str, str], float]]]
 

@@ -4,12 +4,13 @@ and Llama 3.1 405B line by line (`testbed/reference_pages.py` writes them into t
 
 from collections.abc import Iterator, Sequence
 
-from rollstream.sizes import arithmetic as sums, engines, proposal
-from rollstream.sizes.arithmetic import MemoryLine, total
-from rollstream.sizes.devices import GB, parse_gpus
-from rollstream.sizes.engines import ADAPTER_RANK, PlanRequest, usable
-from rollstream.sizes.planner import CardLayout, RunPlan, plan_run, shortages_of, trainer_form
-from rollstream.sizes.shapes import SHAPES
+from rollstream.plan import proposal
+from rollstream.plan.engines import ADAPTER_RANK, PlanRequest, usable
+from rollstream.plan.planner import CardLayout, RunPlan, plan_run, shortages_of, trainer_form
+from rollstream.run.sizes import arithmetic as sums, vllm_memory
+from rollstream.run.sizes.arithmetic import MemoryLine, total
+from rollstream.run.sizes.devices import GB, parse_gpus
+from rollstream.run.sizes.shapes import SHAPES
 
 CONTEXT = 4096
 LARGE, LARGE_GPUS = "llama-3.1-405b", "1024xH200"
@@ -112,9 +113,9 @@ def memory_lines() -> Iterator[str]:
         "copies being published": "the embedding, whole at its owner in bfloat16, twice",
         "checkpoint being written": "12 bytes of the rows that a rank holds",
         sums.WEIGHTS: f"2 bytes a parameter and a float32 head, over {cards} cards",
-        "activations of a step": f"{_number(engines.VLLM_STEP_TOKENS)} tokens",
+        "activations of a step": f"{_number(vllm_memory.VLLM_STEP_TOKENS)} tokens",
         "logits": "float32, of all slots",
-        "graphs and workspaces": "a choice (`engines.py`)",
+        "graphs and workspaces": "a choice (`vllm_memory.py`)",
         "KV cache": f"the rest: {_number(engine.kv_tokens)} tokens of an engine, "
         f"{engine.kv_tokens // CONTEXT} longest sequences",
     }  # fmt: skip

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
-from rollstream.config.config import load_for_viewing
-from rollstream.config.run_folder import open_run_log_for_writing
+from rollstream.run.config.config import load_for_viewing
+from rollstream.run.config.run_folder import open_run_log_for_writing
 from rollstream.streams.bus import Bus
 from rollstream.streams.topics import catalogue
 from testbed.kills.roles_by_hand import COMMANDS, Hand

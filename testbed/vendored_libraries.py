@@ -2,8 +2,8 @@
 
 A maintainer's script, run once for each change of a version below; it needs npm and a network. It
 fetches the packages, bundles each group into one minified ES module with relative imports only, and
-writes the modules with their licences and `SHA256SUMS` to `rollstream/explorer/page/vendor/`, which
-is committed. Neither the program nor its tests fetch anything; a test compares the hashes.
+writes the modules with their licences and `SHA256SUMS` to `rollstream/look/explorer/page/vendor/`,
+which is committed. Neither the program nor its tests fetch anything; a test compares the hashes.
 """
 
 import hashlib

@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rollstream.consumers.trainer.versions import VersionWriter, open_named_stream
-from rollstream.storage.models import config_from_version
 from rollstream.storage.settings import WeightsSettings
+from rollstream.storage.starting_model.models import config_from_version
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights.fetch import fetch_tensors
 from rollstream.storage.weights.form import form_of

@@ -155,8 +155,8 @@ def test_each_foreign_client_is_imported_in_at_most_one_file():
 @pytest.mark.parametrize(
     ("module", "heavy"),
     [
-        ("rollstream.roles.rollout", "transformers"),
-        ("rollstream.roles.train", "transformers"),
+        ("rollstream.run.roles.rollout", "transformers"),
+        ("rollstream.run.roles.train", "transformers"),
         ("rollstream.producers.engines.torch.engine", "transformers.modeling_utils"),
     ],
 )

@@ -24,15 +24,15 @@ from rollstream.consumers.trainer.data.sample import Sample, sample_of
 from rollstream.consumers.trainer.learn.forward import policy_scorer
 from rollstream.consumers.trainer.learn.row_layout import loss_inputs, path_rows, token_rows
 from rollstream.producers.agents.chat_format import TemplateChat
-from rollstream.producers.engines.base import Emission, Engine, EngineOptions
-from rollstream.producers.engines.factory import open_engine
-from rollstream.producers.tasks.text_tokenizer import (
+from rollstream.producers.dialogue.text_tokenizer import (
     CHAT_TEMPLATE,
     END,
     NAMES,
     SPECIAL,
     TextTokenizer,
 )
+from rollstream.producers.engine_factory import open_engine
+from rollstream.producers.engines.base import Emission, Engine, EngineOptions
 from rollstream.streams.admissible import TrainingBounds, refusal
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import GENERATED, Trajectory

@@ -26,7 +26,7 @@ import msgspec
 from benchmarks.agents.installing import EXAMPLES, ProgramMissing, programs
 from benchmarks.case import Case, alone
 from rollstream.deadline import Deadline
-from rollstream.producers.tasks.text_tokenizer import TextTokenizer
+from rollstream.producers.dialogue.text_tokenizer import TextTokenizer
 from rollstream.streams.records import Take, Trajectory
 from testbed.repository import ROOT
 from testbed.run_process import read, run_line

@@ -28,8 +28,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.case import Case, alone, paired
-from rollstream.analysis.locate import locate_run
-from rollstream.analysis.session import QuerySession
+from rollstream.look.query.locate import locate_run
+from rollstream.look.query.session import QuerySession
 from rollstream.storage.archive.file_names import archive_key
 from rollstream.storage.archive.tables import table_of
 from rollstream.streams.bus import Message

@@ -13,10 +13,10 @@ import time
 from collections.abc import Iterator
 
 from benchmarks.case import Case, alone
-from rollstream.analysis.locate import locate_run
 from rollstream.errors import StoreError
-from rollstream.explorer import sql
-from rollstream.explorer.filters import WrongRequest
+from rollstream.look.explorer.filters import WrongRequest
+from rollstream.look.explorer.serving import sql
+from rollstream.look.query.locate import locate_run
 from testbed.repository import ROOT
 
 HOSTILE = (

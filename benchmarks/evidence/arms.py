@@ -12,8 +12,8 @@ from pathlib import Path
 
 from benchmarks.evidence.stepped_run import Schedule
 from benchmarks.runs.quickstart import QUICKSTART
-from rollstream.config.policy_defaults import DEFAULT_PRESET
 from rollstream.consumers.objective_settings import OBJECTIVE_PRESETS, ObjectiveSettings
+from rollstream.run.config.policy_defaults import DEFAULT_PRESET
 from testbed.repository import EXAMPLES
 
 STEPS_MAX = 200

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from benchmarks.evidence.arms import ARMS, WORLDS
 from benchmarks.evidence.rows import EvidenceRow, by_seed
-from rollstream.analysis.intervals import (
+from rollstream.look.query.intervals import (
     Equivalence,
     PairedDifference,
     equivalence,

@@ -22,8 +22,8 @@ from benchmarks.evidence.comparisons import MARGIN, SEEDS_MIN, Comparison, compa
 from benchmarks.evidence.log import LOGGED_SEED
 from benchmarks.evidence.pieces import Piece, machine, made_run, replayed_hash
 from benchmarks.evidence.rows import EvidenceRow, by_seed, read_facts, read_rows, recounted
-from rollstream.analysis.intervals import bootstrap_interval
-from rollstream.config.policy_defaults import DEFAULT_PRESET
+from rollstream.look.query.intervals import bootstrap_interval
+from rollstream.run.config.policy_defaults import DEFAULT_PRESET
 
 COLLAPSE = -0.2  # a run that ends so far below its reference has collapsed
 COLLAPSED_MIN = 5  # runs of each kind, below which the area under the curve is not decided

@@ -14,7 +14,7 @@ from benchmarks.evidence.arms import CHOICES, LAGS, LOSSES, RECORDED, TRL, WORLD
 from benchmarks.evidence.comparisons import count, table
 from benchmarks.evidence.rows import EvidenceRow, by_seed, read_rows
 from benchmarks.histospec.plot import picture
-from rollstream.report.page import Chart, Series
+from rollstream.look.report.page import Chart, Series
 from testbed.repository import ROOT
 
 PAGE = ROOT / "docs" / "explanation" / "evidence.md"

@@ -21,13 +21,13 @@ from benchmarks.evidence.generation import Group
 from benchmarks.evidence.log import LOGGED_SEED, logged_path, read_log, write_log
 from benchmarks.evidence.rows import FACTS, RUNS, EvidenceRow, row_path, write_row
 from benchmarks.evidence.stepped_run import SteppedRun, TrainedStep
-from rollstream.config.config import load
-from rollstream.config.settings import Configuration
-from rollstream.producers.evaluation import Evaluation
+from rollstream.producers.rollout.evaluation import Evaluation
 from rollstream.producers.tasks.registry import load_task
 from rollstream.revision import code_revision
-from rollstream.roles.context import prompt_tokens_max
-from rollstream.warmup.warmup import SftSchedule, warm_up
+from rollstream.run.config.config import load
+from rollstream.run.config.settings import Configuration
+from rollstream.run.roles.context import prompt_tokens_max
+from rollstream.run.warmup.warmup import SftSchedule, warm_up
 
 WARM_SEED = 0
 STEP_METRICS = (

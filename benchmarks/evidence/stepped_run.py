@@ -23,19 +23,19 @@ from benchmarks.evidence.generation import (
     RecordedBatches,
     RunningBatch,
 )
-from rollstream.config.settings import Configuration
+from rollstream.consumers.trainer.data.metrics import StepMetrics
 from rollstream.consumers.trainer.data.prepare import PreparedGroup, lags_of, prepare_group
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.data.selection import groups_of_update, pack_micro_batches
 from rollstream.consumers.trainer.learn.base import Learner, open_learner
-from rollstream.consumers.trainer.metrics import StepMetrics
 from rollstream.producers.engines.base import EngineOptions, UpdateMode
 from rollstream.producers.engines.torch.engine import TorchEngine
-from rollstream.producers.evaluation import Evaluation, EvaluationPlan, evaluate
 from rollstream.producers.rewards.pool import RewardOutcome, RewardVerdict
+from rollstream.producers.rollout.evaluation import Evaluation, EvaluationPlan, evaluate
 from rollstream.producers.tasks.base import Task, Turns
-from rollstream.roles.context import load_run_task, prompt_order, run_rule, set_torch_threads
-from rollstream.roles.train import load_starting_model
+from rollstream.run.config.settings import Configuration
+from rollstream.run.roles.context import load_run_task, prompt_order, run_rule, set_torch_threads
+from rollstream.run.roles.train import load_starting_model
 from rollstream.storage.weights.tensors import untie
 from rollstream.streams.records import PROMPT, Trajectory
 from rollstream.streams.values import Version

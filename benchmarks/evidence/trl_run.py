@@ -27,13 +27,13 @@ from benchmarks.evidence.pieces import Piece, row_of, warm_model
 from benchmarks.evidence.rows import FACTS, write_row
 from benchmarks.evidence.stepped_run import TrainedStep, held_out_evaluation
 from benchmarks.evidence_runs import SCRATCH, claimed
-from rollstream.config.config import load
-from rollstream.config.settings import Configuration
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.learn.masters import learning_rate
 from rollstream.producers.tasks.base import Task
-from rollstream.roles.context import load_run_task, prompt_order, set_torch_threads
-from rollstream.storage.models import load_model
+from rollstream.run.config.config import load
+from rollstream.run.config.settings import Configuration
+from rollstream.run.roles.context import load_run_task, prompt_order, set_torch_threads
+from rollstream.storage.starting_model.models import load_model
 from rollstream.storage.weights.tensors import state_hash, untie
 
 datasets: Any = import_module("datasets")

@@ -34,9 +34,9 @@ import psutil
 
 from benchmarks.case import Case, alone, paired
 from benchmarks.explorer.large_run import SAMPLES, STEP_ROWS, write_large_run
-from rollstream.analysis.locate import locate_run
-from rollstream.analysis.session import QuerySession
-from rollstream.explorer.assets import load_assets, sent_bytes
+from rollstream.look.explorer.assets import load_assets, sent_bytes
+from rollstream.look.query.locate import locate_run
+from rollstream.look.query.session import QuerySession
 from testbed.repository import ROOT
 
 ROWS, QUICK_ROWS = 1_000_000, 100_000

@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.gpu_check import training, updates, whole_run
 from benchmarks.gpu_check.setup import DRY, ON_A_GPU
-from rollstream.producers.engines.vllm.environment import INSTALL, installed_release
+from rollstream.producers.engines.vllm.local.environment import INSTALL, installed_release
 from testbed.repository import ROOT
 
 NO_GPU = (

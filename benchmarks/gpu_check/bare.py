@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rollstream.producers.engines.vllm.environment import has_gpu, require_vllm
+from rollstream.producers.engines.vllm.local.environment import has_gpu, require_vllm
 
 WARM = 8  # requests
 

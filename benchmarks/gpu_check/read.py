@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from rollstream.config.config import load
-from rollstream.config.run_folder import open_run_log_for_writing
 from rollstream.errors import BusError
+from rollstream.run.config.config import load
+from rollstream.run.config.run_folder import open_run_log_for_writing
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Applied, Record, StepDone, Take, Trajectory
 

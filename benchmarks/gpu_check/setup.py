@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rollstream.sizes.shapes import SHAPES, ModelShape
+from rollstream.run.sizes.shapes import SHAPES, ModelShape
 
 
 def config_of(shape: ModelShape) -> dict[str, int | float | bool]:
@@ -70,7 +70,7 @@ def make_model(shape: dict[str, int | float | bool], folder: Path) -> Path:
     import torch
 
     from rollstream.producers.tasks.scripted import Numbered
-    from rollstream.storage.models import build_model
+    from rollstream.storage.starting_model.models import build_model
 
     model = build_model("Qwen2ForCausalLM", shape, seed=0)
     model.to(torch.bfloat16).save_pretrained(folder)  # pyright: ignore[reportArgumentType, reportUnknownMemberType]

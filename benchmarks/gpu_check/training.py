@@ -18,13 +18,13 @@ from benchmarks.sizes.role import sample_of
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.learner import TorchLearner
-from rollstream.sizes import arithmetic as sums
-from rollstream.sizes.arithmetic import form_of, total
-from rollstream.sizes.devices import GB, accelerator_named
-from rollstream.sizes.shapes import SHAPES, ModelShape, shape_of
-from rollstream.storage.lora import attach_adapters
-from rollstream.storage.models import build_model
+from rollstream.run.sizes import arithmetic as sums
+from rollstream.run.sizes.arithmetic import form_of, total
+from rollstream.run.sizes.devices import GB, accelerator_named
+from rollstream.run.sizes.shapes import SHAPES, ModelShape, shape_of
+from rollstream.storage.model_folder.lora import attach_adapters
 from rollstream.storage.settings import LoraSettings
+from rollstream.storage.starting_model.models import build_model
 
 WARM_STEPS, STEPS = 2, 5
 RANK = 16
@@ -162,7 +162,7 @@ def _mfu(size: TrainedSize, rate: float) -> str:
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     card = accelerator_named(name)
     if card is None:
-        return "MFU unknown (the device's peak is not in rollstream/sizes/devices.py)"
+        return "MFU unknown (the device's peak is not in rollstream/run/sizes/devices.py)"
     flops = (ADAPTER_FLOPS if size.rank else FULL_FLOPS) * size.shape.parameters * rate
     return f"MFU {flops / card.flops:.3f} ({flops / 1e12:.1f} of {card.flops / 1e12:.0f} TFLOP/s)"
 

@@ -12,17 +12,22 @@ from transformers import PreTrainedConfig
 
 from benchmarks.gpu_check.setup import QWEN2_5_0_5B, TINY
 from benchmarks.weights.sides import nudged
+from rollstream.producers.engine_factory import open_engine
 from rollstream.producers.engines.base import (
     Engine,
     EngineOptions,
     GenerationRequest,
     WeightUpdate,
 )
-from rollstream.producers.engines.factory import open_engine
 from rollstream.producers.engines.settings import VllmSettings
-from rollstream.storage.lora import adapter_state, attach_adapters, attached_adapter, base_state
-from rollstream.storage.models import build_model
+from rollstream.storage.model_folder.lora import (
+    adapter_state,
+    attach_adapters,
+    attached_adapter,
+    base_state,
+)
 from rollstream.storage.settings import LoraSettings
+from rollstream.storage.starting_model.models import build_model
 from rollstream.storage.weights.resident import TensorPatch
 from rollstream.storage.weights.tensors import untie
 from rollstream.streams.values import Sampling, Version

@@ -14,8 +14,8 @@ import torch
 
 from benchmarks.gpu_check.read import Seen, seen
 from benchmarks.gpu_check.setup import Size, configuration, make_model
-from rollstream.producers.engines.vllm.environment import installed_release
-from rollstream.sizes.devices import accelerator_named
+from rollstream.producers.engines.vllm.local.environment import installed_release
+from rollstream.run.sizes.devices import accelerator_named
 from testbed.run_process import kill_all, run_line
 
 STOP_S, BARE_S = 60.0, 150.0
@@ -144,7 +144,7 @@ def _mfu(model: Path, found: Seen, card: str) -> str:
     rate, known = found.trained_per_s(), accelerator_named(card)
     if rate is None or known is None:
         return "MFU unknown" + (
-            "" if known else " (the card's peak is not in rollstream/sizes/devices.py)"
+            "" if known else " (the card's peak is not in rollstream/run/sizes/devices.py)"
         )
     flops, peak = 6 * parameters(model) * rate, known.flops
     return (

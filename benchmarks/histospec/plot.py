@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from rollstream.config.run_folder import run_folder
-from rollstream.report.page import HEIGHT, WIDTH, Chart, draw_chart
-from rollstream.report.summary import open_history
-from rollstream.report.write import draft_charts
+from rollstream.look.report.page import HEIGHT, WIDTH, Chart, draw_chart
+from rollstream.look.report.summary import open_history
+from rollstream.look.report.write import draft_charts
+from rollstream.run.config.run_folder import run_folder
 
 HEAD = 42  # above each plot, for its title
 STYLE = """

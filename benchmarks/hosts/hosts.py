@@ -17,8 +17,8 @@ from pathlib import Path
 
 from benchmarks.case import Case, alone
 from benchmarks.hosts.cut import Cut, back_s, idle_share
-from rollstream.config.config import load
-from rollstream.config.run_folder import open_run_log_for_writing, store_url
+from rollstream.run.config.config import load
+from rollstream.run.config.run_folder import open_run_log_for_writing, store_url
 from rollstream.storage.archive.log_view import LogView
 from rollstream.storage.archive.segments import LogRecord
 from rollstream.storage.stores.connect import open_store

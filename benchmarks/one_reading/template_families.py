@@ -19,7 +19,7 @@ from pathlib import Path
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from rollstream.producers.tasks.text_tokenizer import TextTokenizer, byte_tokenizer
+from rollstream.producers.dialogue.text_tokenizer import TextTokenizer, byte_tokenizer
 
 FOLDER = "ROLLSTREAM_CHAT_TEMPLATES"
 """Environment variable with a folder of `NAME.jinja` files."""

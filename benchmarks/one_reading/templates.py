@@ -27,9 +27,9 @@ from rollstream.errors import ConfigurationError
 from rollstream.producers.agents.answers import assistant_message
 from rollstream.producers.agents.chat_format import TemplateChat
 from rollstream.producers.agents.conversation import Conversation, HeldTokens, history_hashes
+from rollstream.producers.dialogue.text_tokenizer import TextTokenizer
 from rollstream.producers.dialogue.tool_formats import format_of_template
 from rollstream.producers.tasks.text import TaskText
-from rollstream.producers.tasks.text_tokenizer import TextTokenizer
 from rollstream.producers.tasks.tool_calls import parse_tool_calls
 from rollstream.streams.values import Turn
 

@@ -24,8 +24,8 @@ import psutil
 from benchmarks.case import Case, against, alone, paired
 from benchmarks.runs.measured import Measured, run
 from benchmarks.runs.quickstart import ASYNC, QUICKSTART, warm_model
-from rollstream.config.config import load
-from rollstream.config.run_folder import bus_url
+from rollstream.run.config.config import load
+from rollstream.run.config.run_folder import bus_url
 from rollstream.storage.metrics_file import read_metrics
 from rollstream.streams.connect import open_bus
 from rollstream.streams.topics import catalogue

@@ -15,11 +15,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rollstream.config.config import load
-from rollstream.config.settings import Configuration
 from rollstream.consumers.trainer.data.prepare import prepare_group, training_rule
 from rollstream.consumers.trainer.data.selection import pack_micro_batches
 from rollstream.consumers.trainer.learn.learner import TorchLearner
+from rollstream.producers.engine_factory import open_engine
 from rollstream.producers.engines.base import (
     Emission,
     Engine,
@@ -27,10 +26,11 @@ from rollstream.producers.engines.base import (
     GenerationRequest,
     WeightUpdate,
 )
-from rollstream.producers.engines.factory import open_engine
 from rollstream.producers.tasks.base import Task
-from rollstream.roles.context import load_run_task
-from rollstream.storage.models import load_model
+from rollstream.run.config.config import load
+from rollstream.run.config.settings import Configuration
+from rollstream.run.roles.context import load_run_task
+from rollstream.storage.starting_model.models import load_model
 from rollstream.streams.records import GENERATED, PROMPT, Trajectory
 from rollstream.streams.values import Sampling, Span, Version
 

@@ -10,24 +10,24 @@ from math import exp
 
 from benchmarks.repack.hex_world import KINDS, WARM, WORLD, Arm, kv_tokens, settings_of
 from benchmarks.runs.watched import EXAMPLE, SETTINGS
-from rollstream.config.config import load
+from rollstream.plan.engines import MEAN_SHARE, SAMPLES, SLOTS_MAX, PlanRequest
+from rollstream.plan.planner import LAG_MAX
+from rollstream.plan.rates import DECODE_BANDWIDTH, DECODE_FLOPS, STEP_OVERHEAD_S, TRAIN_FIXED_S
+from rollstream.plan.unlike import UnlikePlan, plan_unlike, plans_of
 from rollstream.producers.engines.paced.batch import SPARE_SHARE
 from rollstream.producers.engines.paced.build import lengths_from, roofline_from
 from rollstream.producers.engines.paced.lengths import LogNormal
 from rollstream.producers.engines.roofline import batch_max, roofline_of_hardware
+from rollstream.run.config.config import load
+from rollstream.run.sizes.arithmetic import BFLOAT16
+from rollstream.run.sizes.devices import ACCELERATORS, CardKind, parse_kinds
+from rollstream.run.sizes.shapes import find_shape
 from rollstream.simulator.cluster import Cluster, Job
 from rollstream.simulator.constants import CONSTANTS
 from rollstream.simulator.experiment import MOVE_S, ROUND_S
 from rollstream.simulator.policies import OURS_BOUNDED
 from rollstream.simulator.simulation import simulate
 from rollstream.simulator.workload import AnswerLengths, Workload
-from rollstream.sizes.arithmetic import BFLOAT16
-from rollstream.sizes.devices import ACCELERATORS, CardKind, parse_kinds
-from rollstream.sizes.engines import MEAN_SHARE, SAMPLES, SLOTS_MAX, PlanRequest
-from rollstream.sizes.planner import LAG_MAX
-from rollstream.sizes.rates import DECODE_BANDWIDTH, DECODE_FLOPS, STEP_OVERHEAD_S, TRAIN_FIXED_S
-from rollstream.sizes.shapes import find_shape
-from rollstream.sizes.unlike import UnlikePlan, plan_unlike, plans_of
 
 PULL_S = 0.2  # of the wall: until a version of 20 MB is out, and again until a rollout has it
 MODEL, GPUS, CONTEXT = "qwen2.5-7b", "8xH100,16xL40S,16xL4", 4096

@@ -5,7 +5,7 @@ unlike kinds of cards.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rollstream.sizes.devices import ACCELERATORS
+from rollstream.run.sizes.devices import ACCELERATORS
 
 WARM = 4  # steps; two are one pass over the prompts, after which lengths are known
 KINDS: Mapping[str, int] = {"H100": 1, "L40S": 2, "L4": 3}

@@ -17,9 +17,9 @@ import numpy as np
 
 from benchmarks.runs.measured import measure
 from benchmarks.runs.watched import Slots, Watched, slots_of, watched
-from rollstream.config.config import load
-from rollstream.config.settings import Configuration
-from rollstream.monitor.state import MOVES_FILE, parse_moves
+from rollstream.look.monitor.state import MOVES_FILE, parse_moves
+from rollstream.run.config.config import load
+from rollstream.run.config.settings import Configuration
 from rollstream.storage.metrics_file import read_metrics
 from rollstream.streams.records import Assignment, Partial, RolloutStatus, StepDone, Trajectory
 from testbed.repository import EXAMPLES

@@ -5,9 +5,9 @@ at its destination.
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollstream.config.config import load
-from rollstream.config.run_folder import bus_url
-from rollstream.monitor.state import MOVES_FILE, parse_moves
+from rollstream.look.monitor.state import MOVES_FILE, parse_moves
+from rollstream.run.config.config import load
+from rollstream.run.config.run_folder import bus_url
 from rollstream.storage.metrics_file import read_metrics
 from rollstream.streams.bus import Bus
 from rollstream.streams.connect import open_bus

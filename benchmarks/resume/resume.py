@@ -29,8 +29,8 @@ from benchmarks.runs.killed import (
     until,
 )
 from benchmarks.runs.quickstart import warm_model
+from rollstream.run.supervisor.supervisor import SupervisorLimits
 from rollstream.storage.metrics_file import read_metrics
-from rollstream.supervisor.supervisor import SupervisorLimits
 from testbed.run_process import kill_all
 
 EVERY = 5

@@ -17,13 +17,13 @@ import torch
 from transformers import PreTrainedModel
 
 from benchmarks.runs.measured import run
-from rollstream.config.config import load
-from rollstream.config.run_folder import open_run_log_for_writing, store_url
 from rollstream.producers.drafts.feed import POLL_RECORDS_MAX, answer_from_record
 from rollstream.producers.drafts.gate import DraftGate
 from rollstream.producers.drafts.history import AnswerHistory, HistoryAnswer
 from rollstream.producers.engines.base import DraftStats, EngineOptions, GenerationRequest
 from rollstream.producers.engines.torch.engine import TorchEngine
+from rollstream.run.config.config import load
+from rollstream.run.config.run_folder import open_run_log_for_writing, store_url
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import PROMPT, Trajectory

@@ -105,8 +105,9 @@ def started_up(warm: Path) -> float:
     loading the model.
     """
     code = (
-        "import rollstream.__main__, rollstream.cli.role, rollstream.roles.train, "
-        "rollstream.roles.roles; from rollstream.storage.models import load_model; "
+        "import rollstream.__main__, rollstream.run.cli.role, rollstream.run.roles.train, "
+        "rollstream.run.roles.roles; "
+        "from rollstream.storage.starting_model.models import load_model; "
         f"load_model({str(warm)!r})"
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollstream.config.config import load
-from rollstream.config.run_folder import bus_url
+from rollstream.run.config.config import load
+from rollstream.run.config.run_folder import bus_url
 from rollstream.storage.metrics_file import read_metrics
 from rollstream.streams.connect import open_bus
 from rollstream.streams.reader import TopicReader, from_begin

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from rollstream.config.config import load
-from rollstream.config.run_folder import open_run_log_for_writing
 from rollstream.errors import BusError
+from rollstream.run.config.config import load
+from rollstream.run.config.run_folder import open_run_log_for_writing
 from rollstream.storage.archive.log_view import LogView, TopicView
 from rollstream.streams.bus import Bus
 from rollstream.streams.records import RolloutStatus, StepDone

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from benchmarks.case import Case, alone
-from rollstream.config.config import load, load_layers, validate_layers
-from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
 from rollstream.producers.engines.paced.build import roofline_from
 from rollstream.producers.engines.paced.lengths import LogNormal
 from rollstream.producers.engines.roofline import batch_max
+from rollstream.run.config.config import load, load_layers, validate_layers
+from rollstream.run.config.settings import Configuration
 from rollstream.simulator.cluster import Cluster, Job
 from rollstream.simulator.experiment import Prediction, RunPolicy, predict
 from rollstream.simulator.policies import LAMINAR

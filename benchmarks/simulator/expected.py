@@ -13,7 +13,7 @@ from benchmarks.simulator.observed import Overheads, Real
 from rollstream.producers.engines.paced.build import lengths_from, roofline_from
 from rollstream.producers.engines.paced.lengths import LengthTrace
 from rollstream.producers.engines.roofline import Roofline, batch_max
-from rollstream.roles.rollout import measure_profile
+from rollstream.run.roles.rollout import measure_profile
 from rollstream.simulator.cluster import Cluster, Job
 from rollstream.simulator.experiment import Prediction, RunPolicy, predict
 from rollstream.simulator.replica import scaled_roofline

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from benchmarks.runs.watched import Watched
-from rollstream.config.settings import Configuration
+from rollstream.run.config.settings import Configuration
 from rollstream.simulator.experiment import Prediction
 from rollstream.streams.bus import Bus
 from rollstream.streams.reader import TopicReader, from_begin

@@ -46,9 +46,9 @@ from benchmarks.tune.hand import (
     profile_engine,
     recorded_machine,
 )
-from rollstream.config.config import load
-from rollstream.config.run_folder import open_run_log_for_writing
-from rollstream.config.settings import Configuration
+from rollstream.run.config.config import load
+from rollstream.run.config.run_folder import open_run_log_for_writing
+from rollstream.run.config.settings import Configuration
 from rollstream.simulator.experiment import Prediction
 
 SKIP = {"paced": 2, "torch": 10}  # steps in which processes start and rollouts fill

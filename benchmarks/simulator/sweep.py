@@ -26,7 +26,7 @@ from benchmarks.simulator.draws import (
     draw,
 )
 from rollstream.errors import ConfigurationError
-from rollstream.report.page import Chart, Series
+from rollstream.look.report.page import Chart, Series
 
 CLOSE = 0.10
 EXPLAINING = (

@@ -2,7 +2,7 @@
 
 Four settings: a trainer and a rollout, each of two models made from a configuration, with other
 micro-batches and slots. `trainer-62m` and `rollout-117m` were looked at when the constants of
-`rollstream/sizes/arithmetic.py` were set; `trainer-117m` and `rollout-62m` were not. A case
+`rollstream/run/sizes/arithmetic.py` were set; `trainer-117m` and `rollout-62m` were not. A case
 compares the sum of the plan's lines and the memory of the same process before it has a model,
 with the peak of anonymous and shared memory, sampled while it works.
 """
@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.case import Case, alone
-from rollstream.sizes import arithmetic as sums
-from rollstream.sizes.arithmetic import TrainerForm, total
-from rollstream.sizes.shapes import ModelShape, shape_of
+from rollstream.run.sizes import arithmetic as sums
+from rollstream.run.sizes.arithmetic import TrainerForm, total
+from rollstream.run.sizes.shapes import ModelShape, shape_of
 
 GOAL = 0.10
 SAMPLE_S = 0.004

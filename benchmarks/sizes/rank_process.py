@@ -18,12 +18,12 @@ from rollstream.consumers.trainer.learn.base import Learner, open_learner
 from rollstream.consumers.trainer.sharded.learner import ShardedModel
 from rollstream.consumers.trainer.sharded.ranks import join_ranks
 from rollstream.consumers.trainer.sharded.starting_model import StartingModel
-from rollstream.storage.checkpoints import CheckpointId, open_checkpoint, write_checkpoint
-from rollstream.storage.models import load_empty_model
 from rollstream.storage.starting_model.manifest import read_model_manifest
+from rollstream.storage.starting_model.models import load_empty_model
 from rollstream.storage.starting_model.reading import StoredModel
 from rollstream.storage.starting_model.rows import StoredRows
 from rollstream.storage.stores.connect import open_store
+from rollstream.storage.weights.checkpoints import CheckpointId, open_checkpoint, write_checkpoint
 from rollstream.storage.weights.publish import NewVersion, publish_version
 from rollstream.streams.records import GENERATED, PROMPT
 from rollstream.streams.values import Span, Version

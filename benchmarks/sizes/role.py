@@ -31,7 +31,7 @@ from rollstream.producers.engines.base import EngineOptions, GenerationRequest
 from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.producers.rollout.weights import WeightsFollower
 from rollstream.storage.metrics_file import MetricsFile
-from rollstream.storage.models import build_model
+from rollstream.storage.starting_model.models import build_model
 from rollstream.storage.stores.file import FileStore
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import GENERATED, PROMPT, Position, StepDone

@@ -31,10 +31,10 @@ from benchmarks.case import Case, alone
 from benchmarks.sizes.rank_memory import FULL, QUICK, RankShape, write_model
 from benchmarks.sizes.rank_process import SAMPLE_S, PeakMemory, private_bytes
 from benchmarks.weights.sides import nudged
+from rollstream.producers.engine_factory import open_engine
 from rollstream.producers.engines.base import Engine, EngineOptions
-from rollstream.producers.engines.factory import open_engine
 from rollstream.producers.engines.settings import VllmSettings
-from rollstream.producers.engines.vllm.environment import installed_release
+from rollstream.producers.engines.vllm.local.environment import installed_release
 from rollstream.producers.rollout.read_back import FetchedWeights
 from rollstream.producers.rollout.weights import WeightsFollower
 from rollstream.storage.stores.connect import open_store

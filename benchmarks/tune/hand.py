@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.runs.watched import SETTINGS, watched
-from rollstream.config.config import load
+from rollstream.plan.tuning.choices import TuningChoice, choice_of
+from rollstream.plan.tuning.machine import TuningMachine, machine_of
+from rollstream.plan.tuning.recorded import read_engine, read_run
+from rollstream.run.config.config import load
 from rollstream.storage.metrics_file import MetricsFile, read_metrics
-from rollstream.tuning.choices import TuningChoice, choice_of
-from rollstream.tuning.machine import TuningMachine, machine_of
-from rollstream.tuning.recorded import read_engine, read_run
 
 Overrides = tuple[str, ...]
 TUNE_S = 1_800.0  # most seconds of one proposal

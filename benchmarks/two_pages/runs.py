@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.error import URLError
 
-from rollstream.metrics.endpoint import endpoint_file
+from rollstream.run.metrics.endpoint import endpoint_file
 from testbed.own.kinds import RUN_S, KindFailed, kind_line
 from testbed.run_process import running, steps_done
 from testbed.scraping import Series, endpoint, scrape

@@ -10,9 +10,9 @@ from pathlib import Path
 from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
-from rollstream.config.config import load
-from rollstream.config.run_folder import open_run_log_for_writing
-from rollstream.config.settings import Configuration
+from rollstream.run.config.config import load
+from rollstream.run.config.run_folder import open_run_log_for_writing
+from rollstream.run.config.settings import Configuration
 from rollstream.storage.stores.base import ObjectStore, content_hash
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.json_objects import encode_json as encode_object, seal

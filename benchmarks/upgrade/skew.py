@@ -28,12 +28,12 @@ from benchmarks.upgrade.newer_run import (
     newer_record,
     records_of,
 )
-from rollstream.cli.main import main
-from rollstream.config.run_folder import open_run_log_for_writing
 from rollstream.errors import NewerRelease, RollstreamError
-from rollstream.roles.context import RoleLaunch
-from rollstream.roles.roles import run_role
-from rollstream.runs.parentage import read_parentage
+from rollstream.look.index.parentage import read_parentage
+from rollstream.run.cli.main import main
+from rollstream.run.config.run_folder import open_run_log_for_writing
+from rollstream.run.roles.context import RoleLaunch
+from rollstream.run.roles.roles import run_role
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.bus import AppendEntry, Bus, Message
 from rollstream.streams.dead_letters import DeadLetterReader

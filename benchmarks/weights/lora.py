@@ -29,8 +29,13 @@ from benchmarks.runs.measured import run
 from benchmarks.runs.quickstart import QUICKSTART
 from rollstream.producers.engines.base import EngineOptions, GenerationRequest, WeightUpdate
 from rollstream.producers.engines.torch.engine import TorchEngine
-from rollstream.storage.lora import adapter_state, attach_adapters, attached_adapter, base_state
 from rollstream.storage.metrics_file import read_metrics
+from rollstream.storage.model_folder.lora import (
+    adapter_state,
+    attach_adapters,
+    attached_adapter,
+    base_state,
+)
 from rollstream.storage.settings import LoraSettings
 from rollstream.storage.weights.adapters import AdapterTensors, publish_adapter, publish_base
 from rollstream.streams.values import Sampling, Version

@@ -6,5 +6,6 @@ invariant: 1 `groups`, `decisions`, `trainer_reads` (open groups, by what the tr
 each take); 2 `exactly_once`, `repetitions`, `surplus` (groups with redundancy); 3 to 5 `spans`,
 `lags`, `origins`, `resume_chains`; `settings_since` (changed settings of prompts); 6 `versions`,
 `store`; 7 `fences`; 11 `store`. `verdict` is what the next audit continues from, if by
-`own_verdicts` this user wrote it. docs/reference/audit.md explains the report.
+`own_verdicts` this user wrote it. `report_json` prints the report
+as JSON; docs/reference/audit.md explains it.
 """

@@ -11,13 +11,13 @@ from rollstream.consumers.audit.spans import AuditPolicy
 from rollstream.consumers.audit.versions import KnownRollouts, VersionAudit
 from rollstream.consumers.trainer.checkpoint import TrainerState, missing_records
 from rollstream.errors import CorruptObject, ObjectMissing, StoreError, TopicMissing
-from rollstream.storage.checkpoints import (
+from rollstream.storage.stores.base import ObjectStore, content_hash
+from rollstream.storage.weights.checkpoints import (
     CheckpointId,
     checkpoint_manifest,
     checkpoint_state,
     stored_checkpoints,
 )
-from rollstream.storage.stores.base import ObjectStore, content_hash
 from rollstream.storage.weights.manifest import (
     FileEntry,
     Manifest,

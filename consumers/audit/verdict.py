@@ -99,9 +99,10 @@ def basis_of(run: str, policy: object) -> VerdictBasis:
 @cache
 def _rules_hash() -> str:
     # The audit applies the trainer's rules too.
-    folders = Path(__file__).parent, Path(__file__).parents[1] / "trainer" / "data"
+    own, consumers = Path(__file__).parent, Path(__file__).parents[1]
     digest = xxhash.xxh3_128()
-    for path in sorted(path for folder in folders for path in folder.glob("*.py")):
+    trained = [*(consumers / "trainer" / "data").glob("*.py"), consumers / "credit.py"]
+    for path in sorted([*own.glob("*.py"), *trained]):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

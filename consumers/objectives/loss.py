@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from rollstream.consumers.credit import GAE
 from rollstream.consumers.objective_settings import ObjectiveSettings
 from rollstream.consumers.objectives.kl_estimates import kl_to_come, reference_kl
 from rollstream.consumers.objectives.losses.base import LossInputs, SurrogateInputs
 from rollstream.consumers.objectives.losses.kinds import find_surrogate
 from rollstream.consumers.objectives.masks import kept_tokens
 from rollstream.consumers.objectives.ratios import bounded_log_ratio, importance_log_ratio
-from rollstream.consumers.trainer.data.credit import GAE
 from rollstream.consumers.trainer.data.prepare import EPS
 from rollstream.consumers.trainer.learn.mismatch import LogprobGaps
 from rollstream.consumers.trainer.learn.scores import TokenScores

@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rollstream.consumers.credit import scored_reference
 from rollstream.consumers.objective_settings import past_policies
 from rollstream.consumers.objectives.loss import (
     NO_OTHERS,
@@ -17,7 +18,6 @@ from rollstream.consumers.objectives.loss import (
     update_divisor,
 )
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.data.credit import scored_reference
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.forward import PolicyScorer, ScoringForm
 from rollstream.consumers.trainer.learn.objective import (

@@ -19,7 +19,7 @@ from rollstream.consumers.trainer.learn.forward import device_of, policy_scorer
 from rollstream.consumers.trainer.learn.masters import Masters
 from rollstream.consumers.trainer.learn.row_layout import to_device, token_rows
 from rollstream.errors import ObjectMissing
-from rollstream.storage.lora import PREFIX
+from rollstream.storage.model_folder.lora import PREFIX
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights.resident import ResidentWeights
 from rollstream.streams.records import Trajectory

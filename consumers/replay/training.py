@@ -16,12 +16,12 @@ from transformers import PreTrainedModel
 
 from rollstream.consumers.replay.recorded_steps import PlannedStep, ReplayCourse, replay_batches
 from rollstream.consumers.trainer.checkpoint import TrainerState
+from rollstream.consumers.trainer.data.metrics import StepMetrics
 from rollstream.consumers.trainer.data.sample import Sample, sample_of
 from rollstream.consumers.trainer.learn.base import Learner
 from rollstream.consumers.trainer.learn.forward import policy_scorer
 from rollstream.consumers.trainer.learn.row_layout import token_rows
 from rollstream.consumers.trainer.ledger import Ledger, LedgerTail, hashes_state
-from rollstream.consumers.trainer.metrics import StepMetrics
 from rollstream.consumers.trainer.publisher import StepPublisher, StepSnapshot
 from rollstream.streams.bus import Bus
 from rollstream.streams.records import (

@@ -25,22 +25,26 @@ from rollstream.consumers.trainer.data.earlier_rules import earlier_rules
 from rollstream.consumers.trainer.data.groups import GroupIntake
 from rollstream.consumers.trainer.data.poisoned_takes import plan_superseded
 from rollstream.consumers.trainer.data.prepare import TrainingRule
-from rollstream.consumers.trainer.data.retention import (
-    ArchiveBackedBus,
-    HeldVersions,
-    LogTruncation,
-    PinnedVersions,
-)
 from rollstream.consumers.trainer.data.selection import AnnotationWatch, load_choice
-from rollstream.consumers.trainer.data.takes import TakeFeeder
 from rollstream.consumers.trainer.learn.base import LearnableModel, Learner, open_learner
 from rollstream.consumers.trainer.ledger import Ledger, LedgerTail
 from rollstream.consumers.trainer.loop import Trainer
 from rollstream.consumers.trainer.past_versions import NeededVersions, PublishedVersions
 from rollstream.consumers.trainer.publisher import CheckpointRetention, StepPublisher
+from rollstream.consumers.trainer.retention import (
+    ArchiveBackedBus,
+    HeldVersions,
+    LogTruncation,
+    PinnedVersions,
+)
+from rollstream.consumers.trainer.takes import TakeFeeder
 from rollstream.consumers.trainer.versions import VersionWriter
 from rollstream.errors import ConfigurationError
-from rollstream.storage.checkpoints import (
+from rollstream.storage.claim_check import BlobCollector
+from rollstream.storage.metrics_file import MetricsFile
+from rollstream.storage.settings import CheckpointSettings, WeightsSettings
+from rollstream.storage.stores.base import ObjectStore, content_hash
+from rollstream.storage.weights.checkpoints import (
     Checkpoint,
     CheckpointId,
     open_checkpoint,
@@ -48,10 +52,6 @@ from rollstream.storage.checkpoints import (
     stored_checkpoints,
     write_checkpoint,
 )
-from rollstream.storage.claim_check import BlobCollector
-from rollstream.storage.metrics_file import MetricsFile
-from rollstream.storage.settings import CheckpointSettings, WeightsSettings
-from rollstream.storage.stores.base import ObjectStore, content_hash
 from rollstream.storage.weights.retention import PinnedByReaders
 from rollstream.streams.admissible import believed_terms
 from rollstream.streams.bus import Bus

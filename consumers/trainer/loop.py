@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from rollstream.consumers.trainer.checkpoint import trainer_state
+from rollstream.consumers.trainer.data.metrics import StepMetrics
 from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed
 from rollstream.consumers.trainer.data.selection import UpdateProgress, groups_of_update
-from rollstream.consumers.trainer.data.takes import TakeFeeder, TakeRepeater
 from rollstream.consumers.trainer.ledger import LedgerTail, hashes_state
-from rollstream.consumers.trainer.metrics import StepMetrics
 from rollstream.consumers.trainer.publisher import StepPublisher, StepSnapshot
+from rollstream.consumers.trainer.takes import TakeFeeder, TakeRepeater
 from rollstream.metric_values import MetricValues
 from rollstream.streams.records import StepDone
 from rollstream.streams.values import Version

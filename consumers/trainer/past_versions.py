@@ -11,8 +11,8 @@ from torch import Tensor
 from rollstream.consumers.objective_settings import reads_versions, versions_needed
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.errors import ConfigurationError, ObjectMissing
-from rollstream.storage.checkpoints import stored_checkpoints
 from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.weights.checkpoints import stored_checkpoints
 from rollstream.storage.weights.fetch import fetch_tensors
 from rollstream.storage.weights.pointer import believed_pointer
 from rollstream.storage.weights.retention import listed_versions

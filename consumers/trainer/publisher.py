@@ -14,18 +14,18 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from rollstream.consumers.trainer.data.retention import LogTruncation
 from rollstream.consumers.trainer.learn.workers import BufferPool
 from rollstream.consumers.trainer.ledger import Ledger, TrainerTotals, step_line
+from rollstream.consumers.trainer.retention import LogTruncation
 from rollstream.consumers.trainer.versions import VersionWriter
-from rollstream.storage.checkpoints import (
+from rollstream.storage.metrics_file import MetricsFile
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.weights.checkpoints import (
     delete_checkpoints,
     plan_checkpoints,
     stored_checkpoints,
     write_checkpoint,
 )
-from rollstream.storage.metrics_file import MetricsFile
-from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights.manifest import combined_hash
 from rollstream.storage.weights.pointer import check_term
 from rollstream.storage.weights.tensors import Tensors, tensor_hashes

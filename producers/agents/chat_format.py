@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast
 from rollstream.errors import ConfigurationError, RollstreamError
 from rollstream.producers.dialogue.chat_template import ChatTemplate
 from rollstream.producers.dialogue.template_messages import MARK
+from rollstream.producers.dialogue.text_tokenizer import TextTokenizer
 from rollstream.producers.dialogue.tool_formats import (
     OF_MESSAGES,
     UNKNOWN,
@@ -19,7 +20,6 @@ from rollstream.producers.dialogue.tool_formats import (
     unknown_format,
 )
 from rollstream.producers.tasks.base import Task, Tokenizer
-from rollstream.producers.tasks.text_tokenizer import TextTokenizer
 from rollstream.producers.tasks.tool_calls import ParsedAnswer, parse_tool_calls
 from rollstream.streams.foreign_text import (
     ForeignValueRefused,

@@ -21,7 +21,7 @@ import msgspec
 
 from rollstream.errors import ConfigurationError
 from rollstream.import_path import find_function
-from rollstream.producers.foreign_number import NoFiniteNumber, finite_number
+from rollstream.producers.rewards.foreign_number import NoFiniteNumber, finite_number
 from rollstream.producers.sandbox.base import SandboxRefused
 from rollstream.producers.sandbox_settings import configure_sandboxes
 from rollstream.producers.tasks.base import PlainSandbox, Score

@@ -22,12 +22,12 @@ from rollstream.http_proxies import without_proxy
 from rollstream.import_path import module_command
 from rollstream.producers.agent_settings import AgentSettings
 from rollstream.producers.agents.program_process import EpisodeOrder, EpisodeOutcome
-from rollstream.producers.code_environment import (
+from rollstream.producers.settings import TaskSettings
+from rollstream.producers.tasks.code_environment import (
     allowed_variables,
     of_a_program,
     with_own_path,
 )
-from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.mixture import part_reference
 from rollstream.streams.foreign_text import ForeignValueRefused, read_json, reason_text
 

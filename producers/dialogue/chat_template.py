@@ -26,7 +26,7 @@ from rollstream.producers.dialogue.template_messages import (
     ToolSchema,
     marked,
 )
-from rollstream.producers.tasks.text_tokenizer import TextTokenizer
+from rollstream.producers.dialogue.text_tokenizer import TextTokenizer
 from rollstream.streams.foreign_text import clean_text, reason_text
 
 _PART_OF_CALL = re.compile(r"tool.?calls?\b|tool.?calls?[_▁]|function|invoke", re.IGNORECASE)

@@ -21,8 +21,8 @@ import msgspec
 
 from rollstream.errors import ConfigurationError, SandboxRefused
 from rollstream.import_path import load_option
-from rollstream.producers.foreign_number import NoFiniteNumber, finite_number
 from rollstream.producers.rewards.facts import LOAD_SCORING, ScoringCall, TrajectoryFacts
+from rollstream.producers.rewards.foreign_number import NoFiniteNumber, finite_number
 from rollstream.producers.sandbox_settings import configure_sandboxes
 from rollstream.producers.tasks.base import (
     Environment,

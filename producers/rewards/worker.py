@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import IO
 
 from rollstream.import_path import module_command
-from rollstream.producers.code_environment import allowed_variables, with_own_path
 from rollstream.producers.settings import TaskSettings
+from rollstream.producers.tasks.code_environment import allowed_variables, with_own_path
 from rollstream.program_output import OutputPipe
 
 START_S = 60.0  # until a process must be ready: the imports of a heavy task on a busy machine

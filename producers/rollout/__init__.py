@@ -7,4 +7,5 @@ running trajectories (`trajectory`), `chain` reads the partials of one that is r
 `judging` waits for rewards. `weights` fetches versions, `holder` keeps the served one (`holders`
 has the ways for large ones), `read_back` compares the served tensors. `publisher` writes all
 records in a thread of its own, `heartbeat` sends the status, `loop_metrics` collects the metrics.
+`evaluation` measures a version on held-out prompts.
 """

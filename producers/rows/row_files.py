@@ -21,7 +21,7 @@ import msgspec
 from rollstream.errors import ConfigurationError
 from rollstream.foreign_json import parse_loose_json
 from rollstream.producers.rows.csv_table import CsvTable
-from rollstream.storage.hf_folder import BOM, is_lfs_pointer, lfs_refusal
+from rollstream.storage.model_folder.hf_folder import BOM, is_lfs_pointer, lfs_refusal
 
 KINDS = ".jsonl, .json, .csv, .tsv (also .gz and .zst) and .parquet"
 FIRST_ROWS, SAMPLED_EVERY, ROWS_PASSED_MAX = 1000, 997, 2_000_000

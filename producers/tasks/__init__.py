@@ -5,7 +5,7 @@
 prompts without content), `dataset` (files, found and read by `producers/rows`, `dataset_rows` takes
 the rows and `dataset_survey` looks at them before a run), `gym` (reasoning_gym),
 `tool_dialogue` (the tools of an MCP server, by `tool_server` and `tool_command`) and `mixture`
-(several tasks by weight). Tasks of text use `text` with `text_tokenizer`, or with
-`trained_tokenizer` from scratch; the others use `character_tokenizer`. `tool_calls` finds the calls
-of tools in an answer.
+(several tasks by weight). Tasks of text use `text`, from
+scratch with `trained_tokenizer`; the others use `character_tokenizer`. `tool_calls` finds the calls
+of tools in an answer, `code_environment` has the variables of a user's code.
 """

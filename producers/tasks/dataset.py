@@ -17,6 +17,7 @@ import xxhash
 from rollstream.errors import ConfigurationError, TooFewHeldOut
 from rollstream.import_path import find_function
 from rollstream.producers.dialogue.template_messages import ToolSchema
+from rollstream.producers.dialogue.text_tokenizer import TextTokenizer
 from rollstream.producers.rows.data_files import data_files
 from rollstream.producers.rows.row_files import shown
 from rollstream.producers.tasks.base import (
@@ -34,7 +35,6 @@ from rollstream.producers.tasks.dataset_rows import (
     read_rows,
 )
 from rollstream.producers.tasks.text import TaskText
-from rollstream.producers.tasks.text_tokenizer import TextTokenizer
 from rollstream.storage.skipped_rows import SkippedRecord
 
 _CHECK_EVERY = 1000  # rows between two looks at whether too many are too long

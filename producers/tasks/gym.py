@@ -17,9 +17,9 @@ import xxhash
 
 from rollstream.errors import ConfigurationError, TooFewHeldOut
 from rollstream.import_path import nearest
+from rollstream.producers.dialogue.text_tokenizer import TextTokenizer
 from rollstream.producers.tasks.base import Document, Score, TaskPrompt, Turns
 from rollstream.producers.tasks.text import TaskText
-from rollstream.producers.tasks.text_tokenizer import TextTokenizer
 
 _TUPLE, _PAIRS, _FRACTION = "$tuple", "$pairs", "$fraction"
 CHUNK = 500  # entries per seed: the library's own default size of a data set

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, cast, get_type_hints
 
 from rollstream.errors import ConfigurationError
 from rollstream.import_path import find_callable, nearest
+from rollstream.producers.dialogue.text_tokenizer import TextTokenizer
 from rollstream.producers.tasks.base import Option, PlainPart, PlainTask, Task
 from rollstream.producers.tasks.mixture import MixturePart, mix
 from rollstream.producers.tasks.text import TaskText
-from rollstream.producers.tasks.text_tokenizer import TextTokenizer
 
 if TYPE_CHECKING:  # needs pydantic; a reward process uses `PlainTask` without it
     from rollstream.producers.settings import PartSettings, TaskSettings

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from rollstream.errors import ConfigurationError
 from rollstream.producers.dialogue.chat_template import ChatTemplate
 from rollstream.producers.dialogue.template_messages import MARK, ChatMessage, ToolSchema
+from rollstream.producers.dialogue.text_tokenizer import TextTokenizer
 from rollstream.producers.tasks.base import Turns
-from rollstream.producers.tasks.text_tokenizer import TextTokenizer
 
 PromptContent = str | Sequence[ChatMessage]
 """The content of a prompt: one text, which is the user's message, or several chat messages."""

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rollstream.deadline import Deadline
 from rollstream.errors import ConfigurationError, RollstreamError
-from rollstream.producers.code_environment import allowed_variables, of_a_program
 from rollstream.producers.dialogue.template_messages import ToolSchema
 from rollstream.producers.tasks import tool_command
+from rollstream.producers.tasks.code_environment import allowed_variables, of_a_program
 from rollstream.program_output import OutputPipe
 
 if TYPE_CHECKING:

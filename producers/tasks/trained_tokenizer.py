@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from rollstream.producers.tasks.text_tokenizer import (
+from rollstream.producers.dialogue.text_tokenizer import (
     CHAT_TEMPLATE,
     END,
     NAMES,

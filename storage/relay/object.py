@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from rollstream.errors import CorruptObject, RollstreamError, StoreError
 from rollstream.os_failures import explain_os_error
-from rollstream.storage.hf_folder import TEMPLATES
+from rollstream.storage.model_folder.hf_folder import TEMPLATES
 from rollstream.storage.weights.manifest import parse_version
 from rollstream.streams.values import Version
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from rollstream.errors import ConfigurationError, CorruptObject, ObjectMissing
 from rollstream.foreign_json import parse_loose_json
-from rollstream.storage.hf_folder import (
+from rollstream.storage.model_folder.hf_folder import (
     ADAPTER_CONFIG,
     ADAPTER_TENSORS,
     BOM,
@@ -31,7 +31,7 @@ from rollstream.storage.hf_folder import (
     lfs_refusal,
     small_files,
 )
-from rollstream.storage.hf_weights import HEADER_BYTES_MAX, INDEX, hf_weight_files
+from rollstream.storage.model_folder.hf_weights import HEADER_BYTES_MAX, INDEX, hf_weight_files
 from rollstream.storage.stores.base import ObjectStore, content_hash, is_key
 from rollstream.storage.stores.json_objects import FORMAT, decode_json
 from rollstream.storage.stores.run_keys import LEASES, RunKeys

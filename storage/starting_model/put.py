@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from rollstream.errors import ConfigurationError, ObjectExists
-from rollstream.storage.hf_folder import TEMPLATES, is_small_file
-from rollstream.storage.hf_weights import INDEX
+from rollstream.storage.model_folder.hf_folder import TEMPLATES, is_small_file
+from rollstream.storage.model_folder.hf_weights import INDEX
 from rollstream.storage.starting_model.manifest import (
     ADAPTER,
     MODEL_KEY,

@@ -13,9 +13,9 @@ from pathlib import Path
 import xxhash
 
 from rollstream.errors import CorruptObject
-from rollstream.storage.hf_folder import GENERATION, TEMPLATES, small_files
-from rollstream.storage.hf_tokenizer import is_tokenizer_file
-from rollstream.storage.hf_weights import INDEX
+from rollstream.storage.model_folder.hf_folder import GENERATION, TEMPLATES, small_files
+from rollstream.storage.model_folder.hf_tokenizer import is_tokenizer_file
+from rollstream.storage.model_folder.hf_weights import INDEX
 from rollstream.storage.starting_model.manifest import (
     ADAPTER,
     MODEL_KEY,

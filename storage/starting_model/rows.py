@@ -14,8 +14,8 @@ import xxhash
 from safetensors import SafetensorError
 
 from rollstream.errors import ConfigurationError, CorruptObject
-from rollstream.storage.hf_folder import CONFIG
-from rollstream.storage.hf_weights import read_header
+from rollstream.storage.model_folder.hf_folder import CONFIG
+from rollstream.storage.model_folder.hf_weights import read_header
 from rollstream.storage.starting_model.reading import StoredModel
 from rollstream.storage.weights.tensors import DTYPES, tensor_bytes, tensor_of
 

@@ -9,5 +9,5 @@ version as a folder; `resident` keeps them in memory and updates them, `mapped` 
 `streamed` decodes them from an engine's own memory, without a copy. `tensors` converts tensors to
 bytes, also those that several processes hold. `form` says what a version is: `whole` weights, or
 one of `adapters`. `named_streams` gives each model of a run versions of its own.
-`verify` checks and compares versions.
+`verify` checks and compares versions; `checkpoints` holds the trainer's state beside them.
 """

@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 
 from rollstream.errors import ConfigurationError, ObjectMissing
-from rollstream.storage.hf_folder import ADAPTER_CONFIG, ADAPTER_TENSORS
-from rollstream.storage.lora import merge_adapter
+from rollstream.storage.model_folder.hf_folder import ADAPTER_CONFIG, ADAPTER_TENSORS
+from rollstream.storage.model_folder.lora import merge_adapter
 from rollstream.storage.stores.base import ObjectStore, content_hash
 from rollstream.storage.stores.json_objects import create_idempotent
 from rollstream.storage.weights.fetch import fetch_tensors

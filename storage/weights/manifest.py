@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from rollstream.errors import CorruptObject
-from rollstream.storage.hf_folder import TEMPLATES
+from rollstream.storage.model_folder.hf_folder import TEMPLATES
 from rollstream.storage.stores.base import ObjectStore, content_hash, is_key
 from rollstream.storage.stores.json_objects import decode_json, encode_json
 from rollstream.storage.stores.part import complete_key

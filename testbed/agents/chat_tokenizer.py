@@ -6,7 +6,7 @@ from pathlib import Path
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from rollstream.producers.tasks.text_tokenizer import TextTokenizer, byte_tokenizer
+from rollstream.producers.dialogue.text_tokenizer import TextTokenizer, byte_tokenizer
 
 MARKS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>",
          "<|image_pad|>", "<|video_pad|>")  # fmt: skip

@@ -21,8 +21,9 @@ from rollstream.producers.agents.inbox import AgentInbox
 from rollstream.producers.agents.keys import SessionKeys
 from rollstream.producers.agents.programs import open_programs
 from rollstream.producers.agents.serving import EndpointThread, endpoint_url
+from rollstream.producers.dialogue.text_tokenizer import END, TextTokenizer, byte_token
+from rollstream.producers.engine_factory import open_engine
 from rollstream.producers.engines.base import Engine, EngineOptions
-from rollstream.producers.engines.factory import open_engine
 from rollstream.producers.rewards.pool import RewardPool
 from rollstream.producers.rollout.heartbeat import StatusSchedule
 from rollstream.producers.rollout.in_progress import InProgress
@@ -30,8 +31,7 @@ from rollstream.producers.rollout.judging import Judging
 from rollstream.producers.rollout.publisher import BackgroundSender, RolloutPublisher
 from rollstream.producers.rollout.turn_driver import RolloutParts
 from rollstream.producers.settings import RolloutSettings, TaskSettings
-from rollstream.producers.tasks.text_tokenizer import END, TextTokenizer, byte_token
-from rollstream.storage.models import build_model
+from rollstream.storage.starting_model.models import build_model
 from rollstream.streams.bus import Bus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Assignment, Partial, Trajectory

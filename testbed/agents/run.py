@@ -20,12 +20,12 @@ from typing import Any
 
 import psutil
 
-from rollstream.config.config import load
-from rollstream.config.run_folder import open_run_log_for_writing
 from rollstream.errors import PositionLost
 from rollstream.import_path import module_environment
 from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.registry import load_task
+from rollstream.run.config.config import load
+from rollstream.run.config.run_folder import open_run_log_for_writing
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Partial, Trajectory
 from testbed.agents import service as agent_service

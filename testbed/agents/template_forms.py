@@ -4,7 +4,7 @@ continue: thoughts that are left out, calls as JSON text, ids of a fixed form, e
 
 from dataclasses import dataclass
 
-from rollstream.producers.tasks.text_tokenizer import TextTokenizer
+from rollstream.producers.dialogue.text_tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)

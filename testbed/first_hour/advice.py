@@ -179,8 +179,8 @@ _FULL = """
 import resource, signal, sys
 from pathlib import Path
 from rollstream.storage.metrics_file import MetricsFile
-from rollstream.supervisor.process import ProcessSpec
-from rollstream.supervisor.supervisor import RunLock, Supervisor, SupervisorLimits
+from rollstream.run.supervisor.process import ProcessSpec
+from rollstream.run.supervisor.supervisor import RunLock, Supervisor, SupervisorLimits
 import threading
 folder = Path(sys.argv[1])
 events = MetricsFile(folder / "supervisor.jsonl")
@@ -197,8 +197,8 @@ print(outcome.kind, outcome.message)
 _NO_PROCESS = """
 import os, resource, sys, threading
 from pathlib import Path
-from rollstream.supervisor.process import ProcessSpec, RestartPolicy
-from rollstream.supervisor.supervisor import Supervisor, SupervisorLimits
+from rollstream.run.supervisor.process import ProcessSpec, RestartPolicy
+from rollstream.run.supervisor.supervisor import Supervisor, SupervisorLimits
 policy = RestartPolicy(deaths_max=2, first_s=.01)
 spec = ProcessSpec("trainer", [sys.executable, "-c", "pass"], ends="run")
 limits = SupervisorLimits(tick_s=.01)

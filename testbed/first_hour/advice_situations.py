@@ -6,9 +6,9 @@ lines, as in `testbed/oncall/records.py`.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from rollstream.monitor.concerns import concern_of, warnings_of
-from rollstream.monitor.machine_use import MachineUse
-from rollstream.monitor.snapshot import RunSnapshot, RunWarning
+from rollstream.look.monitor.concerns import concern_of, warnings_of
+from rollstream.look.monitor.machine_use import MachineUse
+from rollstream.look.monitor.snapshot import RunSnapshot, RunWarning
 from testbed.first_hour.advice_states import (
     OPEN,
     PLAN,

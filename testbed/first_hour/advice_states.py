@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from rollstream.config.settings import Configuration
-from rollstream.monitor.snapshot import RunSnapshot, run_settings_of, take_snapshot
-from rollstream.monitor.state import ArchiveBacklog, DeadLetters, RunState, foreign_line
+from rollstream.look.monitor.snapshot import RunSnapshot, run_settings_of, take_snapshot
+from rollstream.look.monitor.state import ArchiveBacklog, DeadLetters, RunState, foreign_line
+from rollstream.run.config.settings import Configuration
 from rollstream.streams.records import GroupClosed, Opened, Prompt
 from rollstream.streams.values import Sampling, Version
 from testbed.oncall import records

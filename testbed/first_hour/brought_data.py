@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import zstandard
 
 from rollstream.errors import ConfigurationError
+from rollstream.producers.dialogue.text_tokenizer import CHAT_TEMPLATE, TextTokenizer
 from rollstream.producers.tasks.dataset import Dataset, DatasetOptions
 from rollstream.producers.tasks.text import TaskText
-from rollstream.producers.tasks.text_tokenizer import CHAT_TEMPLATE, TextTokenizer
 from testbed.first_hour.case import FirstHourCase
 
 VERIFIER = f"{__name__}:verify"

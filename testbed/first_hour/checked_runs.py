@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save, save_file  # pyright: ignore[reportUnknownVariableType]
 
-from rollstream.cli.main import main
 from rollstream.errors import EXIT_REFUSED
-from rollstream.producers.tasks.text_tokenizer import CHAT_TEMPLATE, byte_tokenizer
+from rollstream.producers.dialogue.text_tokenizer import CHAT_TEMPLATE, byte_tokenizer
+from rollstream.run.cli.main import main
 from testbed.first_hour.brought_data import BOM, POINTER
 from testbed.first_hour.case import FirstHourCase
 

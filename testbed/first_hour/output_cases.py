@@ -10,13 +10,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from rollstream.cli.console import TerminalConsole
-from rollstream.cli.main import main
-from rollstream.config.config import load
-from rollstream.monitor.observer import RunObserver
-from rollstream.monitor.snapshot import RunSnapshot, run_settings_of
-from rollstream.monitor.view import LiveView
+from rollstream.look.monitor.observer import RunObserver
+from rollstream.look.monitor.snapshot import RunSnapshot, run_settings_of
+from rollstream.look.monitor.view import LiveView
 from rollstream.printable import OutputStream, PrintableStream
+from rollstream.run.cli.main import main
+from rollstream.run.config.config import load
+from rollstream.run.console import TerminalConsole
 from testbed.first_hour.case import FirstHourCase
 from testbed.first_hour.looked_at_run import copied_run
 from testbed.servers.variables import environment

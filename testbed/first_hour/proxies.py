@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from rollstream.cli.main import main
 from rollstream.http_proxies import is_this_machine, may_use_proxy, open_direct, without_proxy
+from rollstream.run.cli.main import main
 from testbed.first_hour.case import FirstHourCase
 from testbed.servers.variables import environment
 

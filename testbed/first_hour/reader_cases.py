@@ -36,7 +36,7 @@ AS_NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 MOUNTED = ("--bind", "/", "/", "--dev-bind", "/dev", "/dev", "--ro-bind")  # of bwrap
 SEVERAL = """
 import json, sys
-from rollstream.cli.main import main
+from rollstream.run.cli.main import main
 for words in json.loads(sys.argv[1]):
     code = main(words)
     print(f"exit {code}: {' '.join(words)}", file=sys.stderr, flush=True)

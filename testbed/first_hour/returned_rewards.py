@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rollstream.producers.foreign_number import NoFiniteNumber, finite_number
+from rollstream.producers.rewards.foreign_number import NoFiniteNumber, finite_number
 from testbed.first_hour.case import FirstHourCase
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx2
 
-from rollstream.config.config import load
-from rollstream.config.run_folder import open_run_log_for_writing
+from rollstream.run.config.config import load
+from rollstream.run.config.run_folder import open_run_log_for_writing
 from rollstream.storage.metrics_file import read_metrics
 from rollstream.streams.records import Assignment
 from rollstream.streams.writer import publish_all

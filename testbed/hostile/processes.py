@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rollstream.config.config import load
-from rollstream.config.run_folder import open_run_log_for_writing
+from rollstream.run.config.config import load
+from rollstream.run.config.run_folder import open_run_log_for_writing
 from rollstream.storage.metrics_file import read_metrics
 from rollstream.streams.bus import AppendEntry, Bus
 from rollstream.streams.dead_letters import DeadLetterReader

@@ -15,7 +15,7 @@ import msgspec
 
 from rollstream.consumers.archive.service import ArchiveService
 from rollstream.consumers.settings import ArchiveSettings
-from rollstream.runs.backup import back_up
+from rollstream.keep.backup import back_up
 from rollstream.storage.claim_check import open_log
 from rollstream.storage.identity import read_or_create_identity
 from rollstream.storage.starting_model.manifest import ModelSource

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 
-from rollstream.cli.commands import COMMANDS
+from rollstream.run.cli.commands import COMMANDS
 from testbed.hostile_runs.base_run import STEP
 from testbed.hostile_runs.scene import Scene
 from testbed.repository import ROOT
@@ -139,7 +139,7 @@ def unstated() -> tuple[str, ...]:
     actions = {call.words[:2] for call in CALLS}
     missing = [name for name in COMMANDS if name not in called and name not in NOT_LOOKING]
     for name in sorted(called):
-        module = import_module(f"rollstream.cli.{COMMANDS[name].module}")
+        module = import_module(f"rollstream.run.cli.{COMMANDS[name].module}")
         for action in getattr(module, "ACTIONS", {}):
             if action and (name, action) not in actions:
                 missing.append(f"{name} {action}")

@@ -21,7 +21,7 @@ from typing import Protocol
 import psutil
 
 from rollstream.http_proxies import open_direct
-from rollstream.supervisor.process import PARENT_VARIABLE, end_with_parent
+from rollstream.run.supervisor.process import PARENT_VARIABLE, end_with_parent
 from testbed.hostile_runs.calls import ROUTES, Call
 from testbed.hostile_runs.foreign_host import ForeignHost
 from testbed.hostile_runs.scene import PLANTED, Scene, Snapshot, differences, snapshot

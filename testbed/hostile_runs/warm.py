@@ -22,7 +22,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from rollstream.supervisor.process import PARENT_VARIABLE, end_with_parent
+from rollstream.run.supervisor.process import PARENT_VARIABLE, end_with_parent
 from testbed.hostile_runs.scene import Scene
 from testbed.hostile_runs.trial import bound_resources, working_folder
 from testbed.repository import ROOT
@@ -163,7 +163,7 @@ def _run(job: dict[str, Any], parent: int) -> None:
 
 
 def _command(words: list[str]) -> int:
-    from rollstream.cli.main import main
+    from rollstream.run.cli.main import main
 
     try:
         return main(words)

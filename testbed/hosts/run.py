@@ -17,9 +17,9 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from rollstream.config.config import load
-from rollstream.config.run_folder import folder_of_run, write_configuration
-from rollstream.config.sources import METRICS_PORT
+from rollstream.run.config.config import load
+from rollstream.run.config.run_folder import folder_of_run, write_configuration
+from rollstream.run.config.sources import METRICS_PORT
 from rollstream.storage.relay.client import TOKEN_VARIABLE
 from testbed.hosts.namespaces import Host, enter_network
 from testbed.hosts.sites import SITE_A, TwoSites

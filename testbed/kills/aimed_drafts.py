@@ -25,7 +25,7 @@ class RestlessGate(DraftGate):
 
 def drafts_aimed(gate: AimedGate) -> None:
     aim_at_history(gate)
-    import rollstream.roles.rollout as rollout_role  # after aimed_role wrapped it
+    import rollstream.run.roles.rollout as rollout_role  # after aimed_role wrapped it
 
     rollout_role.DraftGate = RestlessGate  # type: ignore[misc]
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rollstream.run.supervisor.process import ProcessSpec
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.stores import connect as stores_connect
 from rollstream.storage.stores.base import ObjectStore
@@ -22,7 +23,6 @@ from rollstream.streams import connect
 from rollstream.streams.bus import AppendEntry, Bus, GroupReader, Message
 from rollstream.streams.records import Position
 from rollstream.streams.topics import Topic
-from rollstream.supervisor.process import ProcessSpec
 from testbed.kills.aims import FOLDER, AimedGate
 from testbed.kills.moments import FILL
 from testbed.stepped.crashing_store import CrashingStore
@@ -100,8 +100,8 @@ def aim_at_writes(gate: AimedGate) -> None:
 
 def aim_at_supervisor(gate: AimedGate) -> None:
     """Wraps the supervisor's file of nonces and the command lines of its roles."""
-    from rollstream.supervisor import plan
-    from rollstream.supervisor.supervisor import RunLock
+    from rollstream.run.supervisor import plan
+    from rollstream.run.supervisor.supervisor import RunLock
 
     process_specs, keep = plan.process_specs, RunLock.keep_nonces
 
@@ -151,7 +151,7 @@ def main() -> int:
         aim_at_supervisor(gate)
     elif words[0] == "rollout":
         aim_at_history(gate)
-    from rollstream.cli.main import main as rollstream
+    from rollstream.run.cli.main import main as rollstream
 
     return rollstream(words)
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from rollstream.config.config import load
-from rollstream.config.run_folder import store_url
+from rollstream.run.config.config import load
+from rollstream.run.config.run_folder import store_url
 from rollstream.storage.archive.reading import archived_files
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store

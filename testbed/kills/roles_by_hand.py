@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from rollstream.config.config import load
-from rollstream.config.run_folder import folder_of_run, write_configuration
+from rollstream.run.config.config import load
+from rollstream.run.config.run_folder import folder_of_run, write_configuration
 from testbed.kills.aims import AimFolder
 from testbed.run_process import SETTINGS
 from testbed.waiting import WAIT_S, wait_for

@@ -12,24 +12,24 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rollstream.errors import ConfigurationError, EngineRefused
+from rollstream.producers.dialogue.text_tokenizer import TextTokenizer
 from rollstream.producers.engines.torch.llama_weights import (
     FusedWeights,
     expected_shapes,
     fused_shape,
 )
 from rollstream.producers.engines.torch.weights import ServedWeights
-from rollstream.producers.engines.vllm.parameter_map import expected_tensors
+from rollstream.producers.engines.vllm.local.parameter_map import expected_tensors
 from rollstream.producers.tasks.text import TaskText
-from rollstream.producers.tasks.text_tokenizer import TextTokenizer
-from rollstream.storage.hf_folder import BOM, read_small_file, small_files
-from rollstream.storage.model_fit import read_model_config
-from rollstream.storage.models import (
+from rollstream.storage.model_folder.hf_folder import BOM, read_small_file, small_files
+from rollstream.storage.model_folder.model_fit import read_model_config
+from rollstream.storage.starting_model.manifest import ModelSource
+from rollstream.storage.starting_model.models import (
     load_empty_model,
     load_model,
     load_stored_model,
     parameter_names,
 )
-from rollstream.storage.starting_model.manifest import ModelSource
 from rollstream.storage.starting_model.put import put_model
 from rollstream.storage.starting_model.reading import StoredModel
 from rollstream.storage.starting_model.rows import StoredRows

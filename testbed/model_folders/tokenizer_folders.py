@@ -22,7 +22,7 @@ from tokenizers import (
     trainers,
 )
 
-from rollstream.storage.hf_tokenizer import QWEN_SPLIT
+from rollstream.storage.model_folder.hf_tokenizer import QWEN_SPLIT
 
 START, STOP, PAD, TURN = "<|start|>", "<|stop|>", "<|pad|>", "<|turn|>"
 ROLES = {"bos_token": START, "eos_token": STOP, "pad_token": PAD}

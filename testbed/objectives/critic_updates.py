@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rollstream.consumers.credit import PartRewards
 from rollstream.consumers.objective_settings import OBJECTIVE_PRESETS
 from rollstream.consumers.objectives.critic.gae import judge
 from rollstream.consumers.objectives.loss import (
@@ -18,7 +19,6 @@ from rollstream.consumers.objectives.loss import (
     surrogate_loss,
 )
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.data.credit import PartRewards
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.row_layout import loss_inputs
 from rollstream.consumers.trainer.learn.scores import TokenScores

@@ -1,6 +1,6 @@
 """Writes `deploy/alerts.yml`, the rules of Prometheus: one alert for each concern of
-`rollstream/monitor/concerns.py`, one for a run that nothing observes, and the recording rules that
-measure the service levels of `docs/how-to/monitor.md`.
+`rollstream/look/monitor/concerns.py`, one for a run that nothing observes, and the recording rules
+that measure the service levels of `docs/how-to/monitor.md`.
 
 `python -m testbed.reference_pages` rewrites the file; `tests/metrics/test_concerns.py` fails while
 it is stale.
@@ -8,8 +8,8 @@ it is stale.
 
 from collections.abc import Iterator
 
-from rollstream.metrics.catalogue import PREFIX
-from rollstream.monitor.concerns import CONCERNS, Concern
+from rollstream.look.monitor.concerns import CONCERNS, Concern
+from rollstream.run.metrics.catalogue import PREFIX
 
 RUNBOOK = "docs/reference/runbook-concerns.md"
 EVALUATION_S = 15
@@ -19,7 +19,7 @@ wait for as long as each of them needs.
 UNOBSERVED = "unobserved"
 """The one alert that is no concern: who observes no run can raise none."""
 HEAD = """\
-# Alerts and service levels. Generated from rollstream/monitor/concerns.py by
+# Alerts and service levels. Generated from rollstream/look/monitor/concerns.py by
 # `python -m testbed.reference_pages`; docs/reference/runbook-concerns.md has an entry for each.
 groups:
   - name: rollstream-concerns

@@ -1,6 +1,6 @@
-"""A fault for each concern of `rollstream/monitor/concerns.py`, planted into the log, the archive
-or the metrics files of a healthy run: what a faulty role, program or machine leaves there. The run
-continues beside the fault, so that the fault alone raises its concern.
+"""A fault for each concern of `rollstream/look/monitor/concerns.py`, planted into the log, the
+archive or the metrics files of a healthy run: what a faulty role, program or machine leaves there.
+The run continues beside the fault, so that the fault alone raises its concern.
 """
 
 from collections.abc import Callable, Mapping
@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rollstream.monitor.feed import SLOW_REFRESH_S
-from rollstream.monitor.state import foreign_line, skipped_line
+from rollstream.look.monitor.feed import SLOW_REFRESH_S
+from rollstream.look.monitor.state import foreign_line, skipped_line
 from rollstream.storage.skipped_rows import SkippedRecord
 from rollstream.streams.bus import AppendEntry
 from rollstream.streams.dead_letters import DeadLetterWriter

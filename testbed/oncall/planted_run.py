@@ -7,11 +7,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from rollstream.config.run_folder import RunFolder, bus_url, store_url, write_configuration
-from rollstream.config.settings import Configuration
 from rollstream.consumers.archive.service import ArchiveService
-from rollstream.monitor.observer import RunObserver, opener_of_run
-from rollstream.monitor.snapshot import run_settings_of
+from rollstream.look.monitor.observer import RunObserver, opener_of_run
+from rollstream.look.monitor.snapshot import run_settings_of
+from rollstream.run.config.run_folder import RunFolder, bus_url, store_url, write_configuration
+from rollstream.run.config.settings import Configuration
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.connect import open_bus

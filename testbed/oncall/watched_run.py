@@ -8,8 +8,8 @@ from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from rollstream.metrics.endpoint import ProcessMetrics, serve_metrics
-from rollstream.monitor.observer import RunObserver
+from rollstream.look.monitor.observer import RunObserver
+from rollstream.run.metrics.endpoint import ProcessMetrics, serve_metrics
 from testbed.oncall.alert_rules import EVALUATION_S, alert_name
 from testbed.oncall.faults import FAULTS, plant, prepare
 from testbed.oncall.planted_run import PlantedRun, copy_of, write_healthy_run

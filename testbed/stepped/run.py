@@ -40,8 +40,8 @@ from rollstream.producers.tasks.registry import load_task
 from rollstream.storage.archive.log_view import LogView
 from rollstream.storage.leases import LeaseCandidate, LeaseClaim
 from rollstream.storage.metrics_file import MetricsFile
-from rollstream.storage.models import build_model, model_files
 from rollstream.storage.settings import CheckpointSettings, WeightsSettings
+from rollstream.storage.starting_model.models import build_model, model_files
 from rollstream.storage.stored_settings import configuration_key
 from rollstream.storage.stores.base import ObjectStore, content_hash
 from rollstream.storage.stores.json_objects import create_idempotent, encode_json

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from rollstream.figures.definitions import FIGURES
+from rollstream.look.figures.definitions import FIGURES
 from testbed.two_pages.shown import ShownNumber
 
 OWN = "own"

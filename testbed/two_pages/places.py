@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollstream.analysis.locate import locate_run
-from rollstream.analysis.session import QuerySession
-from rollstream.cli.main import main
+from rollstream.look.query.locate import locate_run
+from rollstream.look.query.session import QuerySession
+from rollstream.run.cli.main import main
 from testbed.explorer_server import ServedRuns, serving
 from testbed.two_pages import named_paths
 from testbed.two_pages.named_paths import named_numbers

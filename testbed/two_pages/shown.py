@@ -25,8 +25,8 @@ _SCALES = {
 @dataclass(frozen=True, slots=True)
 class ShownNumber:
     """A number at a place: `where` is its label or path there, `figure` its name in
-    `rollstream/figures`, "" for a number without a name, `of` the step, group or other thing that
-    it is of. `rounding` is half a unit of its last printed digit, 0 for a full float.
+    `rollstream/look/figures`, "" for a number without a name, `of` the step, group or other thing
+    that it is of. `rounding` is half a unit of its last printed digit, 0 for a full float.
     """
 
     place: str

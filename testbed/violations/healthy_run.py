@@ -23,10 +23,10 @@ from rollstream.consumers.audit.spans import AuditPolicy
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.checkpoint import TrainerState
 from rollstream.consumers.trainer.data.prepare import training_rule
-from rollstream.storage.checkpoints import write_checkpoint
 from rollstream.storage.claim_check import ClaimCheck
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
+from rollstream.storage.weights.checkpoints import write_checkpoint
 from rollstream.storage.weights.manifest import Manifest, manifest_key
 from rollstream.storage.weights.pointer import advance_pointer, take_pointer
 from rollstream.storage.weights.publish import NewVersion, publish_version

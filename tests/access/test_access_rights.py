@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.config.config import load
-from rollstream.config.run_folder import folder_of_run, write_configuration
 from rollstream.errors import RollstreamError
+from rollstream.run.config.config import load
+from rollstream.run.config.run_folder import folder_of_run, write_configuration
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.bus import AppendEntry
 from rollstream.streams.kafka.address import parse_kafka_url, read_secrets

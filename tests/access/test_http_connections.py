@@ -17,10 +17,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from rollstream.http_connections import ConnectionBounds, connections_allowed
-from rollstream.metrics import endpoint as metrics_endpoint
-from rollstream.metrics.endpoint import TEXT, serve_pages
 from rollstream.producers.agents import serving
 from rollstream.producers.agents.serving import EndpointThread
+from rollstream.run.metrics import endpoint as metrics_endpoint
+from rollstream.run.metrics.endpoint import TEXT, serve_pages
 from testbed.waiting import wait_for
 
 MANY = 64

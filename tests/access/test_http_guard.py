@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.config.sources import ENVIRONMENT_PREFIX, RESERVED_VARIABLES
 from rollstream.http_guard import HOSTS_VARIABLE, is_private_name, machine_names, program_rule
-from rollstream.metrics.endpoint import TEXT, serve_pages
 from rollstream.producers.agents.directory import RolloutDirectory
 from rollstream.producers.agents.front import EndpointFront
 from rollstream.producers.agents.keys import SessionKeys
 from rollstream.producers.agents.serving import EndpointThread
+from rollstream.run.config.sources import ENVIRONMENT_PREFIX, RESERVED_VARIABLES
+from rollstream.run.metrics.endpoint import TEXT, serve_pages
 from rollstream.storage.relay.cache import RelayCache
 from rollstream.storage.relay.client import BandwidthLimiter
 from rollstream.storage.relay.server import RelayServer

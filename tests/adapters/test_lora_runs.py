@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.cli.main import main
-from rollstream.config.config import load
-from rollstream.config.run_folder import store_url
 from rollstream.consumers.settings import DispatchSettings
 from rollstream.consumers.trainer.loop import Trainer
-from rollstream.runs.parentage import read_parentage
+from rollstream.look.index.parentage import read_parentage
+from rollstream.run.cli.main import main
+from rollstream.run.config.config import load
+from rollstream.run.config.run_folder import store_url
 from rollstream.storage.settings import LoraSettings
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.adapters import BASE

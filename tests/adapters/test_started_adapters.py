@@ -9,19 +9,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rollstream.checks.model import ModelFacts, model_findings
-from rollstream.cli.configuration import load_configuration
-from rollstream.cli.main import main
-from rollstream.config.config import load
-from rollstream.config.run_model import store_starting_model
-from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
-from rollstream.producers.tasks.text_tokenizer import byte_tokenizer
-from rollstream.roles.train import starting_model
-from rollstream.storage.hf_folder import ADAPTER_CONFIG, ADAPTER_TENSORS
-from rollstream.storage.lora import adapter_state, attach_adapters
-from rollstream.storage.models import build_model
+from rollstream.producers.dialogue.text_tokenizer import byte_tokenizer
+from rollstream.run.checks.model import ModelFacts, model_findings
+from rollstream.run.cli.configuration import load_configuration
+from rollstream.run.cli.main import main
+from rollstream.run.config.config import load
+from rollstream.run.config.run_model import store_starting_model
+from rollstream.run.config.settings import Configuration
+from rollstream.run.roles.train import starting_model
+from rollstream.storage.model_folder.hf_folder import ADAPTER_CONFIG, ADAPTER_TENSORS
+from rollstream.storage.model_folder.lora import adapter_state, attach_adapters
 from rollstream.storage.settings import LoraSettings
+from rollstream.storage.starting_model.models import build_model
 from rollstream.storage.stores.connect import open_store
 from tests.support.kept_run import made
 from tests.support.tiny_run import SIZES

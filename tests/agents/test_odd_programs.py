@@ -16,8 +16,8 @@ from rollstream.producers.agents.answers import TurnAnswer, answer_events, answe
 from rollstream.producers.agents.chat_format import ChatRefused, TemplateChat
 from rollstream.producers.agents.conversation import history_hashes
 from rollstream.producers.agents.requests import TurnRequest, read_request
-from rollstream.producers.code_environment import of_a_program, with_own_path
-from rollstream.producers.tasks.text_tokenizer import TextTokenizer
+from rollstream.producers.dialogue.text_tokenizer import TextTokenizer
+from rollstream.producers.tasks.code_environment import of_a_program, with_own_path
 from rollstream.producers.tasks.tool_server import ToolServer
 from rollstream.streams.bus import Bus
 from rollstream.streams.values import Sampling

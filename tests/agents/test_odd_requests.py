@@ -14,9 +14,9 @@ import pytest
 from msgspec.structs import replace
 
 from rollstream.producers.agents.chat_format import PlainChat
+from rollstream.producers.dialogue.text_tokenizer import TextTokenizer
 from rollstream.producers.dialogue.tool_formats import TOOL_FORMATS
 from rollstream.producers.settings import TaskSettings
-from rollstream.producers.tasks.text_tokenizer import TextTokenizer
 from rollstream.streams.admissible import TrainingBounds, refusal
 from rollstream.streams.bus import Bus
 from rollstream.streams.records import Partial, Record

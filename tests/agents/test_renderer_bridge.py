@@ -18,9 +18,9 @@ from rollstream.producers.agents.conversation import (
     history_hashes,
 )
 from rollstream.producers.agents.renderer_bridge import RendererBridge, with_renderer
+from rollstream.producers.dialogue.text_tokenizer import TextTokenizer
 from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.registry import load_task
-from rollstream.producers.tasks.text_tokenizer import TextTokenizer
 from rollstream.streams.values import Turn
 from testbed.agents.chat_tokenizer import THINKING, chatml_tokenizer
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.cli.main import main
 from rollstream.consumers.trainer.data.ready_groups import UNTRAINED_MAX
 from rollstream.errors import EveryGroupDied
 from rollstream.producers.agent_settings import AgentSettings
 from rollstream.producers.settings import RolloutSettings
+from rollstream.run.cli.main import main
 from rollstream.streams.ledger_records import GroupClosed, StepDone
 from rollstream.streams.records import Trajectory
 from tests.support.tiny_run import DISPATCH, tiny_run

@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from rollstream.analysis.locate import locate_run
-from rollstream.analysis.session import QuerySession
+from rollstream.look.query.locate import locate_run
+from rollstream.look.query.session import QuerySession
 from rollstream.streams.topics import catalogue
 from tests.analysis.asked_run import (
     CONFIGURATION,

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from rollstream.analysis.views import VIEWS
+from rollstream.look.query.views import VIEWS
 from tests.analysis.document import DOCUMENT, ROOT, blocks, run
 
 BLOCKS = list(blocks(DOCUMENT.read_text()))

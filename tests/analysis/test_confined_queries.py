@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from rollstream.cli.main import main
+from rollstream.run.cli.main import main
 from tests.analysis.asked_run import archive, make_run
 
 

@@ -6,10 +6,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rollstream.analysis.locate import locate_run
-from rollstream.analysis.session import QuerySession
-from rollstream.cli.main import main
 from rollstream.errors import CorruptObject
+from rollstream.look.query.locate import locate_run
+from rollstream.look.query.session import QuerySession
+from rollstream.run.cli.main import main
 from tests.analysis.asked_run import archive, open_log
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.cli.main import main
-from rollstream.config.run_folder import run_folder
 from rollstream.consumers.audit.audit import Audit
 from rollstream.consumers.audit.spans import AuditPolicy
-from rollstream.report.summary import read_history, summarise
+from rollstream.look.report.summary import read_history, summarise
+from rollstream.run.cli.main import main
+from rollstream.run.config.run_folder import run_folder
 from rollstream.storage.archive.log_view import LogView
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.bus import AppendEntry, Bus

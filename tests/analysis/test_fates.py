@@ -8,9 +8,9 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from rollstream.analysis.fate_views import QUANTILES
-from rollstream.analysis.locate import locate_run
-from rollstream.analysis.session import QuerySession
+from rollstream.look.query.fate_views import QUANTILES
+from rollstream.look.query.locate import locate_run
+from rollstream.look.query.session import QuerySession
 from rollstream.streams.records import Admitted, GroupClosed, Take
 from rollstream.streams.values import Address, GroupMembers, Member
 from rollstream.streams.writer import FencedWriter, publish

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from rollstream.cli.main import main, parse
+from rollstream.run.cli.main import main, parse
 from testbed.repository import ROOT
 from testbed.waiting import WAIT_S
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rollstream.cli.main import main
+from rollstream.run.cli.main import main
 
 
 def inspect(capsys, *words):

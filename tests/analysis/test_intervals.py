@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from rollstream.analysis.intervals import (
+from rollstream.look.query.intervals import (
     bootstrap_interval,
     detectable_difference,
     difference_power,

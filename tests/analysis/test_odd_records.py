@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.cli.main import main
 from rollstream.errors import EXIT_REFUSED
-from rollstream.explorer import explored_run
+from rollstream.look.explorer import explored_run
+from rollstream.run.cli.main import main
 from tests.analysis.asked_run import archive
 from tests.analysis.odd_run import make_odd_run
 

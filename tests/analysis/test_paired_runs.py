@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollstream.analysis.intervals import paired_difference
-from rollstream.analysis.locate import locate_run
-from rollstream.analysis.paired_runs import (
+from rollstream.look.query.intervals import paired_difference
+from rollstream.look.query.locate import locate_run
+from rollstream.look.query.paired_runs import (
     GroupFigures,
     HeldOut,
     RunFigures,
@@ -16,8 +16,8 @@ from rollstream.analysis.paired_runs import (
     paired_figures,
     read_figures,
 )
-from rollstream.analysis.session import QuerySession
-from rollstream.cli.main import main
+from rollstream.look.query.session import QuerySession
+from rollstream.run.cli.main import main
 from rollstream.storage.metrics_file import MetricsFile
 from testbed.repository import EXAMPLES
 from tests.support.synthetic_run import evaluation, publish_run

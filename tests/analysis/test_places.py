@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.analysis.archive_files import ArchiveCache
-from rollstream.analysis.locate import locate_run
-from rollstream.cli.main import main
 from rollstream.errors import ConfigurationError
+from rollstream.look.query.archive_files import ArchiveCache
+from rollstream.look.query.locate import locate_run
+from rollstream.run.cli.main import main
 from rollstream.storage.archive.file_names import ARCHIVE_PREFIX, parse_archive_key
 from rollstream.storage.stores.connect import open_store
 from testbed.memory import MemoryStore
@@ -113,7 +113,7 @@ def test_asking_imports_what_it_needs_and_no_more(command, absent, folders):
     run = str(folders["archive"])
     words = [*command, "--run", run] if command[0] == "query" else [*command[:2], run]
     code = (
-        "import sys; from rollstream.cli.main import main; assert main(sys.argv[1:]) == 0; "
+        "import sys; from rollstream.run.cli.main import main; assert main(sys.argv[1:]) == 0; "
         f"print(sorted(set({absent.split()}) & set(sys.modules)))"
     )
     done = subprocess.run(

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from rollstream.cli.main import main
 from rollstream.errors import ConfigurationError
+from rollstream.run.cli.main import main
 
 
 @pytest.fixture

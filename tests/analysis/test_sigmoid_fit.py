@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from rollstream.analysis.sigmoid_fit import POINTS_MIN, SigmoidFit, fit_sigmoid
+from rollstream.look.query.sigmoid_fit import POINTS_MIN, SigmoidFit, fit_sigmoid
 
 TRUE = (0.2, 0.85, 1.7, 3e5)  # R0, A, B, Cmid
 COMPUTE = np.linspace(0, 2e6, 40)

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from rollstream.analysis.describe import describe
-from rollstream.analysis.fields import parse_condition
-from rollstream.cli.main import main
 from rollstream.errors import ConfigurationError
+from rollstream.look.query.describe import describe
+from rollstream.look.query.fields import parse_condition
+from rollstream.run.cli.main import main
 from rollstream.streams.codec import decode
 from rollstream.streams.records import TOPIC_RECORDS
 from rollstream.streams.topics import DEAD

@@ -7,9 +7,9 @@ from contextlib import ExitStack
 import pyarrow.parquet as pq
 import pytest
 
-from rollstream.analysis.locate import locate_run
-from rollstream.analysis.session import QuerySession
-from rollstream.analysis.views import VIEWS
+from rollstream.look.query.locate import locate_run
+from rollstream.look.query.session import QuerySession
+from rollstream.look.query.views import VIEWS
 from rollstream.streams.records import Admitted, GroupClosed, Superseded, Take
 from rollstream.streams.values import Address, GroupMembers, Member
 from rollstream.streams.writer import FencedWriter, publish

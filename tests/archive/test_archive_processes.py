@@ -15,6 +15,8 @@ import pytest
 
 from rollstream.consumers.archive.topic import TopicArchive
 from rollstream.consumers.settings import ArchiveSettings
+from rollstream.run.supervisor.process import ProcessSpec, last_lines
+from rollstream.run.supervisor.supervisor import Supervisor, SupervisorLimits
 from rollstream.storage.archive.log_view import LogView
 from rollstream.storage.archive.reading import archived_files, table_from
 from rollstream.storage.archive.tables import originals_of
@@ -23,8 +25,6 @@ from rollstream.storage.stores.connect import open_store
 from rollstream.streams.bus import Bus
 from rollstream.streams.connect import open_bus
 from rollstream.streams.topics import catalogue
-from rollstream.supervisor.process import ProcessSpec, last_lines
-from rollstream.supervisor.supervisor import Supervisor, SupervisorLimits
 from testbed.repository import ROOT
 from testbed.waiting import WAIT_S, let_pass, wait_for
 from tests.archive.archive_samples import append, append_of_term, archived_to, trajectory

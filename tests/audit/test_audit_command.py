@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rollstream.cli.main import main, parse
 from rollstream.consumers.audit.audit import Audit
+from rollstream.run.cli.main import main, parse
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.records import GroupClosed
 from testbed.repository import ROOT
@@ -140,7 +140,7 @@ def test_the_examples_of_the_help_run(folder: Path, tmp_path: Path, capsys, monk
 def test_an_audit_imports_neither_torch_nor_duckdb(folder: Path) -> None:
     """It may run beside a trainer on a small machine."""
     code = (
-        "import sys; from rollstream.cli.main import main; assert main(sys.argv[1:]) == 0; "
+        "import sys; from rollstream.run.cli.main import main; assert main(sys.argv[1:]) == 0; "
         "print(sorted({'torch', 'transformers', 'duckdb', 'pydantic'} & set(sys.modules)))"
     )
     line = [sys.executable, "-c", code, "audit", str(folder)]

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from rollstream.cli.main import main
 from rollstream.consumers.archive.service import ArchiveService
 from rollstream.consumers.settings import ArchiveSettings, TrainerSettings
 from rollstream.producers.settings import RolloutSettings
+from rollstream.run.cli.main import main
 from rollstream.streams.bus import AppendEntry
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import StepDone

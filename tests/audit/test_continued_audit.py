@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.cli.main import main
 from rollstream.consumers.audit import own_verdicts, verdict as verdicts
 from rollstream.consumers.audit.audit import Audit
 from rollstream.consumers.audit.verdict import VERDICT_KEY
+from rollstream.run.cli.main import main
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.connect import open_bus

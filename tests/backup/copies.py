@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection
 from contextlib import closing
 from pathlib import Path
 
-from rollstream.runs.backup import Backup, back_up
-from rollstream.runs.restore import plan_restore, restore
+from rollstream.keep.backup import Backup, back_up
+from rollstream.keep.restore import plan_restore, restore
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.bus import Bus, Message

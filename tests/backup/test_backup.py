@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from rollstream.cli.main import main
 from rollstream.errors import ConfigurationError
-from rollstream.runs import backup as backup_module
-from rollstream.runs.backup import (
+from rollstream.keep import backup as backup_module
+from rollstream.keep.backup import (
     BACKUP_KEY,
     BEGUN_KEY,
     LOG,
@@ -20,7 +19,8 @@ from rollstream.runs.backup import (
     missing_ranges,
     parse_segment,
 )
-from rollstream.runs.restore import read_backup
+from rollstream.keep.restore import read_backup
+from rollstream.run.cli.main import main
 from rollstream.storage.claim_check import blob_key
 from rollstream.storage.identity import (
     DELETED,

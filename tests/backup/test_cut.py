@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from rollstream.runs.cut import fix_cut
+from rollstream.keep.cut import fix_cut
 from rollstream.streams.bus import AppendEntry, Bus, BusWrapper
 from rollstream.streams.fence import TRUNCATED_GROUP, truncate
 from rollstream.streams.records import Position

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from rollstream.errors import ConfigurationError, CorruptObject, OutsideRun
+from rollstream.keep.backup import BACKUP_KEY, BEGUN_KEY, Backup, BackupObject
+from rollstream.keep.restore import plan_restore, read_backup
 from rollstream.producers.agents.keys import SECRET_KEY, SessionIdentity, run_session_keys
-from rollstream.runs.backup import BACKUP_KEY, BEGUN_KEY, Backup, BackupObject
-from rollstream.runs.restore import plan_restore, read_backup
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.json_objects import seal
 from testbed.memory import MemoryStore

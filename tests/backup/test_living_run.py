@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from rollstream.cli.main import main
-from rollstream.config.run_folder import RunFolder, write_configuration
 from rollstream.consumers.archive.service import ArchiveService
 from rollstream.consumers.settings import ArchiveSettings
 from rollstream.errors import PositionLost
-from rollstream.runs.backup import Backup
+from rollstream.keep.backup import Backup
+from rollstream.run.cli.main import main
+from rollstream.run.config.run_folder import RunFolder, write_configuration
 from rollstream.storage.identity import read_or_create_identity
 from rollstream.storage.weights.pointer import believed_pointer
 from rollstream.streams.records import StepDone, Take

@@ -8,16 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.cli.main import main
-from rollstream.config.config import load
-from rollstream.config.recorded_configuration import check_configuration, record_configuration
-from rollstream.config.run_folder import require_new
 from rollstream.errors import ConfigurationError, CorruptObject, NewerRelease
-from rollstream.runs.backup import (
-    BACKUP_KEY,
-    open_backup,
-)
-from rollstream.runs.restore import read_backup
+from rollstream.keep.backup import BACKUP_KEY, open_backup
+from rollstream.keep.restore import read_backup
+from rollstream.run.cli.main import main
+from rollstream.run.config.config import load
+from rollstream.run.config.recorded_configuration import check_configuration, record_configuration
+from rollstream.run.config.run_folder import require_new
 from rollstream.storage.identity import DELETED, read_identity, read_or_create_identity
 from rollstream.storage.leases import LeaseCandidate, acquire_lease
 from rollstream.storage.stores.base import Data

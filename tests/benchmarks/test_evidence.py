@@ -21,13 +21,13 @@ from benchmarks.evidence.rows import FACTS, EvidenceRow, read_rows, recounted, r
 from benchmarks.evidence.stepped_run import Schedule, SteppedRun
 from benchmarks.evidence_runs import main
 from benchmarks.runs.quickstart import QUICKSTART
-from rollstream.config.config import load
 from rollstream.consumers.objective_settings import OBJECTIVE_PRESETS
 from rollstream.producers.engines.base import UpdateMode
 from rollstream.producers.tasks.base import Score, Task, Turns
 from rollstream.producers.tasks.registry import load_task
-from rollstream.roles.context import prompt_tokens_max
-from rollstream.warmup.warmup import SftSchedule, warm_up
+from rollstream.run.config.config import load
+from rollstream.run.roles.context import prompt_tokens_max
+from rollstream.run.warmup.warmup import SftSchedule, warm_up
 
 WORLD = "remainder-0.6M"
 TINY = (

@@ -11,7 +11,7 @@ from benchmarks.gpu_check.__main__ import PIECES, main
 from benchmarks.gpu_check.read import Seen
 from benchmarks.gpu_check.setup import DRY, TINY, configuration, make_model
 from benchmarks.gpu_check.whole_run import Check, report
-from rollstream.config.config import load
+from rollstream.run.config.config import load
 from tests.support.planted_states import SAMPLES, done, finished
 
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from benchmarks.pipeline.plain_loop import run
 from benchmarks.runs.quickstart import QUICKSTART
-from rollstream.config.config import load
 from rollstream.producers.tasks.registry import load_task
-from rollstream.roles.context import prompt_tokens_max
-from rollstream.warmup.warmup import untrained_model
+from rollstream.run.config.config import load
+from rollstream.run.roles.context import prompt_tokens_max
+from rollstream.run.warmup.warmup import untrained_model
 from tests.benchmarks.test_evidence import TINY
 
 

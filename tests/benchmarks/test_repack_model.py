@@ -20,7 +20,7 @@ from benchmarks.repack.model_arm import (
     time_to_reward,
 )
 from benchmarks.runs.watched import Slots
-from rollstream.config.config import load
+from rollstream.run.config.config import load
 from rollstream.streams.records import Assignment, Partial, StepDone, Trajectory
 from rollstream.streams.values import Drafts, Sampling, Version
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollstream.cli.main import main
-from rollstream.config.config import load
-from rollstream.config.run_folder import store_url
+from rollstream.run.cli.main import main
+from rollstream.run.config.config import load
+from rollstream.run.config.run_folder import store_url
 from rollstream.storage.identity import read_identity
 from rollstream.storage.metrics_file import read_metrics
 from rollstream.storage.stores.connect import open_store

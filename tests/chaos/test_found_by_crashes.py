@@ -11,15 +11,15 @@ from rollstream.consumers.audit.audit import Audit
 from rollstream.consumers.audit.spans import AuditPolicy
 from rollstream.consumers.trainer.checkpoint import TrainerState, restore_intake, trainer_state
 from rollstream.consumers.trainer.data.groups import GroupIntake
-from rollstream.consumers.trainer.data.retention import LogTruncation
 from rollstream.consumers.trainer.ledger import Ledger
 from rollstream.consumers.trainer.publisher import CheckpointRetention, StepPublisher
+from rollstream.consumers.trainer.retention import LogTruncation
 from rollstream.consumers.trainer.versions import VersionWriter
 from rollstream.errors import Fenced
-from rollstream.storage.checkpoints import stored_checkpoints, write_checkpoint
 from rollstream.storage.claim_check import BlobCollector
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.settings import WeightsSettings
+from rollstream.storage.weights.checkpoints import stored_checkpoints, write_checkpoint
 from rollstream.storage.weights.manifest import version_folder
 from rollstream.storage.weights.pointer import advance_pointer, take_pointer
 from rollstream.storage.weights.publish import NewVersion, publish_version

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.agents.world import CONFIGURATION, options
 from benchmarks.runs.watched import watched
-from rollstream.cli.main import main
+from rollstream.run.cli.main import main
 from rollstream.streams.records import Assignment, GroupClosed, Partial, Trajectory
 from testbed.run_process import read, role
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.cli.commands import COMMANDS, command_parsers
+from rollstream.run.cli.commands import COMMANDS, command_parsers
 from testbed.repository import ROOT
 from testbed.servers import bubblewrap
 from testbed.waiting import WAIT_S, wait_for

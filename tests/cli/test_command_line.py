@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from rollstream.cli.arguments import CommandParser
-from rollstream.cli.commands import COMMANDS, GROUPS, command_parsers
-from rollstream.cli.main import main, parse
+from rollstream.run.cli.arguments import CommandParser
+from rollstream.run.cli.commands import COMMANDS, GROUPS, command_parsers
+from rollstream.run.cli.main import main, parse
 from testbed.repository import ROOT
 
 PARSERS = [parser for name in COMMANDS for parser in command_parsers(name)]
@@ -58,11 +58,11 @@ def test_the_help_lists_every_command_under_its_group(capsys: pytest.CaptureFixt
 
 def test_help_imports_nothing_slow():
     slow = ("torch", "pydantic", "numpy", "rich", "transformers", "duckdb", "msgspec")
-    assert imported("from rollstream.cli.main import main; main([])", *slow) == ""
+    assert imported("from rollstream.run.cli.main import main; main([])", *slow) == ""
 
 
 def test_the_help_of_no_command_imports_a_model_or_an_engine():
-    code = "from rollstream.cli.commands import *; [command_parsers(name) for name in COMMANDS]"
+    code = "from rollstream.run.cli.commands import *; [command_parsers(name) for name in COMMANDS]"
     assert imported(code, "torch", "transformers", "vllm") == ""
 
 

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.cli.look.config import CHANGES
-from rollstream.cli.main import main
-from rollstream.config.config import fingerprint, store_configuration
-from rollstream.config.run_folder import (
+from rollstream.run.cli.look.config import CHANGES
+from rollstream.run.cli.main import main
+from rollstream.run.config.config import fingerprint, store_configuration
+from rollstream.run.config.run_folder import (
     RunFolder,
     open_run_log_for_writing,
     store_url,
     write_configuration,
 )
-from rollstream.config.settings import Configuration
+from rollstream.run.config.settings import Configuration
 from rollstream.storage.settings import Scope
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.records import Configured, Take

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.cli import main as command_line, run
-from rollstream.cli.console import TerminalConsole
-from rollstream.config.run_folder import RunFolder
-from rollstream.supervisor.supervisor import RunOutcome
+from rollstream.run.cli import main as command_line, run
+from rollstream.run.config.run_folder import RunFolder
+from rollstream.run.console import TerminalConsole
+from rollstream.run.supervisor.supervisor import RunOutcome
 from testbed.first_hour.looked_at_run import copied_run
 from testbed.repository import ROOT
 from testbed.waiting import WAIT_S
@@ -21,7 +21,7 @@ HEAVY = (
 )
 QUERY = """
 import sys, threading
-from rollstream.cli.main import main
+from rollstream.run.cli.main import main
 
 class Told(threading.Thread):
     def start(self):
@@ -62,7 +62,7 @@ runpy.run_module("rollstream", run_name="__main__", alter_sys=True)
 """
 
 
-@pytest.mark.parametrize("name", ["rollstream.cli.main", "rollstream.printable", "duckdb"])
+@pytest.mark.parametrize("name", ["rollstream.run.cli.main", "rollstream.printable", "duckdb"])
 def test_ctrl_c_within_an_import_is_silent(name: str) -> None:
     code = INTERRUPTED_IMPORT.format(name=name)
     ended = subprocess.run(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.cli.main import main
-from rollstream.cli.role import JsonLogFormatter
+from rollstream.run.cli.main import main
+from rollstream.run.cli.role import JsonLogFormatter
 
 FIELDS = ["time", "level", "logger", "role", "name", "run", "message", "exception"]
 

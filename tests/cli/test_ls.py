@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.cli.main import main
-from rollstream.config.run_folder import RunFolder, write_configuration
-from rollstream.config.settings import Configuration
+from rollstream.run.cli.main import main
+from rollstream.run.config.run_folder import RunFolder, write_configuration
+from rollstream.run.config.settings import Configuration
 from rollstream.storage.identity import mark_deleted, read_or_create_identity
 from rollstream.storage.stores.connect import open_store
 from testbed.repository import EXAMPLES

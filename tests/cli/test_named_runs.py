@@ -10,10 +10,10 @@ import pytest
 from rich.text import Text
 
 from rollstream.api import open_run, publish
-from rollstream.cli.console import TerminalConsole
-from rollstream.cli.main import main
 from rollstream.errors import ConfigurationError
 from rollstream.import_path import find_callable
+from rollstream.run.cli.main import main
+from rollstream.run.console import TerminalConsole
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import Annotation
 from rollstream.streams.topics import catalogue

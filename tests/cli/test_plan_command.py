@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.cli.main import main
-from rollstream.config.config import load
 from rollstream.errors import EXIT_REFUSED
-from rollstream.sizes import arithmetic as sums
-from rollstream.sizes.arithmetic import total
-from rollstream.sizes.check import needed_bytes
-from rollstream.sizes.shapes import SHAPES
-from rollstream.supervisor.cards import GpuCard
+from rollstream.run.cli.main import main
+from rollstream.run.config.config import load
+from rollstream.run.sizes import arithmetic as sums
+from rollstream.run.sizes.arithmetic import total
+from rollstream.run.sizes.check import needed_bytes
+from rollstream.run.sizes.shapes import SHAPES
+from rollstream.run.supervisor.cards import GpuCard
 from testbed.repository import EXAMPLES
 
 QWEN = {"model_type": "qwen2", "max_position_embeddings": 32_768}

@@ -10,9 +10,9 @@ import pytest
 from rich.live import Live
 from rich.table import Table
 
-from rollstream.cli.console import TerminalConsole
-from rollstream.cli.signals import warn
 from rollstream.printable import PrintableStream, printable, printable_output
+from rollstream.run.console import TerminalConsole
+from rollstream.run.signals import warn
 from testbed.repository import ROOT
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\r\b\x00\u202e\u2066[red]x[/nothing] :smile:"

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from rollstream.cli.main import main
+from rollstream.run.cli.main import main
 from tests.analysis.asked_run import make_run
 
 

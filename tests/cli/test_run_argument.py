@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.analysis.locate import locate_run, newest_run, run_path
-from rollstream.cli.commands import choose_parser
-from rollstream.cli.main import main, parse
 from rollstream.errors import ConfigurationError
+from rollstream.look.query.locate import locate_run, newest_run, run_path
+from rollstream.run.cli.commands import choose_parser
+from rollstream.run.cli.main import main, parse
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from rollstream.cli.signals import terminable
+from rollstream.run.signals import terminable
 from testbed.waiting import WAIT_S
 
 SIGNAL_INSIDE_WAIT = """
 import signal, sys, threading
-from rollstream.cli.signals import listen_for_signals
+from rollstream.run.signals import listen_for_signals
 
 signal.signal(signal.{name}, signal.SIG_DFL)  # `nohup` starts a test run that ignores SIGHUP
 signals = listen_for_signals()

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.cli.main import main
-from rollstream.config.config import load
-from rollstream.config.run_folder import RunFolder
-from rollstream.tuning.proposed_toml import merged_tables, table_lines
+from rollstream.plan.tuning.proposed_toml import merged_tables, table_lines
+from rollstream.run.cli.main import main
+from rollstream.run.config.config import load
+from rollstream.run.config.run_folder import RunFolder
 from tests.support.synthetic_run import publish_run
 from tests.tuning.worlds import configured
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.cli.main import main
 from rollstream.errors import BusError
+from rollstream.run.cli.main import main
 from rollstream.streams.connect import check_reachable
 from testbed.repository import ROOT
 from testbed.waiting import WAIT_S

@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rollstream.cli.main import main
-from rollstream.storage.models import build_model, model_files
+from rollstream.run.cli.main import main
+from rollstream.storage.starting_model.models import build_model, model_files
 from rollstream.storage.stores.file import FileStore
 from rollstream.storage.weights.manifest import read_manifest, version_folder
 from rollstream.storage.weights.named_streams import WeightStream

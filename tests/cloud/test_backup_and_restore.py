@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.config.config import load
-from rollstream.config.run_folder import bus_url
-from rollstream.runs.backup import open_backup
-from rollstream.runs.restore import read_backup
+from rollstream.keep.backup import open_backup
+from rollstream.keep.restore import read_backup
+from rollstream.run.config.config import load
+from rollstream.run.config.run_folder import bus_url
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import StepDone, Take

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.analysis.locate import locate_run
-from rollstream.analysis.looking import open_run_view
-from rollstream.config.config import load
-from rollstream.runs.parentage import read_parentage
-from rollstream.storage.checkpoints import newest_checkpoint
+from rollstream.look.index.parentage import read_parentage
+from rollstream.look.query.locate import locate_run
+from rollstream.look.query.looking import open_run_view
+from rollstream.run.config.config import load
 from rollstream.storage.stores.connect import open_store
+from rollstream.storage.weights.checkpoints import newest_checkpoint
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Admitted, GroupClosed, StepDone, Take
 from testbed.run_process import kill_all, read, running, started, steps_done

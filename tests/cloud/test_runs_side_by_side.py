@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.config.config import load
+from rollstream.run.config.config import load
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.kafka.address import Secrets, parse_kafka_url
 from rollstream.streams.kafka.client import Admin, base_settings

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rollstream.cli.main import parse
-from rollstream.config.config import load
-from rollstream.config.run_folder import RunFolder
-from rollstream.supervisor.plan import process_specs
+from rollstream.run.cli.main import parse
+from rollstream.run.config.config import load
+from rollstream.run.config.run_folder import RunFolder
+from rollstream.run.supervisor.plan import process_specs
 from testbed.servers import kafka_broker, versity
 from testbed.waiting import WAIT_S
 from tests.compose.compose_file import FILE, FOLDER, PORT, ROOT, VARIABLE, Service, services

@@ -3,9 +3,9 @@
 import threading
 from pathlib import Path
 
-from rollstream.config.config import load
-from rollstream.config.run_folder import RunFolder, write_configuration
-from rollstream.config.settings import Configuration
+from rollstream.run.config.config import load
+from rollstream.run.config.run_folder import RunFolder, write_configuration
+from rollstream.run.config.settings import Configuration
 from testbed.waiting import WAIT_S
 
 TIMES = 15

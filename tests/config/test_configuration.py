@@ -5,21 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.cli.main import main
-from rollstream.config.config import (
+from rollstream.errors import ConfigurationError
+from rollstream.run.cli.main import main
+from rollstream.run.config.config import (
     essential_settings,
     fingerprint,
     flat_settings,
     load,
     setting_scope,
 )
-from rollstream.config.errors import FOREIGN_NAMES
-from rollstream.config.policy_defaults import DECIDED_BY_PRESETS, DEFAULT_PRESET
-from rollstream.config.run_folder import RunFolder, write_configuration
-from rollstream.config.run_model import missing_model
-from rollstream.config.settings import Configuration
-from rollstream.config.sources import setting_types
-from rollstream.errors import ConfigurationError
+from rollstream.run.config.errors import FOREIGN_NAMES
+from rollstream.run.config.policy_defaults import DECIDED_BY_PRESETS, DEFAULT_PRESET
+from rollstream.run.config.run_folder import RunFolder, write_configuration
+from rollstream.run.config.run_model import missing_model
+from rollstream.run.config.settings import Configuration
+from rollstream.run.config.sources import setting_types
 from rollstream.storage.settings import ESSENTIAL, FIXED, INCIDENTAL
 from testbed.repository import EXAMPLES
 

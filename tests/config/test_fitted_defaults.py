@@ -10,15 +10,11 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from rollstream.config.config import load_layers, setting_value, validate_layers
-from rollstream.config.fitted_defaults import (
-    FOLLOW_DATA,
-    put_recorded_defaults,
-    set_settings,
-)
-from rollstream.config.settings import Configuration
-from rollstream.config.sources import SettingLayers
 from rollstream.errors import ConfigurationError
+from rollstream.run.config.config import load_layers, setting_value, validate_layers
+from rollstream.run.config.fitted_defaults import FOLLOW_DATA, put_recorded_defaults, set_settings
+from rollstream.run.config.settings import Configuration
+from rollstream.run.config.sources import SettingLayers
 
 MEANT = {
     "sampling.temperature=0.0": "training explores",

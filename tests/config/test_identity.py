@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.cli.configuration import load_and_settle
-from rollstream.cli.main import main, parse
-from rollstream.config.config import (
+from rollstream.consumers.trainer.build import Provenance, check_run
+from rollstream.errors import BusError, ConfigurationError, NewerRelease
+from rollstream.run.cli.configuration import load_and_settle
+from rollstream.run.cli.main import main, parse
+from rollstream.run.config.config import (
     accept_change,
     essential_settings,
     fingerprint,
@@ -17,18 +19,16 @@ from rollstream.config.config import (
     load_for_viewing,
     setting_changes,
 )
-from rollstream.config.recorded_configuration import (
+from rollstream.run.config.recorded_configuration import (
     check_configuration,
     present_configuration,
     record_configuration,
     watch_configuration,
 )
-from rollstream.config.run_folder import RunFolder, write_configuration
-from rollstream.config.settings import Configuration
-from rollstream.consumers.trainer.build import Provenance, check_run
-from rollstream.errors import BusError, ConfigurationError, NewerRelease
-from rollstream.roles.context import RoleLaunch
-from rollstream.roles.roles import run_role
+from rollstream.run.config.run_folder import RunFolder, write_configuration
+from rollstream.run.config.settings import Configuration
+from rollstream.run.roles.context import RoleLaunch
+from rollstream.run.roles.roles import run_role
 from rollstream.storage.identity import (
     IDENTITY_KEY,
     check_readable,
@@ -144,7 +144,7 @@ def test_before_the_trainer_recorded_a_configuration_any_role_may_start(
 def test_a_role_that_started_first_stops_when_the_trainer_records_another(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollstream.config.recorded_configuration.UNRECORDED_S", 0.01)
+    monkeypatch.setattr("rollstream.run.config.recorded_configuration.UNRECORDED_S", 0.01)
     stop = threading.Event()
     read_or_create_identity(store, "run")
 

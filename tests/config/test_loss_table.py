@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.config.config import fingerprint, flat_settings, load, load_layers
-from rollstream.config.recorded_form import FIRST_RELEASE_SETTINGS
-from rollstream.config.run_folder import RunFolder, write_configuration
-from rollstream.config.settings import Configuration
 from rollstream.consumers.objectives.losses.kinds import loss_kinds
 from rollstream.errors import ConfigurationError
+from rollstream.run.config.config import fingerprint, flat_settings, load, load_layers
+from rollstream.run.config.recorded_form import FIRST_RELEASE_SETTINGS
+from rollstream.run.config.run_folder import RunFolder, write_configuration
+from rollstream.run.config.settings import Configuration
 
 TABLE = """
 [trainer]

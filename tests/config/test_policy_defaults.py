@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.config.config import load, load_layers
-from rollstream.config.errors import setting_origin
-from rollstream.config.run_folder import RunFolder, write_configuration
-from rollstream.config.settings import Configuration
 from rollstream.consumers.objective_settings import OBJECTIVE_PRESETS
 from rollstream.errors import ConfigurationError
+from rollstream.run.config.config import load, load_layers
+from rollstream.run.config.errors import setting_origin
+from rollstream.run.config.run_folder import RunFolder, write_configuration
+from rollstream.run.config.settings import Configuration
 
 KEEP = "rollouts.on_update=keep_version"
 ORIGIN = "the defaults of rollouts.on_update = keep_version"

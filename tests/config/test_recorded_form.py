@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from rollstream.config.config import (
+from rollstream.run.config.config import (
     changes_since_hash,
     essential_settings,
     fingerprint,
@@ -12,9 +12,9 @@ from rollstream.config.config import (
     setting_changes,
     store_configuration,
 )
-from rollstream.config.recorded_form import FIRST_RELEASE_SETTINGS
-from rollstream.config.run_folder import RunFolder, write_configuration
-from rollstream.config.settings import Configuration
+from rollstream.run.config.recorded_form import FIRST_RELEASE_SETTINGS
+from rollstream.run.config.run_folder import RunFolder, write_configuration
+from rollstream.run.config.settings import Configuration
 from rollstream.storage.stored_settings import recorded_settings
 from rollstream.storage.stores.connect import open_store
 

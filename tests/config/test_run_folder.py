@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
-from rollstream.config.config import load
-from rollstream.config.run_folder import (
+from rollstream.errors import ConfigurationError, LeaseHeld
+from rollstream.run.config.config import load
+from rollstream.run.config.run_folder import (
     RunFolder,
     bus_url,
     check_changes,
@@ -14,10 +15,9 @@ from rollstream.config.run_folder import (
     store_url,
     write_configuration,
 )
-from rollstream.config.run_model import model_folder
-from rollstream.config.settings import Configuration
-from rollstream.errors import ConfigurationError, LeaseHeld
-from rollstream.supervisor.supervisor import RunLock
+from rollstream.run.config.run_model import model_folder
+from rollstream.run.config.settings import Configuration
+from rollstream.run.supervisor.supervisor import RunLock
 
 
 def configured(path, **settings) -> Configuration:

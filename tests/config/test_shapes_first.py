@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.checks.fitting import fit_data, with_settings
-from rollstream.checks.task import TaskAnswer, task_findings
-from rollstream.checks.task_facts import TaskFacts
-from rollstream.cli.configuration import load_configuration
-from rollstream.config.config import load, load_layers, validate_layers
-from rollstream.config.fitted_defaults import put_recorded_defaults, set_settings
-from rollstream.config.policy_defaults import follow_length
-from rollstream.config.recorded_configuration import record_configuration
-from rollstream.config.settings import Configuration
-from rollstream.config.sources import SettingLayers
 from rollstream.errors import ConfigurationError
 from rollstream.producers.tasks.dataset_survey import DatasetSurvey, LongPrompt
+from rollstream.run.checks.fitting import fit_data, with_settings
+from rollstream.run.checks.task import TaskAnswer, task_findings
+from rollstream.run.checks.task_facts import TaskFacts
+from rollstream.run.cli.configuration import load_configuration
+from rollstream.run.config.config import load, load_layers, validate_layers
+from rollstream.run.config.fitted_defaults import put_recorded_defaults, set_settings
+from rollstream.run.config.policy_defaults import follow_length
+from rollstream.run.config.recorded_configuration import record_configuration
+from rollstream.run.config.settings import Configuration
+from rollstream.run.config.sources import SettingLayers
 from rollstream.storage.identity import read_or_create_identity
 from rollstream.storage.stores.connect import open_store
 
@@ -134,7 +134,7 @@ def test_json_of_another_name_is_a_configuration_like_toml(tmp_path: Path) -> No
 def test_a_home_folder_is_expanded_and_an_empty_one_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rollstream.config.run_folder import folder_of_run, store_url
+    from rollstream.run.config.run_folder import folder_of_run, store_url
 
     monkeypatch.setenv("HOME", str(tmp_path))
     c = configured("folder=~/runs/x", "store=file:~/store")

@@ -13,9 +13,9 @@ from rollstream.producers.agents.answers import assistant_message
 from rollstream.producers.agents.chat_format import ChatRefused, TemplateChat
 from rollstream.producers.agents.conversation import Conversation, HeldTokens, history_hashes
 from rollstream.producers.dialogue.chat_template import ChatTemplate
+from rollstream.producers.dialogue.text_tokenizer import TextTokenizer
 from rollstream.producers.dialogue.tool_formats import TOOL_FORMATS, UNKNOWN, format_of_template
 from rollstream.producers.tasks.text import TaskText
-from rollstream.producers.tasks.text_tokenizer import TextTokenizer
 from rollstream.streams.values import Turn
 from testbed.agents.template_forms import FORMS, TemplateForm, form_tokenizer
 

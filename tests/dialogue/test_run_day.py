@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.config.run_folder import store_url
-from rollstream.config.run_model import task_settings
-from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
 from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.registry import load_task
+from rollstream.run.config.run_folder import store_url
+from rollstream.run.config.run_model import task_settings
+from rollstream.run.config.settings import Configuration
 from rollstream.storage.identity import RunIdentity, read_identity, read_or_create_identity
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from rollstream.report.history import RunHistory, history_of
-from rollstream.report.summary import summarise
-from rollstream.report.untrained import DROPPED_MIN, DropComparison, drop_bias_warnings
-from rollstream.report.write import report_page
+from rollstream.look.report.history import RunHistory, history_of
+from rollstream.look.report.summary import summarise
+from rollstream.look.report.untrained import DROPPED_MIN, DropComparison, drop_bias_warnings
+from rollstream.look.report.write import report_page
 from rollstream.streams.records import GroupClosed, Record, StepDone, Take, Trajectory
 from rollstream.streams.values import Address, GroupMembers, Member, Span, Version
 from tests.index.indexed_records import index_of

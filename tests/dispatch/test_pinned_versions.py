@@ -6,12 +6,7 @@ import pytest
 
 from rollstream.consumers.dispatch.persistence import StateFile, state_to_persist
 from rollstream.consumers.dispatch.state import DispatchState
-from rollstream.consumers.trainer.data.retention import (
-    LIVE_S,
-    OVERLAP_S,
-    HeldVersions,
-    PinnedVersions,
-)
+from rollstream.consumers.trainer.retention import LIVE_S, OVERLAP_S, HeldVersions, PinnedVersions
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights.pointer import Pointer
 from rollstream.storage.weights.retention import StoredVersion, plan_retention

@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from rollstream.consumers.dispatch.assignments import free_room, slot_room
 from rollstream.consumers.dispatch.persistence import restore_state, state_to_persist
 from rollstream.consumers.dispatch.state import CurrentAssignment, DispatchState
-from rollstream.monitor.failure_causes import failure_cause
+from rollstream.look.monitor.failure_causes import failure_cause
 from rollstream.streams.admissible import is_group_full
 from rollstream.streams.records import Admitted
 from rollstream.streams.values import Address

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.catalogue import BENCHMARKS
-from rollstream.analysis.trajectory import Run
 from rollstream.api import open_run
-from rollstream.cli.commands import COMMANDS
-from rollstream.cli.main import parse
-from rollstream.config.config import load
+from rollstream.look.query.trajectory import Run
+from rollstream.run.cli.commands import COMMANDS
+from rollstream.run.cli.main import parse
+from rollstream.run.config.config import load
 from testbed.repository import EXAMPLES, ROOT
 from tests.support.printed_commands import (
     PrintedCommand,

@@ -14,11 +14,11 @@ from textwrap import dedent
 
 import pytest
 
-from rollstream.config.config import validate_layers
-from rollstream.config.settings import Configuration
-from rollstream.config.sources import file_layer
 from rollstream.producers.tasks.base import Task
 from rollstream.producers.tasks.registry import load_task
+from rollstream.run.config.config import validate_layers
+from rollstream.run.config.settings import Configuration
+from rollstream.run.config.sources import file_layer
 from testbed.repository import ROOT
 from testbed.waiting import WAIT_S
 

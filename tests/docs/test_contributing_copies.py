@@ -46,7 +46,7 @@ CONTRACT_LINES = """
 
 def _toy(slots: int = 4, context_max: int = 96, emit_every: int = 64) -> Engine:
     from rollstream.producers.engines.base import EngineOptions
-    from rollstream.producers.engines.factory import open_engine
+    from rollstream.producers.engine_factory import open_engine
 
     model = engine_samples.tiny_model("qwen3")
     options = EngineOptions(slots, context_max, emit_every)
@@ -211,7 +211,7 @@ FORMULA = """    "toy": (
 """
 STORE_LINE = '    "toy": lambda folder: f"toy:{folder}/store",\n'
 ROLE = '''
-from rollstream.roles.context import RoleContext
+from rollstream.run.roles.context import RoleContext
 
 
 def run_toy(context: RoleContext) -> bool:
@@ -317,8 +317,8 @@ def test_the_steps_for_an_engine(copy: Path) -> None:
     _add(copy, "tests/support/contract_engines.py", CONTRACT_LINES)
     assert _passed(copy, "tests/engines/test_engine_contract.py") > 20
     (copy / "run.toml").write_text('rollouts = { engine = "toy" }\n')
-    names = "from rollstream.config.sources import file_layer; from pathlib import Path; "
-    code = "from rollstream.config.config import validate_layers; "
+    names = "from rollstream.run.config.sources import file_layer; from pathlib import Path; "
+    code = "from rollstream.run.config.config import validate_layers; "
     code += names + "print(validate_layers(file_layer(Path('run.toml'))).rollouts.engine)"
     assert _python(copy, "-c", code).strip() == "toy"
 
@@ -396,8 +396,8 @@ def test_the_steps_for_a_weight_holder(copy: Path) -> None:
 
 
 def test_the_steps_for_a_role(copy: Path) -> None:
-    _new(copy, "rollstream/roles/", "toy.py", ROLE)
-    _add(copy, "rollstream/roles/catalogue.py", ROLE_LINE, ")\nROLES: ")
+    _new(copy, "rollstream/run/roles/", "toy.py", ROLE)
+    _add(copy, "rollstream/run/role_catalogue.py", ROLE_LINE, ")\nROLES: ")
     assert "toy" in _python(copy, "-m", "rollstream", "--help")
     (copy / "paced.toml").write_text(PACED_RUN)
     _python(copy, "-m", "rollstream", "run", "paced.toml", "--run", "runs/paced")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.config.config import validate_layers
-from rollstream.config.sources import file_layer
+from rollstream.run.config.config import validate_layers
+from rollstream.run.config.sources import file_layer
 
 PAGE = Path(__file__).parents[2] / "docs" / "tutorial" / "own-reward.md"
 BLOCK = re.compile(r"```(?:python|toml)\n# ([\w.]+)\n(.*?)```", re.DOTALL)

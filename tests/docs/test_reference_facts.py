@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from rollstream import api
-from rollstream.cli.main import EXIT_INTERRUPTED
-from rollstream.cli.role import EXIT_STOPPED
 from rollstream.errors import EXIT_CLOSED_PIPE, EXIT_REFUSED, EXIT_UNSERVED
+from rollstream.run.cli.main import EXIT_INTERRUPTED
+from rollstream.run.cli.role import EXIT_STOPPED
 from rollstream.streams.connect import open_bus
 from rollstream.streams.topics import catalogue
 from testbed.reference_pages import FOLDER

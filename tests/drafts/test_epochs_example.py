@@ -2,10 +2,10 @@
 
 import pytest
 
-from rollstream.config.config import load
 from rollstream.errors import ConfigurationError
 from rollstream.producers.settings import RolloutSettings
 from rollstream.producers.tasks.remainder import Remainder
+from rollstream.run.config.config import load
 from testbed.repository import EXAMPLES
 
 EXAMPLE = EXAMPLES / "epochs.toml"

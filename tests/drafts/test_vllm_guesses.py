@@ -8,8 +8,8 @@ import pytest
 
 from rollstream.producers.drafts.gate import ADDITIVE, DraftGate
 from rollstream.producers.drafts.history import AnswerHistory
-from rollstream.producers.engines.vllm.proposer import draft_config
-from rollstream.producers.engines.vllm.proposer_speculation import (
+from rollstream.producers.engines.vllm.local.proposer import draft_config
+from rollstream.producers.engines.vllm.local.proposer_speculation import (
     ProposerSpeculation,
     SteppedRequest,
 )

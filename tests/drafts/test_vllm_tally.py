@@ -9,7 +9,7 @@ import pytest
 
 from rollstream.producers.drafts.gate import DraftGate
 from rollstream.producers.engines.base import DraftStats
-from rollstream.producers.engines.vllm.proposer_speculation import (
+from rollstream.producers.engines.vllm.local.proposer_speculation import (
     DraftCounters,
     ProposerSpeculation,
     StayDrafts,
@@ -34,7 +34,7 @@ def test_what_one_process_writes_another_reads_and_keeps_when_the_file_is_gone()
     program = (
         "import sys\n"
         "from rollstream.producers.engines.base import DraftStats\n"
-        "from rollstream.producers.engines.vllm.proposer_speculation import DraftCounters\n"
+        "from rollstream.producers.engines.vllm.local.proposer_speculation import DraftCounters\n"
         "from rollstream.streams.values import Drafts\n"
         "tally = DraftCounters(sys.argv[1])\n"
         "tally.write(DraftStats(passes=3, accepted=7, lookup_s=0.25))\n"

@@ -7,9 +7,10 @@ import sys
 
 import pytest
 
-from rollstream.analysis import own_runs
-from rollstream.analysis.locate import locate_run
-from rollstream.analysis.looking import (
+from rollstream.errors import ConfigurationError, OutsideRun
+from rollstream.look.query import own_runs
+from rollstream.look.query.locate import locate_run
+from rollstream.look.query.looking import (
     model_file,
     open_run_log,
     open_run_store,
@@ -17,8 +18,7 @@ from rollstream.analysis.looking import (
     refused_code,
     require_code,
 )
-from rollstream.cli.main import main
-from rollstream.errors import ConfigurationError, OutsideRun
+from rollstream.run.cli.main import main
 from rollstream.storage.identity import IDENTITY_KEY, RunIdentity
 from rollstream.storage.stores.file import FileStore
 from rollstream.storage.stores.json_objects import encode_json

@@ -10,12 +10,10 @@ from typing import get_args
 import pytest
 import torch
 
-from rollstream.config.config import load_layers, validate_layers
-from rollstream.config.settings import Configuration, setting_problems
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.errors import ConfigurationError
+from rollstream.producers.engine_factory import open_engine
 from rollstream.producers.engines.base import Engine, EngineOptions
-from rollstream.producers.engines.factory import open_engine
 from rollstream.producers.engines.kind import (
     ENGINES,
     EngineKind,
@@ -27,6 +25,8 @@ from rollstream.producers.engines.kind import (
 from rollstream.producers.engines.settings import VllmSettings
 from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.producers.settings import RolloutSettings
+from rollstream.run.config.config import load_layers, validate_layers
+from rollstream.run.config.settings import Configuration, setting_problems
 from rollstream.streams.values import Version
 from testbed.repository import ROOT
 from tests.support import engine_samples

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from rollstream.errors import ConfigurationError, EngineRefused
+from rollstream.producers.engine_factory import open_engine
 from rollstream.producers.engines.base import EngineOptions, WeightUpdate
-from rollstream.producers.engines.factory import open_engine
-from rollstream.producers.engines.vllm import environment
 from rollstream.producers.engines.vllm.engine import VllmSequence
-from rollstream.producers.engines.vllm.parameter_map import expected_tensors
-from rollstream.producers.engines.vllm.staging import (
+from rollstream.producers.engines.vllm.local import environment
+from rollstream.producers.engines.vllm.local.parameter_map import expected_tensors
+from rollstream.producers.engines.vllm.local.staging import (
     StagedChunks,
     StagedMessage,
     read_staged_patches,
@@ -27,14 +27,14 @@ from rollstream.producers.engines.vllm.staging import (
     stage_tensors,
     staged_tensors,
 )
-from rollstream.producers.engines.vllm.weights import check_update, patch_chunks, whole_chunks
+from rollstream.producers.engines.vllm.local.weights import check_update, patch_chunks, whole_chunks
 from rollstream.storage.weights.resident import TensorPatch
 from rollstream.streams.values import Sampling
 from tests.support.engine_samples import V1, V2, Gained, ask, prompt, resumed, tiny_model
 
 READ = """
 import sys, json
-from rollstream.producers.engines.vllm.staging import staged_tensors
+from rollstream.producers.engines.vllm.local.staging import staged_tensors
 ((name, tensor),) = staged_tensors(sys.argv[1], json.loads(sys.argv[2]))
 print(name, tensor.dtype, tensor.tolist())
 """

@@ -6,8 +6,8 @@ from urllib.parse import quote
 
 import pytest
 
-from rollstream.analysis.locate import locate_run
-from rollstream.explorer.answers.weights import StoredWeights
+from rollstream.look.explorer.answers.weights import StoredWeights
+from rollstream.look.query.locate import locate_run
 from rollstream.storage.stores.file import FileStore
 from rollstream.storage.weights.named_streams import WeightStream
 from testbed.memory import MemoryBus

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rollstream.cli.look.explore import open_browser
+from rollstream.run.cli.look.explore import open_browser
 from testbed.repository import ROOT
 from testbed.waiting import WAIT_S
 from tests.explorer.conftest import EXAMPLE

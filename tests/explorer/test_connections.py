@@ -3,7 +3,7 @@
 import socket
 from contextlib import ExitStack
 
-from rollstream.explorer.server import CONNECTIONS_MAX
+from rollstream.look.explorer.serving.server import CONNECTIONS_MAX
 
 
 def test_silent_connections_do_not_lock_the_explorer_out(living):

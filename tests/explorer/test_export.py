@@ -5,10 +5,10 @@ import json
 import pyarrow.parquet as pq
 import pytest
 
-from rollstream.analysis.locate import locate_run
 from rollstream.errors import ConfigurationError
-from rollstream.explorer.assets import SOURCE_META
-from rollstream.explorer.export import export
+from rollstream.look.explorer.assets import SOURCE_META
+from rollstream.look.explorer.serving.export import export
+from rollstream.look.query.locate import locate_run
 
 
 @pytest.fixture(scope="module")

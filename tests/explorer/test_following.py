@@ -4,8 +4,8 @@ import json
 
 from msgspec.structs import replace
 
-from rollstream.cli.main import main
-from rollstream.explorer.explored_run import pause_s
+from rollstream.look.explorer.explored_run import pause_s
+from rollstream.run.cli.main import main
 from rollstream.streams.topics import catalogue
 from testbed.explorer_server import serving
 from testbed.waiting import wait_for

@@ -2,7 +2,7 @@
 
 import re
 
-from rollstream.explorer.assets import PAGE, load_assets, sent_bytes
+from rollstream.look.explorer.assets import PAGE, load_assets, sent_bytes
 from testbed.vendored_libraries import VERSIONS, file_hash
 
 VENDOR = PAGE / "vendor"

@@ -1,6 +1,6 @@
 """The answer `questions`: the numbers of the documentation's queries, and what is not known."""
 
-from rollstream.explorer.answers.questions import round_seconds, round_width
+from rollstream.look.explorer.answers.questions import round_seconds, round_width
 
 
 def test_the_example_archive_answers_as_its_documentation_states(example) -> None:

@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from rollstream.errors import ConfigurationError
-from rollstream.explorer import security
-from rollstream.explorer.events import CLIENTS_MAX
+from rollstream.look.explorer.serving import security
+from rollstream.look.explorer.serving.events import CLIENTS_MAX
 from testbed.explorer_server import parse_answer, serving
 from tests.explorer.conftest import EXAMPLE
 

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from rollstream.cli.main import main
-from rollstream.cli.simulate import load_settings
-from rollstream.explorer.routes import Explorer
-from rollstream.explorer.simulation import simulate_runs
+from rollstream.look.explorer.serving.routes import Explorer
+from rollstream.look.explorer.simulation import simulate_runs
+from rollstream.plan.simulation_settings import load_simulation
+from rollstream.run.cli.main import main
 from rollstream.simulator.experiment import run_policies
 from rollstream.simulator.saved_runs import load_saved_runs
 from testbed.waiting import wait_for
@@ -32,7 +32,7 @@ def simulation(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def results(simulation):
-    return [run.result for run in run_policies(load_settings(simulation, ()))]
+    return [run.result for run in run_policies(load_simulation(simulation, ()))]
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import pytest
 
 from rollstream.errors import CorruptObject
-from rollstream.explorer import sql, sql_process
+from rollstream.look.explorer.serving import sql, sql_process
 from testbed.waiting import wait_for
 
 

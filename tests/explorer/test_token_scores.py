@@ -8,7 +8,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from rollstream.analysis.token_scores import ScoredTrajectory, text_hash, write_token_scores
+from rollstream.look.query.token_scores import ScoredTrajectory, text_hash, write_token_scores
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Trajectory
 from testbed.explorer_server import serving

@@ -7,9 +7,9 @@ from collections import defaultdict
 from contextlib import closing
 from itertools import pairwise
 
-from rollstream.analysis.locate import locate_run
-from rollstream.cli.main import main
-from rollstream.explorer.trace import write_trace
+from rollstream.look.explorer.answers.trace import write_trace
+from rollstream.look.query.locate import locate_run
+from rollstream.run.cli.main import main
 from tests.analysis.asked_run import make_run, open_log
 from tests.explorer.conftest import EXAMPLE
 

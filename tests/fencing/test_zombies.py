@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.config.config import load, truncates_log
-from rollstream.config.run_folder import store_url
+from rollstream.run.config.config import load, truncates_log
+from rollstream.run.config.run_folder import store_url
 from rollstream.storage.stores.connect import open_store
 from testbed.kills.roles_by_hand import by_hand
 from testbed.run_process import assert_the_log_adds_up

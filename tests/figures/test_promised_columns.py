@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from rollstream.analysis.locate import locate_run
-from rollstream.analysis.session import QuerySession
-from rollstream.analysis.views import VIEWS
-from rollstream.figures.columns import COLUMNS
+from rollstream.look.figures.columns import COLUMNS
+from rollstream.look.query.locate import locate_run
+from rollstream.look.query.session import QuerySession
+from rollstream.look.query.views import VIEWS
 from testbed.repository import ROOT
 from tests.analysis.asked_run import make_run
 
@@ -26,7 +26,7 @@ def session(tmp_path_factory):
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_view_has_the_columns_that_are_promised(view, session):
-    """A new column gets a line in `rollstream/figures/columns.py`, with the coming release."""
+    """A new column gets a line in `rollstream/look/figures/columns.py`, with the coming release."""
     promised = {name: column.type for name, column in COLUMNS[view].items()}
     columns = session.columns(view)
     assert columns == promised

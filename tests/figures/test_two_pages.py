@@ -51,7 +51,7 @@ def superseded(folder: Path) -> Path:
 
 @pytest.mark.parametrize("made", [recorded, superseded])
 def test_two_places_show_one_number(made: Callable[[Path], Path], tmp_path: Path) -> None:
-    """If this fails: the figure's rule is in `run_rules`, its name in `rollstream/figures`."""
+    """If this fails: the figure's rule is in `run_rules`, its name in `rollstream/look/figures`."""
     shown = numbers_of_run(made(tmp_path))
     assert [fault.text() for fault in disagreements(shown)] == []
     assert unnamed(shown) == []

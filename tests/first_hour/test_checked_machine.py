@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from rollstream.checks import machine
-from rollstream.checks.findings import Finding
-from rollstream.checks.machine import machine_findings
-from rollstream.checks.model import ModelFacts
-from rollstream.config.config import load
-from rollstream.config.run_model import store_starting_model
-from rollstream.config.settings import Configuration
+from rollstream.run.checks import machine
+from rollstream.run.checks.findings import Finding
+from rollstream.run.checks.machine import machine_findings
+from rollstream.run.checks.model import ModelFacts
+from rollstream.run.config.config import load
+from rollstream.run.config.run_model import store_starting_model
+from rollstream.run.config.settings import Configuration
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.sqlite import bus
 from testbed.run_process import random_model

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.checks.findings import Finding
-from rollstream.checks.process_time import ProcessTime
-from rollstream.cli.configuration import change_findings, load_configuration
-from rollstream.cli.main import parse
-from rollstream.config.run_folder import write_configuration
+from rollstream.run.checks.findings import Finding
+from rollstream.run.checks.process_time import ProcessTime
+from rollstream.run.cli.configuration import change_findings, load_configuration
+from rollstream.run.cli.main import parse
+from rollstream.run.config.run_folder import write_configuration
 from rollstream.storage.skipped_rows import read_skipped_rows
 from rollstream.storage.stores.connect import open_store
 from testbed.first_hour.checked_runs import VERIFIERS

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.checks.idle_settings import idle_settings
-from rollstream.checks.task import TaskAnswer, task_findings
-from rollstream.checks.task_facts import TaskFacts
-from rollstream.cli.configuration import recorded_settings
-from rollstream.config.config import load, load_layers
-from rollstream.config.run_folder import RunFolder, write_configuration
-from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
 from rollstream.producers.tasks.dataset_survey import LongPrompt
+from rollstream.run.checks.idle_settings import idle_settings
+from rollstream.run.checks.task import TaskAnswer, task_findings
+from rollstream.run.checks.task_facts import TaskFacts
+from rollstream.run.cli.configuration import recorded_settings
+from rollstream.run.config.config import load, load_layers
+from rollstream.run.config.run_folder import RunFolder, write_configuration
+from rollstream.run.config.settings import Configuration
 
 
 def test_a_check_names_the_system_message_that_programs_send() -> None:

@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from rollstream.checks.fitting import fit_data
-from rollstream.checks.task import TaskAnswer, task_findings
-from rollstream.checks.task_facts import TaskFacts, TaskOrder
-from rollstream.checks.task_process import task_facts
-from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
-from rollstream.producers.evaluation import JudgedAnswer, measure
 from rollstream.producers.rewards.pool import RewardVerdict
+from rollstream.producers.rollout.evaluation import JudgedAnswer, measure
 from rollstream.producers.rows.data_files import data_files
 from rollstream.producers.rows.row_files import RowFault, read_file_rows
 from rollstream.producers.tasks import dataset_rows, dataset_survey
 from rollstream.producers.tasks.base import Document, plain_documents
 from rollstream.producers.tasks.dataset_survey import DatasetSurvey, survey_dataset
 from rollstream.producers.tasks.mixture import MixturePart, mix
+from rollstream.run.checks.fitting import fit_data
+from rollstream.run.checks.task import TaskAnswer, task_findings
+from rollstream.run.checks.task_facts import TaskFacts, TaskOrder
+from rollstream.run.checks.task_process import task_facts
+from rollstream.run.config.settings import Configuration
 from rollstream.storage.starting_model.manifest import ModelSource
 from testbed.first_hour.brought_data import ROWS, data_set
 

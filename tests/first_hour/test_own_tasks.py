@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from rollstream.checks.task_facts import TaskOrder
-from rollstream.checks.task_process import task_facts
 from rollstream.errors import ConfigurationError
 from rollstream.producers.tasks.base import TaskPrompt
 from rollstream.producers.tasks.remainder import Remainder
+from rollstream.run.checks.task_facts import TaskOrder
+from rollstream.run.checks.task_process import task_facts
 
 ORDER = TaskOrder(0, None, 4, False, False, False)
 

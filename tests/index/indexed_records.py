@@ -6,11 +6,11 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from rollstream.analysis.base_views import define_misplaced
-from rollstream.analysis.record_times import with_known_times
-from rollstream.analysis.views import VIEWS, dependency_order
-from rollstream.index.index_reader import IndexReader
-from rollstream.index.run_index import RunIndex
+from rollstream.look.index.index_reader import IndexReader
+from rollstream.look.index.run_index import RunIndex
+from rollstream.look.query.base_views import define_misplaced
+from rollstream.look.query.record_times import with_known_times
+from rollstream.look.query.views import VIEWS, dependency_order
 from rollstream.storage.archive.log_view import LogView
 from rollstream.storage.archive.schema import arrow_schema
 from rollstream.streams.bus import Bus

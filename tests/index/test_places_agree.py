@@ -11,27 +11,27 @@ from typing import Any
 
 import pytest
 
-from rollstream.analysis.locate import locate_run
-from rollstream.analysis.looking import metrics_folder, open_run_view
-from rollstream.analysis.session import QuerySession
-from rollstream.cli.look.ls import run_line
-from rollstream.config.config import load_for_viewing
-from rollstream.config.run_folder import RunFolder, write_configuration
-from rollstream.config.settings import Configuration
-from rollstream.explorer.answers.overview import show_overview
-from rollstream.explorer.answers.questions import RunQuestions
-from rollstream.explorer.answers.steps import show_step
-from rollstream.explorer.explored_run import ExploredRun
-from rollstream.monitor.feed import RunFeed
-from rollstream.monitor.snapshot import RunSnapshot, run_settings_of, take_snapshot
-from rollstream.monitor.state import RunState
+from rollstream.look.explorer.answers.overview import show_overview
+from rollstream.look.explorer.answers.questions import RunQuestions
+from rollstream.look.explorer.answers.steps import show_step
+from rollstream.look.explorer.explored_run import ExploredRun
+from rollstream.look.monitor.feed import RunFeed
+from rollstream.look.monitor.snapshot import RunSnapshot, run_settings_of, take_snapshot
+from rollstream.look.monitor.state import RunState
+from rollstream.look.query.locate import locate_run
+from rollstream.look.query.looking import metrics_folder, open_run_view
+from rollstream.look.query.session import QuerySession
+from rollstream.look.report.history import RunHistory
+from rollstream.look.report.summary import open_history, summarise
+from rollstream.plan.tuning.recorded import read_run
 from rollstream.producers.agent_settings import AgentSettings
 from rollstream.producers.settings import RolloutSettings
-from rollstream.report.history import RunHistory
-from rollstream.report.summary import open_history, summarise
+from rollstream.run.cli.look.ls import run_line
+from rollstream.run.config.config import load_for_viewing
+from rollstream.run.config.run_folder import RunFolder, write_configuration
+from rollstream.run.config.settings import Configuration
 from rollstream.storage.settings import LoraSettings
 from rollstream.streams.records import StepDone, Superseded
-from rollstream.tuning.recorded import read_run
 from testbed.recorded import RUN_OF_0_1_0, unpack
 from testbed.waiting import wait_for
 from tests.analysis.asked_run import archive, make_run, open_log

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from rollstream.analysis.views import METRICS
 from rollstream.consumers.archive.service import ArchiveService
 from rollstream.consumers.settings import ArchiveSettings
-from rollstream.figures.definitions import FIGURES
-from rollstream.index.figures import RunTotals, outcomes, reasons, run_totals
-from rollstream.index.index_reader import IndexReader
-from rollstream.index.run_index import RunIndex
-from rollstream.monitor.sessions import RunSessions
+from rollstream.look.figures.definitions import FIGURES
+from rollstream.look.index.figures import RunTotals, outcomes, reasons, run_totals
+from rollstream.look.index.index_reader import IndexReader
+from rollstream.look.index.run_index import RunIndex
+from rollstream.look.monitor.sessions import RunSessions
+from rollstream.look.query.views import METRICS
 from rollstream.storage.archive.log_view import LogView
 from rollstream.streams.bus import AppendEntry, Bus
 from rollstream.streams.codec import encode

@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rollstream.metrics.catalogue import FAMILIES, PREFIX
-from rollstream.metrics.endpoint import MetricsCollector, ProcessMetrics
+from rollstream.run.metrics.catalogue import FAMILIES, PREFIX
+from rollstream.run.metrics.endpoint import MetricsCollector, ProcessMetrics
 from testbed.oncall.dashboards import FLEET_PAGE, FOLDER, RUN_PAGE, panel_queries
 
 DASHBOARD = json.loads((FOLDER / RUN_PAGE).read_text())

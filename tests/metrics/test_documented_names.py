@@ -9,9 +9,9 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from rollstream.metric_values import SECONDS_BUCKETS, MetricHistogram
-from rollstream.metrics.catalogue import BY_ROLE, FAMILIES, PREFIX
-from rollstream.metrics.endpoint import MetricsCollector, ProcessMetrics
-from rollstream.roles.catalogue import ROLES
+from rollstream.run.metrics.catalogue import BY_ROLE, FAMILIES, PREFIX
+from rollstream.run.metrics.endpoint import MetricsCollector, ProcessMetrics
+from rollstream.run.role_catalogue import ROLES
 from testbed.repository import ROOT
 
 DOCUMENT = ROOT / "docs" / "reference" / "metrics.md"

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.config.settings import Configuration, MetricsSettings
 from rollstream.metric_values import MetricHistogram
-from rollstream.metrics import endpoint as endpoint_module
-from rollstream.metrics.endpoint import (
+from rollstream.run.config.settings import Configuration, MetricsSettings
+from rollstream.run.metrics import endpoint as endpoint_module
+from rollstream.run.metrics.endpoint import (
     REQUESTS_MAX,
     ProcessMetrics,
     endpoint_file,

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rollstream.cli.main import parse
-from rollstream.config.run_folder import RunFolder, write_configuration
-from rollstream.config.settings import Configuration
 from rollstream.errors import CorruptObject
-from rollstream.metrics.forwarder import (
+from rollstream.run.cli.main import parse
+from rollstream.run.config.run_folder import RunFolder, write_configuration
+from rollstream.run.config.settings import Configuration
+from rollstream.run.metrics.forwarder import (
     READ_BYTES_MAX,
     FilePosition,
     Forwarder,

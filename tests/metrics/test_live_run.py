@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.metrics.catalogue import BY_ROLE, PREFIX
-from rollstream.metrics.endpoint import endpoint_file
+from rollstream.run.metrics.catalogue import BY_ROLE, PREFIX
+from rollstream.run.metrics.endpoint import endpoint_file
 from rollstream.storage.metrics_file import read_metrics
 from rollstream.streams.records import StepDone, Trajectory
 from testbed.scraping import Series, endpoint, get, scrape, value

@@ -11,8 +11,8 @@ import pytest
 
 from rollstream.errors import BusTimeout, ObjectExists, RecordTooLarge, StoreTimeout
 from rollstream.metric_values import MetricHistogram, MetricValue
-from rollstream.metrics.endpoint import ProcessMetrics, serve_metrics
-from rollstream.metrics.metered import MeteredBus, MeteredStore
+from rollstream.run.metrics.endpoint import ProcessMetrics, serve_metrics
+from rollstream.run.metrics.metered import MeteredBus, MeteredStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.bus import AppendEntry, BusWrapper
 from rollstream.streams.connect import open_bus

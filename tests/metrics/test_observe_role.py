@@ -4,8 +4,8 @@ import sys
 import time
 from pathlib import Path
 
-from rollstream.config.recorded_configuration import record_configuration
-from rollstream.metrics.endpoint import endpoint_file
+from rollstream.run.config.recorded_configuration import record_configuration
+from rollstream.run.metrics.endpoint import endpoint_file
 from rollstream.storage.identity import read_or_create_identity
 from testbed.oncall import records
 from testbed.oncall.planted_run import RUN, PlantedRun

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.metrics.endpoint import endpoint_file
+from rollstream.run.metrics.endpoint import endpoint_file
 from rollstream.storage.metrics_file import read_metrics
 from rollstream.streams.records import StepDone
 from testbed.oncall.dashboards import FLEET_PAGE, RUN_PAGE, panel_queries

@@ -22,17 +22,17 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from rollstream.checks.model import read_model_facts
-from rollstream.checks.model_process import ModelOrder, refusal
-from rollstream.checks.own_parts import check_own_parts
-from rollstream.checks.task import task_order
-from rollstream.config.config import load_layers, validate_layers
-from rollstream.config.run_model import missing_model
-from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
 from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.registry import load_task
-from rollstream.storage.models import load_model
+from rollstream.run.checks.model import read_model_facts
+from rollstream.run.checks.model_process import ModelOrder, refusal
+from rollstream.run.checks.own_parts import check_own_parts
+from rollstream.run.checks.task import task_order
+from rollstream.run.config.config import load_layers, validate_layers
+from rollstream.run.config.run_model import missing_model
+from rollstream.run.config.settings import Configuration
+from rollstream.storage.starting_model.models import load_model
 from rollstream.storage.weights.fetch import export_version
 from rollstream.storage.weights.publish import NewVersion, publish_version
 from rollstream.streams.values import Version

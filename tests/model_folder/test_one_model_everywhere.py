@@ -6,12 +6,12 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from rollstream.analysis.session import TokenText
-from rollstream.config.settings import Configuration
+from rollstream.look.query.session import TokenText
+from rollstream.producers.dialogue.text_tokenizer import TextTokenizer
 from rollstream.producers.tasks.text import TaskText
-from rollstream.producers.tasks.text_tokenizer import TextTokenizer
-from rollstream.roles.train import version_files
-from rollstream.storage.hf_tokenizer import numbered_tokens
+from rollstream.run.config.settings import Configuration
+from rollstream.run.roles.train import version_files
+from rollstream.storage.model_folder.hf_tokenizer import numbered_tokens
 from rollstream.storage.starting_model.manifest import MODEL_KEY, ModelSource, describe_model
 from rollstream.storage.starting_model.put import check_same_model, put_model
 from rollstream.storage.starting_model.reading import StoredModel

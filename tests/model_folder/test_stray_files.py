@@ -9,15 +9,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rollstream.config.config import load_layers, validate_layers
-from rollstream.config.run_model import source_in
 from rollstream.errors import ConfigurationError
-from rollstream.storage.hf_folder import small_files
-from rollstream.storage.hf_weights import check_trainable, read_weight_files, unread_files
-from rollstream.storage.lora_folder import adapter_settings
-from rollstream.storage.model_fit import check_fit
-from rollstream.storage.models import build_model, load_empty_model, load_model
+from rollstream.run.config.config import load_layers, validate_layers
+from rollstream.run.config.run_model import source_in
+from rollstream.storage.model_folder.hf_folder import small_files
+from rollstream.storage.model_folder.hf_weights import (
+    check_trainable,
+    read_weight_files,
+    unread_files,
+)
+from rollstream.storage.model_folder.lora_folder import adapter_settings
+from rollstream.storage.model_folder.model_fit import check_fit
 from rollstream.storage.starting_model.manifest import MODEL_KEY, ModelSource, describe_model
+from rollstream.storage.starting_model.models import build_model, load_empty_model, load_model
 from rollstream.storage.starting_model.put import check_same_model, put_model
 from rollstream.storage.stores.json_objects import encode_json
 from testbed.memory import MemoryStore

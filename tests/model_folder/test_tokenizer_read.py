@@ -6,9 +6,13 @@ import sys
 
 import pytest
 
+from rollstream.producers.dialogue.text_tokenizer import TextTokenizer
 from rollstream.producers.tasks.text import TaskText
-from rollstream.producers.tasks.text_tokenizer import TextTokenizer
-from rollstream.storage.hf_tokenizer import has_chat_template, is_exact, tokenizer_class
+from rollstream.storage.model_folder.hf_tokenizer import (
+    has_chat_template,
+    is_exact,
+    tokenizer_class,
+)
 from testbed.model_folders.reading import CHAT, TOOL, tokenizer_fault
 from testbed.model_folders.tokenizer_folders import TOKENIZER_FOLDERS
 
@@ -38,7 +42,7 @@ def test_a_reward_process_reads_common_folders_without_transformers(name: str, t
     assert is_exact(tmp_path)
     code = (
         "import sys; from pathlib import Path;"
-        "from rollstream.producers.tasks.text_tokenizer import TextTokenizer;"
+        "from rollstream.producers.dialogue.text_tokenizer import TextTokenizer;"
         f"print(TextTokenizer(Path({str(tmp_path)!r})).encode('x<|stop|>')[1:],"
         "'transformers' in sys.modules)"
     )

@@ -12,9 +12,9 @@ from rollstream.producers.engines.torch.llama_weights import (
     fused_shape,
 )
 from rollstream.producers.engines.torch.weights import ServedWeights
-from rollstream.producers.engines.vllm.parameter_map import expected_tensors
-from rollstream.storage.hf_weights import unread_files
-from rollstream.storage.models import load_model
+from rollstream.producers.engines.vllm.local.parameter_map import expected_tensors
+from rollstream.storage.model_folder.hf_weights import unread_files
+from rollstream.storage.starting_model.models import load_model
 from testbed.model_folders.reading import weight_fault
 from testbed.model_folders.weight_folders import WEIGHT_FOLDERS, llama
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollstream.config.run_folder import RunFolder
+from rollstream.run.config.run_folder import RunFolder
 from tests.support.synthetic_run import publish_run
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rollstream.metrics.endpoint import ProcessMetrics, serve_metrics
-from rollstream.monitor.concerns import CONCERNS, concern_of
+from rollstream.look.monitor.concerns import CONCERNS, concern_of
+from rollstream.run.metrics.endpoint import ProcessMetrics, serve_metrics
 from testbed.oncall.alert_rules import RUNBOOK, UNOBSERVED, alert_name
 from testbed.oncall.faults import FAULTS, plant, prepare
 from testbed.oncall.planted_run import copy_of, write_healthy_run

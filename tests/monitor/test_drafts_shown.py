@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from rollstream.monitor.snapshot import take_snapshot
-from rollstream.monitor.state import RunState
-from rollstream.report.history import history_of
-from rollstream.report.summary import summarise
-from rollstream.report.write import report_page
+from rollstream.look.monitor.snapshot import take_snapshot
+from rollstream.look.monitor.state import RunState
+from rollstream.look.report.history import history_of
+from rollstream.look.report.summary import summarise
+from rollstream.look.report.write import report_page
 from rollstream.streams.records import Prompt, Trajectory
 from rollstream.streams.values import Drafts, Sampling
 from tests.index.indexed_records import index_of

@@ -4,11 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from rollstream.monitor.concerns import warnings_of
-from rollstream.monitor.format import age, clock, short_number, shortened, sparkline, wrap_parts
-from rollstream.monitor.state import DeadLetters
-from rollstream.monitor.table import plain_line
-from rollstream.monitor.view import WIDE_COLUMNS
+from rollstream.look.monitor.concerns import warnings_of
+from rollstream.look.monitor.format import (
+    age,
+    clock,
+    short_number,
+    shortened,
+    sparkline,
+    wrap_parts,
+)
+from rollstream.look.monitor.state import DeadLetters
+from rollstream.look.monitor.table import plain_line
+from rollstream.look.monitor.view import WIDE_COLUMNS
 from tests.support import planted_states as planted
 from tests.support.planted_states import drawn
 

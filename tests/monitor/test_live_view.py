@@ -10,16 +10,21 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from rollstream.config.config import load
-from rollstream.monitor.feed import RunFeed
-from rollstream.monitor.observer import RunObserver
-from rollstream.monitor.snapshot import RunSettings, RunSnapshot, run_settings_of, take_snapshot
-from rollstream.monitor.state import RunState
-from rollstream.monitor.view import LiveView
+from rollstream.look.monitor.feed import RunFeed
+from rollstream.look.monitor.observer import RunObserver
+from rollstream.look.monitor.snapshot import (
+    RunSettings,
+    RunSnapshot,
+    run_settings_of,
+    take_snapshot,
+)
+from rollstream.look.monitor.state import RunState
+from rollstream.look.monitor.view import LiveView
+from rollstream.run.config.config import load
+from rollstream.run.supervisor.supervisor import RoleState
 from rollstream.storage.archive.log_view import LogView
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import GroupClosed, Superseded
-from rollstream.supervisor.supervisor import RoleState
 from tests.support import planted_states as planted
 from tests.support.planted_states import drawn
 from tests.support.synthetic_run import (

@@ -2,11 +2,11 @@
 
 import pytest
 
-from rollstream.monitor.concerns import warnings_of
-from rollstream.monitor.state import RunState
-from rollstream.report.history import RunHistory
-from rollstream.report.summary import summarise
-from rollstream.report.write import report_page
+from rollstream.look.monitor.concerns import warnings_of
+from rollstream.look.monitor.state import RunState
+from rollstream.look.report.history import RunHistory
+from rollstream.look.report.summary import summarise
+from rollstream.look.report.write import report_page
 from tests.support import planted_states as planted
 from tests.support.planted_states import STEPS, drawn, healthy, kinds, moment
 

@@ -4,12 +4,12 @@ import re
 
 import pytest
 
-from rollstream.monitor.feed import RunFeed
-from rollstream.monitor.sessions import RunSessions
-from rollstream.monitor.snapshot import take_snapshot
-from rollstream.monitor.state import RunState
-from rollstream.report.summary import open_history, summarise
-from rollstream.report.write import report_page
+from rollstream.look.monitor.feed import RunFeed
+from rollstream.look.monitor.sessions import RunSessions
+from rollstream.look.monitor.snapshot import take_snapshot
+from rollstream.look.monitor.state import RunState
+from rollstream.look.report.summary import open_history, summarise
+from rollstream.look.report.write import report_page
 from rollstream.storage.archive.log_view import LogView
 from rollstream.storage.terms import STARTS
 from rollstream.streams.connect import open_bus

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from rollstream.cli.main import main
-from rollstream.report.summary import open_history
+from rollstream.look.report.summary import open_history
+from rollstream.run.cli.main import main
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import GroupClosed, Record, Superseded
 from rollstream.streams.writer import FencedWriter

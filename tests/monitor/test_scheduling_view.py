@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from rollstream.monitor.state import (
+from rollstream.look.monitor.state import (
     MOVES_FILE,
     MOVES_KEPT,
     RequestMove,
@@ -16,10 +16,10 @@ from rollstream.monitor.state import (
     parse_move,
     parse_moves,
 )
-from rollstream.report.history import RolloutHistory, RunHistory, ServedVersion
-from rollstream.report.summary import open_history, summarise
-from rollstream.report.timeline import draw_timeline
-from rollstream.report.write import report_page
+from rollstream.look.report.history import RolloutHistory, RunHistory, ServedVersion
+from rollstream.look.report.summary import open_history, summarise
+from rollstream.look.report.timeline import draw_timeline
+from rollstream.look.report.write import report_page
 from rollstream.storage.metrics_file import MetricsFile
 from tests.support import planted_states as planted
 from tests.support.planted_states import drawn

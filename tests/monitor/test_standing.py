@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-from rollstream.config.config import load
-from rollstream.config.run_folder import RunFolder, write_configuration
-from rollstream.config.settings import Configuration
-from rollstream.monitor.observer import run_standing
-from rollstream.monitor.progress import standing_of
+from rollstream.look.monitor.observer import run_standing
+from rollstream.look.monitor.progress import standing_of
+from rollstream.run.config.config import load
+from rollstream.run.config.run_folder import RunFolder, write_configuration
+from rollstream.run.config.settings import Configuration
 from rollstream.storage.metrics_file import MetricsFile
 from tests.support import planted_states as planted
 from tests.support.planted_states import NOW_S

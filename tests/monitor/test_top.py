@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollstream.cli.main import main
-from rollstream.config.run_folder import RunFolder, write_configuration
-from rollstream.config.settings import Configuration
+from rollstream.run.cli.main import main
+from rollstream.run.config.run_folder import RunFolder, write_configuration
+from rollstream.run.config.settings import Configuration
 from rollstream.streams.bus import AppendEntry
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import Dead

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from rollstream.monitor.concerns import warnings_of
-from rollstream.monitor.state import DeadLetters, RunState
+from rollstream.look.monitor.concerns import warnings_of
+from rollstream.look.monitor.state import DeadLetters, RunState
 from rollstream.streams.records import Annotation, GroupClosed
 from tests.support import planted_states as planted
 from tests.support.planted_states import GROUPS, NOW_S, SAMPLES, STEPS, healthy, kinds, moment

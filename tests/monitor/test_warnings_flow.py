@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rollstream.monitor import warnings_flow, warnings_processes
-from rollstream.monitor.concerns import CONCERNS, warnings_of
-from rollstream.monitor.state import ArchiveBacklog, DeadLetters, RunState
-from rollstream.report.history import RunHistory
-from rollstream.report.summary import summarise
-from rollstream.report.write import report_page
+from rollstream.look.monitor import warnings_flow, warnings_processes
+from rollstream.look.monitor.concerns import CONCERNS, warnings_of
+from rollstream.look.monitor.state import ArchiveBacklog, DeadLetters, RunState
+from rollstream.look.report.history import RunHistory
+from rollstream.look.report.summary import summarise
+from rollstream.look.report.write import report_page
 from rollstream.streams.records import GroupClosed, Opened, Prompt
 from rollstream.streams.values import Sampling, Version
 from tests.support import planted_states as planted

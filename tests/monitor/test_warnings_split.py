@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from rollstream.monitor.concerns import warnings_of
-from rollstream.monitor.machine_use import MachineUse
-from rollstream.monitor.snapshot import RunSnapshot
-from rollstream.monitor.state import RunState
-from rollstream.monitor.warnings_split import (
+from rollstream.look.monitor.concerns import warnings_of
+from rollstream.look.monitor.machine_use import MachineUse
+from rollstream.look.monitor.snapshot import RunSnapshot
+from rollstream.look.monitor.state import RunState
+from rollstream.look.monitor.warnings_split import (
     PipelineBalance,
     balance_of,
     best_split,

@@ -11,19 +11,19 @@ from hypothesis import given, strategies as st
 from rollstream.consumers.archive.topic import TopicArchive
 from rollstream.consumers.settings import ArchiveSettings
 from rollstream.errors import StoreError
-from rollstream.monitor.feed import (
+from rollstream.look.monitor.feed import (
     TAIL_BYTES,
     JsonLinesTail,
     RunFeed,
     positions_since,
     tail_positions,
 )
-from rollstream.monitor.groups import NumberSet
-from rollstream.monitor.observer import RunObserver
-from rollstream.monitor.samples import RecentSamples
-from rollstream.report.history import RunHistory
-from rollstream.report.summary import summarise
-from rollstream.report.write import report_page
+from rollstream.look.monitor.groups import NumberSet
+from rollstream.look.monitor.observer import RunObserver
+from rollstream.look.monitor.samples import RecentSamples
+from rollstream.look.report.history import RunHistory
+from rollstream.look.report.summary import summarise
+from rollstream.look.report.write import report_page
 from rollstream.storage.archive.log_view import LogView
 from rollstream.streams.bus import AppendEntry, Message
 from rollstream.streams.connect import open_bus

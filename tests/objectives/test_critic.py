@@ -12,19 +12,19 @@ import numpy as np
 import pytest
 import torch
 
-from rollstream.config.config import load
-from rollstream.config.recorded_configuration import record_configuration
-from rollstream.config.settings import Configuration
+from rollstream.consumers.credit import PartRewards, whole_reward
 from rollstream.consumers.objectives.critic.gae import actions_of
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.data.credit import PartRewards, whole_reward
 from rollstream.consumers.trainer.data.prepare import prepare_group, training_rule
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.learner import TorchLearner
 from rollstream.consumers.trainer.sharded.learner import ShardedLearner
 from rollstream.errors import ConfigurationError, NewerRelease
+from rollstream.run.config.config import load
+from rollstream.run.config.recorded_configuration import record_configuration
+from rollstream.run.config.settings import Configuration
 from rollstream.storage.identity import read_or_create_identity
-from rollstream.storage.lora import LoraSettings, attach_adapters
+from rollstream.storage.model_folder.lora import LoraSettings, attach_adapters
 from rollstream.streams.records import GENERATED, PROMPT
 from rollstream.streams.release import CRITIC, KNOWN_FEATURES
 from rollstream.streams.values import Span, Version

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from rollstream.consumers.credit import PartRewards
 from rollstream.consumers.objectives.critic.gae import gae, judge, value_losses
-from rollstream.consumers.trainer.data.credit import PartRewards
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.row_layout import loss_inputs
 from tests.trainer.learning_reference import sample, settings

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from rollstream.config.config import load
 from rollstream.consumers.objective_settings import named_version, versions_needed
 from rollstream.consumers.objectives.loss import OtherLogprobs, surrogate_loss
 from rollstream.consumers.objectives.losses.base import LossInputs
@@ -25,7 +24,8 @@ from rollstream.consumers.trainer.learn.objective import MicroBatch
 from rollstream.consumers.trainer.learn.row_layout import loss_inputs, token_rows
 from rollstream.consumers.trainer.learn.scores import TokenScores
 from rollstream.errors import ConfigurationError
-from rollstream.storage.lora import LoraSettings, attach_adapters
+from rollstream.run.config.config import load
+from rollstream.storage.model_folder.lora import LoraSettings, attach_adapters
 from rollstream.streams.values import Version
 from tests.support.shares import one_of
 from tests.trainer.learn.test_learner_updates import stream, train, trained

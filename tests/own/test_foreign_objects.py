@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.analysis.own_runs import remember_urls
-from rollstream.cli.main import main
-from rollstream.config.config import load
 from rollstream.errors import ConfigurationError
-from rollstream.runs import removal
-from rollstream.runs.run_place import RunPlace, find_run_place, read_removal
-from rollstream.storage.checkpoints import delete_checkpoints, stored_checkpoints
+from rollstream.keep import removal
+from rollstream.keep.run_place import RunPlace, find_run_place, read_removal
+from rollstream.look.query.own_runs import remember_urls
+from rollstream.run.cli.main import main
+from rollstream.run.config.config import load
 from rollstream.storage.identity import read_identity, read_or_create_identity
 from rollstream.storage.stores.connect import open_store
+from rollstream.storage.weights.checkpoints import delete_checkpoints, stored_checkpoints
 from rollstream.storage.weights.retention import (
     RetentionPlan,
     delete_versions,

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.analysis.locate import REPLAY_FILE
-from rollstream.analysis.token_scores import TOKEN_SCORES_FILE
-from rollstream.cli.change.steps import OVERLAY_FILE
-from rollstream.config.run_files import declared_files
-from rollstream.runs.own import WRITERS, declarations, declared_keys
+from rollstream.keep.own import WRITERS, declarations, declared_keys
+from rollstream.look.query.locate import REPLAY_FILE
+from rollstream.look.query.token_scores import TOKEN_SCORES_FILE
+from rollstream.run.cli.change.steps import OVERLAY_FILE
+from rollstream.run.config.run_files import declared_files
 from rollstream.storage.archive.file_names import archive_key
-from rollstream.storage.checkpoints import CheckpointId
 from rollstream.storage.claim_check import blob_key
+from rollstream.storage.weights.checkpoints import CheckpointId
 from rollstream.storage.weights.manifest import manifest_key
 from rollstream.storage.weights.shards import shard_name
 from rollstream.streams.values import Version

@@ -8,16 +8,12 @@ from typing import Any
 
 import pytest
 
-from rollstream.cli.configuration import load_and_settle
-from rollstream.cli.main import main, parse
-from rollstream.config.config import (
-    accept_change,
-    fingerprint,
-    store_configuration,
-)
-from rollstream.config.run_folder import RunFolder, write_configuration
-from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
+from rollstream.run.cli.configuration import load_and_settle
+from rollstream.run.cli.main import main, parse
+from rollstream.run.config.config import accept_change, fingerprint, store_configuration
+from rollstream.run.config.run_folder import RunFolder, write_configuration
+from rollstream.run.config.settings import Configuration
 from rollstream.storage.stored_settings import configuration_key
 from rollstream.streams.records import Configured, StepDone
 from testbed.memory import MemoryStore

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from rollstream.cli.main import main
 from rollstream.consumers.trainer.checkpoint import CheckpointGroup, TrainerState
-from rollstream.storage.checkpoints import write_checkpoint
+from rollstream.run.cli.main import main
 from rollstream.storage.stores.file import FileStore
+from rollstream.storage.weights.checkpoints import write_checkpoint
 from rollstream.streams.records import Fence, Position
 from rollstream.streams.values import Address
 

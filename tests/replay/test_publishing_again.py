@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.cli.main import main
 from rollstream.consumers.replay.topic_copy import HISTORY, TopicHash, hash_topic
+from rollstream.run.cli.main import main
 from rollstream.storage.claim_check import open_log
 from rollstream.streams.bus import AppendEntry
 from rollstream.streams.connect import open_bus

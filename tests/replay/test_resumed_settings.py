@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from rollstream.config.config import fingerprint, store_configuration
-from rollstream.config.recorded_configuration import accepted_changes, record_configuration
-from rollstream.config.settings import Configuration
 from rollstream.consumers.audit.audit import Audit
 from rollstream.consumers.audit.spans import AuditPolicy
 from rollstream.consumers.trainer.data.earlier_rules import earlier_rules
 from rollstream.consumers.trainer.data.prepare import training_rule
 from rollstream.producers.prompt_source import PromptOrder, PromptSource
 from rollstream.producers.tasks.base import TaskPrompt
-from rollstream.storage.checkpoints import write_checkpoint
+from rollstream.run.config.config import fingerprint, store_configuration
+from rollstream.run.config.recorded_configuration import accepted_changes, record_configuration
+from rollstream.run.config.settings import Configuration
 from rollstream.storage.identity import read_or_create_identity
 from rollstream.storage.stores.json_objects import encode_json
+from rollstream.storage.weights.checkpoints import write_checkpoint
 from rollstream.storage.weights.pointer import POINTER_KEY, Pointer
 from rollstream.streams.bus import Bus
 from rollstream.streams.reader import TopicReader, from_begin

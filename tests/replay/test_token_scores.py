@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from rollstream.analysis.token_scores import (
+from rollstream.errors import ConfigurationError
+from rollstream.look.query.token_scores import (
     ScoredTrajectory,
     read_token_scores,
     text_hash,
     write_token_scores,
 )
-from rollstream.cli.main import main
-from rollstream.errors import ConfigurationError
-from rollstream.storage.models import load_model
+from rollstream.run.cli.main import main
 from rollstream.storage.settings import LoraSettings
+from rollstream.storage.starting_model.models import load_model
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.fetch import fetch_tensors
 from rollstream.streams.connect import open_bus

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.cli.main import main
-from rollstream.config.run_folder import RunFolder
-from rollstream.report.comparison import compare_runs
-from rollstream.report.summary import open_history
+from rollstream.look.report.comparison import compare_runs
+from rollstream.look.report.summary import open_history
+from rollstream.run.cli.main import main
+from rollstream.run.config.run_folder import RunFolder
 from tests.report.test_report import drawings
 from tests.support.synthetic_run import publish_run
 

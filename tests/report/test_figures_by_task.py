@@ -2,10 +2,10 @@
 
 import numpy as np
 
+from rollstream.consumers.trainer.data.metrics import StepMetrics
 from rollstream.consumers.trainer.data.sample import sample_of
-from rollstream.consumers.trainer.metrics import StepMetrics
-from rollstream.producers.evaluation import JudgedAnswer, measure
 from rollstream.producers.rewards.pool import RewardVerdict
+from rollstream.producers.rollout.evaluation import JudgedAnswer, measure
 from rollstream.streams.records import Trajectory
 from rollstream.streams.values import Span, Version
 

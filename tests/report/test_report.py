@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
-from rollstream.cli.main import main
-from rollstream.config.run_folder import RunFolder, write_configuration
-from rollstream.config.settings import Configuration
-from rollstream.monitor.groups import Intervals
-from rollstream.monitor.state import RequestMove
-from rollstream.report.history import RolloutHistory, RunHistory, ServedVersion, history_of
-from rollstream.report.page import Chart, Series, draw_chart, thinned, ticks
-from rollstream.report.summary import open_history, summarise
-from rollstream.report.timeline import draw_timeline, time_axis, timeline_rows, version_bars
-from rollstream.report.write import report_page
+from rollstream.look.monitor.groups import Intervals
+from rollstream.look.monitor.state import RequestMove
+from rollstream.look.report.history import RolloutHistory, RunHistory, ServedVersion, history_of
+from rollstream.look.report.page import Chart, Series, draw_chart, thinned, ticks
+from rollstream.look.report.summary import open_history, summarise
+from rollstream.look.report.timeline import draw_timeline, time_axis, timeline_rows, version_bars
+from rollstream.look.report.write import report_page
+from rollstream.run.cli.main import main
+from rollstream.run.config.run_folder import RunFolder, write_configuration
+from rollstream.run.config.settings import Configuration
 from rollstream.streams.records import GroupClosed, Superseded
 from tests.index.indexed_records import index_of
 from tests.support.synthetic_run import (

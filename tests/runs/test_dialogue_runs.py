@@ -10,8 +10,8 @@ from pathlib import Path
 from rollstream.consumers.audit.audit import Audit
 from rollstream.consumers.audit.spans import AuditPolicy
 from rollstream.consumers.trainer.data.prepare import training_rule
+from rollstream.look.report.untrained import compare_episodes
 from rollstream.producers.settings import RolloutSettings, TaskSettings
-from rollstream.report.untrained import compare_episodes
 from rollstream.storage.archive.log_view import LogView
 from rollstream.streams.bus import AppendEntry, Bus, BusWrapper
 from rollstream.streams.records import (

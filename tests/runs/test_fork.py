@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from rollstream.cli.main import main
-from rollstream.config.config import fingerprint, load
-from rollstream.config.run_folder import RunFolder, open_run_log_for_writing, store_url
 from rollstream.consumers.trainer.data.poisoned_takes import FAILED_MAX, ComputeFailed
 from rollstream.consumers.trainer.data.sample import Sample
-from rollstream.runs.parentage import PromptsLeft, prompts_left, read_parentage
+from rollstream.look.index.parentage import PromptsLeft, prompts_left, read_parentage
+from rollstream.run.cli.main import main
+from rollstream.run.config.config import fingerprint, load
+from rollstream.run.config.run_folder import RunFolder, open_run_log_for_writing, store_url
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.manifest import read_manifest
 from rollstream.storage.weights.named_streams import WeightStream

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.cli.main import main
+from rollstream.run.cli.main import main
 from rollstream.streams.records import (
     Annotation,
     GroupClosed,

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from rollstream.config.settings import Configuration
 from rollstream.consumers.settings import DispatchSettings
-from rollstream.monitor.concerns import warnings_of
-from rollstream.monitor.snapshot import run_settings_of, take_snapshot
+from rollstream.look.monitor.concerns import warnings_of
+from rollstream.look.monitor.snapshot import run_settings_of, take_snapshot
+from rollstream.run.config.settings import Configuration
 from rollstream.streams.records import StepDone
 from tests.support.tiny_run import tiny_run
 

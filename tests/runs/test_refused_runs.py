@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rollstream.storage.metrics_file import read_metrics
-from rollstream.storage.models import build_model
+from rollstream.storage.starting_model.models import build_model
 from testbed.run_process import (
     SIZES,
     STEPS,

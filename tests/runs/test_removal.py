@@ -11,16 +11,14 @@ import pytest
 from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
-from rollstream.config.config import load
-from rollstream.config.run_folder import bus_url, store_url
 from rollstream.errors import (
     ConfigurationError,
     Fenced,
     LeaseHeld,
     OutsideRun,
 )
-from rollstream.runs import removal
-from rollstream.runs.removal import (
+from rollstream.keep import removal
+from rollstream.keep.removal import (
     RemovalPlan,
     RunPlace,
     check_not_living,
@@ -29,6 +27,9 @@ from rollstream.runs.removal import (
     plan_removal,
     remove,
 )
+from rollstream.run.config.config import load
+from rollstream.run.config.run_folder import bus_url, store_url
+from rollstream.run.supervisor.supervisor import RunLock
 from rollstream.storage.identity import IDENTITY_KEY, check_exists, read_or_create_identity
 from rollstream.storage.leases import LeaseCandidate, LeaseRenewal, acquire_lease
 from rollstream.storage.stores.base import ListedObject
@@ -43,7 +44,6 @@ from rollstream.streams.removal import living_rollouts, own_groups, own_topics, 
 from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Version
 from rollstream.streams.writer import publish
-from rollstream.supervisor.supervisor import RunLock
 from testbed.sample_records import SAMPLES
 from testbed.servers import versity
 from testbed.versions import publish_small

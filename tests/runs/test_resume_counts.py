@@ -13,7 +13,7 @@ from rollstream.consumers.dispatch.admission import AdmissionPace, admissible_gr
 from rollstream.consumers.settings import ArchiveSettings
 from rollstream.consumers.trainer.loop import Trainer
 from rollstream.errors import PositionLost
-from rollstream.storage.checkpoints import delete_checkpoints, stored_checkpoints
+from rollstream.storage.weights.checkpoints import delete_checkpoints, stored_checkpoints
 from rollstream.storage.weights.pointer import believed_pointer
 from rollstream.streams.fence import truncate
 from rollstream.streams.reader import from_end

@@ -4,13 +4,13 @@ import pytest
 
 from rollstream.api import sandbox
 from rollstream.errors import ConfigurationError
+from rollstream.producers.dialogue.text_tokenizer import TextTokenizer
 from rollstream.producers.rewards.pool import RewardPool, RewardVerdict
 from rollstream.producers.sandbox import factory
 from rollstream.producers.sandbox.factory import SandboxPlan
 from rollstream.producers.sandbox.grading import ProgramTest, passes_tests, program_of, read_tests
 from rollstream.producers.settings import SandboxSettings, TaskSettings
 from rollstream.producers.tasks.base import Option, Score
-from rollstream.producers.tasks.text_tokenizer import TextTokenizer
 from testbed.servers import bubblewrap
 from testbed.waiting import wait_for
 

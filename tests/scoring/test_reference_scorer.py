@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from rollstream.cli.main import main
+from rollstream.consumers.credit import scored_reference
 from rollstream.consumers.objectives.policies.other_policies import FrozenPolicy, load_reference
 from rollstream.consumers.objectives.policies.reference_scores import ReferenceScorer
-from rollstream.consumers.trainer.data.credit import scored_reference
 from rollstream.consumers.trainer.learn.forward import scoring_form
 from rollstream.consumers.trainer.past_versions import PublishedVersions
 from rollstream.producers.scoring.scorer import AnnotationPlan, Scorer
-from rollstream.roles.reference import ReferencePool
+from rollstream.run.cli.main import main
+from rollstream.run.roles.reference import ReferencePool
 from rollstream.storage.metrics_file import read_metrics
-from rollstream.storage.models import build_model
 from rollstream.storage.settings import WeightsSettings
+from rollstream.storage.starting_model.models import build_model
 from rollstream.storage.weights.pointer import believed_pointer
 from rollstream.streams.admissible import REFERENCE_LOGPROBS, TrainingBounds, reference_problem
 from rollstream.streams.bus import Bus

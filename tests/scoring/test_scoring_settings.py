@@ -11,21 +11,21 @@ from typing import Any
 
 import pytest
 
-from rollstream.checks.own_parts import check_own_parts
-from rollstream.checks.task import TaskAnswer, task_findings
-from rollstream.checks.task_facts import OwnParts, TaskOrder
-from rollstream.checks.task_process import judged_facts, task_facts
-from rollstream.config.config import load_layers, validate_layers
-from rollstream.config.run_folder import RunFolder
-from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
+from rollstream.producers.dialogue.text_tokenizer import TextTokenizer
 from rollstream.producers.scoring.build import check_service
 from rollstream.producers.settings import JudgeSettings, ScoringSettings, TaskSettings
 from rollstream.producers.tasks.dataset import Dataset, DatasetOptions
 from rollstream.producers.tasks.registry import load_task
 from rollstream.producers.tasks.text import TaskText
-from rollstream.producers.tasks.text_tokenizer import TextTokenizer
-from rollstream.supervisor.plan import process_specs
+from rollstream.run.checks.own_parts import check_own_parts
+from rollstream.run.checks.task import TaskAnswer, task_findings
+from rollstream.run.checks.task_facts import OwnParts, TaskOrder
+from rollstream.run.checks.task_process import judged_facts, task_facts
+from rollstream.run.config.config import load_layers, validate_layers
+from rollstream.run.config.run_folder import RunFolder
+from rollstream.run.config.settings import Configuration
+from rollstream.run.supervisor.plan import process_specs
 from testbed.repository import EXAMPLES
 
 

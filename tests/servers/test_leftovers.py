@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rollstream.cli.signals import listen_for_signals
+from rollstream.run.signals import listen_for_signals
 from testbed.repository import ROOT
 from testbed.servers import free_ports
 from testbed.waiting import WAIT_S, wait_for

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.cli.main import main
 from rollstream.errors import ConfigurationError
 from rollstream.producers.engines.paced.lengths import LogNormal
 from rollstream.producers.engines.roofline import Roofline, batch_max
+from rollstream.run.cli.main import main
 from rollstream.simulator.cluster import Cluster, Job, cluster_of, constant_values
 from rollstream.simulator.constants import CONSTANTS, MODELS
 from rollstream.simulator.experiment import RunPolicy, predict

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from rollstream.cli.role import check_own_cards
-from rollstream.config.config import validate_layers
-from rollstream.config.run_folder import RunFolder
-from rollstream.config.settings import Configuration
-from rollstream.config.sources import SettingLayers
 from rollstream.errors import ConfigurationError
 from rollstream.producers.engines.vllm.adapters import TOGETHER
-from rollstream.producers.engines.vllm.core import LORA_RANKS
-from rollstream.sizes.arithmetic import CONTEXT_BYTES
-from rollstream.sizes.check import check_memory, needed_bytes, unassigned_use, uses_gpus
-from rollstream.sizes.engines import ADAPTER_RANKS, ADAPTERS_TOGETHER, vllm_lines
-from rollstream.sizes.shapes import SHAPES
-from rollstream.supervisor.cards import GpuCard
+from rollstream.producers.engines.vllm.local.core import LORA_RANKS
+from rollstream.run.cli.role import check_own_cards
+from rollstream.run.config.config import validate_layers
+from rollstream.run.config.run_folder import RunFolder
+from rollstream.run.config.settings import Configuration
+from rollstream.run.config.sources import SettingLayers
+from rollstream.run.sizes.arithmetic import CONTEXT_BYTES
+from rollstream.run.sizes.check import check_memory, needed_bytes, unassigned_use, uses_gpus
+from rollstream.run.sizes.shapes import SHAPES
+from rollstream.run.sizes.vllm_memory import ADAPTER_RANKS, ADAPTERS_TOGETHER, vllm_lines
+from rollstream.run.supervisor.cards import GpuCard
 
 FIELDS = {  # of Qwen2.5-1.5B
     "model_type": "qwen2", "vocab_size": 151_936, "hidden_size": 1536, "intermediate_size": 8960,

@@ -9,13 +9,14 @@ import pytest
 
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.errors import ConfigurationError
-from rollstream.sizes import arithmetic as sums, planner, proposal, rates
-from rollstream.sizes.arithmetic import TrainerForm, total
-from rollstream.sizes.devices import ACCELERATORS, GB, accelerator_named, parse_gpus
-from rollstream.sizes.engines import PlanRequest, usable
-from rollstream.sizes.planner import RunPlan, plan_run
-from rollstream.sizes.proposed_files import toml_files
-from rollstream.sizes.shapes import SHAPES
+from rollstream.plan import planner, proposal, rates
+from rollstream.plan.engines import PlanRequest, usable
+from rollstream.plan.planner import RunPlan, plan_run
+from rollstream.plan.proposed_files import toml_files
+from rollstream.run.sizes import arithmetic as sums
+from rollstream.run.sizes.arithmetic import TrainerForm, total
+from rollstream.run.sizes.devices import ACCELERATORS, GB, accelerator_named, parse_gpus
+from rollstream.run.sizes.shapes import SHAPES
 
 
 def request(model: str, gpus: str, context: int = 4096, lora: int = 0) -> PlanRequest:

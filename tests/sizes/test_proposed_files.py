@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from rollstream.config.config import fingerprint, validate_layers
-from rollstream.config.settings import Configuration
-from rollstream.config.sources import SettingLayers
-from rollstream.sizes.check import check_memory, lone_use
-from rollstream.sizes.devices import CARDS_PER_MACHINE
-from rollstream.sizes.engines import PlanRequest
-from rollstream.sizes.planner import RunPlan
-from rollstream.sizes.proposed_files import MachineFile, machine_files, toml_files
-from rollstream.sizes.shapes import ModelShape
-from rollstream.supervisor.cards import GpuCard, assign_cards
+from rollstream.plan.engines import PlanRequest
+from rollstream.plan.planner import RunPlan
+from rollstream.plan.proposed_files import MachineFile, machine_files, toml_files
+from rollstream.run.config.config import fingerprint, validate_layers
+from rollstream.run.config.settings import Configuration
+from rollstream.run.config.sources import SettingLayers
+from rollstream.run.sizes.check import check_memory, lone_use
+from rollstream.run.sizes.devices import CARDS_PER_MACHINE
+from rollstream.run.sizes.shapes import ModelShape
+from rollstream.run.supervisor.cards import GpuCard, assign_cards
 from tests.sizes.test_planner import PLANS, plan
 
 SEVERAL_MACHINES = [

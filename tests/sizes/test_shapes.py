@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rollstream.errors import ConfigurationError
-from rollstream.sizes.shapes import SHAPES, find_shape, shape_of
+from rollstream.run.sizes.shapes import SHAPES, find_shape, shape_of
 
 PUBLISHED = {
     "qwen2.5-0.5b": 494_032_768,

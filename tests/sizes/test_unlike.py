@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from rollstream.errors import ConfigurationError
-from rollstream.sizes import unlike_proposal
-from rollstream.sizes.arithmetic import total, trainer_lines
-from rollstream.sizes.check import check_memory
-from rollstream.sizes.devices import CARDS_PER_MACHINE, parse_kinds
-from rollstream.sizes.engines import engine_lines, usable
-from rollstream.sizes.planner import decoding_rate, plan_run, training_form, training_rate
-from rollstream.sizes.unlike import UnlikePlan, plan_unlike, weakest
-from rollstream.supervisor.cards import GpuCard, assign_cards
+from rollstream.plan import unlike_proposal
+from rollstream.plan.engines import engine_lines, usable
+from rollstream.plan.planner import decoding_rate, plan_run, training_form, training_rate
+from rollstream.plan.unlike import UnlikePlan, plan_unlike, weakest
+from rollstream.run.sizes.arithmetic import total, trainer_lines
+from rollstream.run.sizes.check import check_memory
+from rollstream.run.sizes.devices import CARDS_PER_MACHINE, parse_kinds
+from rollstream.run.supervisor.cards import GpuCard, assign_cards
 from tests.sizes.test_planner import request
 from tests.sizes.test_proposed_files import configuration_of, write_model
 

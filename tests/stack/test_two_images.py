@@ -27,8 +27,8 @@ ORDER = ("archive", "rollout", "prompts", "dispatch", "trainer")
 """As docs/how-to/upgrade.md replaces them."""
 REVISIONS = """
 from pathlib import Path
-from rollstream.config.config import load_for_viewing
-from rollstream.config.run_folder import open_run_log_for_writing, store_url
+from rollstream.run.config.config import load_for_viewing
+from rollstream.run.config.run_folder import open_run_log_for_writing, store_url
 from rollstream.storage.archive.log_view import LogView
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.records import Configured

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from rollstream.analysis.locate import locate_run
-from rollstream.analysis.looking import model_file
-from rollstream.cli import run
-from rollstream.cli.main import main
-from rollstream.cli.signals import StopSignals
-from rollstream.config.config import load
-from rollstream.config.run_folder import RunFolder
-from rollstream.config.run_model import run_model, store_starting_model, task_settings
 from rollstream.errors import ConfigurationError
+from rollstream.look.query.locate import locate_run
+from rollstream.look.query.looking import model_file
+from rollstream.run.cli import run
+from rollstream.run.cli.main import main
+from rollstream.run.config.config import load
+from rollstream.run.config.run_folder import RunFolder
+from rollstream.run.config.run_model import run_model, store_starting_model, task_settings
+from rollstream.run.signals import StopSignals
 from rollstream.storage.starting_model.manifest import MODEL_KEY, read_model_manifest
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.file import FileStore

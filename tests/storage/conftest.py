@@ -4,7 +4,7 @@ tests of this folder.
 
 import pytest
 
-from rollstream.storage.models import build_model
+from rollstream.storage.starting_model.models import build_model
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.named_streams import WeightStream
 from testbed.memory import MemoryStore

@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 
 from rollstream.errors import CorruptObject
-from rollstream.metrics.forwarder import FilePosition, read_lines
-from rollstream.monitor.feed import JsonLinesTail
+from rollstream.look.monitor.feed import JsonLinesTail
+from rollstream.run.metrics.forwarder import FilePosition, read_lines
 from rollstream.storage.metrics_file import MetricsFile, read_metrics
 
 

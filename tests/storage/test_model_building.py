@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rollstream.errors import ConfigurationError
-from rollstream.storage.models import (
+from rollstream.storage.starting_model.models import (
     build_model,
     load_empty_model,
     load_model,

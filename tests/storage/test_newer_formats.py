@@ -11,11 +11,11 @@ from rollstream.consumers.dispatch.persistence import (
     read_persisted_state,
 )
 from rollstream.errors import NewerRelease
-from rollstream.storage.checkpoints import newest_checkpoint, write_checkpoint
 from rollstream.storage.leases import LeaseCandidate, LeaseClaim
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.json_objects import decode_json, encode_json, seal
 from rollstream.storage.terms import next_term, read_role, role_key
+from rollstream.storage.weights.checkpoints import newest_checkpoint, write_checkpoint
 from rollstream.storage.weights.manifest import Manifest, manifest_key, read_manifest
 from rollstream.storage.weights.pointer import POINTER_KEY, read_pointer, take_pointer
 from rollstream.storage.weights.publish import NewVersion, publish_version

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from rollstream.errors import ConfigurationError, CorruptObject, NewerRelease
-from rollstream.storage.models import load_model, load_stored_model
 from rollstream.storage.starting_model import manifest as manifests
 from rollstream.storage.starting_model.manifest import (
     MODEL_KEY,
@@ -15,6 +14,7 @@ from rollstream.storage.starting_model.manifest import (
     describe_model,
     read_model_manifest,
 )
+from rollstream.storage.starting_model.models import load_model, load_stored_model
 from rollstream.storage.starting_model.put import check_same_model, copy_model, put_model
 from rollstream.storage.starting_model.reading import StoredModel
 from rollstream.storage.starting_model.rows import StoredRows, fetch_rows

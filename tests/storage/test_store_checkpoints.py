@@ -7,7 +7,9 @@ import torch
 
 from rollstream.consumers.trainer.checkpoint import TrainerState
 from rollstream.errors import CorruptObject, Fenced, ObjectMissing
-from rollstream.storage.checkpoints import (
+from rollstream.storage.stores.base import ObjectStore, content_hash
+from rollstream.storage.stores.json_objects import seal
+from rollstream.storage.weights.checkpoints import (
     CheckpointId,
     StoredCheckpoint,
     checkpoint_manifest,
@@ -20,8 +22,6 @@ from rollstream.storage.checkpoints import (
     stored_checkpoints,
     write_checkpoint,
 )
-from rollstream.storage.stores.base import ObjectStore, content_hash
-from rollstream.storage.stores.json_objects import seal
 from rollstream.storage.weights.pointer import take_pointer
 from rollstream.storage.weights.shards import StoredTensors, part_name
 from testbed.memory import MemoryStore

@@ -15,13 +15,13 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rollstream.config.config import validate_layers
-from rollstream.config.run_folder import RunFolder
-from rollstream.config.settings import Configuration
-from rollstream.config.sources import SettingLayers
 from rollstream.consumers.trainer.rank_plan import is_launched
 from rollstream.errors import ConfigurationError
-from rollstream.supervisor.cards import (
+from rollstream.run.config.config import validate_layers
+from rollstream.run.config.run_folder import RunFolder
+from rollstream.run.config.settings import Configuration
+from rollstream.run.config.sources import SettingLayers
+from rollstream.run.supervisor.cards import (
     GpuCard,
     assign_cards,
     first_host,
@@ -29,8 +29,8 @@ from rollstream.supervisor.cards import (
     read_cards,
     visible_cards,
 )
-from rollstream.supervisor.plan import process_specs
-from rollstream.supervisor.process import ChildProcess, ProcessSpec
+from rollstream.run.supervisor.plan import process_specs
+from rollstream.run.supervisor.process import ChildProcess, ProcessSpec
 from testbed.run_process import random_model
 from testbed.waiting import WAIT_S, wait_for
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.supervisor.process import ProcessSpec
-from rollstream.supervisor.supervisor import RunLock
+from rollstream.run.supervisor.process import ProcessSpec
+from rollstream.run.supervisor.supervisor import RunLock
 from tests.supervisor.test_supervision import Run
 
 

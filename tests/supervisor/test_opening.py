@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.checks.machine import unwritable_reason
 from rollstream.errors import ConfigurationError, EngineRefused, EngineUnavailable
-from rollstream.roles.context import classify_engine_errors
-from rollstream.supervisor.process import (
+from rollstream.run.checks.machine import unwritable_reason
+from rollstream.run.roles.context import classify_engine_errors
+from rollstream.run.supervisor.process import (
     EXIT_REFUSED,
     EXIT_UNSERVED,
     ChildProcess,
@@ -20,7 +20,7 @@ from rollstream.supervisor.process import (
     is_final_exit,
     last_lines,
 )
-from rollstream.supervisor.supervisor import Supervisor, SupervisorLimits
+from rollstream.run.supervisor.supervisor import Supervisor, SupervisorLimits
 from testbed.waiting import wait_for
 
 CAUSE = RuntimeError("out of memory")

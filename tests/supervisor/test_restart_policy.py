@@ -2,7 +2,7 @@
 
 from hypothesis import given, strategies as st
 
-from rollstream.supervisor.process import RestartPolicy
+from rollstream.run.supervisor.process import RestartPolicy
 
 POLICY = RestartPolicy(deaths_max=3, within_s=60, first_s=0.5, longest_s=1.5)
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.supervisor.process import ProcessSpec, RestartPolicy, last_lines
-from rollstream.supervisor.supervisor import RunLock, Supervisor, SupervisorLimits
+from rollstream.run.supervisor.process import ProcessSpec, RestartPolicy, last_lines
+from rollstream.run.supervisor.supervisor import RunLock, Supervisor, SupervisorLimits
 from testbed.repository import ROOT
 from testbed.waiting import WAIT_S, is_alive, wait_for
 
@@ -194,10 +194,10 @@ def test_the_next_supervisor_hands_on_the_nonces_of_the_one_before(tmp_path):
 SUPERVISOR = """
 import sys, threading
 from pathlib import Path
-from rollstream.supervisor.process import ProcessSpec
-from rollstream.cli.signals import listen_for_signals
-from rollstream.supervisor.supervisor import Supervisor
-role = ("from rollstream.supervisor.process import end_with_parent; end_with_parent();"
+from rollstream.run.supervisor.process import ProcessSpec
+from rollstream.run.signals import listen_for_signals
+from rollstream.run.supervisor.supervisor import Supervisor
+role = ("from rollstream.run.supervisor.process import end_with_parent; end_with_parent();"
         "import os, time; print(os.getpid(), flush=True); time.sleep(600)")
 seats = [ProcessSpec(name, [sys.executable, "-c", role]) for name in ("a", "b")]
 signals = listen_for_signals()
@@ -242,7 +242,7 @@ def test_roles_end_when_their_supervisor_is_killed(supervised):
 
 def test_a_role_whose_parent_died_before_it_could_ask_ends_itself():
     code = (
-        "from rollstream.supervisor.process import end_with_parent; "
+        "from rollstream.run.supervisor.process import end_with_parent; "
         "end_with_parent(); print('survived')"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "ROLLSTREAM_PARENT": "1"}

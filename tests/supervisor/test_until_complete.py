@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.config.config import load
-from rollstream.config.run_folder import store_url
 from rollstream.errors import StoreError
-from rollstream.roles.completion import is_complete, stop_when_complete
+from rollstream.run.config.config import load
+from rollstream.run.config.run_folder import store_url
+from rollstream.run.roles.completion import is_complete, stop_when_complete
 from rollstream.storage.leases import Lease, LeaseCandidate, acquire_lease
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store

@@ -6,12 +6,12 @@ import sys
 import pytest
 from rich.console import Console
 
-from rollstream.cli.signals import StopSignals
-from rollstream.config.run_folder import RunFolder
-from rollstream.config.settings import Configuration
-from rollstream.supervisor.process import ProcessSpec
-from rollstream.supervisor.supervisor import RunLock
-from rollstream.warmup.process import WarmupFailed, WarmupProcess, newest_progress
+from rollstream.run.config.run_folder import RunFolder
+from rollstream.run.config.settings import Configuration
+from rollstream.run.signals import StopSignals
+from rollstream.run.supervisor.process import ProcessSpec
+from rollstream.run.supervisor.supervisor import RunLock
+from rollstream.run.warmup.process import WarmupFailed, WarmupProcess, newest_progress
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rollstream.producers.engines.base import WeightUpdate
-from rollstream.storage.lora import (
+from rollstream.storage.model_folder.lora import (
     adapter_state,
     attach_adapters,
     attached_adapter,

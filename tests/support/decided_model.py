@@ -10,7 +10,7 @@ import torch
 
 from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.registry import load_task
-from rollstream.storage.models import build_model
+from rollstream.storage.starting_model.models import build_model
 from testbed.run_process import SIZES
 
 SCALE = 14.0  # of weights drawn with a deviation of 0.02

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from rollstream.analysis.own_runs import remember_begun
-from rollstream.config.config import fingerprint
-from rollstream.config.run_folder import RunFolder, write_configuration
-from rollstream.config.settings import Configuration
 from rollstream.consumers.archive.service import ArchiveService
 from rollstream.consumers.settings import ArchiveSettings
+from rollstream.look.query.own_runs import remember_begun
 from rollstream.producers.settings import SamplingSettings, TaskSettings
+from rollstream.run.config.config import fingerprint
+from rollstream.run.config.run_folder import RunFolder, write_configuration
+from rollstream.run.config.settings import Configuration
 from rollstream.storage.identity import read_or_create_identity
 from rollstream.storage.settings import (
     CheckpointSettings,

@@ -27,7 +27,7 @@ def run_killed_at(method: str, nth: int, command: Sequence[str]) -> None:
 
 
 def main() -> None:
-    from rollstream.cli.main import main as rollstream
+    from rollstream.run.cli.main import main as rollstream
 
     place, nth, *words = sys.argv[1:]
     module, _, dotted = place.partition(":")

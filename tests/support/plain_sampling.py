@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rollstream.config.config import load
-from rollstream.config.run_folder import store_url
 from rollstream.producers.engines.base import EngineOptions, GenerationRequest
 from rollstream.producers.engines.randomness import trajectory_key, uniforms
 from rollstream.producers.engines.torch.engine import TorchEngine
+from rollstream.run.config.config import load
+from rollstream.run.config.run_folder import store_url
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.records import GENERATED, Prompt, Trajectory

@@ -5,11 +5,16 @@ from collections.abc import Callable
 
 from rich.console import Console
 
-from rollstream.config.settings import Configuration
-from rollstream.monitor.concerns import warnings_of
-from rollstream.monitor.snapshot import RunSettings, RunSnapshot, run_settings_of, take_snapshot
-from rollstream.monitor.state import RunState
-from rollstream.monitor.view import TerminalSize, render_frame
+from rollstream.look.monitor.concerns import warnings_of
+from rollstream.look.monitor.snapshot import (
+    RunSettings,
+    RunSnapshot,
+    run_settings_of,
+    take_snapshot,
+)
+from rollstream.look.monitor.state import RunState
+from rollstream.look.monitor.view import TerminalSize, render_frame
+from rollstream.run.config.settings import Configuration
 from testbed.oncall.records import (
     GROUPS as GROUPS,
     LENGTH as LENGTH,

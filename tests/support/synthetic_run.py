@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rollstream.config.run_folder import RunFolder, write_configuration
-from rollstream.config.settings import Configuration
+from rollstream.run.config.run_folder import RunFolder, write_configuration
+from rollstream.run.config.settings import Configuration
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import (

@@ -22,8 +22,8 @@ from rollstream.consumers.trainer.loop import Trainer
 from rollstream.errors import Fenced
 from rollstream.producers.agent_settings import AgentSettings
 from rollstream.producers.agents.episodes import AgentEpisodes
+from rollstream.producers.engine_factory import open_engine
 from rollstream.producers.engines.base import Emission, Engine, EngineOptions
-from rollstream.producers.engines.factory import open_engine
 from rollstream.producers.prompt_source import PromptOrder, PromptSource
 from rollstream.producers.rewards.pool import RewardPool
 from rollstream.producers.rollout.assignments import AssignmentQueue
@@ -38,10 +38,10 @@ from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.producers.settings import RolloutSettings, TaskSettings
 from rollstream.producers.tasks.base import is_asynchronous
 from rollstream.producers.tasks.registry import load_task
-from rollstream.storage.lora import attach_adapters
 from rollstream.storage.metrics_file import MetricsFile
-from rollstream.storage.models import build_model, config_from_version, model_files
+from rollstream.storage.model_folder.lora import attach_adapters
 from rollstream.storage.settings import CheckpointSettings, LoraSettings, WeightsSettings
+from rollstream.storage.starting_model.models import build_model, config_from_version, model_files
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.terms import next_term

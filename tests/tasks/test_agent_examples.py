@@ -8,7 +8,6 @@ import pytest
 
 from examples.agents.tool_agent import TOOLS, calculate
 from examples.agents.treasure import WAYS, Player, Treasure, look, play, world_of
-from rollstream.config.config import load
 from rollstream.producers.sandbox import factory
 from rollstream.producers.sandbox.base import SandboxLimits
 from rollstream.producers.sandbox.factory import SandboxPlan
@@ -18,6 +17,7 @@ from rollstream.producers.tasks.registry import load_task
 from rollstream.producers.tasks.text import TaskText
 from rollstream.producers.tasks.tool_calls import parse_tool_calls
 from rollstream.producers.tasks.trained_tokenizer import TrainedTokenizer
+from rollstream.run.config.config import load
 from testbed.repository import ROOT
 from testbed.servers import bubblewrap
 from tests.tasks.test_examples import SHORT, run

@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pytest
 
-from rollstream.config.config import load
 from rollstream.errors import ConfigurationError
 from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.automaton import (
@@ -20,6 +19,7 @@ from rollstream.producers.tasks.automaton import (
 from rollstream.producers.tasks.base import Document, TaskPrompt
 from rollstream.producers.tasks.character_tokenizer import EOS
 from rollstream.producers.tasks.registry import load_task
+from rollstream.run.config.config import load
 from testbed.repository import EXAMPLES
 
 EXAMPLE = EXAMPLES / "longtail-model.toml"

@@ -7,10 +7,10 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from rollstream.config.settings import Configuration
 from rollstream.errors import EngineRefused
 from rollstream.producers.engines.base import Emission, GenerationRequest
-from rollstream.producers.evaluation import (
+from rollstream.producers.rewards.pool import RewardPool, RewardVerdict
+from rollstream.producers.rollout.evaluation import (
     EvaluationPlan,
     JudgedAnswer,
     evaluate,
@@ -18,12 +18,12 @@ from rollstream.producers.evaluation import (
     measure,
     pass_at_k,
 )
-from rollstream.producers.rewards.pool import RewardPool, RewardVerdict
 from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.character_tokenizer import EOS
 from rollstream.producers.tasks.remainder import Remainder
 from rollstream.producers.tasks.scripted import Scripted
-from rollstream.roles.evaluation import Evaluator, due_numbers, kept_versions
+from rollstream.run.config.settings import Configuration
+from rollstream.run.roles.evaluation import Evaluator, due_numbers, kept_versions
 from rollstream.storage.weights.manifest import manifest_key
 from rollstream.streams.values import Tokens, Version
 from testbed.memory import MemoryStore

@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from examples.verifiers import final_number
-from rollstream.config.config import load
-from rollstream.config.settings import Configuration
+from rollstream.producers.dialogue.text_tokenizer import byte_tokenizer
 from rollstream.producers.tasks.registry import load_task
-from rollstream.producers.tasks.text_tokenizer import byte_tokenizer
+from rollstream.run.config.config import load
+from rollstream.run.config.settings import Configuration
 from testbed.repository import ROOT
 
 SOLUTION = "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nAltogether 48+24 = 72.\n#### 72"

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.config.config import load
-from rollstream.config.run_model import task_settings
-from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
-from rollstream.roles.context import prompt_tokens_max
+from rollstream.run.config.config import load
+from rollstream.run.config.run_model import task_settings
+from rollstream.run.config.settings import Configuration
+from rollstream.run.roles.context import prompt_tokens_max
 
 MIXED = '[task]\nname = "mixture"\n[[task.parts]]\nname = "remainder"\n'
 

@@ -10,8 +10,8 @@ from hypothesis import given, strategies as st
 from transformers import AutoTokenizer
 
 from rollstream.errors import ConfigurationError
+from rollstream.producers.dialogue.text_tokenizer import END, TextTokenizer, byte_token
 from rollstream.producers.tasks.text import TaskText
-from rollstream.producers.tasks.text_tokenizer import END, TextTokenizer, byte_token
 
 BUILT_IN = TextTokenizer(None)
 ENDING = byte_token(END)
@@ -186,7 +186,7 @@ def test_rewards_decode_without_transformers(folder: Path):
     code = (
         "import sys; from pathlib import Path;"
         "from rollstream.producers.tasks.text import TaskText;"
-        "from rollstream.producers.tasks.text_tokenizer import TextTokenizer;"
+        "from rollstream.producers.dialogue.text_tokenizer import TextTokenizer;"
         f"text = TaskText(TextTokenizer(Path({str(folder)!r})));"
         "assert text.answer([[121, 258]]) == 'y'; assert 'transformers' not in sys.modules;"
         "assert text.prompt('hi'); assert 'torch' not in sys.modules"

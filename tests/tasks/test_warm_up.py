@@ -17,9 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rollstream.errors import ConfigurationError
 from rollstream.producers.tasks.remainder import Remainder
 from rollstream.producers.tasks.scripted import Scripted
-from rollstream.storage.models import build_model
-from rollstream.storage.settings import ModelSettings
-from rollstream.warmup.warmup import (
+from rollstream.run.warmup.warmup import (
     SftSchedule,
     batches,
     is_warmed_up,
@@ -27,6 +25,8 @@ from rollstream.warmup.warmup import (
     train_sft,
     warm_up,
 )
+from rollstream.storage.settings import ModelSettings
+from rollstream.storage.starting_model.models import build_model
 
 TINY = ModelSettings(
     config={"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8}
@@ -79,8 +79,8 @@ KILLED = """
 import sys
 from pathlib import Path
 from rollstream.producers.tasks.remainder import Remainder
-from rollstream.warmup.warmup import SftSchedule
-from rollstream.warmup.warmup import warm_up
+from rollstream.run.warmup.warmup import SftSchedule
+from rollstream.run.warmup.warmup import warm_up
 from rollstream.storage.settings import ModelSettings
 model, schedule = ModelSettings.model_validate_json(sys.argv[2]), SftSchedule(200, 100_000)
 warm_up(Remainder(), model, 0, Path(sys.argv[1]), 1, lambda *at: print(at[0], flush=True), schedule)

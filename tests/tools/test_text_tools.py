@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from rollstream.errors import ConfigurationError
+from rollstream.producers.dialogue.text_tokenizer import TextTokenizer
 from rollstream.producers.tasks.text import TaskText
-from rollstream.producers.tasks.text_tokenizer import TextTokenizer
 from rollstream.producers.tasks.tool_calls import parse_tool_calls
 
 BUILT_IN = TextTokenizer(None)

@@ -11,10 +11,10 @@ import pytest
 
 from rollstream.deadline import Deadline
 from rollstream.errors import ConfigurationError
+from rollstream.producers.dialogue.text_tokenizer import TextTokenizer
 from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.base import Environment
 from rollstream.producers.tasks.registry import load_task
-from rollstream.producers.tasks.text_tokenizer import TextTokenizer
 from rollstream.producers.tasks.tool_dialogue import ToolDialogue
 from rollstream.producers.tasks.tool_server import RESULT_MAX, ToolServer, ToolServerFailed
 from testbed.waiting import is_alive, wait_for

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 import transformers
 
+from rollstream.consumers.credit import whole_reward
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.data.credit import whole_reward
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.streams.records import ENVIRONMENT, GENERATED, PROMPT
 from rollstream.streams.values import Span, Version

@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rollstream.cli.main import main
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.learn.learner import TorchLearner
 from rollstream.errors import ConfigurationError
-from rollstream.sizes import arithmetic as sums
-from rollstream.sizes.shapes import SHAPES
+from rollstream.run.cli.main import main
+from rollstream.run.sizes import arithmetic as sums
+from rollstream.run.sizes.shapes import SHAPES
 from tests.runs.test_resume import UNEVEN, hashes, train_until
 from tests.support import tiny_run as tiny
 from tests.support.kept_run import STEPS, made

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.cli.main import main
 from rollstream.consumers.trainer import past_versions
+from rollstream.run.cli.main import main
 from rollstream.storage.metrics_file import read_metrics
 from rollstream.storage.settings import LoraSettings, WeightsSettings
 from rollstream.storage.weights.retention import listed_versions

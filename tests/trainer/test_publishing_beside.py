@@ -18,11 +18,11 @@ from rollstream.consumers.trainer.publisher import (
 )
 from rollstream.consumers.trainer.versions import VersionWriter
 from rollstream.errors import StoreError
-from rollstream.storage.checkpoints import CheckpointId, read_checkpoint, stored_checkpoints
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.settings import WeightsSettings
 from rollstream.storage.stores.base import Data
 from rollstream.storage.stores.file import FileStore
+from rollstream.storage.weights.checkpoints import CheckpointId, read_checkpoint, stored_checkpoints
 from rollstream.storage.weights.fetch import fetch_tensors
 from rollstream.storage.weights.retention import stored_versions
 from rollstream.storage.weights.tensors import tensor_hash, untie

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
-from rollstream.tuning.choices import changed_settings, choice_of, choice_space, gpus_of
-from rollstream.tuning.proposed_toml import merged_tables
+from rollstream.plan.tuning.choices import changed_settings, choice_of, choice_space, gpus_of
+from rollstream.plan.tuning.proposed_toml import merged_tables
+from rollstream.run.config.settings import Configuration
 from tests.tuning.worlds import configured
 
 ON_GPUS = {

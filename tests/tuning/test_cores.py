@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from rollstream.config.settings import Configuration
+from rollstream.plan.tuning.choices import choice_of
+from rollstream.plan.tuning.cores import on_shared_cores
+from rollstream.plan.tuning.machine import machine_of
+from rollstream.plan.tuning.measured import DecodePoint, RunMeasurements
 from rollstream.producers.engines.roofline import Roofline
+from rollstream.run.config.settings import Configuration
 from rollstream.simulator.experiment import Prediction
-from rollstream.tuning.choices import choice_of
-from rollstream.tuning.cores import on_shared_cores
-from rollstream.tuning.machine import machine_of
-from rollstream.tuning.measured import DecodePoint, RunMeasurements
 
 TORCH = Configuration.model_validate(
     {

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
+from rollstream.plan.tuning.choices import choice_of, choice_space
+from rollstream.plan.tuning.machine import machine_of
+from rollstream.plan.tuning.measured import DecodePoint, RunMeasurements
+from rollstream.plan.tuning.search import propose
 from rollstream.producers.engines.roofline import Roofline
-from rollstream.tuning.choices import choice_of, choice_space
-from rollstream.tuning.machine import machine_of
-from rollstream.tuning.measured import DecodePoint, RunMeasurements
-from rollstream.tuning.search import propose
+from rollstream.run.config.settings import Configuration
 from tests.tuning.worlds import configured
 
 STEADY = Roofline(0.01, 0.0, 0.0)

@@ -5,11 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rollstream.producers.engines.roofline import Roofline
-from rollstream.streams.records import Applied, Prompt, RolloutStatus, StepDone, Trajectory
-from rollstream.streams.values import Drafts, Sampling, Span, Version
-from rollstream.tuning.machine import with_drafts, without_drafts
-from rollstream.tuning.measured import (
+from rollstream.plan.tuning.machine import with_drafts, without_drafts
+from rollstream.plan.tuning.measured import (
     DraftGain,
     FinishedAnswer,
     MeasuredTopics,
@@ -19,6 +16,9 @@ from rollstream.tuning.measured import (
     length_correlation,
     measure,
 )
+from rollstream.producers.engines.roofline import Roofline
+from rollstream.streams.records import Applied, Prompt, RolloutStatus, StepDone, Trajectory
+from rollstream.streams.values import Drafts, Sampling, Span, Version
 from tests.index.indexed_records import index_of
 from tests.support import planted_states as planted
 

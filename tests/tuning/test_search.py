@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from rollstream.plan.tuning.choices import TuningChoice, choice_of, choice_space
+from rollstream.plan.tuning.search import TuningProposal, propose
 from rollstream.simulator.experiment import Prediction
-from rollstream.tuning.choices import TuningChoice, choice_of, choice_space
-from rollstream.tuning.search import TuningProposal, propose
 from tests.tuning.worlds import configured, two_sided
 
 PRESENT = configured(rollouts={"count": 4})  # and one unit for its trainer

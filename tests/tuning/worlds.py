@@ -1,8 +1,8 @@
 """Worlds that the tests tune: a small paced configuration, and predictions by a formula."""
 
-from rollstream.config.settings import Configuration
+from rollstream.plan.tuning.choices import TuningChoice
+from rollstream.run.config.settings import Configuration
 from rollstream.simulator.experiment import Prediction
-from rollstream.tuning.choices import TuningChoice
 
 BASE = {
     "run": "small",

@@ -12,8 +12,8 @@ import pytest
 
 import rollstream
 from rollstream import revision
-from rollstream.cli.main import main
 from rollstream.revision import UNKNOWN, code_revision
+from rollstream.run.cli.main import main
 from rollstream.streams.release import RELEASE
 from testbed.waiting import WAIT_S
 

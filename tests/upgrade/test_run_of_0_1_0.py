@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.analysis.locate import locate_run
-from rollstream.cli.main import main
-from rollstream.cli.maintain.audit import audit_policy
-from rollstream.config.config import load
-from rollstream.config.run_folder import open_run_log_for_writing
-from rollstream.roles.context import RoleLaunch
-from rollstream.roles.roles import run_role
+from rollstream.look.index.audit_policy import audit_policy
+from rollstream.look.query.locate import locate_run
+from rollstream.run.cli.main import main
+from rollstream.run.config.config import load
+from rollstream.run.config.run_folder import open_run_log_for_writing
+from rollstream.run.roles.context import RoleLaunch
+from rollstream.run.roles.roles import run_role
 from rollstream.streams.reader import TopicReader
 from rollstream.streams.records import Configured, Opened, Position, Record
 from rollstream.streams.release import RELEASE

@@ -7,7 +7,7 @@ from collections.abc import Generator
 
 import pytest
 
-from rollstream.producers.engines.vllm.environment import installed_release
+from rollstream.producers.engines.vllm.local.environment import installed_release
 from testbed.servers.guard import VARIABLE, end_started
 
 

@@ -5,8 +5,8 @@ serves.
 import torch
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
-from rollstream.producers.engines.vllm.parameter_map import ServedPart, served_part
-from rollstream.producers.engines.vllm.worker import WorkerExtension
+from rollstream.producers.engines.vllm.local.parameter_map import ServedPart, served_part
+from rollstream.producers.engines.vllm.local.worker import WorkerExtension
 
 
 class DamagedWorker(WorkerExtension):

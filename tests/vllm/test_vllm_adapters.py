@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 from rollstream.errors import EngineRefused
 from rollstream.producers.engines.base import EngineOptions, GenerationRequest, WeightComparison
 from rollstream.producers.engines.settings import VllmSettings
-from rollstream.producers.engines.vllm import core
 from rollstream.producers.engines.vllm.adapters import adapter_name
 from rollstream.producers.engines.vllm.engine import VllmEngine
+from rollstream.producers.engines.vllm.local import core
 from rollstream.storage.settings import LoraSettings
 from rollstream.streams.values import Sampling, Version
 from testbed.update_reference import over_old_cache

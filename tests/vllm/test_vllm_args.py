@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.config.config import load
 from rollstream.errors import ConfigurationError
 from rollstream.producers.engines.base import EngineOptions
 from rollstream.producers.engines.settings import OWN_ARGUMENTS, EngineArgument, VllmSettings
-from rollstream.producers.engines.vllm.core import own_arguments
 from rollstream.producers.engines.vllm.engine import VllmEngine
-from rollstream.producers.engines.vllm.environment import VllmShape, require_vllm
-from rollstream.roles.rollout import measure_profile
+from rollstream.producers.engines.vllm.local.core import own_arguments
+from rollstream.producers.engines.vllm.local.environment import VllmShape, require_vllm
+from rollstream.run.config.config import load
+from rollstream.run.roles.rollout import measure_profile
 from testbed.repository import EXAMPLES
 from tests.support.engine_samples import V1
 from tests.vllm.vllm_samples import vllm_model

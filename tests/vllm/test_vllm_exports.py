@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rollstream.consumers.trainer.versions import VersionWriter
-from rollstream.storage.lora import attached_adapter, base_state
+from rollstream.storage.model_folder.lora import attached_adapter, base_state
 from rollstream.storage.settings import WeightsSettings
 from rollstream.storage.weights.adapters import AdapterTensors
 from rollstream.storage.weights.fetch import export_version

@@ -14,9 +14,9 @@ from benchmarks.sizes.rank_memory import RankShape, write_model
 from benchmarks.sizes.rollout_memory import VLLM, write
 from rollstream.producers.engines.base import EngineOptions, WeightComparison, WeightUpdate
 from rollstream.producers.engines.settings import VllmSettings
-from rollstream.producers.engines.vllm import core
 from rollstream.producers.engines.vllm.engine import VllmEngine
-from rollstream.producers.engines.vllm.parameter_map import expected_tensors
+from rollstream.producers.engines.vllm.local import core
+from rollstream.producers.engines.vllm.local.parameter_map import expected_tensors
 from rollstream.streams.values import Sampling
 from testbed.repository import ROOT
 from testbed.waiting import WAIT_S

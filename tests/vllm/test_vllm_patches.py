@@ -9,9 +9,9 @@ import torch
 
 from rollstream.errors import EngineRefused
 from rollstream.producers.engines.base import WeightUpdate
-from rollstream.producers.engines.vllm import weights
 from rollstream.producers.engines.vllm.engine import VllmEngine
-from rollstream.producers.engines.vllm.environment import require_vllm
+from rollstream.producers.engines.vllm.local import weights
+from rollstream.producers.engines.vllm.local.environment import require_vllm
 from rollstream.storage.weights.resident import TensorPatch
 from rollstream.storage.weights.tensors import untie
 from tests.support.engine_samples import V1, V2, chosen_logprobs, half_way, prompt, to_the_end

@@ -15,8 +15,8 @@ import torch
 
 from rollstream.errors import EngineRefused
 from rollstream.producers.engines.base import EngineOptions, WeightComparison, WeightUpdate
-from rollstream.producers.engines.vllm import weights
 from rollstream.producers.engines.vllm.engine import VllmEngine
+from rollstream.producers.engines.vllm.local import weights
 from rollstream.streams.values import Sampling
 from testbed.repository import ROOT
 from testbed.update_reference import over_old_cache

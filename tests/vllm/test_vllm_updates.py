@@ -9,7 +9,7 @@ import torch
 
 from rollstream.errors import EngineRefused
 from rollstream.producers.engines.base import WeightUpdate
-from rollstream.producers.engines.vllm import weights
+from rollstream.producers.engines.vllm.local import weights
 from rollstream.streams.values import Sampling
 from testbed.update_reference import over_old_cache
 from tests.engines.torch.test_engine_updates import check_in_flight, check_recompute

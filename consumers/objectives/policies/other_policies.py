@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rollstream.consumers.credit import scored_reference
 from rollstream.consumers.objective_settings import BEHAVIOUR, named_version
 from rollstream.consumers.objectives.loss import OtherLogprobs
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.data.credit import scored_reference
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.forward import PolicyScorer, ScoringForm, policy_scorer
 from rollstream.consumers.trainer.learn.masters import Masters
@@ -33,8 +33,8 @@ from rollstream.consumers.trainer.learn.row_layout import (
     token_rows,
 )
 from rollstream.errors import ConfigurationError
-from rollstream.storage.lora import PREFIX
-from rollstream.storage.models import load_model
+from rollstream.storage.model_folder.lora import PREFIX
+from rollstream.storage.starting_model.models import load_model
 from rollstream.streams.values import Version
 
 BEHAVIOURS_MAX = 8

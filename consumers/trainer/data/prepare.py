@@ -14,13 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rollstream.consumers.trainer.data.credit import (
-    GAE,
-    PartRewards,
-    token_advantages,
-    turn_ends,
-    whole_reward,
-)
+from rollstream.consumers.credit import GAE, PartRewards, token_advantages, turn_ends, whole_reward
 from rollstream.consumers.trainer.data.sample import (
     AnnotatedRewards,
     AnnotationsByKey,

@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from rollstream.consumers.trainer.data.credit import (
-    PartRewards,
-    no_parts,
-    part_rewards,
-    scored_reference,
-)
+from rollstream.consumers.credit import PartRewards, no_parts, part_rewards, scored_reference
 from rollstream.errors import DecodeError
 from rollstream.streams.admissible import (
     REFERENCE_LOGPROBS,

@@ -42,7 +42,7 @@ from rollstream.consumers.trainer.learn.workers import (
     keep_freed_memory,
     lends_state,
 )
-from rollstream.storage.lora import adapter_state, attached_adapter, base_state
+from rollstream.storage.model_folder.lora import adapter_state, attached_adapter, base_state
 from rollstream.storage.weights.adapters import AdapterTensors
 from rollstream.storage.weights.tensors import state_hash
 

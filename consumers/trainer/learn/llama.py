@@ -29,7 +29,7 @@ from rollstream.consumers.trainer.learn.fused_ops import (
 )
 from rollstream.consumers.trainer.learn.row_layout import TokenRows
 from rollstream.consumers.trainer.learn.scores import TokenScores, allowed_of, score_hidden
-from rollstream.storage.lora import HIGH, LOW, attached_adapter
+from rollstream.storage.model_folder.lora import HIGH, LOW, attached_adapter
 
 STATIC_ROPE = {"default", "linear", "llama3", "yarn"}  # frequencies do not depend on the batch
 
@@ -51,8 +51,8 @@ def has_packed_form(model: PreTrainedModel) -> bool:
 
 class PackedDecoder:
     """Scores the rows of a micro-batch under the model's parameters at the time of the call, LoRA
-    adapters included (`storage/lora.py`). With `recomputes` a layer keeps only its input for the
-    backward pass. With `keeps_states` the scores have their `states`.
+    adapters included (`storage/model_folder/lora.py`). With `recomputes` a layer keeps only its
+    input for the backward pass. With `keeps_states` the scores have their `states`.
 
     It is faster than padded batches under autograd: sequences follow each other without padding;
     gains of norms are multiplied into the matrices that follow (d × d work, not N × d); one complex

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rollstream.consumers.trainer.data.metrics import TASKS_MAX
 from rollstream.consumers.trainer.data.sample import Sample
-from rollstream.consumers.trainer.metrics import TASKS_MAX
 
 TOKEN_MAX = 0.1
 """Differences above this, in nats, count as `above`: about a tenth in probability."""

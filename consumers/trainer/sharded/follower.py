@@ -19,16 +19,16 @@ from rollstream.consumers.trainer.build import (
 )
 from rollstream.consumers.trainer.checkpoint import ledger_begin
 from rollstream.consumers.trainer.data.earlier_rules import earlier_rules
+from rollstream.consumers.trainer.data.metrics import StepMetrics
 from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed, UpdateKey
-from rollstream.consumers.trainer.data.retention import ArchiveBackedBus
 from rollstream.consumers.trainer.data.selection import UpdateProgress
-from rollstream.consumers.trainer.data.takes import TakeRepeater
 from rollstream.consumers.trainer.learn.base import open_learner
 from rollstream.consumers.trainer.ledger import LedgerTail
 from rollstream.consumers.trainer.loop import StepLoop
-from rollstream.consumers.trainer.metrics import StepMetrics
 from rollstream.consumers.trainer.publisher import StepPublisher
+from rollstream.consumers.trainer.retention import ArchiveBackedBus
 from rollstream.consumers.trainer.sharded.ranks import Ranks, TermStart
+from rollstream.consumers.trainer.takes import TakeRepeater
 from rollstream.consumers.trainer.versions import VersionWriter
 from rollstream.errors import ConfigurationError, Fenced, PositionLost
 from rollstream.metric_values import MetricValues

@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rollstream.consumers.trainer.rank_plan import rank_of
 from rollstream.errors import ConfigurationError, CorruptObject, ObjectMissing, RollstreamError
-from rollstream.storage.checkpoints import CheckpointId
+from rollstream.storage.weights.checkpoints import CheckpointId
 from rollstream.streams.records import TakeFailed
 
 log = logging.getLogger(__name__)

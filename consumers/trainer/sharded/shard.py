@@ -42,8 +42,8 @@ from rollstream.consumers.trainer.sharded.tensors import (
     gather_everywhere,
     shard_model,
 )
-from rollstream.storage.lora import adapter_state, attached_adapter, base_state
-from rollstream.storage.models import parameter_names
+from rollstream.storage.model_folder.lora import adapter_state, attached_adapter, base_state
+from rollstream.storage.starting_model.models import parameter_names
 from rollstream.storage.starting_model.rows import ModelRows
 from rollstream.storage.weights.adapters import AdapterTensors
 from rollstream.storage.weights.shards import StoredTensors, part_name
@@ -59,8 +59,8 @@ class Shard:
     divides; all ranks must pass the same model. `ShardedLearner` calls `train` for each round of an
     update, then `finish`.
 
-    With LoRA adapters (`storage/lora.py`) only these are trained, published and saved, as in
-    `learner.py`; each rank holds its slices of the frozen base too.
+    With LoRA adapters (`storage/model_folder/lora.py`) only these are trained, published and saved,
+    as in `learner.py`; each rank holds its slices of the frozen base too.
     """
 
     def __init__(self, start: StartingModel, settings: TrainerSettings, ranks: Ranks) -> None:

@@ -9,8 +9,8 @@ import torch
 import xxhash
 from transformers import PreTrainedModel
 
-from rollstream.storage.lora import attached_adapter, base_state
-from rollstream.storage.models import parameter_names
+from rollstream.storage.model_folder.lora import attached_adapter, base_state
+from rollstream.storage.starting_model.models import parameter_names
 from rollstream.storage.starting_model.rows import ModelRows
 from rollstream.storage.weights.tensors import state_hash, tensor_bytes
 

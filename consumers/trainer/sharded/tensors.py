@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from rollstream.consumers.trainer.rank_plan import owners, rows_per_rank
 from rollstream.consumers.trainer.sharded.ranks import Ranks
-from rollstream.storage.lora import attached_adapter, base_state
+from rollstream.storage.model_folder.lora import attached_adapter, base_state
 from rollstream.storage.weights.tensors import untie
 
 

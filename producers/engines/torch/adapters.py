@@ -19,7 +19,7 @@ from rollstream.producers.engines.torch.llama_weights import (
     head_views,
 )
 from rollstream.producers.engines.torch.weights import ServedWeights, WeightView
-from rollstream.storage.lora import HIGH, LOW, PREFIX
+from rollstream.storage.model_folder.lora import HIGH, LOW, PREFIX
 from rollstream.streams.values import Version
 
 QKV, OUTPUT, GATE_UP, DOWN = range(4)

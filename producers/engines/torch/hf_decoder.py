@@ -29,7 +29,7 @@ from rollstream.producers.engines.torch.decoder import DraftedTokens, PrefillBat
 from rollstream.producers.engines.torch.prefill import CacheExtension, extend_caches
 from rollstream.producers.engines.torch.rows import RowSegment
 from rollstream.producers.engines.torch.weights import ServedWeights, WeightView
-from rollstream.storage.model_fit import is_misfit
+from rollstream.storage.model_folder.model_fit import is_misfit
 from rollstream.storage.weights.tensors import untie
 from rollstream.streams.values import Tokens
 

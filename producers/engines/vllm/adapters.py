@@ -18,18 +18,18 @@ from rollstream.producers.engines.base import EngineOptions, WeightComparison, W
 from rollstream.producers.engines.queue import EngineWeights
 from rollstream.producers.engines.settings import VllmSettings
 from rollstream.producers.engines.torch.weights import check_tensors
-from rollstream.producers.engines.vllm.core import LocalCore, open_core
-from rollstream.producers.engines.vllm.environment import (
+from rollstream.producers.engines.vllm.local.core import LocalCore, open_core
+from rollstream.producers.engines.vllm.local.environment import (
     AdapterSizes,
     has_gpu,
     require_vllm,
     shape_for,
 )
-from rollstream.producers.engines.vllm.parameter_map import ExpectedTensors, expected_tensors
-from rollstream.producers.engines.vllm.protocol import EngineCore, ServedAdapter
-from rollstream.producers.engines.vllm.weights import VllmWeights
-from rollstream.storage.hf_folder import ADAPTER_CONFIG, ADAPTER_TENSORS
-from rollstream.storage.lora import HIGH, LOW, PREFIX, layer_of
+from rollstream.producers.engines.vllm.local.parameter_map import ExpectedTensors, expected_tensors
+from rollstream.producers.engines.vllm.local.protocol import EngineCore, ServedAdapter
+from rollstream.producers.engines.vllm.local.weights import VllmWeights
+from rollstream.storage.model_folder.hf_folder import ADAPTER_CONFIG, ADAPTER_TENSORS
+from rollstream.storage.model_folder.lora import HIGH, LOW, PREFIX, layer_of
 from rollstream.storage.weights.shards import pack_tensors
 from rollstream.streams.values import Version
 

@@ -36,9 +36,12 @@ from rollstream.producers.engines.queue import QueuedEngine, QueuedSequence
 from rollstream.producers.engines.randomness import trajectory_key
 from rollstream.producers.engines.settings import VllmSettings
 from rollstream.producers.engines.vllm.adapters import VllmAdapters, open_core_and_weights
-from rollstream.producers.engines.vllm.core import LocalCore
-from rollstream.producers.engines.vllm.proposer_speculation import StayDrafts, open_draft_counters
-from rollstream.producers.engines.vllm.protocol import (
+from rollstream.producers.engines.vllm.local.core import LocalCore
+from rollstream.producers.engines.vllm.local.proposer_speculation import (
+    StayDrafts,
+    open_draft_counters,
+)
+from rollstream.producers.engines.vllm.local.protocol import (
     CoreRequest,
     EngineCore,
     StepOutput,

@@ -11,7 +11,7 @@ from rollstream.producers.engines.kind import (
     ServedModel,
     engine_kind,
 )
-from rollstream.producers.engines.vllm.protocol import TEMPERATURES
+from rollstream.producers.engines.vllm.local.protocol import TEMPERATURES
 
 if TYPE_CHECKING:
     import torch

@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rollstream.config.sources import file_layer
 from rollstream.producers.tasks.dataset_rows import DatasetColumns, SkippedRows, read_rows
+from rollstream.run.config.sources import file_layer
 from rollstream.storage.metrics_file import read_metrics
 from testbed.hostile.damage import changed_bytes, changed_json
 from testbed.hostile.parsers.parser import FuzzedParser

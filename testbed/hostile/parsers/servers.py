@@ -4,7 +4,7 @@ from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from rollstream.metrics.endpoint import TEXT, PageResponse, serve_pages
+from rollstream.run.metrics.endpoint import TEXT, PageResponse, serve_pages
 from rollstream.storage.relay.cache import RelayCache
 from rollstream.storage.relay.client import BandwidthLimiter
 from rollstream.storage.relay.server import RelayServer

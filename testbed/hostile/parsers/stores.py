@@ -24,7 +24,11 @@ from rollstream.storage.archive.file_names import archive_key, parse_archive_key
 from rollstream.storage.archive.files import encode_file
 from rollstream.storage.archive.reading import file_end, table_from
 from rollstream.storage.archive.tables import records_of
-from rollstream.storage.checkpoints import (
+from rollstream.storage.identity import RunIdentity
+from rollstream.storage.stores.base import content_hash
+from rollstream.storage.stores.json_objects import decode_json, encode_json, seal, unseal
+from rollstream.storage.terms import NameRecord, RoleRecord, TermGeneration
+from rollstream.storage.weights.checkpoints import (
     CheckpointId,
     CheckpointManifest,
     checkpoint_manifest,
@@ -33,10 +37,6 @@ from rollstream.storage.checkpoints import (
     stored_checkpoints,
     write_checkpoint,
 )
-from rollstream.storage.identity import RunIdentity
-from rollstream.storage.stores.base import content_hash
-from rollstream.storage.stores.json_objects import decode_json, encode_json, seal, unseal
-from rollstream.storage.terms import NameRecord, RoleRecord, TermGeneration
 from rollstream.storage.weights.fetch import fetch_tensors
 from rollstream.storage.weights.manifest import FileEntry
 from rollstream.storage.weights.pointer import Pointer

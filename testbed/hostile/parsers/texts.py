@@ -9,20 +9,20 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from rollstream.analysis.fields import known_topics, meets, parse_condition
-from rollstream.cli.main import parse
-from rollstream.cli.role import parse_versions
-from rollstream.config.settings import Configuration
-from rollstream.config.sources import environment_layer, overrides_layer
 from rollstream.errors import ConfigurationError, RollstreamError
-from rollstream.explorer.filters import limited, row_filter
-from rollstream.metrics.endpoint import metrics_port
+from rollstream.keep.backup_keys import is_backup_key, parse_segment
+from rollstream.keep.replay import TRAINING_FIELDS
+from rollstream.look.explorer.filters import limited, row_filter
+from rollstream.look.query.fields import known_topics, meets, parse_condition
+from rollstream.look.report.serve import parse_address
 from rollstream.producers.agents.keys import SessionIdentity, SessionKeys
 from rollstream.producers.scoring.service import retry_after_s
-from rollstream.report.serve import parse_address
-from rollstream.runs.backup_keys import is_backup_key, parse_segment
-from rollstream.runs.replay import TRAINING_FIELDS
-from rollstream.sizes.devices import parse_gpus, parse_kinds
+from rollstream.run.cli.main import parse
+from rollstream.run.cli.role import parse_versions
+from rollstream.run.config.settings import Configuration
+from rollstream.run.config.sources import environment_layer, overrides_layer
+from rollstream.run.metrics.endpoint import metrics_port
+from rollstream.run.sizes.devices import parse_gpus, parse_kinds
 from rollstream.storage.archive.file_names import parse_archive_key
 from rollstream.storage.archive.segments import LogRecord
 from rollstream.storage.claim_check import parse_blob_key

@@ -6,7 +6,7 @@ import json
 
 from hypothesis import example, given, strategies as st
 
-from rollstream.explorer.filters import limited, row_filter
+from rollstream.look.explorer.filters import limited, row_filter
 from rollstream.producers.agents.keys import SessionIdentity, SessionKeys
 from rollstream.producers.agents.requests import read_request, reward_in
 from rollstream.producers.dialogue.tool_formats import TOOL_FORMATS

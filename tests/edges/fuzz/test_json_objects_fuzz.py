@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from rollstream.config.sources import file_layer
 from rollstream.consumers.dispatch.persistence import PersistedState
 from rollstream.errors import ConfigurationError, CorruptObject
 from rollstream.foreign_json import DEPTH_MAX, parse_json, parse_loose_json
+from rollstream.run.config.sources import file_layer
 from rollstream.storage.identity import IDENTITY_KEY, RunIdentity, read_identity
 from rollstream.storage.metrics_file import read_metrics
 from rollstream.storage.stores.json_objects import decode_json, encode_json, seal, unseal

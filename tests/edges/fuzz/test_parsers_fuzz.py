@@ -13,25 +13,25 @@ import pytest
 import torch
 from hypothesis import given
 
-from rollstream.analysis.fields import FieldCondition
-from rollstream.cli.look.checkpoints import kept_checkpoint
-from rollstream.cli.main import main
-from rollstream.config.settings import Configuration
-from rollstream.config.sources import overrides_layer
 from rollstream.consumers.trainer.build import load_first
 from rollstream.consumers.trainer.checkpoint import TrainerState
 from rollstream.errors import EXIT_REFUSED, ConfigurationError, CorruptObject, RollstreamError
+from rollstream.keep.fork import find_checkpoint
+from rollstream.look.query.fields import FieldCondition
+from rollstream.look.report.serve import parse_address
 from rollstream.producers.tasks.dataset_rows import DatasetColumns, SkippedRows, read_rows
-from rollstream.report.serve import parse_address
-from rollstream.runs.fork import find_checkpoint
-from rollstream.sizes.devices import parse_gpus
-from rollstream.storage.checkpoints import (
+from rollstream.run.cli.look.checkpoints import kept_checkpoint
+from rollstream.run.cli.main import main
+from rollstream.run.config.settings import Configuration
+from rollstream.run.config.sources import overrides_layer
+from rollstream.run.sizes.devices import parse_gpus
+from rollstream.storage.stores.json_objects import seal, unseal
+from rollstream.storage.weights.checkpoints import (
     CheckpointManifest,
     read_checkpoint,
     stored_checkpoints,
     write_checkpoint,
 )
-from rollstream.storage.stores.json_objects import seal, unseal
 from testbed.hostile.parsers.catalogue import fuzzed_parsers
 from testbed.hostile.parsers.stores import STATE
 from testbed.memory import MemoryStore

@@ -9,8 +9,13 @@ import torch
 from hypothesis import given, strategies as st
 
 from rollstream.errors import CorruptObject
-from rollstream.storage.hf_folder import CONFIG
-from rollstream.storage.hf_weights import INDEX, WEIGHTS, check_hf_weights, hf_weight_files
+from rollstream.storage.model_folder.hf_folder import CONFIG
+from rollstream.storage.model_folder.hf_weights import (
+    INDEX,
+    WEIGHTS,
+    check_hf_weights,
+    hf_weight_files,
+)
 from rollstream.storage.starting_model.manifest import (
     MODEL_KEY,
     ModelSource,

@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 from transformers import Qwen3Config
 
-from rollstream.cli.main import main
-from rollstream.config.config import load
 from rollstream.errors import ConfigurationError
 from rollstream.producers.engines.profile import (
     EngineProfile,
@@ -20,7 +18,9 @@ from rollstream.producers.engines.profile import (
     read_profile,
     write_profile,
 )
-from rollstream.roles.rollout import run_profile
+from rollstream.run.cli.main import main
+from rollstream.run.config.config import load
+from rollstream.run.roles.rollout import run_profile
 from testbed.repository import ROOT
 from tests.support.engine_samples import SIZES, open_torch, tiny_model
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from rollstream.config.config import fingerprint, load
-from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
 from rollstream.producers.engines.paced.build import open_paced, roofline_from
 from rollstream.producers.engines.paced.lengths import LogNormal
 from rollstream.producers.engines.paced_settings import PacedSettings
 from rollstream.producers.engines.roofline import batch_max
+from rollstream.run.config.config import fingerprint, load
+from rollstream.run.config.settings import Configuration
 from testbed.repository import EXAMPLES
 
 LONGTAIL = EXAMPLES / "longtail.toml"

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page
 
-from rollstream.cli.main import main
+from rollstream.run.cli.main import main
 from testbed.repository import EXAMPLES
 from testbed.waiting import WAIT_S
 from tests.explorer.browser.file_host import file_host

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from rollstream.cli.main import main
+from rollstream.run.cli.main import main
 from tests.explorer.browser.file_host import file_host
 from tests.explorer.test_simulated import SIMULATION
 

@@ -7,8 +7,8 @@ import shutil
 import pytest
 from playwright.sync_api import expect
 
-from rollstream.analysis.locate import locate_run
-from rollstream.explorer.export import export
+from rollstream.look.explorer.serving.export import export
+from rollstream.look.query.locate import locate_run
 from tests.analysis.asked_run import archive as archive_run, make_run
 from tests.explorer.browser.file_host import file_host
 

@@ -7,7 +7,7 @@ import shlex
 import pytest
 from playwright.sync_api import Page, expect
 
-from rollstream.cli.main import main
+from rollstream.run.cli.main import main
 from testbed.explorer_server import serving
 from tests.support.kept_run import made
 

@@ -23,8 +23,8 @@ from rollstream.producers.rollout.turn_driver import RolloutParts
 from rollstream.producers.rollout.weights import WeightsFollower
 from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.producers.settings import RolloutSettings, TaskSettings
-from rollstream.storage.models import model_files
 from rollstream.storage.settings import WeightsSettings
+from rollstream.storage.starting_model.models import model_files
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.named_streams import POLICY, WeightStream
 from rollstream.streams.connect import open_bus

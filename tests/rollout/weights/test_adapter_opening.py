@@ -12,16 +12,21 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.sizes.rank_process import PeakMemory, private_bytes
-from rollstream.config.config import load
 from rollstream.consumers.trainer.versions import VersionWriter
-from rollstream.metrics.endpoint import ProcessMetrics
 from rollstream.producers.rollout.read_back import compare_all_tensors
 from rollstream.producers.rollout.weights import WeightsFollower
-from rollstream.roles.context import RoleLaunch, open_role_context
-from rollstream.roles.rollout import open_rollout_engine
-from rollstream.storage.lora import adapter_state, attach_adapters, attached_adapter, base_state
-from rollstream.storage.models import model_files
+from rollstream.run.config.config import load
+from rollstream.run.metrics.endpoint import ProcessMetrics
+from rollstream.run.roles.context import RoleLaunch, open_role_context
+from rollstream.run.roles.rollout import open_rollout_engine
+from rollstream.storage.model_folder.lora import (
+    adapter_state,
+    attach_adapters,
+    attached_adapter,
+    base_state,
+)
 from rollstream.storage.settings import LoraSettings, WeightsSettings
+from rollstream.storage.starting_model.models import model_files
 from rollstream.storage.weights.adapters import AdapterTensors
 from rollstream.streams.writer import FencedWriter
 from testbed.repository import ROOT

@@ -7,10 +7,10 @@ import uuid
 
 import pytest
 
-from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
-from rollstream.roles.context import RoleLaunch
-from rollstream.roles.roles import run_role
+from rollstream.run.config.settings import Configuration
+from rollstream.run.roles.context import RoleLaunch
+from rollstream.run.roles.roles import run_role
 from rollstream.storage.stores.connect import check_conditional_writes, open_store
 from testbed.servers import forgetful_s3
 from tests.storage.storage_samples import in_threads

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from rollstream.consumers.trainer.versions import VersionWriter
 from rollstream.errors import ConfigurationError
-from rollstream.storage.lora import attached_adapter, base_state
+from rollstream.storage.model_folder.lora import attached_adapter, base_state
 from rollstream.storage.settings import WeightsSettings
 from rollstream.storage.weights.adapters import BASE, AdapterTensors
 from rollstream.storage.weights.fetch import export_version, fetch_tensors

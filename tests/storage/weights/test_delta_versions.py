@@ -5,10 +5,7 @@ import torch
 from safetensors.torch import load as load_safetensors
 
 from rollstream.errors import CorruptObject, ObjectMissing, StoreError
-from rollstream.storage.models import (
-    build_model,
-    model_files,
-)
+from rollstream.storage.starting_model.models import build_model, model_files
 from rollstream.storage.weights.fetch import fetch_model_file, fetch_tensors
 from rollstream.storage.weights.manifest import manifest_key, version_folder
 from rollstream.storage.weights.publish import NewVersion, publish_version

@@ -12,7 +12,12 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rollstream.producers.engines.base import EngineOptions, WeightUpdate
 from rollstream.producers.engines.torch.engine import TorchEngine
-from rollstream.storage.lora import adapter_state, attach_adapters, attached_adapter, base_state
+from rollstream.storage.model_folder.lora import (
+    adapter_state,
+    attach_adapters,
+    attached_adapter,
+    base_state,
+)
 from rollstream.storage.settings import LoraSettings, WeightsSettings
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights import form

@@ -15,7 +15,7 @@ from rollstream.errors import (
     StoreError,
     SwapLost,
 )
-from rollstream.storage.models import model_files
+from rollstream.storage.starting_model.models import model_files
 from rollstream.storage.stores.file import FileStore
 from rollstream.storage.weights.fetch import fetch_model_file, fetch_tensors
 from rollstream.storage.weights.manifest import manifest_key, parse_version, version_folder

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.config.config import load_layers, validate_layers
 from rollstream.errors import ConfigurationError
+from rollstream.run.config.config import load_layers, validate_layers
 from rollstream.storage.stores.s3.address import parse_s3_url
 from rollstream.storage.stores.s3.client import S3Client
 from rollstream.storage.stores.s3.errors import time_limits

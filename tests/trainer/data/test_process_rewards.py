@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from rollstream.config.config import load
-from rollstream.config.recorded_configuration import record_configuration
-from rollstream.config.settings import Configuration
+from rollstream.consumers.credit import part_rewards, token_advantages, whole_reward
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.data.credit import part_rewards, token_advantages, whole_reward
 from rollstream.consumers.trainer.data.prepare import advantages, prepare_group, training_rule
 from rollstream.consumers.trainer.learn.row_layout import loss_inputs
 from rollstream.errors import ConfigurationError, NewerRelease
+from rollstream.run.config.config import load
+from rollstream.run.config.recorded_configuration import record_configuration
+from rollstream.run.config.settings import Configuration
 from rollstream.storage.identity import read_or_create_identity
 from rollstream.streams.records import Annotation, Trajectory
 from rollstream.streams.release import KNOWN_FEATURES, PROCESS_REWARDS

@@ -7,7 +7,7 @@ from rollstream.consumers.trainer.learn.forward import policy_scorer
 from rollstream.consumers.trainer.learn.learner import TorchLearner
 from rollstream.consumers.trainer.learn.row_layout import token_rows
 from rollstream.errors import ConfigurationError
-from rollstream.storage.lora import attach_adapters
+from rollstream.storage.model_folder.lora import attach_adapters
 from rollstream.storage.settings import LoraSettings
 from rollstream.storage.weights.adapters import AdapterTensors
 from rollstream.storage.weights.tensors import local_tensors

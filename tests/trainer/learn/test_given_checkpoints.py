@@ -10,13 +10,13 @@ import pytest
 import torch
 import transformers
 
-from rollstream.config.config import load
-from rollstream.config.run_model import missing_model, model_folder, store_starting_model
 from rollstream.consumers.trainer.learn.learner import TorchLearner
 from rollstream.errors import ConfigurationError
-from rollstream.roles.context import prompt_order
-from rollstream.storage.hf_folder import small_files
-from rollstream.storage.models import load_model
+from rollstream.run.config.config import load
+from rollstream.run.config.run_model import missing_model, model_folder, store_starting_model
+from rollstream.run.roles.context import prompt_order
+from rollstream.storage.model_folder.hf_folder import small_files
+from rollstream.storage.starting_model.models import load_model
 from testbed.memory import MemoryStore
 from tests.trainer.learn.other_architectures import build_other
 from tests.trainer.learn.test_learner_updates import stream, train

@@ -12,7 +12,7 @@ from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed
 from rollstream.consumers.trainer.learn.learner import TorchLearner
 from rollstream.consumers.trainer.learn.masters import hidden_matrices, learning_rate
 from rollstream.errors import ConfigurationError
-from rollstream.storage.lora import LoraSettings, attach_adapters
+from rollstream.storage.model_folder.lora import LoraSettings, attach_adapters
 from tests.trainer.learning_reference import (
     build,
     largest_difference,

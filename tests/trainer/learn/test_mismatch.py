@@ -7,14 +7,14 @@ import pytest
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from rollstream.config.settings import Configuration
 from rollstream.consumers.trainer.data.sample import Sample, sample_of
 from rollstream.consumers.trainer.learn.learner import TorchLearner
 from rollstream.consumers.trainer.learn.mismatch import TOKEN_MAX, LogprobGaps, logprob_gaps
-from rollstream.monitor.concerns import warnings_of as concerns_of
-from rollstream.monitor.snapshot import run_settings_of, take_snapshot
+from rollstream.look.monitor.concerns import warnings_of as concerns_of
+from rollstream.look.monitor.snapshot import run_settings_of, take_snapshot
 from rollstream.producers.engines.base import EngineOptions, GenerationRequest
 from rollstream.producers.engines.torch.engine import TorchEngine
+from rollstream.run.config.settings import Configuration
 from rollstream.streams.records import GENERATED, PROMPT, StepDone, Trajectory
 from rollstream.streams.values import Sampling, Span, Version
 from tests.trainer.learning_reference import SHAPE, reference_logprobs, settings

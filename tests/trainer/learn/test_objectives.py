@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from rollstream.consumers.credit import GAE
 from rollstream.consumers.objective_settings import ADVANTAGE_NAMES, OBJECTIVE_PRESETS
 from rollstream.consumers.objectives.loss import surrogate_loss
-from rollstream.consumers.trainer.data.credit import GAE
 from rollstream.consumers.trainer.data.prepare import advantages
 from rollstream.consumers.trainer.data.rule_checks import check_advantage, check_choice
 from rollstream.consumers.trainer.data.sample import Sample

@@ -14,7 +14,7 @@ from rollstream.consumers.trainer.learn.forward import (
 from rollstream.consumers.trainer.learn.learner import TorchLearner
 from rollstream.consumers.trainer.learn.row_layout import token_rows
 from rollstream.errors import ConfigurationError
-from rollstream.storage.lora import attach_adapters
+from rollstream.storage.model_folder.lora import attach_adapters
 from tests.support.adapted_models import LORA
 from tests.trainer.learn.other_architectures import OTHERS, build_other
 from tests.trainer.learn.test_learner_updates import stream, train

@@ -28,23 +28,23 @@ from rollstream.consumers.trainer.learn.base import open_learner
 from rollstream.consumers.trainer.sharded.learner import ShardedModel
 from rollstream.consumers.trainer.sharded.ranks import Ranks, join_ranks
 from rollstream.consumers.trainer.sharded.starting_model import StartingModel
-from rollstream.storage.checkpoints import (
-    CheckpointId,
-    open_checkpoint,
-    stored_checkpoints,
-    write_checkpoint,
-)
-from rollstream.storage.lora import attach_adapters
-from rollstream.storage.models import load_empty_model
+from rollstream.storage.model_folder.lora import attach_adapters
 from rollstream.storage.relay.push import PushingStore
 from rollstream.storage.relay.topology import RelayDirectory
 from rollstream.storage.settings import LoraSettings
 from rollstream.storage.starting_model.manifest import read_model_manifest
+from rollstream.storage.starting_model.models import load_empty_model
 from rollstream.storage.starting_model.reading import StoredModel
 from rollstream.storage.starting_model.rows import StoredRows
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.adapters import AdapterTensors, publish_adapter, publish_base
+from rollstream.storage.weights.checkpoints import (
+    CheckpointId,
+    open_checkpoint,
+    stored_checkpoints,
+    write_checkpoint,
+)
 from rollstream.storage.weights.manifest import Manifest
 from rollstream.storage.weights.publish import NewVersion, publish_version
 from rollstream.storage.weights.tensors import Tensors

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rollstream.metrics.endpoint import endpoint_file
+from rollstream.run.metrics.endpoint import endpoint_file
 from rollstream.storage.metrics_file import read_metrics
 from rollstream.streams.records import StepDone
 from testbed.kills.final_counts import counted

@@ -11,11 +11,11 @@ import torch
 from rollstream.consumers.trainer.learn.learner import TorchLearner
 from rollstream.consumers.trainer.learn.masters import BASE_HASH
 from rollstream.errors import ConfigurationError
-from rollstream.storage.checkpoints import CheckpointId, open_checkpoint, read_checkpoint
-from rollstream.storage.lora import PREFIX, base_state
+from rollstream.storage.model_folder.lora import PREFIX, base_state
 from rollstream.storage.settings import LoraSettings
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.adapters import BASE, AdapterTensors, publish_base
+from rollstream.storage.weights.checkpoints import CheckpointId, open_checkpoint, read_checkpoint
 from rollstream.storage.weights.fetch import export_version, fetch_tensors
 from rollstream.storage.weights.manifest import TensorFiles, read_manifest
 from rollstream.storage.weights.shards import StoredTensors

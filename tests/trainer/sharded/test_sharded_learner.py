@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from rollstream.consumers.trainer.learn.learner import TorchLearner
-from rollstream.storage.checkpoints import CheckpointId, read_checkpoint
 from rollstream.storage.starting_model import manifest as manifests
 from rollstream.storage.starting_model.manifest import ModelSource
 from rollstream.storage.starting_model.put import put_model
 from rollstream.storage.stores.connect import open_store
+from rollstream.storage.weights.checkpoints import CheckpointId, read_checkpoint
 from rollstream.storage.weights.manifest import read_manifest
 from rollstream.storage.weights.resident import ResidentWeights
 from rollstream.storage.weights.verify import verify_version

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rollstream.storage.checkpoints import stored_checkpoints
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.adapters import BASE
+from rollstream.storage.weights.checkpoints import stored_checkpoints
 from rollstream.storage.weights.manifest import read_manifest
 from rollstream.storage.weights.verify import verify_version
 from rollstream.streams.records import GroupClosed, StepDone, Take

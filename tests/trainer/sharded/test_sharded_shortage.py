@@ -15,8 +15,8 @@ from msgspec.structs import astuple
 from rollstream.consumers.trainer.data.poisoned_takes import FAILED_MAX
 from rollstream.consumers.trainer.learn.learner import TorchLearner
 from rollstream.consumers.trainer.sharded.learner import split_samples
-from rollstream.storage.checkpoints import CheckpointId, read_checkpoint
 from rollstream.storage.stores.connect import open_store
+from rollstream.storage.weights.checkpoints import CheckpointId, read_checkpoint
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import GroupClosed, StepDone, Superseded, Take, TakeFailed
 from testbed.repository import ROOT

@@ -13,11 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rollstream.cli.signals import StopSignals
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.errors import EXIT_REFUSED
-from rollstream.supervisor import train_group
-from rollstream.supervisor.train_group import (
+from rollstream.run.signals import StopSignals
+from rollstream.run.supervisor import train_group
+from rollstream.run.supervisor.train_group import (
     group_exit_code,
     rank_environment,
     rank_group_environment,
@@ -150,14 +150,16 @@ def test_a_second_signal_kills(tmp_path):
 LAUNCHER = """
 import sys
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.cli.signals import listen_for_signals
-from rollstream.supervisor.train_group import run_rank_processes
+from rollstream.run.signals import listen_for_signals
+from rollstream.run.supervisor.train_group import run_rank_processes
 sys.exit(run_rank_processes(sys.argv[1:], TrainerSettings(processes=2), listen_for_signals()))
 """
 
 
 def test_no_rank_outlives_a_killed_launcher(tmp_path):
-    code = "from rollstream.supervisor.process import end_with_parent; end_with_parent()\n" + SLEEP
+    code = (
+        "from rollstream.run.supervisor.process import end_with_parent; end_with_parent()\n" + SLEEP
+    )
     command = [sys.executable, "-c", LAUNCHER, *line(code, tmp_path)]
     with subprocess.Popen(command, cwd=ROOT) as launcher:
         started = [psutil.Process(pid) for pid in pids(tmp_path, 2)]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig
 
-from rollstream.producers.engines.vllm.core import write_config
+from rollstream.producers.engines.vllm.local.core import write_config
 from testbed.repository import ROOT
 from testbed.servers import free_ports
 from testbed.waiting import wait_for

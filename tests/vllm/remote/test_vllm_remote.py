@@ -12,8 +12,8 @@ import torch
 from rollstream.errors import ConfigurationError, EngineRefused
 from rollstream.producers.engines.base import EngineOptions, WeightUpdate
 from rollstream.producers.engines.settings import VllmSettings
-from rollstream.producers.engines.vllm import weights as chunks
 from rollstream.producers.engines.vllm.engine import VllmEngine
+from rollstream.producers.engines.vllm.local import weights as chunks
 from rollstream.streams.values import Sampling
 from testbed.update_reference import over_old_cache
 from tests.engines.test_engine_contract import (  # noqa: F401  collected here, with the `kind` below

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from rollstream.errors import EngineRefused
-from rollstream.producers.engines.vllm.protocol import (
+from rollstream.producers.engines.vllm.local.protocol import (
     CoreLoad,
     CoreRequest,
     PauseResult,

@@ -13,8 +13,8 @@ from transformers import PreTrainedConfig
 
 from rollstream.errors import ConfigurationError, EngineRefused
 from rollstream.producers.engines.settings import VllmSettings
-from rollstream.producers.engines.vllm.environment import RELEASE
-from rollstream.producers.engines.vllm.parameter_map import architecture_of, expected_tensors
+from rollstream.producers.engines.vllm.local.environment import RELEASE
+from rollstream.producers.engines.vllm.local.parameter_map import architecture_of, expected_tensors
 from rollstream.producers.engines.vllm.remote.core import RemoteCore
 from rollstream.producers.engines.vllm.remote.http import ServerRoutes
 from rollstream.producers.engines.vllm.remote.streams import GENERATE_ROUTE

@@ -11,7 +11,7 @@ import httpx2
 import msgspec
 
 from rollstream.errors import DecodeError, EngineRefused
-from rollstream.producers.engines.vllm.protocol import CoreLoad, CoreRequest, StepOutput
+from rollstream.producers.engines.vllm.local.protocol import CoreLoad, CoreRequest, StepOutput
 
 REQUEST_PREFIX = "generate-tokens-"
 """vLLM puts this before the client's name of a request (`request_name`)."""

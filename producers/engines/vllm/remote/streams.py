@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import httpx2
 
 from rollstream.errors import DecodeError, EngineRefused
-from rollstream.producers.engines.vllm.protocol import StepOutput
+from rollstream.producers.engines.vllm.local.protocol import StepOutput
 from rollstream.producers.engines.vllm.remote.http import CONNECT_TIMEOUT_S, NO_REUSE, parse_output
 
 GENERATE_ROUTE = "/inference/v1/generate"

@@ -11,21 +11,21 @@ import torch
 
 from rollstream.errors import EngineRefused
 from rollstream.producers.engines.base import WeightComparison, WeightUpdate
-from rollstream.producers.engines.vllm.parameter_map import ExpectedTensors
-from rollstream.producers.engines.vllm.remote.core import RemoteCore
-from rollstream.producers.engines.vllm.remote.http import LOAD_TIMEOUT_S
-from rollstream.producers.engines.vllm.staging import (
+from rollstream.producers.engines.vllm.local.parameter_map import ExpectedTensors
+from rollstream.producers.engines.vllm.local.staging import (
     ALIGNMENT,
     StagedTensor,
     describe_patches,
     patch_parts,
 )
-from rollstream.producers.engines.vllm.weights import (
+from rollstream.producers.engines.vllm.local.weights import (
     PreparedUpdate,
     check_update,
     patch_chunks,
     whole_chunks,
 )
+from rollstream.producers.engines.vllm.remote.core import RemoteCore
+from rollstream.producers.engines.vllm.remote.http import LOAD_TIMEOUT_S
 from rollstream.storage.weights.tensors import DTYPE_NAMES, DTYPES, tensor_bytes, tensor_hash
 from rollstream.streams.values import Version
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from rollstream.errors import RollstreamError
-from rollstream.producers.engines.vllm.parameter_map import served_part
-from rollstream.producers.engines.vllm.remote.uploads import UPLOADS
-from rollstream.producers.engines.vllm.staging import StagedTensor
-from rollstream.producers.engines.vllm.worker import WorkerExtension
+from rollstream.producers.engines.vllm.local.parameter_map import served_part
+from rollstream.producers.engines.vllm.local.staging import StagedTensor
+from rollstream.producers.engines.vllm.local.uploads import UPLOADS
+from rollstream.producers.engines.vllm.local.worker import WorkerExtension
 from rollstream.storage.weights.tensors import DTYPE_NAMES, tensor_bytes, tensor_hash
 
 RpcAnswer = dict[str, Any]
