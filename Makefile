@@ -77,7 +77,7 @@ figures: .venv/.runtime
 	$(BIN)/python -m testbed.reference_pages
 
 gpu-check: .venv/.runtime
-	@$(BIN)/python -m benchmarks.gpu_check $(if $(MODEL),--model $(MODEL))
+	@$(BIN)/python -m studies.gpu_check $(if $(MODEL),--model $(MODEL))
 
 # ---- set-up: each stamp is newer than what it was installed from --------------------------------
 

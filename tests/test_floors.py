@@ -40,7 +40,7 @@ FILES_MAX = 20
 """Python files directly in one folder, without its `__init__.py`."""
 ALIKE = {"consumers/objectives/losses": {"base", "kinds"}}
 """Folders whose files are one kind of thing, found by their names, except for these."""
-BESIDE = ("tests", "benchmarks", "testbed", "examples")
+BESIDE = ("tests", "benchmarks", "studies", "testbed", "examples")
 
 
 def package_of(path: Path) -> str:
@@ -88,8 +88,8 @@ def test_no_source_imports_what_stands_beside_the_product():
     assert [str(path) for path in SOURCES if set(BESIDE) & roots(path)] == []
 
 
-def test_benchmarks_and_testbed_import_no_tests():
-    paths = [p for top in ("benchmarks", "testbed") for p in (ROOT / top).rglob("*.py")]
+def test_benchmarks_studies_and_testbed_import_no_tests():
+    paths = [p for top in ("benchmarks", "studies", "testbed") for p in (ROOT / top).rglob("*.py")]
     assert [str(path) for path in paths if "tests" in roots(path)] == []
 
 

@@ -1,1 +1,1 @@
-"""What asynchrony costs in learning, and what mends it: NAME evidence."""
+"""What the rows of `studies/evidence/` show, as cases."""

@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.case import Case, alone
-from benchmarks.evidence.arms import ARMS, CHOICES, LAGS, ROLES, STRESSES, WORLDS
-from benchmarks.evidence.comparisons import MARGIN, SEEDS_MIN, Comparison, comparisons, count
-from benchmarks.evidence.log import LOGGED_SEED
-from benchmarks.evidence.pieces import Piece, machine, made_run, replayed_hash
-from benchmarks.evidence.rows import EvidenceRow, by_seed, read_facts, read_rows, recounted
 from rollstream.look.query.intervals import bootstrap_interval
 from rollstream.run.config.policy_defaults import DEFAULT_PRESET
+from studies.evidence.arms import ARMS, CHOICES, LAGS, ROLES, STRESSES, WORLDS
+from studies.evidence.comparisons import MARGIN, SEEDS_MIN, Comparison, comparisons, count
+from studies.evidence.log import LOGGED_SEED
+from studies.evidence.pieces import Piece, machine, made_run, replayed_hash
+from studies.evidence.rows import EvidenceRow, by_seed, read_facts, read_rows, recounted
 
 COLLAPSE = -0.2  # a run that ends so far below its reference has collapsed
 COLLAPSED_MIN = 5  # runs of each kind, below which the area under the curve is not decided
@@ -66,7 +66,7 @@ def repeated(rows: Sequence[EvidenceRow]) -> Case:
 
 def replayed(rows: Sequence[EvidenceRow]) -> Case:
     """The number of logs, of one of each kind of arms, whose training ends with another hash than
-    their row has: nothing is generated. `python -m benchmarks.evidence_runs --replay` does all.
+    their row has: nothing is generated. `python -m studies.evidence_runs --replay` does all.
     """
 
     def differs(row: EvidenceRow, piece: Piece, scratch: Path) -> bool:

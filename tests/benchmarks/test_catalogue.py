@@ -15,10 +15,12 @@ from benchmarks.catalogue import BENCHMARKS
 from testbed.repository import ROOT
 
 FOLDER = ROOT / "benchmarks"
+STUDIES = ROOT / "studies"
 CASES = {"Case", "alone", "paired", "against", "_at_most"}
 BY_HAND = (
-    *(f"benchmarks{folder}.__main__" for folder in ("", ".gpu_check", ".chaos", ".soak")),
-    "benchmarks.evidence_runs",
+    *(f"benchmarks{folder}.__main__" for folder in ("", ".chaos", ".soak")),
+    "studies.gpu_check.__main__",
+    "studies.evidence_runs",
 )
 """Files that are started from the Makefile or docs, besides those that these import or start."""
 
@@ -42,7 +44,7 @@ def stated_cases(path: Path) -> Iterator[tuple[str, bool]]:
 
 def modules() -> dict[str, Path]:
     found: dict[str, Path] = {}
-    for path in FOLDER.rglob("*.py"):
+    for path in (*FOLDER.rglob("*.py"), *STUDIES.rglob("*.py")):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         found[name.removesuffix(".__init__")] = path
     return found
@@ -59,7 +61,7 @@ def reached_from(path: Path, known: dict[str, Path]) -> set[str]:
             found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
             found.add(f"{package}.{node.module}")  # of a program, which imports its neighbour
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found |= set(re.findall(r"benchmarks(?:\.\w+)+", node.value))
+            found |= set(re.findall(r"(?:benchmarks|studies)(?:\.\w+)+", node.value))
             if node.value.endswith(".py"):  # of a program
                 found |= {name for name, one in known.items() if one.name == node.value}
             if node.value == "traced":
@@ -87,7 +89,7 @@ def test_every_file_is_reached() -> None:
     open_ = {*BY_HAND, *(one.module for one in BENCHMARKS.values())}
     for page in ("drafts.md", "simulator.md", "evidence.md"):
         text = (ROOT / "docs" / "explanation" / page).read_text(encoding="utf-8")
-        open_ |= set(re.findall(r"benchmarks(?:\.\w+)+", text))
+        open_ |= set(re.findall(r"(?:benchmarks|studies)(?:\.\w+)+", text))
     reached: set[str] = set()
     while open_ - reached:
         for name in (open_ - reached) & set(known):

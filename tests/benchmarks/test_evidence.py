@@ -11,15 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from benchmarks.evidence import evidence, rows
-from benchmarks.evidence.arms import ARMS, PRESETS, ROLES, WORLDS, World, preset_settings
-from benchmarks.evidence.generation import Generator, LaggedBatches, RunningBatch
-from benchmarks.evidence.log import read_log, write_log
-from benchmarks.evidence.page import PAGE, with_table
-from benchmarks.evidence.pieces import Piece
-from benchmarks.evidence.rows import FACTS, EvidenceRow, read_rows, recounted, row_path, write_row
-from benchmarks.evidence.stepped_run import Schedule, SteppedRun
-from benchmarks.evidence_runs import main
+from benchmarks.evidence import evidence
 from benchmarks.runs.quickstart import QUICKSTART
 from rollstream.consumers.objective_settings import OBJECTIVE_PRESETS
 from rollstream.producers.engines.base import UpdateMode
@@ -28,6 +20,15 @@ from rollstream.producers.tasks.registry import load_task
 from rollstream.run.config.config import load
 from rollstream.run.roles.context import prompt_tokens_max
 from rollstream.run.warmup.warmup import SftSchedule, warm_up
+from studies.evidence import rows
+from studies.evidence.arms import ARMS, PRESETS, ROLES, WORLDS, World, preset_settings
+from studies.evidence.generation import Generator, LaggedBatches, RunningBatch
+from studies.evidence.log import read_log, write_log
+from studies.evidence.page import PAGE, with_table
+from studies.evidence.pieces import Piece
+from studies.evidence.rows import FACTS, EvidenceRow, read_rows, recounted, row_path, write_row
+from studies.evidence.stepped_run import Schedule, SteppedRun
+from studies.evidence_runs import main
 
 WORLD = "remainder-0.6M"
 TINY = (
@@ -310,7 +311,7 @@ def test_what_pairs_show_is_named():
 
 def test_the_page_has_the_table_of_the_committed_rows():
     text = PAGE.read_text(encoding="utf-8")
-    assert text == with_table(text, list(read_rows())), "run `python -m benchmarks.evidence.page`"
+    assert text == with_table(text, list(read_rows())), "run `python -m studies.evidence.page`"
 
 
 def test_the_list_of_runs_starts_with_the_pairs_of_a_seed(capsys: pytest.CaptureFixture[str]):

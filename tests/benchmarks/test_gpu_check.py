@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_check.__main__ import PIECES, main
-from benchmarks.gpu_check.read import Seen
-from benchmarks.gpu_check.setup import DRY, TINY, configuration, make_model
-from benchmarks.gpu_check.whole_run import Check, report
 from rollstream.run.config.config import load
+from studies.gpu_check.__main__ import PIECES, main
+from studies.gpu_check.read import Seen
+from studies.gpu_check.setup import DRY, TINY, configuration, make_model
+from studies.gpu_check.whole_run import Check, report
 from tests.support.planted_states import SAMPLES, done, finished
 
 
@@ -69,7 +69,7 @@ def test_each_piece_that_needs_no_other_package_runs_tiny(name: str, capsys):
 @pytest.mark.slow
 def test_a_check_continues_with_the_pieces_that_are_missing(tmp_path: Path, capsys, monkeypatch):
     """A finished piece is not repeated, one whose package is missing is passed over by name."""
-    monkeypatch.setattr("benchmarks.gpu_check.__main__.installed_release", lambda: None)
+    monkeypatch.setattr("studies.gpu_check.__main__.installed_release", lambda: None)
     kept = {"date": "2026-01-01", "device": "a card", "lines": ["step 1 ms"]}
     for name in OWN[1:]:
         (tmp_path / f"{name}.json").write_text(json.dumps(kept))
@@ -83,8 +83,8 @@ def test_a_check_continues_with_the_pieces_that_are_missing(tmp_path: Path, caps
 
 
 def test_a_piece_that_fails_is_named_and_measured_again(tmp_path: Path, capsys, monkeypatch):
-    monkeypatch.setattr("benchmarks.gpu_check.__main__.PIECE_S", 0.01)
-    monkeypatch.setattr("benchmarks.gpu_check.__main__.installed_release", lambda: None)
+    monkeypatch.setattr("studies.gpu_check.__main__.PIECE_S", 0.01)
+    monkeypatch.setattr("studies.gpu_check.__main__.installed_release", lambda: None)
     assert main(["--cpu-dry-run", "--out", str(tmp_path)]) == 1
     assert "train-0.5b failed" in capsys.readouterr().err
     assert "took longer" in (tmp_path / "train-0.5b.log").read_text()

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.long
 
 
 def measured(piece: str) -> list[str]:
-    line = [sys.executable, "-m", "benchmarks.gpu_check", "--cpu-dry-run", "--only", piece]
+    line = [sys.executable, "-m", "studies.gpu_check", "--cpu-dry-run", "--only", piece]
     done = subprocess.run(
         line, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S, check=False
     )

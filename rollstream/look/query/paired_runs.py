@@ -1,7 +1,7 @@
 """Compares two runs over the prompts that both had, pair by pair. Randomness of sampling is a
 function of seed, trajectory and position (invariant 10): runs of one seed share their luck, so the
 interval is narrower than that of two means. A statement about a setting needs several seeds
-(`benchmarks/evidence`).
+(`studies/evidence`).
 """
 
 from collections.abc import Mapping, Sequence

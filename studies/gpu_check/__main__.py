@@ -1,5 +1,5 @@
 """`make gpu-check [MODEL=path]` measures this project on one GPU, without network, in pieces of at
-most eight minutes: `python -m benchmarks.gpu_check`.
+most eight minutes: `python -m studies.gpu_check`.
 
 Each piece is a process of its own and leaves FOLDER/PIECE.json. A piece that has one is not
 measured again, so an interrupted check continues. FOLDER/table.md holds the lines of all pieces,
@@ -21,9 +21,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu_check import training, updates, whole_run
-from benchmarks.gpu_check.setup import DRY, ON_A_GPU
 from rollstream.producers.engines.vllm.local.environment import INSTALL, installed_release
+from studies.gpu_check import training, updates, whole_run
+from studies.gpu_check.setup import DRY, ON_A_GPU
 from testbed.repository import ROOT
 
 NO_GPU = (
@@ -87,9 +87,9 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu_check",
+        prog="python -m studies.gpu_check",
         description="What this project does on the GPU of this machine, in pieces of 8 minutes.",
-        epilog="example: python -m benchmarks.gpu_check --model models/qwen2.5-0.5b-instruct",
+        epilog="example: python -m studies.gpu_check --model models/qwen2.5-0.5b-instruct",
     )
     parser.add_argument(
         "--model", type=Path, help="folder of a checkpoint for the piece `run`; default: random"
@@ -111,7 +111,7 @@ def _measured(name: str, asked: argparse.Namespace, folder: Path) -> bool:
         print(f"{name}: passed over, {piece.package} is not installed; get {INSTALL}")
         return True
     print(f"{name} …", flush=True)
-    line = [sys.executable, "-m", "benchmarks.gpu_check", "--only", name]
+    line = [sys.executable, "-m", "studies.gpu_check", "--only", name]
     line += ["--memory-share", str(asked.memory_share)]
     line += ["--cpu-dry-run"] if asked.cpu_dry_run else []
     line += [] if asked.model is None else ["--model", str(asked.model.resolve())]

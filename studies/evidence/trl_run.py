@@ -4,7 +4,7 @@ Generation, passes and sums are TRL's, on transformers; the random numbers of it
 others. The evaluation is ours. It needs TRL, in an environment of its own from which this project
 can be imported:
 
-`python -m benchmarks.evidence.trl_run --seeds 5`
+`python -m studies.evidence.trl_run --seeds 5`
 """
 
 import argparse
@@ -22,11 +22,6 @@ import torch
 import xxhash
 from transformers import AutoTokenizer, TrainerCallback
 
-from benchmarks.evidence.arms import TRL, WORLDS
-from benchmarks.evidence.pieces import Piece, row_of, warm_model
-from benchmarks.evidence.rows import FACTS, write_row
-from benchmarks.evidence.stepped_run import TrainedStep, held_out_evaluation
-from benchmarks.evidence_runs import SCRATCH, claimed
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.learn.masters import learning_rate
 from rollstream.producers.tasks.base import Task
@@ -35,6 +30,11 @@ from rollstream.run.config.settings import Configuration
 from rollstream.run.roles.context import load_run_task, prompt_order, set_torch_threads
 from rollstream.storage.starting_model.models import load_model
 from rollstream.storage.weights.tensors import state_hash, untie
+from studies.evidence.arms import TRL, WORLDS
+from studies.evidence.pieces import Piece, row_of, warm_model
+from studies.evidence.rows import FACTS, write_row
+from studies.evidence.stepped_run import TrainedStep, held_out_evaluation
+from studies.evidence_runs import SCRATCH, claimed
 
 datasets: Any = import_module("datasets")
 trl: Any = import_module("trl")
@@ -174,9 +174,9 @@ def run_trl(piece: Piece, scratch: Path) -> Path:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.evidence.trl_run",
+        prog="python -m studies.evidence.trl_run",
         description="Make the runs of TRL that have no row yet.",
-        epilog="example: python -m benchmarks.evidence.trl_run --seeds 1",
+        epilog="example: python -m studies.evidence.trl_run --seeds 1",
     )
     parser.add_argument("--world", choices=WORLDS, default=next(iter(WORLDS)))
     parser.add_argument("--seeds", type=int, default=5, help="seeds 0 to N − 1 (default 5)")

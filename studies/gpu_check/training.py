@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from benchmarks.gpu_check.setup import TINY, config_of
 from benchmarks.sizes.role import sample_of
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.sample import Sample
@@ -25,6 +24,7 @@ from rollstream.run.sizes.shapes import SHAPES, ModelShape, shape_of
 from rollstream.storage.model_folder.lora import attach_adapters
 from rollstream.storage.settings import LoraSettings
 from rollstream.storage.starting_model.models import build_model
+from studies.gpu_check.setup import TINY, config_of
 
 WARM_STEPS, STEPS = 2, 5
 RANK = 16

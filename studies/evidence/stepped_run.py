@@ -14,15 +14,6 @@ import xxhash
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from benchmarks.evidence.generation import (
-    TERM,
-    Generator,
-    Group,
-    GroupSource,
-    LaggedBatches,
-    RecordedBatches,
-    RunningBatch,
-)
 from rollstream.consumers.trainer.data.metrics import StepMetrics
 from rollstream.consumers.trainer.data.prepare import PreparedGroup, lags_of, prepare_group
 from rollstream.consumers.trainer.data.sample import Sample
@@ -39,6 +30,15 @@ from rollstream.run.roles.train import load_starting_model
 from rollstream.storage.weights.tensors import untie
 from rollstream.streams.records import PROMPT, Trajectory
 from rollstream.streams.values import Version
+from studies.evidence.generation import (
+    TERM,
+    Generator,
+    Group,
+    GroupSource,
+    LaggedBatches,
+    RecordedBatches,
+    RunningBatch,
+)
 
 EVALUATION_SLOTS = 256
 

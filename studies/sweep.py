@@ -1,5 +1,5 @@
 """Simulates the published figures under joint draws of what the papers leave open (`draws.py`), and
-prints where each figure holds: `python -m benchmarks.simulator.sweep DRAWS.jsonl [--draws 40]`.
+prints where each figure holds: `python -m studies.sweep DRAWS.jsonl [--draws 40]`.
 
 The file has a line per draw; a repeated command adds those that are missing. `--svg FILE` draws the
 figures over their published values.
@@ -16,7 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.histospec.plot import picture
-from benchmarks.simulator.draws import (
+from rollstream.errors import ConfigurationError
+from rollstream.look.report.page import Chart, Series
+from studies.draws import (
     CHOICES,
     FAMILIES,
     OPEN_RANGES,
@@ -25,8 +27,6 @@ from benchmarks.simulator.draws import (
     Figures,
     draw,
 )
-from rollstream.errors import ConfigurationError
-from rollstream.look.report.page import Chart, Series
 
 CLOSE = 0.10
 EXPLAINING = (
@@ -252,9 +252,9 @@ def _percentiles(found: Found, name: str) -> list[tuple[float, float]]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.simulator.sweep",
+        prog="python -m studies.sweep",
         description="Simulate the published figures over what the papers leave open.",
-        epilog="example: python -m benchmarks.simulator.sweep draws.jsonl --draws 40",
+        epilog="example: python -m studies.sweep draws.jsonl --draws 40",
     )
     parser.add_argument("file", type=Path, help="the draws, a line each; missing ones are added")
     parser.add_argument("--draws", type=int, default=40, help="their number in each family")

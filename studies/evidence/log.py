@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from benchmarks.evidence.generation import Group
-from benchmarks.evidence.rows import RUNS, row_path
 from rollstream.storage.archive.files import encode_file
 from rollstream.storage.archive.originals import OriginalBytes, messages_in
 from rollstream.streams.bus import Message
 from rollstream.streams.codec import decode, encode
 from rollstream.streams.records import Fence, Trajectory
+from studies.evidence.generation import Group
+from studies.evidence.rows import RUNS, row_path
 
 LOGGED_SEED = 0
 TOPIC = "trajectories"

@@ -1,5 +1,5 @@
-"""`python -m benchmarks.evidence_runs`: makes runs of the evidence, one after the other, and writes
-a row for each (`benchmarks/evidence/rows.py`). A finished one is not repeated, an interrupted one
+"""`python -m studies.evidence_runs`: makes runs of the evidence, one after the other, and writes
+a row for each (`studies/evidence/rows.py`). A finished one is not repeated, an interrupted one
 continues; `python -m benchmarks evidence` prints what the rows say.
 
 A run takes about 40 s of one idle core. Any number can be made at any time, in any order and by
@@ -15,18 +15,18 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.evidence.arms import ARMS, MADE, WORLDS
-from benchmarks.evidence.pieces import Piece, replayed_hash, run_piece
-from benchmarks.evidence.rows import by_seed, read_rows
+from studies.evidence.arms import ARMS, MADE, WORLDS
+from studies.evidence.pieces import Piece, replayed_hash, run_piece
+from studies.evidence.rows import by_seed, read_rows
 
 SCRATCH = Path(tempfile.gettempdir()) / "rollstream-evidence"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.evidence_runs",
+        prog="python -m studies.evidence_runs",
         description="Make runs of the evidence that have no row yet.",
-        epilog="example: python -m benchmarks.evidence_runs --arms lag0 lag8 --seeds 5 --runs 2",
+        epilog="example: python -m studies.evidence_runs --arms lag0 lag8 --seeds 5 --runs 2",
     )
     parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=list(WORLDS)[:1])
     arms = [arm.name for arm in MADE]

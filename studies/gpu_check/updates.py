@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from transformers import PreTrainedConfig
 
-from benchmarks.gpu_check.setup import QWEN2_5_0_5B, TINY
 from benchmarks.weights.sides import nudged
 from rollstream.producers.engine_factory import open_engine
 from rollstream.producers.engines.base import (
@@ -31,6 +30,7 @@ from rollstream.storage.starting_model.models import build_model
 from rollstream.storage.weights.resident import TensorPatch
 from rollstream.storage.weights.tensors import untie
 from rollstream.streams.values import Sampling, Version
+from studies.gpu_check.setup import QWEN2_5_0_5B, TINY
 
 SLOTS, PROMPT, CONTEXT = 16, 16, 512
 UPDATES = 5

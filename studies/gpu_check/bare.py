@@ -1,4 +1,4 @@
-"""Bare vLLM on the prompts and lengths of a run: `python -m benchmarks.gpu_check.bare FILE`.
+"""Bare vLLM on the prompts and lengths of a run: `python -m studies.gpu_check.bare FILE`.
 
 It is a process of its own, so that it has the card to itself. Speed is measured while every slot is
 filled, as in a run, and not in the tail, when the last requests decode alone. Prints one JSON

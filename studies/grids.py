@@ -1,5 +1,5 @@
 """Two or three factors at a time, at the base values of all others: where a published figure holds.
-`python -m benchmarks.simulator.grids [partial repack rhymerl]` prints one table each.
+`python -m studies.grids [partial repack rhymerl]` prints one table each.
 
 `sweep` draws all that is open jointly and shows what moves a figure; these tables show the region.
 A cell is the mean over the set-ups, with the smallest and the largest of the seeds.
@@ -9,11 +9,11 @@ import argparse
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from benchmarks.simulator.draws import RHYMERL, RHYMERL_SCALE, SPLIT_SYNCHRONOUS
 from benchmarks.simulator.runs import LARGE, SetUp, bench
 from benchmarks.simulator.simulator import PUBLISHED
 from rollstream.simulator.constants import CONSTANTS, ROLLOUT_SHARES
 from rollstream.simulator.policies import SYNCHRONOUS, SchedulingPolicy, policy_of
+from studies.draws import RHYMERL, RHYMERL_SCALE, SPLIT_SYNCHRONOUS
 
 SCALE = 16
 SEEDS = (0, 1)
@@ -135,9 +135,9 @@ GRIDS: Mapping[str, Callable[[], Iterator[str]]] = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.simulator.grids",
+        prog="python -m studies.grids",
         description="Simulate a published figure over two or three factors at a time.",
-        epilog="example: python -m benchmarks.simulator.grids partial",
+        epilog="example: python -m studies.grids partial",
     )
     parser.add_argument("grids", nargs="*", metavar="GRID", help=f"of {', '.join(GRIDS)}; else all")
     chosen = parser.parse_args(arguments).grids or list(GRIDS)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu_check.read import Seen, seen
-from benchmarks.gpu_check.setup import Size, configuration, make_model
 from rollstream.producers.engines.vllm.local.environment import installed_release
 from rollstream.run.sizes.devices import accelerator_named
+from studies.gpu_check.read import Seen, seen
+from studies.gpu_check.setup import Size, configuration, make_model
 from testbed.run_process import kill_all, run_line
 
 STOP_S, BARE_S = 60.0, 150.0
@@ -97,7 +97,7 @@ def _bare(check: Check, found: Seen) -> tuple[float | None, str]:
     asked = {"model": str(check.model), "share": check.share, "requests": requests}
     file = check.folder / "bare.json"
     file.write_text(json.dumps(asked | {"slots": size.slots, "context": size.context}))
-    line = [sys.executable, "-m", "benchmarks.gpu_check.bare", str(file)]
+    line = [sys.executable, "-m", "studies.gpu_check.bare", str(file)]
     try:
         done = subprocess.run(line, capture_output=True, text=True, timeout=BARE_S, check=False)
     except subprocess.TimeoutExpired:

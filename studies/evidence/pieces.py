@@ -16,11 +16,6 @@ from pathlib import Path
 import pyarrow as pa
 import torch
 
-from benchmarks.evidence.arms import ARMS, COMMON, MADE, Arm, World
-from benchmarks.evidence.generation import Group
-from benchmarks.evidence.log import LOGGED_SEED, logged_path, read_log, write_log
-from benchmarks.evidence.rows import FACTS, RUNS, EvidenceRow, row_path, write_row
-from benchmarks.evidence.stepped_run import SteppedRun, TrainedStep
 from rollstream.producers.rollout.evaluation import Evaluation
 from rollstream.producers.tasks.registry import load_task
 from rollstream.revision import code_revision
@@ -28,6 +23,11 @@ from rollstream.run.config.config import load
 from rollstream.run.config.settings import Configuration
 from rollstream.run.roles.context import prompt_tokens_max
 from rollstream.run.warmup.warmup import SftSchedule, warm_up
+from studies.evidence.arms import ARMS, COMMON, MADE, Arm, World
+from studies.evidence.generation import Group
+from studies.evidence.log import LOGGED_SEED, logged_path, read_log, write_log
+from studies.evidence.rows import FACTS, RUNS, EvidenceRow, row_path, write_row
+from studies.evidence.stepped_run import SteppedRun, TrainedStep
 
 WARM_SEED = 0
 STEP_METRICS = (

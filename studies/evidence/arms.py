@@ -10,10 +10,10 @@ is of the version `lag` steps older than the one trained from, in the first step
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.evidence.stepped_run import Schedule
 from benchmarks.runs.quickstart import QUICKSTART
 from rollstream.consumers.objective_settings import OBJECTIVE_PRESETS, ObjectiveSettings
 from rollstream.run.config.policy_defaults import DEFAULT_PRESET
+from studies.evidence.stepped_run import Schedule
 from testbed.repository import EXAMPLES
 
 STEPS_MAX = 200

@@ -1,7 +1,7 @@
 """What docs/explanation/evidence.md shows of the committed rows: the table of all comparisons,
 between two marks in the page, and the plot of rewards over trained tokens beside it.
 
-`python -m benchmarks.evidence.page` writes both again. The same rows give the same bytes.
+`python -m studies.evidence.page` writes both again. The same rows give the same bytes.
 """
 
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from statistics import fmean
 
 import numpy as np
 
-from benchmarks.evidence.arms import CHOICES, LAGS, LOSSES, RECORDED, TRL, WORLDS
-from benchmarks.evidence.comparisons import count, table
-from benchmarks.evidence.rows import EvidenceRow, by_seed, read_rows
 from benchmarks.histospec.plot import picture
 from rollstream.look.report.page import Chart, Series
+from studies.evidence.arms import CHOICES, LAGS, LOSSES, RECORDED, TRL, WORLDS
+from studies.evidence.comparisons import count, table
+from studies.evidence.rows import EvidenceRow, by_seed, read_rows
 from testbed.repository import ROOT
 
 PAGE = ROOT / "docs" / "explanation" / "evidence.md"

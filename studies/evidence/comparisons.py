@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from benchmarks.evidence.arms import ARMS, WORLDS
-from benchmarks.evidence.rows import EvidenceRow, by_seed
 from rollstream.look.query.intervals import (
     Equivalence,
     PairedDifference,
     equivalence,
     paired_difference,
 )
+from studies.evidence.arms import ARMS, WORLDS
+from studies.evidence.rows import EvidenceRow, by_seed
 
 SEEDS_MIN = 5  # pairs below which nothing is decided
 MARGIN = 0.02
