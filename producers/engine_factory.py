@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from rollstream.errors import ConfigurationError
-from rollstream.producers.engines.base import Engine, EngineOptions
+from rollstream.producers.engines.base import Engine
 from rollstream.producers.engines.kind import engine_kind
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.settings import VllmSettings
 from rollstream.producers.settings import RolloutSettings
 from rollstream.streams.values import Version

@@ -14,7 +14,9 @@ from rollstream.errors import CorruptObject, DecodeError, ObjectMissing
 from rollstream.storage.stores.base import KeyRefused, ObjectStore, content_hash
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.run_keys import RunKeys
-from rollstream.streams.bus import AppendEntry, Bus, BusWrapper, GroupReader, Message, check_entries
+from rollstream.streams.bus import AppendEntry, Bus, GroupReader, Message
+from rollstream.streams.bus_checks import check_entries
+from rollstream.streams.bus_wrapper import BusWrapper
 from rollstream.streams.codec import CLAIM_START, Envelope, decode, encode, envelope_of
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import Claim

@@ -3,14 +3,12 @@ one compare-and-swap. The lease only avoids double work; the term decides which 
 (docs/explanation/storage.md).
 """
 
-import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import inf
 
-from rollstream.errors import Fenced, LeaseHeld, ObjectExists, StoreError, SwapLost
+from rollstream.errors import Fenced, LeaseHeld, ObjectExists, SwapLost
 from rollstream.metric_values import MetricValues
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.json_objects import encode_json
@@ -169,43 +167,6 @@ def acquire_lease(
         sleep(min(remaining_s, POLL_S_MAX, candidate.duration_s / POLLS_PER_DURATION))
 
 
-def living_leases(
-    store: ObjectStore,
-    roles: Iterable[str],
-    watch_s_max: float = inf,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> list[RoleRecord]:
-    """Returns leases of `roles` whose holders live: those renewed at the first poll that finds
-    renewals, so other holders may live too; [] if none is renewed for the longest duration of these
-    leases. Raises `LeaseHeld` at once for a lease of more than `watch_s_max`, which a store of
-    another user may state.
-    """
-    leases = {role: stored for role in roles if (stored := read_role(store, role)) is not None}
-    unreleased = {role: stored for role, stored in leases.items() if not stored[0].released}
-    for record, _ in unreleased.values():
-        if record.duration_s > watch_s_max:  # its holder need not renew it sooner
-            raise LeaseHeld(
-                f"the lease of role {record.role} (by {record.holder}, term {record.term}) lasts "
-                f"{record.duration_s:,.0f} s, and at most {watch_s_max:,.0f} s are waited to see "
-                "whether its holder lives; if no process of the run lives, delete "
-                f"{role_key(record.role)} in the store, then repeat the command"
-            )
-    give_up = clock() + max((record.duration_s for record, _ in unreleased.values()), default=0.0)
-    while unreleased and clock() < give_up:
-        sleep(POLL_S_MAX)
-        now = {role: read_role(store, role) for role in unreleased}
-        renewed = [
-            stored[0] for role, stored in now.items() if stored and stored[1] != unreleased[role][1]
-        ]
-        if living := [record for record in renewed if not record.released]:
-            return living
-        unreleased = {
-            role: stored for role, stored in now.items() if stored and not stored[0].released
-        }
-    return []
-
-
 def _lease_held(store: ObjectStore, role: str, wait_s: float) -> LeaseHeld:
     present = read_role(store, role)
     by = f"{present[0].holder} (term {present[0].term})" if present else "another process"
@@ -213,74 +174,3 @@ def _lease_held(store: ObjectStore, role: str, wait_s: float) -> LeaseHeld:
         f"role {role} is held by {by} and was not released within {wait_s:.1f} s; "
         "stop that process, or wait longer"
     )
-
-
-log = logging.getLogger(__name__)
-
-
-def renew_once(lease: Lease, held_s: float, clock: Callable[[], float]) -> float:
-    """Renew once and return the time of the last successful renewal: now, or `held_s` (that of the
-    one before) if the store failed. Raises `Fenced` if another process has the role, or if no
-    renewal has succeeded for the lease's duration.
-    """
-    now = clock()  # before the swap, so not later than any candidate can see the renewal
-    try:
-        lease.renew()
-    except StoreError as error:
-        if clock() - held_s < lease.duration_s:
-            return held_s
-        raise Fenced(
-            f"role {lease.role} of term {lease.term} could not be renewed for {lease.duration_s} s"
-            f" ({error}); another process may hold it"
-        ) from error
-    return now
-
-
-class LeaseRenewal:
-    """A context manager that renews a lease in the background, every third of its duration. If
-    another process has the role, after an unexpected error, or if the store fails for the whole
-    duration, `lost` is set and `on_lost` called once: the holder must stop. Leaving the block does
-    not release the lease.
-    """
-
-    def __init__(
-        self,
-        lease: Lease,
-        on_lost: Callable[[Fenced], None] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.lost = threading.Event()
-        self._lease = lease
-        self._on_lost = on_lost
-        self._clock = clock
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"renew-{lease.role}", daemon=True)
-
-    def __enter__(self) -> "LeaseRenewal":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        held_s = self._clock()
-        try:
-            while not self._stop.wait(self._lease.duration_s / 3):
-                held_s = renew_once(self._lease, held_s, self._clock)
-        except Fenced as error:
-            self._lose(error)
-        except Exception as error:  # the thread ends here, so the role must not be held silently
-            log.exception("the lease of role %s could not be renewed", self._lease.role)
-            self._lose(
-                Fenced(
-                    f"role {self._lease.role} of term {self._lease.term} is no longer renewed "
-                    f"({type(error).__name__}: {error}); another process may hold it"
-                )
-            )
-
-    def _lose(self, why: Fenced) -> None:
-        self.lost.set()
-        if self._on_lost is not None:
-            self._on_lost(why)

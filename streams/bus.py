@@ -3,14 +3,11 @@ explicit positions. One conformance suite tests all back ends, which refuse the 
 same texts (`check_…`).
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
-from rollstream.errors import BusError, PositionLost, RecordTooLarge, TopicMissing
-from rollstream.metric_values import MetricValues, ProvidesMetrics
 from rollstream.streams.records import Position
 from rollstream.streams.topics import Topic
 
@@ -152,118 +149,3 @@ class Bus(Protocol):
     def close(self) -> None:
         """Close files and connections."""
         ...
-
-
-def check_same_settings(existing: Topic, requested: Topic) -> None:
-    """Raise `BusError`, naming each setting in which an existing topic differs from the requested
-    one. An existing topic may accept larger records, as topics of earlier runs do.
-    """
-    larger = max(existing.record_bytes_max, requested.record_bytes_max)
-    requested = dataclasses.replace(requested, record_bytes_max=larger)
-    differences = [
-        f"{field.name} is {has!r}, asked for {required!r}"
-        for field in dataclasses.fields(Topic)
-        if (has := getattr(existing, field.name)) != (required := getattr(requested, field.name))
-    ]
-    if differences:
-        raise BusError(
-            f"topic {requested.name!r} exists with other settings: {'; '.join(differences)}; "
-            "use another folder or prefix for the new run, or the settings it was created with"
-        )
-
-
-def check_entries(topic: Topic, entries: Sequence[AppendEntry]) -> None:
-    """Raise if an entry is too large or names a partition that does not exist."""
-    for entry in entries:
-        size = len(entry.key) + len(entry.value or b"")
-        if size > topic.record_bytes_max:
-            raise RecordTooLarge(
-                f"a record of {size} bytes with key {entry.key!r} is above the "
-                f"{topic.record_bytes_max} that topic {topic.name!r} takes"
-            )
-        if entry.partition is not None and not 0 <= entry.partition < topic.partitions:
-            raise BusError(f"topic {topic.name!r} has no partition {entry.partition}")
-
-
-def check_position(topic: str, partition: int, offset: int, begin: int, end: int) -> None:
-    """Raise `PositionLost` below the first kept offset and `BusError` beyond the end."""
-    if offset < begin:
-        raise PositionLost(
-            f"{topic}/{partition}: offset {offset} was truncated, kept are {begin} to {end}; "
-            "start from a newer checkpoint or from the begin"
-        )
-    if offset > end:
-        raise BusError(
-            f"{topic}/{partition}: offset {offset} is beyond the end {end}; "
-            "this position belongs to another log, or the log's files were replaced"
-        )
-
-
-def missing_topic(topic: str, where: str) -> TopicMissing:
-    return TopicMissing(
-        f"{where} has no topic {topic!r}; is the path right? `Bus.create` makes those of a new log"
-    )
-
-
-class BusWrapper:
-    """Passes every call to the bus `below`, so it gives the same guarantees; closing the wrapper
-    closes `below`. A class that changes a bus (claim check, fault injection) derives from this one.
-    """
-
-    def __init__(self, below: Bus) -> None:
-        self._below = below
-
-    def create(self, topics: Sequence[Topic]) -> None:
-        self._below.create(topics)
-
-    def settings(self, topic: str) -> Topic:
-        return self._below.settings(topic)
-
-    def partitions(self, topic: str) -> int:
-        return self._below.partitions(topic)
-
-    def append(self, topic: str, entries: Sequence[AppendEntry]) -> list[int]:
-        return self._below.append(topic, entries)
-
-    def read(
-        self,
-        topic: str,
-        positions: Mapping[int, int],
-        *,
-        records_max: int = 512,
-        bytes_max: int = 16 << 20,
-        wait_s: float = 0.0,
-        exact: bool = True,
-    ) -> list[Message]:
-        return self._below.read(
-            topic,
-            positions,
-            records_max=records_max,
-            bytes_max=bytes_max,
-            wait_s=wait_s,
-            exact=exact,
-        )
-
-    def begin(self, topic: str) -> dict[int, int]:
-        return self._below.begin(topic)
-
-    def end(self, topic: str) -> dict[int, int]:
-        return self._below.end(topic)
-
-    def commit(self, group: str, topic: str, positions: Mapping[int, Position]) -> None:
-        self._below.commit(group, topic, positions)
-
-    def committed(self, group: str, topic: str) -> dict[int, Position]:
-        return self._below.committed(group, topic)
-
-    def truncate(self, topic: str, before: Mapping[int, int]) -> None:
-        self._below.truncate(topic, before)
-
-    def join(self, group: str, topic: str, member: str) -> GroupReader:
-        return self._below.join(group, topic, member)
-
-    def metric_values(self) -> MetricValues:
-        return self._below.metric_values() if isinstance(self._below, ProvidesMetrics) else {}
-
-    def close(self) -> None:
-        self._below.close()

@@ -6,7 +6,8 @@ from typing import Literal, NoReturn
 
 from rollstream.contained_folder import ContainedFolder
 from rollstream.errors import ConfigurationError, ReadOnly
-from rollstream.streams.bus import AppendEntry, Bus, BusWrapper, GroupReader
+from rollstream.streams.bus import AppendEntry, Bus, GroupReader
+from rollstream.streams.bus_wrapper import BusWrapper
 from rollstream.streams.kind import BusKind, bus_forms, bus_kind
 from rollstream.streams.records import Position
 from rollstream.streams.topics import Topic

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from rollstream.deadline import Deadline
 from rollstream.errors import BusError, RecordTooLarge
-from rollstream.streams.bus import AppendEntry, Bus, check_entries
+from rollstream.streams.bus import AppendEntry, Bus
+from rollstream.streams.bus_checks import check_entries
 from rollstream.streams.codec import Envelope, encode
 from rollstream.streams.foreign_text import reason_text
 from rollstream.streams.records import Fence, Opened, Position, Record

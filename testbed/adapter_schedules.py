@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rollstream.producers.engines.base import EngineOptions, GenerationRequest, WeightUpdate
+from rollstream.producers.engines.base import GenerationRequest, WeightUpdate
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.producers.engines.torch.rows import TorchSequence
 from rollstream.storage.model_folder.lora import HIGH, LOW, PREFIX

@@ -21,11 +21,8 @@ from rollstream.storage.stores.base import (
     check_prefix,
     content_hash,
 )
-from rollstream.streams.bus import (
-    LEASE_S,
-    AppendEntry,
-    GroupReader,
-    Message,
+from rollstream.streams.bus import LEASE_S, AppendEntry, GroupReader, Message
+from rollstream.streams.bus_checks import (
     check_entries,
     check_position,
     check_same_settings,

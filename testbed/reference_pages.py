@@ -9,24 +9,22 @@ while one is stale. Only the text between two markers is generated.
 import argparse
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import cast, get_type_hints
 
 import msgspec
-import pyarrow as pa
 
 from benchmarks.result_tables import all_lines, case_lines, missed_lines, readme_lines
 from rollstream.consumers.objectives.losses.kinds import loss_kinds
 from rollstream.look.explorer.assets import PAGE
-from rollstream.look.figures.columns import COLUMNS, ENVELOPE, TOPICS
+from rollstream.look.figures.columns import COLUMNS, ENVELOPE, FIRST, FOLDERS, TOPICS, Column
 from rollstream.look.figures.definitions import FIGURES
 from rollstream.look.query.views import VIEWS
 from rollstream.run.cli.arguments import CommandParser
 from rollstream.run.cli.commands import COMMANDS, GROUPS, command_parsers
 from rollstream.run.cli.look.config import plain_text, setting_tables, type_text
 from rollstream.run.metrics.catalogue import BY_ROLE, PREFIX
-from rollstream.storage.archive.schema import arrow_schema
 from rollstream.streams import values
 from rollstream.streams.records import SCHEMAS, SCHEMAS_BY_TOPIC
 from rollstream.streams.topics import DEAD, Topic, catalogue
@@ -250,34 +248,30 @@ def figure_lines() -> Iterator[str]:
 
 
 def view_lines() -> Iterator[str]:
+    yield from ["", "## Columns of every topic", ""]
+    yield (
+        "The views of topics begin with the columns up to `header`, and end with `date`, `run` and "
+        "`topic`; their tables have what lies between."
+    )
+    yield from _columns({**ENVELOPE, **FOLDERS})
     for view, columns in COLUMNS.items():
         sentence = VIEWS[view].sentence
-        yield from ["", f"## {view}", "", f"{sentence[0].upper()}{sentence[1:]}.", ""]
+        since = {column.since for column in columns.values()} - {FIRST}
+        is_later = len(since) == 1 and FIRST not in {one.since for one in columns.values()}
+        release = f" Since {since.pop()}." if is_later else ""
+        yield from ["", f"## {view}", "", f"{sentence[0].upper()}{sentence[1:]}.{release}"]
         if view == "completions":
             yield "Its columns are those of [`trajectories`](#trajectories), of the same releases."
             continue
-        yield from ["| column | type | meaning | stable since |", "|---|---|---|---|"]
-        for name, column in columns.items():
-            yield f"| `{name}` | {column.type} | {_cell(column.meaning)} | {column.since} |"
+        yield from _columns(TOPICS.get(view, columns), with_releases=not is_later)
 
 
-def archived_lines(topic: str) -> Iterator[str]:
-    columns = TOPICS.get(topic, ENVELOPE)
-    types = arrow_schema(topic if topic in TOPICS else "ledger")
-    yield from ["| column | type | meaning |", "|---|---|---|"]
+def _columns(columns: Mapping[str, Column], with_releases: bool = True) -> Iterator[str]:
+    yield from ["", "| column | type | meaning |", "|---|---|---|"]
     for name, column in columns.items():
-        kind = _arrow_text(types.field(name).type)
-        yield f"| `{name}` | {kind} | {_cell(column.meaning)} |"
-
-
-def _arrow_text(kind: pa.DataType) -> str:
-    if pa.types.is_list(kind):
-        return f"list<{_arrow_text(kind.value_type)}>"
-    if pa.types.is_struct(kind):
-        return f"struct<{', '.join(f'{part.name}: {_arrow_text(part.type)}' for part in kind)}>"
-    if pa.types.is_map(kind):
-        return f"map<{_arrow_text(kind.key_type)}, {_arrow_text(kind.item_type)}>"
-    return str(kind)
+        is_later = with_releases and column.since != FIRST
+        release = f" (since {column.since})" if is_later else ""
+        yield f"| `{name}` | {column.type} | {_cell(column.meaning)}{release} |"
 
 
 # ---- text ----------------------------------------------------------------------------------------
@@ -307,9 +301,6 @@ PAGES: dict[str, tuple[Callable[[], Iterator[str]], ...]] = {
     "reference/metrics.md": (metric_lines,),
     "reference/figures.md": (figure_lines,),
     "reference/views.md": (view_lines,),
-    "reference/archive.md": tuple(
-        partial(archived_lines, topic) for topic in ("envelope", *TOPICS)
-    ),
     "explanation/sizes.md": (
         size_tables.one_card_lines,
         size_tables.memory_lines,

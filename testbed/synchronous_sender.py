@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollstream.producers.rollout.publisher import OnPublished, OnRefused
+from rollstream.producers.rollout.sender import OnPublished, OnRefused
 from rollstream.streams.bus import Bus
 from rollstream.streams.writer import KeyedRecord, append_encoded, encode_each
 

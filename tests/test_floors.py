@@ -1,6 +1,6 @@
 """The floors of docs/reference/invariants.md hold: a file imports only from floors below its own
 and from its own package, no imports form a cycle, and each foreign client is imported in one file.
-A folder has at most twenty files.
+A folder has at most two dozen files.
 """
 
 import ast
@@ -36,7 +36,7 @@ BASE = {
 EXPORTS = {"__init__", "api"}
 """Files that only export; `rollstream/api.py` is what users import."""
 ONE_FILE = {"kafka", "boto3", "botocore", "vllm"}
-FILES_MAX = 20
+FILES_MAX = 24
 """Python files directly in one folder, without its `__init__.py`."""
 ALIKE = {"consumers/objectives/losses": {"base", "kinds"}}
 """Folders whose files are one kind of thing, found by their names, except for these."""
@@ -137,7 +137,7 @@ def test_no_imports_form_a_cycle():
     TopologicalSorter(graph).prepare()  # a CycleError names the files
 
 
-def test_a_folder_has_at_most_twenty_files():
+def test_a_folder_has_at_most_two_dozen_files():
     beside = (path for top in BESIDE for path in (ROOT / top).rglob("*.py"))
     every = (path for path in [*SOURCES, *beside] if path.stem != "__init__")
     files = Counter(path.relative_to(ROOT).parent for path in every)

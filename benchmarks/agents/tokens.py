@@ -32,7 +32,8 @@ from rollstream.producers.dialogue.text_tokenizer import (
     TextTokenizer,
 )
 from rollstream.producers.engine_factory import open_engine
-from rollstream.producers.engines.base import Emission, Engine, EngineOptions
+from rollstream.producers.engines.base import Emission, Engine
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.streams.admissible import TrainingBounds, refusal
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import GENERATED, Trajectory

@@ -32,7 +32,7 @@ from rollstream.consumers.audit.own_verdicts import read_own
 from rollstream.consumers.audit.spans import AuditPolicy
 from rollstream.consumers.audit.verdict import Verdict, basis_of, write_verdict
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.data.prepare import training_rule
+from rollstream.consumers.trainer.data.training_rule import training_rule
 from rollstream.storage.archive.log_view import LogView
 from rollstream.streams.bus import AppendEntry
 from rollstream.streams.topics import catalogue

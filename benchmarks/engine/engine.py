@@ -22,7 +22,8 @@ from transformers import (
 )
 
 from benchmarks.case import Case, paired
-from rollstream.producers.engines.base import EngineOptions, GenerationRequest
+from rollstream.producers.engines.base import GenerationRequest
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.streams.values import Sampling, Version
 

@@ -15,17 +15,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rollstream.consumers.trainer.data.prepare import prepare_group, training_rule
+from rollstream.consumers.trainer.data.prepare import prepare_group
 from rollstream.consumers.trainer.data.selection import pack_micro_batches
+from rollstream.consumers.trainer.data.training_rule import training_rule
 from rollstream.consumers.trainer.learn.learner import TorchLearner
 from rollstream.producers.engine_factory import open_engine
-from rollstream.producers.engines.base import (
-    Emission,
-    Engine,
-    EngineOptions,
-    GenerationRequest,
-    WeightUpdate,
-)
+from rollstream.producers.engines.base import Emission, Engine, GenerationRequest, WeightUpdate
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.tasks.base import Task
 from rollstream.run.config.config import load
 from rollstream.run.config.settings import Configuration

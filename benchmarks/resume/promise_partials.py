@@ -17,7 +17,8 @@ import numpy as np
 from benchmarks.case import Case, alone
 from rollstream.producers.engines.base import Emission
 from rollstream.producers.rollout.heartbeat import StatusSchedule
-from rollstream.producers.rollout.publisher import BackgroundSender, RolloutPublisher
+from rollstream.producers.rollout.publisher import RolloutPublisher
+from rollstream.producers.rollout.sender import BackgroundSender
 from rollstream.producers.rollout.trajectory import RunningTrajectory
 from rollstream.producers.settings import RolloutSettings
 from rollstream.streams.bus import Bus, Message

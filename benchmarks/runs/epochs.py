@@ -20,7 +20,8 @@ from benchmarks.runs.measured import run
 from rollstream.producers.drafts.feed import POLL_RECORDS_MAX, answer_from_record
 from rollstream.producers.drafts.gate import DraftGate
 from rollstream.producers.drafts.history import AnswerHistory, HistoryAnswer
-from rollstream.producers.engines.base import DraftStats, EngineOptions, GenerationRequest
+from rollstream.producers.engines.base import DraftStats, GenerationRequest
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.run.config.config import load
 from rollstream.run.config.run_folder import open_run_log_for_writing, store_url

@@ -32,7 +32,8 @@ from benchmarks.sizes.rank_memory import FULL, QUICK, RankShape, write_model
 from benchmarks.sizes.rank_process import SAMPLE_S, PeakMemory, private_bytes
 from benchmarks.weights.sides import nudged
 from rollstream.producers.engine_factory import open_engine
-from rollstream.producers.engines.base import Engine, EngineOptions
+from rollstream.producers.engines.base import Engine
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.settings import VllmSettings
 from rollstream.producers.engines.vllm.local.environment import installed_release
 from rollstream.producers.rollout.read_back import FetchedWeights

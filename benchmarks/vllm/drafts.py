@@ -29,7 +29,8 @@ from benchmarks.runs.epochs import (
     requests,
 )
 from rollstream.producers.drafts.gate import DraftGate
-from rollstream.producers.engines.base import DraftStats, EngineOptions, GenerationRequest
+from rollstream.producers.engines.base import DraftStats, GenerationRequest
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.settings import VllmSettings
 from rollstream.producers.engines.vllm.engine import VllmEngine
 from rollstream.streams.values import Version

@@ -7,7 +7,8 @@ import torch
 
 from benchmarks.case import Case, alone
 from benchmarks.vllm.models import CONTEXT, PROMPT_TOKENS, V1, V2, prompt_of, small_model
-from rollstream.producers.engines.base import EngineOptions, GenerationRequest, WeightUpdate
+from rollstream.producers.engines.base import GenerationRequest, WeightUpdate
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.vllm.engine import VllmEngine
 from rollstream.streams.records import PROMPT
 from rollstream.streams.values import Sampling

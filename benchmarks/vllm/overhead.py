@@ -27,14 +27,15 @@ from benchmarks.case import Case, paired
 from benchmarks.vllm.models import CONTEXT, V1, prompt_of, small_model
 from rollstream.producers.drafts.history import AnswerHistory
 from rollstream.producers.drafts.node import CombinedSource, NodeHistory
-from rollstream.producers.engines.base import EngineOptions
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.vllm.engine import VllmEngine
 from rollstream.producers.rewards.pool import RewardPool
 from rollstream.producers.rollout.assignments import AssignmentQueue
 from rollstream.producers.rollout.heartbeat import StatusSchedule
 from rollstream.producers.rollout.in_progress import InProgress
 from rollstream.producers.rollout.judging import Judging
-from rollstream.producers.rollout.publisher import BackgroundSender, RolloutPublisher
+from rollstream.producers.rollout.publisher import RolloutPublisher
+from rollstream.producers.rollout.sender import BackgroundSender
 from rollstream.producers.rollout.single_turn import SingleTurn
 from rollstream.producers.rollout.turn_driver import RolloutParts
 from rollstream.producers.rollout.weights import WeightsFollower

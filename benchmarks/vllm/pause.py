@@ -18,7 +18,8 @@ import torch
 
 from benchmarks.case import Case, alone
 from benchmarks.vllm.models import CONTEXT, PROMPT_TOKENS, V1, large_model, prompt_of, small_model
-from rollstream.producers.engines.base import EngineOptions, GenerationRequest, WeightUpdate
+from rollstream.producers.engines.base import GenerationRequest, WeightUpdate
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.vllm.engine import VllmEngine
 from rollstream.storage.weights.resident import TensorPatch
 from rollstream.storage.weights.tensors import untie

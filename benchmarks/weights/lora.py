@@ -27,7 +27,8 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from benchmarks.case import Case, against, alone, paired
 from benchmarks.runs.measured import run
 from benchmarks.runs.quickstart import QUICKSTART
-from rollstream.producers.engines.base import EngineOptions, GenerationRequest, WeightUpdate
+from rollstream.producers.engines.base import GenerationRequest, WeightUpdate
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.storage.metrics_file import read_metrics
 from rollstream.storage.model_folder.lora import (

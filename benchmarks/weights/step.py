@@ -30,7 +30,8 @@ from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.learner import TorchLearner
 from rollstream.consumers.trainer.ledger import Ledger
 from rollstream.consumers.trainer.publisher import CheckpointRetention, StepPublisher, StepSnapshot
-from rollstream.producers.engines.base import EngineOptions, GenerationRequest, WeightUpdate
+from rollstream.producers.engines.base import GenerationRequest, WeightUpdate
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.stores.file import FileStore

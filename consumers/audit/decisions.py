@@ -22,8 +22,9 @@ from rollstream.consumers.audit.trainer_reads import (
     is_within,
     recent_takes,
 )
-from rollstream.consumers.trainer.data.prepare import PreparedGroup, TrainingRule, prepare_group
+from rollstream.consumers.trainer.data.prepare import PreparedGroup, prepare_group
 from rollstream.consumers.trainer.data.sample import REWARD, is_annotated
+from rollstream.consumers.trainer.data.training_rule import TrainingRule
 from rollstream.streams.admissible import BelievedVersions, is_usable_annotation
 from rollstream.streams.records import Annotation, Configured, GroupClosed, Superseded, Trajectory
 from rollstream.streams.values import Address, Version

@@ -12,10 +12,10 @@ from rollstream.consumers.audit.folds import AuditMessage, Coverage, InvariantRe
 from rollstream.errors import BusError, DecodeError, SequenceGap
 from rollstream.storage.archive.segments import Hole
 from rollstream.streams.bus import Bus, Message
+from rollstream.streams.classified import ClassifiedMessage, classify_message
 from rollstream.streams.codec import MAGIC, decode, envelope_of, record_hash
 from rollstream.streams.dead_letters import DeadLetterReader
 from rollstream.streams.fence import advance_fence
-from rollstream.streams.reader import ClassifiedMessage, classify_message
 from rollstream.streams.records import Claim, Fence, Opened
 from rollstream.streams.release import upgrade_advice
 from rollstream.streams.topics import Topic

@@ -18,7 +18,7 @@ from rollstream.consumers.audit.folds import (
 )
 from rollstream.consumers.audit.source import Integers, TrajectoryRows
 from rollstream.consumers.audit.spans import AuditPolicy
-from rollstream.consumers.trainer.data.prepare import lag_of
+from rollstream.consumers.trainer.data.lags import lag_of
 from rollstream.streams.branches import abandoned_tokens
 from rollstream.streams.records import Configured, StepDone, Take, Trajectory
 from rollstream.streams.values import Address

@@ -20,7 +20,7 @@ from rollstream.consumers.audit.folds import (
 )
 from rollstream.consumers.audit.groups import Admission
 from rollstream.consumers.audit.source import Integers, TrajectoryRows
-from rollstream.consumers.trainer.data.prepare import TrainingRule
+from rollstream.consumers.trainer.data.training_rule import TrainingRule
 from rollstream.streams.records import GENERATED, Assignment, Trajectory
 from rollstream.streams.token_arrays import arrays_problem, heads_problem
 

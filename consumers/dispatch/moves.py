@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from rollstream.consumers.dispatch import repack
-from rollstream.consumers.dispatch.admission import rollout_speeds
 from rollstream.consumers.dispatch.assignments import release_record
+from rollstream.consumers.dispatch.layouts import rollout_speeds
 from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.policy import MoveSummary
 from rollstream.consumers.dispatch.state import CurrentAssignment, DispatchState, TrackedRollout

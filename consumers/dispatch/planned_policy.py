@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollstream.consumers.dispatch.admission import WaveLayouts
+from rollstream.consumers.dispatch.layouts import WaveLayouts
 from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.moves import RepackPlanner
 from rollstream.consumers.dispatch.planner import (

@@ -11,14 +11,8 @@ from functools import partial
 from typing import Protocol
 
 from rollstream.consumers.dispatch import assignments
-from rollstream.consumers.dispatch.admission import (
-    AdmissionPace,
-    WaveLayouts,
-    rollout_speeds,
-    room_to_admit,
-    start_version,
-)
-from rollstream.consumers.dispatch.assignments import UnassignedSamples
+from rollstream.consumers.dispatch.admission import AdmissionPace, room_to_admit, start_version
+from rollstream.consumers.dispatch.layouts import WaveLayouts, rollout_speeds
 from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.placement import (
     PlacementWork,
@@ -28,6 +22,11 @@ from rollstream.consumers.dispatch.placement import (
 )
 from rollstream.consumers.dispatch.policy import PlannedAssignment
 from rollstream.consumers.dispatch.state import DispatchState
+from rollstream.consumers.dispatch.unassigned import (
+    UnassignedSamples,
+    find_unassigned,
+    in_start_order,
+)
 from rollstream.streams.records import Prompt
 from rollstream.streams.values import Version
 
@@ -189,7 +188,7 @@ class Started(StepWithoutRoom):
         waves = (samples.group.admitted.wave for samples in starts)
         layouts = self.waves.of(waves, draft.state, draft.lengths, draft.ahead)
         room = sum(max(0, room) for room in draft.free.new.values())
-        draft.place(assignments.in_start_order(starts, room), dict(draft.free.new), layouts)
+        draft.place(in_start_order(starts, room), dict(draft.free.new), layouts)
 
     @property
     def held_max(self) -> int:
@@ -223,7 +222,7 @@ class AssignmentPlanner:
         loadable = None if self.is_loadable is None else partial(self.is_loadable, state)
         unassigned = [
             samples
-            for samples in assignments.find_unassigned(state, lengths, self.keep_version, loadable)
+            for samples in find_unassigned(state, lengths, self.keep_version, loadable)
             if samples.kind != "start"
             or start_version(self.pace, state, samples.group) <= state.version.number
         ]

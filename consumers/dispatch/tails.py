@@ -6,9 +6,9 @@ delays no newer version.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from rollstream.consumers.dispatch.assignments import UnassignedSamples
 from rollstream.consumers.dispatch.planner import PlanDraft
 from rollstream.consumers.dispatch.state import DispatchState
+from rollstream.consumers.dispatch.unassigned import UnassignedSamples
 from rollstream.streams.tails import FILL_LAG_MAX, fits_tail, tokens_left
 
 

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from rollstream.consumers.dispatch.admission import admissible_now, rollout_speeds
-from rollstream.consumers.dispatch.assignments import UnassignedSamples, continuation, is_serving
+from rollstream.consumers.dispatch.admission import admissible_now
+from rollstream.consumers.dispatch.assignments import continuation, is_serving
+from rollstream.consumers.dispatch.layouts import rollout_speeds
 from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.planner import PlanDraft, StepWithoutRoom
 from rollstream.consumers.dispatch.state import DispatchState, PartialChain
+from rollstream.consumers.dispatch.unassigned import UnassignedSamples
 from rollstream.streams.values import Version
 
 

@@ -19,7 +19,7 @@ from rollstream.consumers.objectives.losses.base import LossInputs, SurrogateInp
 from rollstream.consumers.objectives.losses.kinds import find_surrogate
 from rollstream.consumers.objectives.masks import kept_tokens
 from rollstream.consumers.objectives.ratios import bounded_log_ratio, importance_log_ratio
-from rollstream.consumers.trainer.data.prepare import EPS
+from rollstream.consumers.trainer.data.advantages import EPS
 from rollstream.consumers.trainer.learn.mismatch import LogprobGaps
 from rollstream.consumers.trainer.learn.scores import TokenScores
 from rollstream.consumers.trainer.learn.statistics import LossStatistics

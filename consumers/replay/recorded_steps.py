@@ -10,9 +10,10 @@ from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.groups import fetch_annotations, fetch_group
 from rollstream.consumers.trainer.data.metrics import StepMetrics
 from rollstream.consumers.trainer.data.poisoned_takes import SupersededTakes
-from rollstream.consumers.trainer.data.prepare import PreparedGroup, TrainingRule, prepare_group
+from rollstream.consumers.trainer.data.prepare import PreparedGroup, prepare_group
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.data.selection import groups_of_update, pack_micro_batches
+from rollstream.consumers.trainer.data.training_rule import TrainingRule
 from rollstream.errors import PositionLost
 from rollstream.streams.admissible import BelievedVersions, believed_terms, is_usable_annotation
 from rollstream.streams.bus import Bus

@@ -24,8 +24,8 @@ from rollstream.consumers.trainer.checkpoint import (
 from rollstream.consumers.trainer.data.earlier_rules import earlier_rules
 from rollstream.consumers.trainer.data.groups import GroupIntake
 from rollstream.consumers.trainer.data.poisoned_takes import plan_superseded
-from rollstream.consumers.trainer.data.prepare import TrainingRule
 from rollstream.consumers.trainer.data.selection import AnnotationWatch, load_choice
+from rollstream.consumers.trainer.data.training_rule import TrainingRule
 from rollstream.consumers.trainer.learn.base import LearnableModel, Learner, open_learner
 from rollstream.consumers.trainer.ledger import Ledger, LedgerTail
 from rollstream.consumers.trainer.loop import Trainer

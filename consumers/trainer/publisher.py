@@ -15,8 +15,9 @@ import torch
 from msgspec.structs import replace
 
 from rollstream.consumers.trainer.learn.workers import BufferPool
-from rollstream.consumers.trainer.ledger import Ledger, TrainerTotals, step_line
+from rollstream.consumers.trainer.ledger import Ledger
 from rollstream.consumers.trainer.retention import LogTruncation
+from rollstream.consumers.trainer.totals import TrainerTotals, step_line
 from rollstream.consumers.trainer.versions import VersionWriter
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.stores.base import ObjectStore

@@ -16,7 +16,8 @@ from rollstream.storage.claim_check import BlobCollector
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights.checkpoints import CheckpointId, checkpoint_state
 from rollstream.streams import fence
-from rollstream.streams.bus import Bus, BusWrapper, Message
+from rollstream.streams.bus import Bus, Message
+from rollstream.streams.bus_wrapper import BusWrapper
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Position, RolloutStatus
 from rollstream.streams.values import Address, Version

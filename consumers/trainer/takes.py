@@ -25,7 +25,7 @@ from rollstream.consumers.trainer.data.poisoned_takes import (
     error_text,
     number_of,
 )
-from rollstream.consumers.trainer.data.prepare import TrainingRule, prepare_group
+from rollstream.consumers.trainer.data.prepare import prepare_group
 from rollstream.consumers.trainer.data.ready_groups import (
     ReadyGroup,
     UntrainedGroups,
@@ -34,6 +34,7 @@ from rollstream.consumers.trainer.data.ready_groups import (
     members_of,
 )
 from rollstream.consumers.trainer.data.sample import Sample
+from rollstream.consumers.trainer.data.training_rule import TrainingRule
 from rollstream.consumers.trainer.learn.base import Learner
 from rollstream.consumers.trainer.learn.workers import is_out_of_memory
 from rollstream.consumers.trainer.ledger import Ledger, LedgerTail

@@ -59,6 +59,7 @@ from rollstream.producers.agents.requests import (
     TurnFailed,
     scores_in,
 )
+from rollstream.producers.agents.token_paths import retried
 from rollstream.producers.agents.turns import EpisodeTurns
 from rollstream.producers.engines.base import Emission
 from rollstream.producers.rollout.chain import ChainContent
@@ -420,9 +421,9 @@ class AgentEpisodes:
         if is_retried(episode, reason, self.retries):
             log.info("episode %s is tried again: %s", episode.name, reason)
             self.counts.retried += 1
-            retried = running.retried(f"agent: {reason}", self.parts.clock())
-            self.parts.publisher.episode(retried, on_durable, on_refused)
-            self.start(retried)
+            retry = retried(running, f"agent: {reason}", self.parts.clock())
+            self.parts.publisher.episode(retry, on_durable, on_refused)
+            self.start(retry)
             return
         if state:
             running.environment = state

@@ -27,6 +27,7 @@ from rollstream.producers.agents.episode import (
     succeed,
 )
 from rollstream.producers.agents.requests import LimitReached, RequestRefused, TurnFailed
+from rollstream.producers.agents.token_paths import extend_prompt, path_request
 from rollstream.producers.engines.base import Emission, Engine
 from rollstream.producers.rollout.publisher import RolloutPublisher
 from rollstream.producers.rollout.trajectory import RunningTrajectory
@@ -118,15 +119,15 @@ class EpisodeTurns:
             episode.version = running.spans[0].version if running.spans else self.engine.version
         if self.keep_version and self.engine.is_side_by_side:
             version = episode.version
-        path_request = running.path_request(plan.at, plan.tokens)
+        request = path_request(running, plan.at, plan.tokens)
         is_short = request_max < min(episode.tokens_left, SHORT_TOKENS)
-        tokens_max = len(path_request.logprobs) + (request_max if is_short else episode.tokens_left)
+        tokens_max = len(request.logprobs) + (request_max if is_short else episode.tokens_left)
         turn.is_kept = not is_short
         self.engine.submit(
             dataclasses.replace(
-                path_request,
+                request,
                 trajectory=turn.engine_name,
-                sampling=dataclasses.replace(path_request.sampling, tokens_max=tokens_max),
+                sampling=dataclasses.replace(request.sampling, tokens_max=tokens_max),
                 hold=not is_short,
                 version=version,
                 noise=noise,
@@ -210,7 +211,7 @@ class EpisodeTurns:
         except Exception as error:  # noqa: BLE001 (the boundary of one turn: text of a model)
             self._fail(episode, ended, error)
             return None
-        running.extend_prompt(plan.tokens, plan.at)
+        extend_prompt(running, plan.tokens, plan.at)
         for emission in ended.emissions:
             running.extend(emission)
         if ended.is_kept:

@@ -1,6 +1,7 @@
 """Engines, which generate tokens for a rollout.
 
-`base` is the contract (`Engine`), `queue` the queue of sequences under all engines with the checks
+`base` is the contract (`Engine`), `options` are those of engines with a model, `merged_update` is
+two weight updates as one, `queue` the queue of sequences under all engines with the checks
 that they share. `settings` are those of rollouts with their engines (`paced_settings` is the table
 of one), `kind` has the engines' names and what is known of each before it is opened (`EngineKind`).
 `drafting` is what an engine knows of drafts.

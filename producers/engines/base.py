@@ -10,7 +10,6 @@ from typing import Any, Literal, Protocol
 import torch
 from numpy.typing import NDArray
 
-from rollstream.producers.engines.drafting import DraftSource, DraftSwitch
 from rollstream.storage.weights.resident import TensorPatch
 from rollstream.streams.values import Drafts, Floats, Sampling, Sources, Span, Tokens, Version
 
@@ -111,29 +110,6 @@ class WeightUpdate:
     whole: tuple[str, ...] = ()
     prepared: object = None
     scaling: float | None = None
-
-
-def merged_update(first: WeightUpdate, then: WeightUpdate) -> WeightUpdate:
-    """Returns the update `then`, but with the base of `first`, so that an engine can skip `first`;
-    `then` unchanged if its base is not the version of `first`, or if one of the differences is
-    unknown.
-    """
-    if first.patches is None or then.patches is None or then.base != first.version:
-        return then
-    whole_names = tuple(dict.fromkeys((*first.whole, *then.whole)))
-    by_name: dict[str, list[TensorPatch]] = {}
-    for patch in (*first.patches, *then.patches):
-        if patch.name not in whole_names:
-            by_name.setdefault(patch.name, []).append(patch)
-    patches = tuple(_merged_patch(parts, then.tensors) for parts in by_name.values())
-    return replace(then, base=first.base, patches=patches, whole=whole_names, prepared=None)
-
-
-def _merged_patch(parts: Sequence[TensorPatch], tensors: Mapping[str, torch.Tensor]) -> TensorPatch:
-    if len(parts) == 1:
-        return parts[0]
-    indices = torch.unique(torch.cat([patch.indices for patch in parts]))  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    return replace(parts[-1], indices=indices, values=tensors[parts[-1].name].view(-1)[indices])
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,29 +250,3 @@ class Engine(Protocol):
         ...
 
     def stats(self) -> EngineStats: ...
-
-
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """Holds the options of an engine that computes a model: at most `slots` sequences of at most
-    `context_max` tokens each are decoded together; tokens of a running trajectory are emitted every
-    `emit_every`.
-
-    `device` None is the CPU for the engine `torch`; for `vllm` it is a GPU where there is one. The
-    layers of `torch` compute in `dtype`. With `drafts` the engine verifies drafts from this source
-    while the `gate` (default: a new one) finds that they save time. `vllm` serves LoRA adapters of
-    a rank up to `adapter_rank` (0: none), `torch` of any rank.
-    """
-
-    slots: int
-    context_max: int
-    emit_every: int = 64
-    device: str | None = None
-    dtype: str = "float32"
-    drafts: DraftSource | None = None
-    gate: DraftSwitch | None = None
-    adapter_rank: int = 0
-
-    def __post_init__(self) -> None:
-        assert min(self.slots, self.emit_every) >= 1, "at least one slot, and one token an emission"
-        assert self.context_max >= 2, "a prompt token and a generated one"

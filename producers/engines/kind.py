@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel
 
-    from rollstream.producers.engines.base import Engine, EngineOptions
+    from rollstream.producers.engines.base import Engine
+    from rollstream.producers.engines.options import EngineOptions
     from rollstream.producers.engines.roofline import Roofline
     from rollstream.producers.engines.settings import RolloutFields
     from rollstream.streams.values import Version

@@ -5,7 +5,7 @@ taken, `tail_filling` decides what starts beside the last long answers. `in_prog
 running trajectories (`trajectory`), `chain` reads the partials of one that is resumed,
 `turn_driver` says what moves them through their turns, `single_turn` is that of answers to prompts,
 `judging` waits for rewards. `weights` fetches versions, `holder` keeps the served one (`holders`
-has the ways for large ones), `read_back` compares the served tensors. `publisher` writes all
-records in a thread of its own, `heartbeat` sends the status, `loop_metrics` collects the metrics.
-`evaluation` measures a version on held-out prompts.
+has the ways for large ones), `read_back` compares the served tensors. `publisher` makes all
+records, which a `sender` writes in a thread of its own, `heartbeat` sends the status,
+`loop_metrics` collects the metrics. `evaluation` measures a version on held-out prompts.
 """

@@ -15,7 +15,8 @@ import torch
 
 from rollstream.import_path import load_option
 from rollstream.metric_values import SECONDS_BUCKETS, MetricHistogram
-from rollstream.producers.engines.base import WeightUpdate, merged_update
+from rollstream.producers.engines.base import WeightUpdate
+from rollstream.producers.engines.merged_update import merged_update
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights.form import form_of
 from rollstream.storage.weights.manifest import Manifest

@@ -18,7 +18,7 @@ from rollstream.producers.engines.base import Emission, GenerationRequest
 from rollstream.producers.rollout.chain import ChainContent, extend_spans
 from rollstream.producers.tasks.base import turns_of
 from rollstream.streams import records
-from rollstream.streams.branches import kept_tokens, path_to
+from rollstream.streams.branches import kept_tokens
 from rollstream.streams.token_arrays import GrowingArrays, array_fields
 from rollstream.streams.values import (
     Address,
@@ -139,14 +139,6 @@ class RunningTrajectory:
         running.flushed_branches = len(running.branches)
         return running
 
-    def retried(self, failure: str, now_s: float) -> "RunningTrajectory":
-        """Returns the trajectory of this episode's next try, after this failure: without tokens,
-        and with a new chain of partials.
-        """
-        retry = RunningTrajectory.start(self.assignment, None, now_s, is_episode=True)
-        retry.started_s, retry.failures = self.started_s, (*self.failures, failure)
-        return retry
-
     def request(self, hold: bool, version: Version | None = None) -> GenerationRequest:
         """Returns the request that makes an engine start or resume the trajectory. `hold`: keep it
         when a turn ends. `version`: generate it under this one only; None: always the newest.
@@ -220,37 +212,6 @@ class RunningTrajectory:
     def unpublished(self) -> int:
         """The number of tokens for the next partial."""
         return max(0, self.length - self.withheld - self.flushed)
-
-    def extend_prompt(self, tokens: Tokens, at: int) -> None:
-        """Append the tokens of a program's request behind the token at index `at` (-1: as a path of
-        their own). Behind any but the newest token a branch begins.
-        """
-        source = records.ENVIRONMENT if self.length else records.PROMPT
-        if self.length and at != self.length - 1:
-            self.branches.append(Branch(self.length, at))
-        self.tokens.append(tokens)
-        self.sources.append(np.full(len(tokens), source, np.uint8))
-        self.length += len(tokens)
-
-    def path_request(self, at: int, added: Tokens) -> GenerationRequest:
-        """Returns the request that makes an engine continue the path that ends at token index `at`
-        (-1: begin one) with the tokens `added`, which the trajectory does not have yet.
-        """
-        assignment, (tokens, sources) = self.assignment, self.content()
-        path = path_to(at, self.branches)
-        number = np.cumsum(sources == records.GENERATED) - 1
-        chosen = number[path[sources[path] == records.GENERATED]]
-        source = records.ENVIRONMENT if len(path) else records.PROMPT
-        return GenerationRequest(
-            trajectory=assignment.trajectory,
-            group=assignment.group,
-            tokens=np.concatenate([tokens[path], added]),
-            sources=np.concatenate([sources[path], np.full(len(added), source, np.uint8)]),
-            sampling=assignment.sampling,
-            seed=assignment.seed,
-            logprobs=self.generated_logprobs()[chosen],
-            spans=_spans_of(self.spans, chosen),
-        )
 
     def generated_logprobs(self) -> Floats:
         return _joined(self.logprobs)
@@ -363,18 +324,6 @@ class RunningTrajectory:
             abandoned=self.abandoned,
             **array_fields(self.arrays.pieces),
         )
-
-
-def _spans_of(spans: Sequence[Span], chosen: NDArray[np.int64]) -> tuple[Span, ...]:
-    chosen_spans: list[Span] = []
-    begin = 0
-    for span in spans:
-        count = int(np.count_nonzero((chosen >= span.start) & (chosen < span.end)))
-        # Spans count the chosen tokens alone.
-        if count:
-            extend_spans(chosen_spans, Span(begin, begin + count, span.version))
-        begin += count
-    return tuple(chosen_spans)
 
 
 def _tail(parts: Sequence[NDArray[Scalar]], count: int, dtype: type[Scalar]) -> NDArray[Scalar]:

@@ -31,7 +31,8 @@ from rollstream.keep.run_place import (
 from rollstream.look.query.permissions import folder_of_url
 from rollstream.run.config.run_files import CONFIGURATION_FILE, LOCKS, REMOVAL_FILE
 from rollstream.storage.identity import mark_deleted
-from rollstream.storage.leases import LeaseCandidate, acquire_lease, living_leases
+from rollstream.storage.leases import LeaseCandidate, acquire_lease
+from rollstream.storage.living_leases import living_leases
 from rollstream.storage.stores.base import ListedObject, ObjectStore
 from rollstream.storage.stores.file import FileStore
 from rollstream.storage.stores.run_keys import RunKeys

@@ -37,7 +37,7 @@ from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.checkpoints import newest_checkpoint
 from rollstream.storage.weights.tensors import local_tensors
 from rollstream.streams.bus import Bus, Message
-from rollstream.streams.reader import classify_message
+from rollstream.streams.classified import classify_message
 from rollstream.streams.records import Fence, StepDone, Trajectory
 from rollstream.streams.values import Address
 

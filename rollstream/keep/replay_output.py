@@ -24,12 +24,13 @@ from rollstream.consumers.replay.training import (
     ReplayTrainer,
     ledger_position,
 )
-from rollstream.consumers.trainer.data.prepare import training_rule
+from rollstream.consumers.trainer.data.training_rule import training_rule
 from rollstream.consumers.trainer.learn.base import Learner, open_learner
-from rollstream.consumers.trainer.ledger import Ledger, missing_lines
+from rollstream.consumers.trainer.ledger import Ledger
 from rollstream.consumers.trainer.past_versions import NeededVersions, PublishedVersions
 from rollstream.consumers.trainer.publisher import CheckpointRetention, StepPublisher
 from rollstream.consumers.trainer.retention import HeldVersions
+from rollstream.consumers.trainer.totals import missing_lines
 from rollstream.consumers.trainer.versions import VersionWriter
 from rollstream.contained_folder import ContainedFolder
 from rollstream.errors import ConfigurationError, LeaseHeld

@@ -1,5 +1,5 @@
 """Names the archive's Parquet files, and selects from a listing those that together hold each row
-once. Names alone prevent double rows (docs/reference/archive.md has the interleavings). Importing
+once. Names alone prevent double rows (docs/reference/archive.md, Exactly once). Importing
 this module imports neither pyarrow nor NumPy.
 """
 

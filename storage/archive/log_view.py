@@ -16,7 +16,8 @@ from rollstream.storage.archive import segments
 from rollstream.storage.archive.log import ArchiveBus
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams.bus import Bus, Message
-from rollstream.streams.reader import ClassifiedMessage, classify_message, from_begin
+from rollstream.streams.classified import ClassifiedMessage, classify_message
+from rollstream.streams.reader import from_begin
 from rollstream.streams.records import Annotation, Fence, Position, Take, Trajectory
 from rollstream.streams.topics import Topic, is_in_key_partition
 from rollstream.streams.values import Address

@@ -11,7 +11,7 @@ from msgspec.structs import fields, replace
 
 from rollstream.streams import codec
 from rollstream.streams.bus import Message
-from rollstream.streams.reader import REASON_MAX, classify_message
+from rollstream.streams.classified import REASON_MAX, classify_message
 from rollstream.streams.records import TOPIC_RECORDS, Fence, Record
 from rollstream.streams.topics import ARCHIVED_TOPICS, catalogue
 

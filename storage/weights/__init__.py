@@ -1,7 +1,7 @@
 """Weight versions: immutable, checksummed sets of objects, published by the trainer and fetched by
 rollouts.
 
-`publish` writes a version, as an anchor or as a delta (`delta/`), in files (`shards`) that a
+`publish` writes a version, as an anchor or as `differences` (`delta/`), in files (`shards`) that a
 `manifest` completes; `pointer` makes it the believed one. `anchors` decides when an anchor is due,
 `retention` which versions are deleted. A reader plans the cheapest path to each tensor
 (`fetch_plan`) and executes it (`fetch_execution`); `fetch` returns tensors once, or writes a

@@ -13,15 +13,8 @@ from math import inf
 from rollstream.errors import BusError
 from rollstream.foreign_json import parse_json
 from rollstream.metric_values import MetricValues
-from rollstream.streams.bus import (
-    LEASE_S,
-    AppendEntry,
-    GroupReader,
-    Message,
-    check_entries,
-    check_same_settings,
-    missing_topic,
-)
+from rollstream.streams.bus import LEASE_S, AppendEntry, GroupReader, Message
+from rollstream.streams.bus_checks import check_entries, check_same_settings, missing_topic
 from rollstream.streams.kafka import client, topic_settings
 from rollstream.streams.kafka.address import KafkaAddress, Secrets
 from rollstream.streams.kafka.admin import (

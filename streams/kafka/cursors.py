@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 from rollstream.deadline import Deadline
 from rollstream.errors import BusTimeout
-from rollstream.streams.bus import Bus, Message, check_position
+from rollstream.streams.bus import Bus, Message
+from rollstream.streams.bus_checks import check_position
 from rollstream.streams.kafka.client import Consumer
 from rollstream.streams.kafka.refusals import OffsetOutOfRange
 

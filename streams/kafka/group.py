@@ -10,7 +10,8 @@ from typing import TypeVar
 
 from rollstream.deadline import Deadline
 from rollstream.errors import BusError
-from rollstream.streams.bus import Bus, Message, check_position
+from rollstream.streams.bus import Bus, Message
+from rollstream.streams.bus_checks import check_position
 from rollstream.streams.kafka.admin import call_with_retries
 from rollstream.streams.kafka.client import LOST_MEMBERSHIP, Consumer, KafkaError
 from rollstream.streams.kafka.refusals import (

@@ -13,7 +13,8 @@ from pathlib import Path
 from rollstream.deadline import Deadline
 from rollstream.errors import BusError
 from rollstream.os_failures import explain_os_error
-from rollstream.streams.bus import LEASE_S, AppendEntry, GroupReader, Message, missing_topic
+from rollstream.streams.bus import LEASE_S, AppendEntry, GroupReader, Message
+from rollstream.streams.bus_checks import missing_topic
 from rollstream.streams.records import Position
 from rollstream.streams.sqlite.database import Database, Sync, network_file_system, read_mounts
 from rollstream.streams.sqlite.groups import LeasedGroupReader, SqliteGroups

@@ -15,13 +15,8 @@ from pathlib import Path
 from rollstream.deadline import Deadline
 from rollstream.errors import BusError, TopicMissing
 from rollstream.foreign_json import parse_json
-from rollstream.streams.bus import (
-    AppendEntry,
-    Message,
-    check_entries,
-    check_position,
-    check_same_settings,
-)
+from rollstream.streams.bus import AppendEntry, Message
+from rollstream.streams.bus_checks import check_entries, check_position, check_same_settings
 from rollstream.streams.sqlite.database import Database, Sync, refuse_sql
 from rollstream.streams.topics import TOMBSTONE_S, Topic, partition_of
 

@@ -14,12 +14,14 @@ import xxhash
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from rollstream.consumers.trainer.data.lags import lags_of
 from rollstream.consumers.trainer.data.metrics import StepMetrics
-from rollstream.consumers.trainer.data.prepare import PreparedGroup, lags_of, prepare_group
+from rollstream.consumers.trainer.data.prepare import PreparedGroup, prepare_group
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.data.selection import groups_of_update, pack_micro_batches
 from rollstream.consumers.trainer.learn.base import Learner, open_learner
-from rollstream.producers.engines.base import EngineOptions, UpdateMode
+from rollstream.producers.engines.base import UpdateMode
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.producers.rewards.pool import RewardOutcome, RewardVerdict
 from rollstream.producers.rollout.evaluation import Evaluation, EvaluationPlan, evaluate

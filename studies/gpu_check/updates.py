@@ -12,12 +12,8 @@ from transformers import PreTrainedConfig
 
 from benchmarks.weights.sides import nudged
 from rollstream.producers.engine_factory import open_engine
-from rollstream.producers.engines.base import (
-    Engine,
-    EngineOptions,
-    GenerationRequest,
-    WeightUpdate,
-)
+from rollstream.producers.engines.base import Engine, GenerationRequest, WeightUpdate
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.settings import VllmSettings
 from rollstream.storage.model_folder.lora import (
     adapter_state,

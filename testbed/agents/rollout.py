@@ -23,12 +23,14 @@ from rollstream.producers.agents.programs import open_programs
 from rollstream.producers.agents.serving import EndpointThread, endpoint_url
 from rollstream.producers.dialogue.text_tokenizer import END, TextTokenizer, byte_token
 from rollstream.producers.engine_factory import open_engine
-from rollstream.producers.engines.base import Engine, EngineOptions
+from rollstream.producers.engines.base import Engine
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.rewards.pool import RewardPool
 from rollstream.producers.rollout.heartbeat import StatusSchedule
 from rollstream.producers.rollout.in_progress import InProgress
 from rollstream.producers.rollout.judging import Judging
-from rollstream.producers.rollout.publisher import BackgroundSender, RolloutPublisher
+from rollstream.producers.rollout.publisher import RolloutPublisher
+from rollstream.producers.rollout.sender import BackgroundSender
 from rollstream.producers.rollout.turn_driver import RolloutParts
 from rollstream.producers.settings import RolloutSettings, TaskSettings
 from rollstream.storage.starting_model.models import build_model

@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rollstream.consumers.trainer.ledger import TrainerTotals
+from rollstream.consumers.trainer.totals import TrainerTotals
 from rollstream.metric_values import MetricHistogram
 from rollstream.streams.connect import open_bus
 from rollstream.streams.reader import TopicReader, from_begin

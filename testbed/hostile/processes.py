@@ -12,8 +12,8 @@ from rollstream.run.config.config import load
 from rollstream.run.config.run_folder import open_run_log_for_writing
 from rollstream.storage.metrics_file import read_metrics
 from rollstream.streams.bus import AppendEntry, Bus
+from rollstream.streams.classified import classify_message
 from rollstream.streams.dead_letters import DeadLetterReader
-from rollstream.streams.reader import classify_message
 from rollstream.streams.records import Fence, Take
 from rollstream.streams.topics import partition_of
 from rollstream.streams.values import GroupMembers

@@ -14,7 +14,7 @@ from torch import Tensor
 from rollstream.consumers.objective_settings import OBJECTIVE_PRESETS
 from rollstream.consumers.objectives.loss import OtherLogprobs, surrogate_loss, update_divisor
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.data.prepare import advantages
+from rollstream.consumers.trainer.data.advantages import advantages
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.row_layout import loss_inputs
 from rollstream.consumers.trainer.learn.scores import TokenScores

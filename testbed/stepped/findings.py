@@ -10,10 +10,11 @@ from rollstream.consumers.audit.folds import InvariantResult
 from rollstream.consumers.audit.spans import AuditPolicy
 from rollstream.consumers.audit.verdict import Verdict, basis_of
 from rollstream.consumers.trainer.data.poisoned_takes import SupersededTakes
-from rollstream.consumers.trainer.data.prepare import training_rule
+from rollstream.consumers.trainer.data.training_rule import training_rule
 from rollstream.storage.archive.log_view import LogView
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.streams.bus import Bus, BusWrapper
+from rollstream.streams.bus import Bus
+from rollstream.streams.bus_wrapper import BusWrapper
 from rollstream.streams.reader import from_begin
 from rollstream.streams.records import GroupClosed, Prompt, Record, StepDone, Superseded, Take
 from rollstream.streams.topics import ARCHIVED_TOPICS

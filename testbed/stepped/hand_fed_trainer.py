@@ -17,8 +17,8 @@ from rollstream.consumers.audit.spans import AuditPolicy
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.build import InitialModel, Provenance, TrainerPlan, build_trainer
 from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed
-from rollstream.consumers.trainer.data.prepare import UNBOUNDED, TrainingRule, training_rule
 from rollstream.consumers.trainer.data.sample import Sample
+from rollstream.consumers.trainer.data.training_rule import UNBOUNDED, TrainingRule, training_rule
 from rollstream.consumers.trainer.learn.paced import PacedModel
 from rollstream.consumers.trainer.loop import Trainer
 from rollstream.storage.metrics_file import MetricsFile

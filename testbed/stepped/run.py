@@ -21,7 +21,7 @@ from rollstream.consumers.dispatch.service import Dispatch
 from rollstream.consumers.settings import ArchiveSettings, DispatchSettings, TrainerSettings
 from rollstream.consumers.trainer.build import InitialModel, Provenance, TrainerPlan, build_trainer
 from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed
-from rollstream.consumers.trainer.data.prepare import Choices, training_rule
+from rollstream.consumers.trainer.data.training_rule import Choices, training_rule
 from rollstream.errors import Fenced, RollstreamError
 from rollstream.producers.prompt_source import PromptOrder, PromptSource
 from rollstream.producers.rollout.assignments import AssignmentQueue

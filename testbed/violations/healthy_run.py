@@ -22,7 +22,7 @@ from rollstream.consumers.audit.folds import InvariantResult
 from rollstream.consumers.audit.spans import AuditPolicy
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.checkpoint import TrainerState
-from rollstream.consumers.trainer.data.prepare import training_rule
+from rollstream.consumers.trainer.data.training_rule import training_rule
 from rollstream.storage.claim_check import ClaimCheck
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store

@@ -20,7 +20,8 @@ from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.adapters import BASE
 from rollstream.storage.weights.manifest import read_manifest
 from rollstream.storage.weights.retention import stored_versions
-from rollstream.streams.bus import AppendEntry, Bus, BusWrapper
+from rollstream.streams.bus import AppendEntry, Bus
+from rollstream.streams.bus_wrapper import BusWrapper
 from rollstream.streams.records import (
     Applied,
     Assignment,

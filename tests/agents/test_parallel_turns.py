@@ -11,7 +11,8 @@ import pytest
 
 from rollstream.producers.agent_settings import AgentSettings
 from rollstream.producers.engine_factory import open_engine
-from rollstream.producers.engines.base import Emission, EngineOptions
+from rollstream.producers.engines.base import Emission
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.streams.admissible import TrainingBounds, refusal
 from rollstream.streams.branches import leaves
 from rollstream.streams.bus import Bus

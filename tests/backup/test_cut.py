@@ -4,7 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rollstream.keep.cut import fix_cut
-from rollstream.streams.bus import AppendEntry, Bus, BusWrapper
+from rollstream.streams.bus import AppendEntry, Bus
+from rollstream.streams.bus_wrapper import BusWrapper
 from rollstream.streams.fence import TRUNCATED_GROUP, truncate
 from rollstream.streams.records import Position
 from tests.backup.copies import store_of

@@ -10,8 +10,8 @@ import numpy as np
 from hypothesis import given, settings, strategies as st
 from msgspec.structs import replace
 
-from rollstream.consumers.dispatch.admission import WaveLayouts
 from rollstream.consumers.dispatch.inbox import DispatchInbox
+from rollstream.consumers.dispatch.layouts import WaveLayouts
 from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.moves import RepackPlanner
 from rollstream.consumers.dispatch.persistence import DispatchPersistence

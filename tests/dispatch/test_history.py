@@ -7,8 +7,8 @@ from itertools import combinations
 import pytest
 from hypothesis import given, strategies as st
 
-from rollstream.consumers.dispatch.admission import WaveLayouts
 from rollstream.consumers.dispatch.assignments import free_room
+from rollstream.consumers.dispatch.layouts import WaveLayouts
 from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.planner import AssignmentPlanner, Moved, Resumed, Started
 from rollstream.consumers.dispatch.state import DispatchState

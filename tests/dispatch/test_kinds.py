@@ -8,12 +8,9 @@ from dataclasses import replace
 
 from hypothesis import given, strategies as st
 
-from rollstream.consumers.dispatch.admission import (
-    WaveLayouts,
-    rollout_speeds,
-    room_to_admit,
-)
+from rollstream.consumers.dispatch.admission import room_to_admit
 from rollstream.consumers.dispatch.kinds import SpeedReports, relative_speeds, speed_kinds
+from rollstream.consumers.dispatch.layouts import WaveLayouts, rollout_speeds
 from rollstream.consumers.dispatch.lengths import ExpectedLength, LengthHistory
 from rollstream.consumers.dispatch.placement import (
     PlacementWork,

@@ -4,7 +4,7 @@
 
 from msgspec.structs import replace
 
-from rollstream.consumers.dispatch.admission import WaveLayouts
+from rollstream.consumers.dispatch.layouts import WaveLayouts
 from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.moves import RepackPlanner
 from rollstream.consumers.dispatch.persistence import restore_state, state_to_persist

@@ -14,11 +14,9 @@ from hypothesis import given, strategies as st
 from rollstream.consumers.dispatch import policy as policies
 from rollstream.consumers.dispatch.admission import AdmissionPace
 from rollstream.consumers.dispatch.assignments import (
-    UnassignedSamples,
     admission_record,
     assignment_record,
     eligible_rollouts,
-    find_unassigned,
     free_room,
     slot_room,
     unassigned_trajectories,
@@ -34,6 +32,7 @@ from rollstream.consumers.dispatch.policy import (
 )
 from rollstream.consumers.dispatch.service import Dispatch
 from rollstream.consumers.dispatch.state import DispatchState
+from rollstream.consumers.dispatch.unassigned import UnassignedSamples, find_unassigned
 from rollstream.consumers.settings import DispatchSettings
 from rollstream.streams.records import Admitted, Assignment, Partial, Prompt
 from rollstream.streams.values import Address, Sampling, Span, Version

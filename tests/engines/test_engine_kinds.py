@@ -13,7 +13,7 @@ import torch
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.errors import ConfigurationError
 from rollstream.producers.engine_factory import open_engine
-from rollstream.producers.engines.base import Engine, EngineOptions
+from rollstream.producers.engines.base import Engine
 from rollstream.producers.engines.kind import (
     ENGINES,
     EngineKind,
@@ -22,6 +22,7 @@ from rollstream.producers.engines.kind import (
     engine_kind,
     has_model,
 )
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.settings import VllmSettings
 from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.producers.settings import RolloutSettings

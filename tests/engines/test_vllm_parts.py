@@ -15,7 +15,8 @@ import torch
 
 from rollstream.errors import ConfigurationError, EngineRefused
 from rollstream.producers.engine_factory import open_engine
-from rollstream.producers.engines.base import EngineOptions, WeightUpdate
+from rollstream.producers.engines.base import WeightUpdate
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.vllm.engine import VllmSequence
 from rollstream.producers.engines.vllm.local import environment
 from rollstream.producers.engines.vllm.local.parameter_map import expected_tensors

@@ -14,7 +14,8 @@ from rollstream.metric_values import MetricHistogram, MetricValue
 from rollstream.run.metrics.endpoint import ProcessMetrics, serve_metrics
 from rollstream.run.metrics.metered import MeteredBus, MeteredStore
 from rollstream.storage.stores.connect import open_store
-from rollstream.streams.bus import AppendEntry, BusWrapper
+from rollstream.streams.bus import AppendEntry
+from rollstream.streams.bus_wrapper import BusWrapper
 from rollstream.streams.connect import open_bus
 from rollstream.streams.kafka.admin import RetryingAdmin
 from rollstream.streams.topics import catalogue

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rollstream.consumers.trainer.ledger import missing_lines, step_line
+from rollstream.consumers.trainer.totals import missing_lines, step_line
 from rollstream.storage.metrics_file import MetricsFile, read_metrics
 from rollstream.streams.connect import open_bus
 from rollstream.streams.reader import TopicReader, from_begin

@@ -15,8 +15,9 @@ import torch
 from rollstream.consumers.credit import PartRewards, whole_reward
 from rollstream.consumers.objectives.critic.gae import actions_of
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.data.prepare import prepare_group, training_rule
+from rollstream.consumers.trainer.data.prepare import prepare_group
 from rollstream.consumers.trainer.data.sample import Sample
+from rollstream.consumers.trainer.data.training_rule import training_rule
 from rollstream.consumers.trainer.learn.learner import TorchLearner
 from rollstream.consumers.trainer.sharded.learner import ShardedLearner
 from rollstream.errors import ConfigurationError, NewerRelease

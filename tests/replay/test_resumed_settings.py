@@ -11,7 +11,7 @@ from msgspec import structs
 from rollstream.consumers.audit.audit import Audit
 from rollstream.consumers.audit.spans import AuditPolicy
 from rollstream.consumers.trainer.data.earlier_rules import earlier_rules
-from rollstream.consumers.trainer.data.prepare import training_rule
+from rollstream.consumers.trainer.data.training_rule import training_rule
 from rollstream.producers.prompt_source import PromptOrder, PromptSource
 from rollstream.producers.tasks.base import TaskPrompt
 from rollstream.run.config.config import fingerprint, store_configuration

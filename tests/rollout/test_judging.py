@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from rollstream.producers.agents.token_paths import extend_prompt
 from rollstream.producers.engines.base import Engine
 from rollstream.producers.environments.dialogue import Dialogue
 from rollstream.producers.rewards.pool import RewardPool
@@ -31,10 +32,10 @@ def running_trajectory(attempt: int, reference: str = '{"answer": "031"}') -> Ru
 
 def test_two_answers_to_one_prompt_are_two_turns():
     running = RunningTrajectory.start(ORDER, None, 0.0, True)
-    running.extend_prompt(np.array([5, 6], np.uint32), -1)
+    extend_prompt(running, np.array([5, 6], np.uint32), -1)
     end = running.length - 1
     running.extend(emission(2, 0))
-    running.extend_prompt(np.array([], np.uint32), end)
+    extend_prompt(running, np.array([], np.uint32), end)
     running.extend(emission(3, 0))
     assert running.judged_turns() == [[0, 1], [0, 1, 2]]
     turns = [Turn("", "", 0, 2, 4, "stop", 0.0, 0.0), Turn("", "", 4, 4, 7, "stop", 0.0, 0.0)]

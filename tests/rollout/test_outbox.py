@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from rollstream.errors import BusError
-from rollstream.producers.rollout.publisher import RECORDS_MAX, BackgroundSender
+from rollstream.producers.rollout.sender import RECORDS_MAX, BackgroundSender
 from rollstream.streams.connect import open_bus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Annotation

@@ -19,7 +19,8 @@ from rollstream.producers.agents.keys import SessionKeys
 from rollstream.producers.agents.programs import ServicePrograms
 from rollstream.producers.agents.requests import read_request
 from rollstream.producers.engine_factory import open_engine
-from rollstream.producers.engines.base import Emission, EngineOptions
+from rollstream.producers.engines.base import Emission
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.environments.dialogue import Dialogue
 from rollstream.producers.rollout.chain import ChainContent
 from rollstream.producers.rollout.heartbeat import StatusSchedule

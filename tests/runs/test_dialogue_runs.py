@@ -9,11 +9,12 @@ from pathlib import Path
 
 from rollstream.consumers.audit.audit import Audit
 from rollstream.consumers.audit.spans import AuditPolicy
-from rollstream.consumers.trainer.data.prepare import training_rule
+from rollstream.consumers.trainer.data.training_rule import training_rule
 from rollstream.look.report.untrained import compare_episodes
 from rollstream.producers.settings import RolloutSettings, TaskSettings
 from rollstream.storage.archive.log_view import LogView
-from rollstream.streams.bus import AppendEntry, Bus, BusWrapper
+from rollstream.streams.bus import AppendEntry, Bus
+from rollstream.streams.bus_wrapper import BusWrapper
 from rollstream.streams.records import (
     GENERATED,
     Admitted,

@@ -31,7 +31,8 @@ from rollstream.run.config.config import load
 from rollstream.run.config.run_folder import bus_url, store_url
 from rollstream.run.supervisor.supervisor import RunLock
 from rollstream.storage.identity import IDENTITY_KEY, check_exists, read_or_create_identity
-from rollstream.storage.leases import LeaseCandidate, LeaseRenewal, acquire_lease
+from rollstream.storage.lease_renewal import LeaseRenewal
+from rollstream.storage.leases import LeaseCandidate, acquire_lease
 from rollstream.storage.stores.base import ListedObject
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.file import FileStore

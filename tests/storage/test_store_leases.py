@@ -10,14 +10,8 @@ import threading
 import pytest
 
 from rollstream.errors import CorruptObject, Fenced, LeaseHeld, StoreError
-from rollstream.storage.leases import (
-    LeaseCandidate,
-    LeaseClaim,
-    LeaseRenewal,
-    acquire_lease,
-    may_take,
-    renew_once,
-)
+from rollstream.storage.lease_renewal import LeaseRenewal, renew_once
+from rollstream.storage.leases import LeaseCandidate, LeaseClaim, acquire_lease, may_take
 from rollstream.storage.terms import (
     STARTS,
     RoleRecord,

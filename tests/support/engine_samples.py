@@ -20,7 +20,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from rollstream.producers.engines.base import Emission, Engine, EngineOptions, GenerationRequest
+from rollstream.producers.engines.base import Emission, Engine, GenerationRequest
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.streams.records import GENERATED, PROMPT
 from rollstream.streams.token_arrays import DTYPES

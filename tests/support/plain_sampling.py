@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rollstream.producers.engines.base import EngineOptions, GenerationRequest
+from rollstream.producers.engines.base import GenerationRequest
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.randomness import trajectory_key, uniforms
 from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.run.config.config import load

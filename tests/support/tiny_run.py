@@ -17,13 +17,14 @@ from rollstream.consumers.dispatch.admission import AdmissionPace
 from rollstream.consumers.dispatch.service import Dispatch
 from rollstream.consumers.settings import DispatchSettings, TrainerSettings
 from rollstream.consumers.trainer.build import InitialModel, Provenance, TrainerPlan, build_trainer
-from rollstream.consumers.trainer.data.prepare import training_rule
+from rollstream.consumers.trainer.data.training_rule import training_rule
 from rollstream.consumers.trainer.loop import Trainer
 from rollstream.errors import Fenced
 from rollstream.producers.agent_settings import AgentSettings
 from rollstream.producers.agents.episodes import AgentEpisodes
 from rollstream.producers.engine_factory import open_engine
-from rollstream.producers.engines.base import Emission, Engine, EngineOptions
+from rollstream.producers.engines.base import Emission, Engine
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.prompt_source import PromptOrder, PromptSource
 from rollstream.producers.rewards.pool import RewardPool
 from rollstream.producers.rollout.assignments import AssignmentQueue

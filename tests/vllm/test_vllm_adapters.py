@@ -10,7 +10,8 @@ import torch
 from transformers import PreTrainedModel
 
 from rollstream.errors import EngineRefused
-from rollstream.producers.engines.base import EngineOptions, GenerationRequest, WeightComparison
+from rollstream.producers.engines.base import GenerationRequest, WeightComparison
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.settings import VllmSettings
 from rollstream.producers.engines.vllm.adapters import adapter_name
 from rollstream.producers.engines.vllm.engine import VllmEngine

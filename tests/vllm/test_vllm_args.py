@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rollstream.errors import ConfigurationError
-from rollstream.producers.engines.base import EngineOptions
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.settings import OWN_ARGUMENTS, EngineArgument, VllmSettings
 from rollstream.producers.engines.vllm.engine import VllmEngine
 from rollstream.producers.engines.vllm.local.core import own_arguments

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rollstream.producers.engines.base import EngineOptions
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.settings import VllmSettings
 from rollstream.producers.engines.vllm.engine import VllmEngine
 from rollstream.streams.values import Sampling

@@ -12,7 +12,8 @@ import pytest
 
 from benchmarks.sizes.rank_memory import RankShape, write_model
 from benchmarks.sizes.rollout_memory import VLLM, write
-from rollstream.producers.engines.base import EngineOptions, WeightComparison, WeightUpdate
+from rollstream.producers.engines.base import WeightComparison, WeightUpdate
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.settings import VllmSettings
 from rollstream.producers.engines.vllm.engine import VllmEngine
 from rollstream.producers.engines.vllm.local import core

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from rollstream.errors import EngineRefused
-from rollstream.producers.engines.base import EngineOptions, WeightComparison, WeightUpdate
+from rollstream.producers.engines.base import WeightComparison, WeightUpdate
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.vllm.engine import VllmEngine
 from rollstream.producers.engines.vllm.local import weights
 from rollstream.streams.values import Sampling

@@ -14,7 +14,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from rollstream.producers.engines.base import EngineOptions, WeightUpdate
+from rollstream.producers.engines.base import WeightUpdate
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.settings import VllmSettings
 from rollstream.producers.engines.vllm.engine import VllmEngine
 from rollstream.storage.weights.mapped import MappedTensors, MappedWeights

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 
 from rollstream.consumers.trainer.data.poisoned_takes import TakeNumber
-from rollstream.consumers.trainer.data.prepare import Choices, TrainingRule
+from rollstream.consumers.trainer.data.training_rule import Choices, TrainingRule
 from rollstream.errors import StoreError
 from rollstream.storage.stored_settings import configuration_key, is_configuration_hash
 from rollstream.storage.stores.base import ObjectStore

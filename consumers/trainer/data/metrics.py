@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rollstream.consumers.trainer.data.prepare import lag_counts, lags_of
+from rollstream.consumers.trainer.data.lags import lag_counts, lags_of
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.streams.admissible import LABEL_MAX, REFUSED_ANNOTATIONS
 from rollstream.streams.records import GroupClosed, Trajectory

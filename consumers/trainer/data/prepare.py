@@ -5,187 +5,31 @@ No token above `max_lag` is trained (invariant 5): it is masked, or its trajecto
 both are counted.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
-import msgspec
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
 from rollstream.consumers.credit import GAE, PartRewards, token_advantages, turn_ends, whole_reward
+from rollstream.consumers.trainer.data.advantages import advantages
+from rollstream.consumers.trainer.data.lags import is_dropped, mask_by_lag
 from rollstream.consumers.trainer.data.sample import (
     AnnotatedRewards,
     AnnotationsByKey,
     Sample,
     admitted_sample,
     annotated_rewards,
-    names_needed,
 )
-from rollstream.errors import ConfigurationError
-from rollstream.import_path import find_callable
+from rollstream.consumers.trainer.data.training_rule import TrainingRule
 from rollstream.streams import admissible
 from rollstream.streams.records import Trajectory
-from rollstream.streams.values import Span
 
 if TYPE_CHECKING:
-    from rollstream.consumers.settings import TrainerSettings
+    pass
 
 
-SETTING = "trainer.advantage"
-EPS = 1e-4  # as in TRL: equal rewards give 0 instead of a quotient of rounding errors
-
-
-def advantages(rewards: ArrayLike, kind: str) -> NDArray[np.float64]:
-    """Returns one group-relative advantage per reward of a group of n; 0 for a group of one.
-
-    * `grpo`: (R − mean) / (std + 1e-4), std with n − 1 in the denominator (DeepSeekMath, arXiv
-      2402.03300).
-    * `centred`: R − mean (Dr. GRPO, arXiv 2503.20783: dividing by std favours too easy and too hard
-      prompts).
-    * `leave_one_out`: R − mean of the others (RLOO, arXiv 2402.14740), which is n/(n−1) ×
-      `centred`.
-    * `batch`: R − mean; the update divides by the std over all its samples (REINFORCE++-baseline,
-      arXiv 2501.03262), in `LossStatistics.divisor`.
-    * `module:function`: the user's.
-    """
-    # `gae` is no function of the rewards (`objectives/critic/gae.py`).
-    assert kind != GAE, "a critic's advantages"
-    values = np.asarray(rewards, np.float64)
-    assert values.ndim == 1, "rewards of one group"
-    if len(values) < 2:
-        return np.zeros(len(values))
-    if ":" in kind:
-        return find_advantage(kind)(values)
-    centred = values - values.mean()
-    if kind in ("centred", "batch"):
-        return centred
-    if kind == "leave_one_out":
-        return centred * len(values) / (len(values) - 1)
-    return centred / (values.std(ddof=1) + EPS)
-
-
-@cache
-def find_advantage(path: str) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
-    """Returns the user's function that `trainer.advantage` names: rewards [n] of a group, n ≥ 2, to
-    advantages [n]. Raises `ConfigurationError` if it cannot be imported or returns another shape or
-    a number that is not finite.
-    """
-    function = cast(Callable[[NDArray[np.float64]], ArrayLike], find_callable(path, SETTING))
-
-    def compute(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
-        group_advantages = np.asarray(function(rewards.copy()), np.float64)
-        if group_advantages.shape != rewards.shape or not np.isfinite(group_advantages).all():
-            raise ConfigurationError(
-                f"{SETTING}: {path!r} returned {group_advantages!r} for the rewards {rewards}; it "
-                "must return one finite number for each"
-            )
-        return group_advantages
-
-    return compute
-
-
-def lag_of(span: Span, version: int) -> int:
-    """Returns the number of versions by which `version`, the one trained from, is ahead of the
-    span's.
-    """
-    # A run that continued as a fork from an older checkpoint has spans of later versions: lag 0.
-    return max(0, version - span.version.number)
-
-
-def lags_of(sample: Sample, version: int) -> NDArray[np.int64]:
-    """Returns `lag_of` for each generated token."""
-    lags = np.empty(len(sample.logprobs), np.int64)
-    for span in sample.spans:
-        lags[span.start : span.end] = lag_of(span, version)
-    return lags
-
-
-def mask_by_lag(
-    sample: Sample,
-    version: int,
-    max_lag: int | None,
-    believed: admissible.BelievedVersions | None = None,
-) -> Sample:
-    """Returns the sample, trained from `version`, with these tokens masked too: those above
-    `max_lag` (None: no bound), and those of a version that is not `believed` (None: all are), whose
-    weights are unknown (docs/reference/invariants.md, Versions that were replaced).
-    """
-    mask = sample.mask.copy()
-    for span in sample.spans:
-        is_above = max_lag is not None and lag_of(span, version) > max_lag
-        if is_above or (believed is not None and not believed.is_believed(span.version)):
-            mask[span.start : span.end] = False
-    return replace(sample, mask=mask)
-
-
-def is_dropped(
-    sample: Sample,
-    version: int,
-    max_lag: int | None,
-    believed: admissible.BelievedVersions | None = None,
-) -> bool:
-    """Whether the policy `keep_version` drops the sample: the others would mask a token of it."""
-    return not np.array_equal(mask_by_lag(sample, version, max_lag, believed).mask, sample.mask)
-
-
-def lag_counts(sample: Sample, version: int) -> dict[int, int]:
-    counts: dict[int, int] = {}
-    for span in sample.spans:
-        lag = lag_of(span, version)
-        trained = int(np.count_nonzero(sample.mask[span.start : span.end]))
-        counts[lag] = counts.get(lag, 0) + trained
-    return counts
-
-
-class Choices(msgspec.Struct, frozen=True):
-    """The settings of a recorded configuration that decide which samples of a group are trained, by
-    their dotted keys.
-    """
-
-    survivors_min: int = msgspec.field(name="trainer.survivors_min")
-    filter_equal_rewards: bool = msgspec.field(name="trainer.filter_equal_rewards")
-    max_lag: int | None = msgspec.field(name="dispatch.max_lag")
-    overlong: str = msgspec.field(name="trainer.overlong", default="train")
-
-
-UNBOUNDED = admissible.TrainingBounds()
 REASON_MAX = 200  # characters of each reason in a group's `detail`: rollouts write them freely
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingRule:
-    """The settings that decide which samples of a group are trained. A group needs at least
-    `survivors_min` trainable members, and with `filter_equal_rewards` two different rewards;
-    `keep_version` is a policy of `rollouts.on_update`.
-    """
-
-    advantage: str
-    survivors_min: int
-    filter_equal_rewards: bool
-    max_lag: int | None
-    keep_version: bool
-    names: tuple[str, ...]
-    """Annotations that a sample must have."""
-    terms: Mapping[str, float]
-    """Annotation → weight: a sample's reward is the weighted sum of its annotations' values."""
-    bounds: admissible.TrainingBounds = UNBOUNDED
-    masks_overlong: bool = False
-    """Whether answers that ended at a limit of their length have no loss."""
-    overlong_penalty: tuple[int, int] | None = None
-    """Generated tokens from which on an answer loses reward, and at which it loses 1."""
-    by_part: bool = False
-    """Whether annotations hold rewards of turns or tokens (`trainer.process_rewards`)."""
-
-    def choosing_as(self, earlier: "Choices") -> "TrainingRule":
-        return replace(
-            self,
-            survivors_min=earlier.survivors_min,
-            filter_equal_rewards=earlier.filter_equal_rewards,
-            max_lag=earlier.max_lag,
-            masks_overlong=earlier.overlong == "mask",
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,44 +44,6 @@ class PreparedGroup:
     ending: Literal["", "filtered", "expired", "dead"]
     detail: str
     counts: Mapping[str, int]
-
-
-LATER_SETTINGS: Mapping[str, object] = {
-    "overlong": "train",
-    "overlong_penalty": None,
-    "process_rewards": False,
-    "reference_kl": 0.0,
-    "reference_by": "trainer",
-}
-"""Settings of `trainer` that a run of an earlier release lacks → the value that means what that
-release did.
-"""
-
-
-def training_rule(
-    settings: "TrainerSettings",
-    max_lag: int | None,
-    keep_version: bool,
-    bounds: admissible.TrainingBounds = UNBOUNDED,
-) -> TrainingRule:
-    """Returns the rule of a run's settings. Raises `ConfigurationError` if the advantage is a
-    function that cannot be imported.
-    """
-    if ":" in settings.advantage:
-        find_advantage(settings.advantage)
-    return TrainingRule(
-        settings.advantage,
-        settings.survivors_min,
-        settings.filter_equal_rewards,
-        max_lag,
-        keep_version,
-        names_needed(settings),
-        settings.reward_terms,
-        replace(bounds, keep_version=keep_version),
-        settings.overlong == "mask",
-        settings.overlong_penalty,
-        settings.process_rewards,
-    )
 
 
 def prepare_group(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rollstream.consumers.objectives.losses.base import LossInputs
-from rollstream.consumers.trainer.data.prepare import lags_of
+from rollstream.consumers.trainer.data.lags import lags_of
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.fused_ops import SequenceBlock
 from rollstream.streams.branches import leaves

@@ -21,19 +21,19 @@ from rollstream.errors import StoreError
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.json_objects import create_idempotent
 from rollstream.storage.weight_paths import settle
+from rollstream.storage.weights.differences import (
+    DELTA_STEM,
+    EncodedDifferences,
+    ParentVersion,
+    encode_version,
+    write_delta,
+)
 from rollstream.storage.weights.manifest import (
     Delta,
     FileEntry,
     Manifest,
     TensorEntry,
     TensorFiles,
-)
-from rollstream.storage.weights.publish import (
-    DELTA_STEM,
-    EncodedDifferences,
-    ParentVersion,
-    encode_version,
-    write_delta,
 )
 from rollstream.storage.weights.shards import (
     pack_tensors,

@@ -14,7 +14,8 @@ from rollstream.producers.engines.kind import (
 if TYPE_CHECKING:
     import torch
 
-    from rollstream.producers.engines.base import Engine, EngineOptions
+    from rollstream.producers.engines.base import Engine
+    from rollstream.producers.engines.options import EngineOptions
     from rollstream.producers.engines.paced_settings import PacedSettings
     from rollstream.producers.engines.roofline import Roofline
     from rollstream.producers.engines.settings import RolloutFields

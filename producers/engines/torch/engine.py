@@ -15,11 +15,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from rollstream.errors import EngineRefused
 from rollstream.producers.engines.base import (
     DraftStats,
-    EngineOptions,
     GenerationRequest,
     UpdateMode,
     WeightUpdate,
 )
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.queue import NO_TOKENS, EngineWeights, QueuedEngine
 from rollstream.producers.engines.torch.adapters import ServedAdapters
 from rollstream.producers.engines.torch.batch import DecodeBatch

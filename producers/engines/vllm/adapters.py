@@ -14,7 +14,8 @@ import torch
 from transformers import PreTrainedConfig
 
 from rollstream.errors import EngineRefused
-from rollstream.producers.engines.base import EngineOptions, WeightComparison, WeightUpdate
+from rollstream.producers.engines.base import WeightComparison, WeightUpdate
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.queue import EngineWeights
 from rollstream.producers.engines.settings import VllmSettings
 from rollstream.producers.engines.torch.weights import check_tensors

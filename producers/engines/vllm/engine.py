@@ -25,13 +25,13 @@ from rollstream.producers.drafts.node import CombinedSource
 from rollstream.producers.engines.base import (
     DraftStats,
     Emission,
-    EngineOptions,
     EngineStats,
     GenerationRequest,
     UpdateMode,
     WeightUpdate,
 )
 from rollstream.producers.engines.drafting import DraftSource
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.queue import QueuedEngine, QueuedSequence
 from rollstream.producers.engines.randomness import trajectory_key
 from rollstream.producers.engines.settings import VllmSettings

@@ -16,7 +16,8 @@ from rollstream.producers.engines.vllm.local.protocol import TEMPERATURES
 if TYPE_CHECKING:
     import torch
 
-    from rollstream.producers.engines.base import Engine, EngineOptions
+    from rollstream.producers.engines.base import Engine
+    from rollstream.producers.engines.options import EngineOptions
     from rollstream.producers.engines.settings import RolloutFields
     from rollstream.streams.values import Version
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rollstream.consumers.trainer.data.prepare import TrainingRule
+from rollstream.consumers.trainer.data.training_rule import TrainingRule
 from rollstream.errors import ConfigurationError, RollstreamError
 from rollstream.look.explorer.record_reader import RecordReader
 from rollstream.look.explorer.simulated import SimulatedLocation

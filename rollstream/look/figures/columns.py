@@ -1,6 +1,6 @@
 """Promises the columns of the views of `rollstream query` (`COLUMNS`): type, meaning, and the
-release since which a column keeps name, type and meaning. `docs/reference/views.md` and the tables
-of `docs/reference/archive.md` are generated from it.
+release since which a column keeps name, type and meaning. `docs/reference/views.md` is generated
+from it.
 
 A column that is added gets a line here with the release that it comes with; one of an earlier
 release stays. `tests/figures/test_promised_columns.py` holds both.
@@ -8,6 +8,8 @@ release stays. `tests/figures/test_promised_columns.py` holds both.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from rollstream.look.figures.definitions import FIGURES
 
 FIRST = "0.1.0"
 
@@ -21,11 +23,22 @@ class Column:
     since: str = FIRST
 
 
+def _figures(subject: str, *names: str) -> dict[str, Column]:
+    """Returns the columns that are figures of their subject, each with the figure's definition."""
+    return {name: Column("DOUBLE", FIGURES[f"{subject}.{name}"].definition) for name in names}
+
+
+STEP_FIGURES = (
+    "reward_mean", "accuracy", "loss", "entropy", "kl", "ess", "clipped", "ratio_max",
+    "gradient_norm", "learning_rate", "length_median", "length_p99", "lag_finish_mean",
+    "lag_finish_max", "lag_consumed_mean", "lag_consumed_max", "tokens_trained", "seconds",
+    "wait_s", "busy_s",
+)  # fmt: skip
 ENVELOPE = {
     "partition": Column("INTEGER", "of the topic"),
     "offset": Column("BIGINT", 'in the partition; quote it in SQL (`"offset"`)'),
     "timestamp": Column("TIMESTAMP WITH TIME ZONE", "when the log took the record"),
-    "key": Column("VARCHAR", "the record's key, bytes that are no UTF-8 replaced"),
+    "key": Column("VARCHAR", "the record's key; bytes that are no UTF-8 are replaced"),
     "schema": Column(
         "VARCHAR", "name and version, e.g. `trajectory/1`; null for bytes that are no record"
     ),
@@ -39,7 +52,7 @@ ENVELOPE = {
     "sequence": Column("BIGINT", "its number within (term, partition)"),
     "void": Column(
         "BOOLEAN",
-        "the fence dropped it (invariant 7): a replaced holder wrote it, or it is a repeat",
+        "whether the fence drops it (invariant 7): a replaced holder wrote it, or it is a repeat",
     ),
     "reason": Column("VARCHAR", "why it is no record of this topic; null for records"),
     "original": Column(
@@ -88,7 +101,7 @@ TOPICS = {
         "scores": Column("MAP(VARCHAR, DOUBLE)", "parts of the reward"),
         "environment": Column("VARCHAR", "JSON of the task's environment"),
         "moves": Column("BIGINT", "how often it was moved to another rollout"),
-        "wave": Column("BIGINT", "admission's wave"),
+        "wave": Column("BIGINT", "wave of its group"),
         "reference": Column("VARCHAR", "the task's own JSON for the reward"),
         "predicted": Column(
             "BIGINT", "generated tokens that its order expected; 0: nothing was known"
@@ -139,10 +152,10 @@ TOPICS = {
         ),
     },
     "annotations": {
-        "trajectory": Column("VARCHAR", "whom it is about"),
+        "trajectory": Column("VARCHAR", "the trajectory that it is about"),
         "group": Column("BIGINT", "that trajectory's group"),
-        "name": Column("VARCHAR", "of the fact; the first of a (trajectory, name) counts"),
-        "values": Column("FLOAT[]", "one, or one per token"),
+        "name": Column("VARCHAR", "name of the fact; the first of a (trajectory, name) counts"),
+        "values": Column("FLOAT[]", "one value, or one per token"),
         "scorer": Column("VARCHAR", "the scorer that wrote it"),
         "reason_": Column("VARCHAR", "why there will never be values"),
     },
@@ -226,8 +239,8 @@ TOPICS = {
         "knows": Column("VARCHAR[]", "opened: features that the writer knows", "0.2.0"),
     },
     "admissions": {
-        "group": Column("BIGINT", "what was admitted"),
-        "wave": Column("BIGINT", "with which groups it is to be trained"),
+        "group": Column("BIGINT", "the admitted group"),
+        "wave": Column("BIGINT", "its wave: as many admitted groups as one step trains"),
         "trajectories": Column("VARCHAR[]", "names of its samples"),
         "deadline_s": Column("DOUBLE", "seconds from admission"),
         "prompt": Column('STRUCT("partition" BIGINT, "offset" BIGINT)', "where its prompt lay"),
@@ -249,17 +262,15 @@ TOPICS = {
         "knows": Column("VARCHAR[]", "opened: features that the writer knows", "0.2.0"),
     },
     "applied": {
-        "rollout": Column("VARCHAR", "who"),
+        "rollout": Column("VARCHAR", "the rollout"),
         "rollout_term": Column("BIGINT", "its term"),
         "version": Column("STRUCT(number BIGINT, term BIGINT)", "what it serves now"),
-        "hash_": Column(
-            "VARCHAR", "of the manifest, which holds the hash of every tensor handed to the engine"
-        ),
-        "checked": Column("VARCHAR", "how it knows: `hashes`, `read_back`"),
-        "tensors": Column("BIGINT", "how many were handed over"),
-        "seconds": Column("DOUBLE", "that it took"),
+        "hash_": Column("VARCHAR", "hash of the version's manifest"),
+        "checked": Column("VARCHAR", "`read_back` if any tensor was read back, else `hashes`"),
+        "tensors": Column("BIGINT", "tensors handed to the engine"),
+        "seconds": Column("DOUBLE", "seconds in which the engine took it"),
         "time_s": Column("DOUBLE", "seconds since 1970"),
-        "compared": Column("BIGINT", "of how many it was read back that the engine serves them"),
+        "compared": Column("BIGINT", "tensors read back from the engine and compared"),
     },
 }
 DERIVED = {
@@ -273,11 +284,8 @@ DERIVED = {
         "seconds": Column(
             "DOUBLE", "time from the run's first step to the evaluation, pauses included"
         ),
-        "accuracy_sampled": Column("DOUBLE", "share of right sampled answers to held-out prompts"),
-        "accuracy_greedy": Column("DOUBLE", "share of right greedy answers to held-out prompts"),
-        "length_median": Column("DOUBLE", "median of the generated tokens of sampled answers"),
-        "length_p99": Column(
-            "DOUBLE", "99th percentile of the generated tokens of sampled answers"
+        **_figures(
+            "evaluation", "accuracy_sampled", "accuracy_greedy", "length_median", "length_p99"
         ),
         "shares": Column("MAP(VARCHAR, DOUBLE)", "share of the sampled answers by style"),
         "prompts": Column("VARCHAR", "hash of the prompts' tokens", "0.2.0"),
@@ -287,8 +295,8 @@ DERIVED = {
         "line": Column("JSON", "the whole line of `metrics/eval.jsonl`, JSON"),
     },
     "scores": {
-        "trajectory": Column("VARCHAR", "which it is about"),
-        "name": Column("VARCHAR", "of the fact"),
+        "trajectory": Column("VARCHAR", "the trajectory that it is about"),
+        "name": Column("VARCHAR", "name of the fact"),
         "scorer": Column("VARCHAR", "the scorer that wrote it"),
         "value": Column(
             "DOUBLE",
@@ -312,7 +320,7 @@ DERIVED = {
         "rollout": Column("VARCHAR", "the rollout that finished it"),
         "version": Column("BIGINT", "version of its first generated token"),
         "tokens": Column("BIGINT", "generated tokens"),
-        "wave": Column("BIGINT", "admission's wave"),
+        "wave": Column("BIGINT", "wave of its group"),
         "moves": Column("BIGINT", "how often it was moved to another rollout"),
         "started_s": Column("DOUBLE", "seconds since 1970"),
         "finished_s": Column("DOUBLE", "seconds since 1970"),
@@ -330,8 +338,8 @@ DERIVED = {
         "offset": Column("BIGINT", "in the ledger"),
     },
     "trained": {
-        "trajectory": Column("VARCHAR", "what was trained"),
-        "step": Column("BIGINT", "by which step"),
+        "trajectory": Column("VARCHAR", "the trained trajectory"),
+        "step": Column("BIGINT", "step that trained it"),
         "update": Column("BIGINT", "optimiser update within the step, from 0"),
         "micro_batch": Column("BIGINT", "number of the take in the update"),
         "term": Column("BIGINT", "term of the trainer that wrote the take"),
@@ -346,46 +354,7 @@ DERIVED = {
         "done": Column("TIMESTAMP WITH TIME ZONE", "end of the step, by the trainer's clock"),
         "version": Column("BIGINT", "number of the version published"),
         "takes": Column("BIGINT", "micro-batches"),
-        "reward_mean": Column("DOUBLE", "mean reward of the step's trained samples"),
-        "accuracy": Column(
-            "DOUBLE", "share of the step's trained samples with a reward of 1 or more"
-        ),
-        "loss": Column("DOUBLE", "loss of the policy gradient, as the optimiser saw it"),
-        "entropy": Column("DOUBLE", "mean entropy of the policy at the trained tokens, in nats"),
-        "kl": Column(
-            "DOUBLE",
-            "estimate of the KL divergence of the policy from the one that generated the "
-            "tokens, in nats (r − 1 − log r)",
-        ),
-        "ess": Column(
-            "DOUBLE", "share of the tokens that the importance weights leave: (Σr)² by N·Σr²"
-        ),
-        "clipped": Column("DOUBLE", "share of the trained tokens whose ratio was clipped"),
-        "ratio_max": Column("DOUBLE", "largest importance ratio of a trained token"),
-        "gradient_norm": Column("DOUBLE", "global norm of the gradient before it was clipped"),
-        "learning_rate": Column("DOUBLE", "of the step's last update"),
-        "length_median": Column("DOUBLE", "median of the generated tokens of the trained samples"),
-        "length_p99": Column(
-            "DOUBLE", "99th percentile of the generated tokens of the trained samples"
-        ),
-        "lag_finish_mean": Column(
-            "DOUBLE",
-            "mean over the trained samples of the lag of their oldest token when they "
-            "finished: the newest version known then minus that token's",
-        ),
-        "lag_finish_max": Column("DOUBLE", "largest lag of a trained sample when it finished"),
-        "lag_consumed_mean": Column(
-            "DOUBLE",
-            "mean over the trained samples of the least and the largest lag of their tokens: "
-            "the version that the step trains from minus the token's",
-        ),
-        "lag_consumed_max": Column("DOUBLE", "largest lag of a trained token"),
-        "tokens_trained": Column(
-            "DOUBLE", "generated tokens with loss: neither masked nor abandoned"
-        ),
-        "seconds": Column("DOUBLE", "seconds of the step by the trainer's clock, waiting included"),
-        "wait_s": Column("DOUBLE", "seconds in which the trainer waited for trajectories"),
-        "busy_s": Column("DOUBLE", "CPU seconds of forward and backward passes, over all threads"),
+        **_figures("step", *STEP_FIGURES),
         "metrics": Column("MAP(VARCHAR, DOUBLE)", "all figures of the step by name"),
         "counts": Column("MAP(VARCHAR, BIGINT)", "all counts of the step by name"),
         "state_hash": Column(
@@ -394,7 +363,7 @@ DERIVED = {
     },
     "groups": {
         "group": Column("BIGINT", "place of its prompt in the seeded order"),
-        "wave": Column("BIGINT", "with which groups it is to be trained"),
+        "wave": Column("BIGINT", "its wave: as many admitted groups as one step trains"),
         "trajectories": Column("BIGINT", "its samples, released ones included"),
         "needed": Column("BIGINT", "how many must end alive", "0.2.0"),
         "released": Column(
@@ -452,7 +421,7 @@ DERIVED = {
         "guessed": Column("BIGINT", "draft tokens proposed"),
         "accepted": Column("BIGINT", "draft tokens accepted"),
         "asked": Column("BIGINT", "look-ups for a draft"),
-        "found": Column("BIGINT", "look-ups that returned one"),
+        "found": Column("BIGINT", "look-ups that returned a draft"),
         "lookup_s": Column("DOUBLE", "seconds spent in look-ups"),
     },
     "episodes": {
@@ -498,7 +467,7 @@ DERIVED = {
     "fates": {
         "trajectory": Column("VARCHAR", "name, unique in the run", "0.2.0"),
         "group": Column("BIGINT", "its group", "0.2.0"),
-        "wave": Column("BIGINT", "admission's wave", "0.2.0"),
+        "wave": Column("BIGINT", "wave of its group", "0.2.0"),
         "task": Column("VARCHAR", "task of its prompt", "0.2.0"),
         "fate": Column(
             "VARCHAR",

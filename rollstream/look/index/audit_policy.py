@@ -7,7 +7,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from rollstream.consumers.audit.spans import AuditPolicy
-from rollstream.consumers.trainer.data.prepare import LATER_SETTINGS, TrainingRule, training_rule
+from rollstream.consumers.trainer.data.training_rule import (
+    LATER_SETTINGS,
+    TrainingRule,
+    training_rule,
+)
 from rollstream.errors import StoreError
 from rollstream.look.query.locate import RunLocation
 from rollstream.look.query.looking import model_file, refused_code, trainer_settings

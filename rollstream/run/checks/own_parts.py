@@ -77,7 +77,7 @@ def failure_line(error: Exception) -> str:
 
 
 def _try_advantage(path: str) -> None:
-    from rollstream.consumers.trainer.data.prepare import find_advantage
+    from rollstream.consumers.trainer.data.advantages import find_advantage
 
     find_advantage(path)(np.array(TRIED_REWARDS))
 

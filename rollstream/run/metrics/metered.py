@@ -16,7 +16,8 @@ from rollstream.metric_values import (
     ProvidesMetrics,
 )
 from rollstream.storage.stores.base import Data, ListedObject, ObjectStat, ObjectStore
-from rollstream.streams.bus import AppendEntry, Bus, BusWrapper, Message
+from rollstream.streams.bus import AppendEntry, Bus, Message
+from rollstream.streams.bus_wrapper import BusWrapper
 from rollstream.streams.records import Position
 
 LATENCY_BUCKETS = (0.001, 0.003, *SECONDS_BUCKETS)

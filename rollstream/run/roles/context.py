@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from rollstream.consumers.trainer.data.prepare import TrainingRule, training_rule
+from rollstream.consumers.trainer.data.training_rule import TrainingRule, training_rule
 from rollstream.deadline import Deadline
 from rollstream.errors import ConfigurationError, EngineRefused, EngineUnavailable
 from rollstream.producers.prompt_source import PromptOrder

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from rollstream.errors import ConfigurationError, ObjectMissing
 from rollstream.metric_values import MetricValues
 from rollstream.producers.engine_factory import ConfiguredModel
-from rollstream.producers.engines.base import EngineOptions
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.rewards.pool import RewardPool
 from rollstream.producers.rollout.evaluation import EvaluationPlan, evaluate
 from rollstream.producers.tasks.base import Task, held_out_count, is_asynchronous

@@ -25,7 +25,8 @@ from rollstream.run.role_catalogue import ROLES
 from rollstream.run.roles.completion import is_complete, stop_when_complete
 from rollstream.run.roles.context import RoleContext, RoleLaunch, await_model, open_role_context
 from rollstream.storage.identity import check_exists, read_or_create_identity
-from rollstream.storage.leases import Lease, LeaseCandidate, LeaseRenewal, acquire_lease
+from rollstream.storage.lease_renewal import LeaseRenewal
+from rollstream.storage.leases import Lease, LeaseCandidate, acquire_lease
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.settings import folder_for
 from rollstream.storage.skipped_rows import SkippedRecord, write_skipped_rows

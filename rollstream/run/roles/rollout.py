@@ -17,7 +17,8 @@ import torch
 from rollstream.errors import ConfigurationError, EngineRefused
 from rollstream.foreign_json import parse_json
 from rollstream.producers.engine_factory import ConfiguredModel
-from rollstream.producers.engines.base import Engine, EngineOptions
+from rollstream.producers.engines.base import Engine
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.profile import (
     CONTEXT_MIN,
     EngineProfile,
@@ -36,8 +37,9 @@ from rollstream.producers.rollout.chain import ChainPrefetch
 from rollstream.producers.rollout.heartbeat import Heartbeat, StatusSchedule
 from rollstream.producers.rollout.in_progress import InProgress
 from rollstream.producers.rollout.judging import Judging
-from rollstream.producers.rollout.publisher import BackgroundSender, RolloutPublisher
+from rollstream.producers.rollout.publisher import RolloutPublisher
 from rollstream.producers.rollout.read_back import FetchedWeights, compare_all_tensors
+from rollstream.producers.rollout.sender import BackgroundSender
 from rollstream.producers.rollout.turn_driver import (
     DriverScope,
     RolloutParts,

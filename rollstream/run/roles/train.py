@@ -20,8 +20,8 @@ import torch
 
 from rollstream.consumers.trainer.build import InitialModel, Provenance, TrainerPlan, build_trainer
 from rollstream.consumers.trainer.learn.paced import PacedModel
-from rollstream.consumers.trainer.ledger import missing_lines
 from rollstream.consumers.trainer.rank_plan import is_launched
+from rollstream.consumers.trainer.totals import missing_lines
 from rollstream.errors import ConfigurationError
 from rollstream.producers.tasks.base import Task
 from rollstream.revision import code_revision

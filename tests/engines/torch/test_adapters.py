@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rollstream.errors import EngineRefused
-from rollstream.producers.engines.base import EngineOptions
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.streams.values import Sampling, Version
 from tests.support.adapted_models import adapted, adapter_update, merged, with_fault

@@ -15,8 +15,9 @@ from transformers import PreTrainedModel
 
 from rollstream.producers.drafts.gate import MULTIPLICATIVE, DraftGate
 from rollstream.producers.drafts.history import AnswerHistory, prompt_key
-from rollstream.producers.engines.base import EngineOptions, GenerationRequest, WeightUpdate
+from rollstream.producers.engines.base import GenerationRequest, WeightUpdate
 from rollstream.producers.engines.drafting import Draft
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.randomness import trajectory_key, uniforms
 from rollstream.producers.engines.torch.draft_verify import BatchSpeculation
 from rollstream.producers.engines.torch.engine import TorchEngine

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rollstream.producers.engines.base import EngineOptions
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.torch import attention
 from rollstream.producers.engines.torch.attention import KVCache, KVShape
 from rollstream.producers.engines.torch.engine import TorchEngine

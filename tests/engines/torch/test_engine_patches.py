@@ -19,7 +19,8 @@ from transformers import (
 )
 
 from rollstream.errors import EngineRefused
-from rollstream.producers.engines.base import EngineOptions, WeightUpdate
+from rollstream.producers.engines.base import WeightUpdate
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.producers.engines.torch.weights import PreparedWrites, TensorWrite
 from rollstream.storage.weights.resident import TensorPatch

@@ -21,7 +21,7 @@ from transformers import (
 
 from rollstream.errors import ConfigurationError, EngineRefused
 from rollstream.producers.engine_factory import open_engine
-from rollstream.producers.engines.base import EngineOptions
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.streams.values import Sampling
 from tests.support.engine_samples import SIZES, V1, ask, prompt, tiny_model

@@ -5,7 +5,8 @@ import torch
 from transformers import PreTrainedModel
 
 from rollstream.errors import EngineRefused
-from rollstream.producers.engines.base import Engine, EngineOptions, WeightUpdate
+from rollstream.producers.engines.base import Engine, WeightUpdate
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.streams.values import Sampling
 from testbed.update_reference import over_old_cache

@@ -9,7 +9,8 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rollstream.consumers.trainer.versions import VersionWriter
-from rollstream.producers.engines.base import EngineOptions, UpdateMode, WeightUpdate
+from rollstream.producers.engines.base import UpdateMode, WeightUpdate
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.producers.rewards.pool import RewardPool
 from rollstream.producers.rollout.assignments import AssignmentQueue

@@ -9,7 +9,8 @@ import pytest
 
 from rollstream.errors import PositionLost
 from rollstream.producers.drafts.feed import TopicFollower
-from rollstream.streams.bus import AppendEntry, Bus, BusWrapper, Message
+from rollstream.streams.bus import AppendEntry, Bus, Message
+from rollstream.streams.bus_wrapper import BusWrapper
 from rollstream.streams.codec import encode
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import Annotation

@@ -9,8 +9,8 @@ import pytest
 
 from rollstream.consumers.archive.service import ArchiveService
 from rollstream.consumers.settings import ArchiveSettings
+from rollstream.consumers.trainer.data.lags import lags_of, mask_by_lag
 from rollstream.consumers.trainer.data.metrics import OTHER_TASKS, TASKS_MAX, StepMetrics
-from rollstream.consumers.trainer.data.prepare import lags_of, mask_by_lag
 from rollstream.consumers.trainer.data.sample import admitted_sample
 from rollstream.consumers.trainer.data.selection import UpdateProgress
 from rollstream.consumers.trainer.learn.row_layout import token_rows

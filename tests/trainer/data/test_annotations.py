@@ -10,13 +10,14 @@ import pytest
 
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.groups import GroupIntake
-from rollstream.consumers.trainer.data.prepare import prepare_group, training_rule
+from rollstream.consumers.trainer.data.prepare import prepare_group
 from rollstream.consumers.trainer.data.sample import (
     AnnotatedRewards,
     annotated_rewards,
     names_needed,
 )
 from rollstream.consumers.trainer.data.selection import NO_ANNOTATION_S, AnnotationWatch
+from rollstream.consumers.trainer.data.training_rule import training_rule
 from rollstream.streams.admissible import REFUSED_ANNOTATIONS
 from rollstream.streams.bus import Bus
 from rollstream.streams.reader import from_begin

@@ -9,7 +9,9 @@ from hypothesis import given, strategies as st
 
 from rollstream.consumers.credit import part_rewards, token_advantages, whole_reward
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.data.prepare import advantages, prepare_group, training_rule
+from rollstream.consumers.trainer.data.advantages import advantages
+from rollstream.consumers.trainer.data.prepare import prepare_group
+from rollstream.consumers.trainer.data.training_rule import training_rule
 from rollstream.consumers.trainer.learn.row_layout import loss_inputs
 from rollstream.errors import ConfigurationError, NewerRelease
 from rollstream.run.config.config import load

@@ -6,12 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from rollstream.consumers.trainer.data.prepare import (
-    advantages,
-    is_dropped,
-    lags_of,
-    mask_by_lag,
-)
+from rollstream.consumers.trainer.data.advantages import advantages
+from rollstream.consumers.trainer.data.lags import is_dropped, lags_of, mask_by_lag
 from rollstream.consumers.trainer.data.sample import sample_of
 from rollstream.consumers.trainer.data.selection import (
     GroupCandidate,

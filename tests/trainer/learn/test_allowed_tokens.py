@@ -16,7 +16,8 @@ from rollstream.consumers.trainer.learn.forward import policy_scorer
 from rollstream.consumers.trainer.learn.learner import TorchLearner
 from rollstream.consumers.trainer.learn.row_layout import loss_inputs, token_rows
 from rollstream.consumers.trainer.learn.surrogate_check import check_surrogate
-from rollstream.producers.engines.base import EngineOptions, GenerationRequest
+from rollstream.producers.engines.base import GenerationRequest
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.producers.rollout.trajectory import RunningTrajectory
 from rollstream.streams.records import Assignment

@@ -6,8 +6,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.data.prepare import prepare_group, training_rule
+from rollstream.consumers.trainer.data.prepare import prepare_group
 from rollstream.consumers.trainer.data.sample import sample_of
+from rollstream.consumers.trainer.data.training_rule import training_rule
 from rollstream.consumers.trainer.learn.row_layout import loss_inputs, path_rows, token_rows
 from rollstream.streams.admissible import TrainingBounds, refusal
 from rollstream.streams.values import Branch, Turn

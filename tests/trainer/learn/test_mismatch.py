@@ -12,7 +12,8 @@ from rollstream.consumers.trainer.learn.learner import TorchLearner
 from rollstream.consumers.trainer.learn.mismatch import TOKEN_MAX, LogprobGaps, logprob_gaps
 from rollstream.look.monitor.concerns import warnings_of as concerns_of
 from rollstream.look.monitor.snapshot import run_settings_of, take_snapshot
-from rollstream.producers.engines.base import EngineOptions, GenerationRequest
+from rollstream.producers.engines.base import GenerationRequest
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.run.config.settings import Configuration
 from rollstream.streams.records import GENERATED, PROMPT, StepDone, Trajectory

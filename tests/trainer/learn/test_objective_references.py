@@ -12,7 +12,9 @@ import torch
 
 from rollstream.consumers.objective_settings import OBJECTIVE_PRESETS
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.data.prepare import advantages, prepare_group, training_rule
+from rollstream.consumers.trainer.data.advantages import advantages
+from rollstream.consumers.trainer.data.prepare import prepare_group
+from rollstream.consumers.trainer.data.training_rule import training_rule
 from rollstream.streams.values import Span, Version
 from testbed.objectives.critic_reference import FORMS as CRITICS
 from testbed.objectives.critic_updates import (

@@ -11,7 +11,7 @@ import torch
 from rollstream.consumers.credit import GAE
 from rollstream.consumers.objective_settings import ADVANTAGE_NAMES, OBJECTIVE_PRESETS
 from rollstream.consumers.objectives.loss import surrogate_loss
-from rollstream.consumers.trainer.data.prepare import advantages
+from rollstream.consumers.trainer.data.advantages import advantages
 from rollstream.consumers.trainer.data.rule_checks import check_advantage, check_choice
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.data.selection import freshest, oldest

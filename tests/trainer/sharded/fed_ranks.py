@@ -25,8 +25,8 @@ from rollstream.consumers.trainer.build import (
     TrainerPlan,
     build_trainer,
 )
-from rollstream.consumers.trainer.data.prepare import training_rule
 from rollstream.consumers.trainer.data.sample import Sample
+from rollstream.consumers.trainer.data.training_rule import training_rule
 from rollstream.consumers.trainer.sharded.follower import build_follower
 from rollstream.consumers.trainer.sharded.learner import ShardedModel
 from rollstream.consumers.trainer.sharded.ranks import join_ranks

@@ -6,7 +6,7 @@ import pytest
 
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.build import InitialModel, TrainerPlan
-from rollstream.consumers.trainer.data.prepare import training_rule
+from rollstream.consumers.trainer.data.training_rule import training_rule
 from rollstream.consumers.trainer.learn.paced import PacedModel
 from rollstream.consumers.trainer.ledger import Ledger
 from rollstream.consumers.trainer.sharded.follower import FollowedLedger, check_start

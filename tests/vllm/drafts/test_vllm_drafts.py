@@ -17,13 +17,9 @@ from rollstream.errors import EngineRefused
 from rollstream.producers.drafts.gate import DraftGate
 from rollstream.producers.drafts.history import AnswerHistory, prompt_key
 from rollstream.producers.drafts.node import CombinedSource, NodeHistory
-from rollstream.producers.engines.base import (
-    Emission,
-    EngineOptions,
-    GenerationRequest,
-    WeightUpdate,
-)
+from rollstream.producers.engines.base import Emission, GenerationRequest, WeightUpdate
 from rollstream.producers.engines.drafting import DraftSource
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.settings import VllmSettings
 from rollstream.producers.engines.vllm.engine import VllmEngine
 from rollstream.streams.records import PROMPT

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from rollstream.errors import ConfigurationError, EngineRefused
-from rollstream.producers.engines.base import EngineOptions, WeightUpdate
+from rollstream.producers.engines.base import WeightUpdate
+from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.settings import VllmSettings
 from rollstream.producers.engines.vllm.engine import VllmEngine
 from rollstream.producers.engines.vllm.local import weights as chunks

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from rollstream.consumers.credit import GAE
-from rollstream.consumers.trainer.data.prepare import advantages
+from rollstream.consumers.trainer.data.advantages import advantages
 from rollstream.look.explorer.answers.steps import step_row
 from rollstream.look.explorer.explored_run import ExploredRun
 from rollstream.look.explorer.filters import WrongRequest

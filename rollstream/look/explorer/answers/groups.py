@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from rollstream.consumers.trainer.data.prepare import TrainingRule, prepare_group
+from rollstream.consumers.trainer.data.prepare import prepare_group
 from rollstream.consumers.trainer.data.sample import AnnotationsByKey, Sample, annotated_rewards
+from rollstream.consumers.trainer.data.training_rule import TrainingRule
 from rollstream.errors import ObjectMissing
 from rollstream.look.explorer.explored_run import ExploredRun
 from rollstream.look.explorer.filters import ROW, WrongRequest, limited, text, whole
