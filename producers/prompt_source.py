@@ -1,6 +1,8 @@
 """Keeps the topic `prompts` a bounded number of prompts ahead of admission, in the task's seeded
 order (the role `prompts`). A group's number is its position in that order; a new holder reads the
 last published one from the topic: no prompt is repeated or skipped.
+
+Reading list: after `storage/leases.py`, before `consumers/dispatch/service.py`.
 """
 
 import logging

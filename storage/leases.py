@@ -1,6 +1,8 @@
 """Gives a role with a single holder to one process in each term: lease and next term are taken in
 one compare-and-swap. The lease only avoids double work; the term decides which records count
 (docs/explanation/storage.md).
+
+Reading list: after `streams/reader.py`, before `producers/prompt_source.py`.
 """
 
 import threading

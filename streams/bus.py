@@ -1,6 +1,8 @@
 """The contract of a bus, which keeps each topic as a partitioned, durable log of bytes, read from
 explicit positions. One conformance suite tests all back ends, which refuse the same input with the
 same texts (`check_…`).
+
+Reading list: after `streams/records.py`, before `streams/writer.py`.
 """
 
 from collections.abc import Mapping, Sequence

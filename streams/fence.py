@@ -2,6 +2,8 @@
 record, in order, through the pure function `advance_fence`. A reader that starts in the middle
 needs the fence there, so each stored `Position` carries it; topics are truncated to such positions
 (invariant 11).
+
+Reading list: after `streams/writer.py`, before `streams/reader.py`.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,6 +1,8 @@
 """Reads a topic's records in order from explicit positions, the same way for every role. Void
 records and bytes that are not a record are skipped and counted; the archive and the commands that
 show a log use `classify_message`, because they keep or show those too.
+
+Reading list: after `streams/fence.py`, before `storage/leases.py`.
 """
 
 import time

@@ -6,6 +6,8 @@ holds (`TOPIC_RECORDS`). The records of the ledger are defined in `ledger_record
 The docstrings of the records are the text of `docs/reference/records.md`. "Key" in them is the key
 under which a record is appended: equal keys share a partition, and a compacted topic (`status`,
 `weights`) keeps only the newest record of each key.
+
+Reading list: begins here, before `streams/bus.py`.
 """
 
 from typing import Literal, get_args

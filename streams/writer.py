@@ -1,5 +1,7 @@
 """Appends records to the log: `publish` and `publish_all` to topics of many writers, `FencedWriter`
 to a topic of a single-holder role, with the role's term and sequence numbers (invariant 7).
+
+Reading list: after `streams/bus.py`, before `streams/fence.py`.
 """
 
 import threading

@@ -3,6 +3,8 @@ which groups (`WaveLayouts`), as pure functions (invariant 9).
 
 A wave is as many groups as one step trains. Its layout ranks its prompts by expected length and
 gives each part of the ranking some rollouts.
+
+Reading list: after `consumers/dispatch/state.py`, before `consumers/dispatch/assignments.py`.
 """
 
 from dataclasses import dataclass

@@ -3,6 +3,8 @@ and counts the room of rollouts, as pure functions (invariant 9).
 
 Recovery is level-triggered: one rule (`unassigned_trajectories`) serves new groups, dead rollouts,
 moves and a new holder of dispatch's lease.
+
+Reading list: after `consumers/dispatch/admission.py`, before `producers/rollout/worker.py`.
 """
 
 from collections.abc import Collection, Iterable

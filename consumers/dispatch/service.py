@@ -5,6 +5,8 @@ Its state is a fold over topics: a new holder loads the persisted state and read
 first of the topics that dispatch itself writes, up to its own `Opened` (invariant 7). Each plan
 covers all open trajectories that no living rollout generates, so after a death between an admission
 and its assignments the next holder appends them.
+
+Reading list: after `producers/prompt_source.py`, before `consumers/dispatch/state.py`.
 """
 
 import logging
@@ -16,7 +18,8 @@ from dataclasses import dataclass, field
 
 from rollstream.consumers.dispatch.admission import AdmissionPace, admissible_now
 from rollstream.consumers.dispatch.assignments import admission_record, release_record
-from rollstream.consumers.dispatch.inbox import CHECKED_TOPICS, DispatchInbox
+from rollstream.consumers.dispatch.inbox import DispatchInbox
+from rollstream.consumers.dispatch.metrics import dispatch_metrics
 from rollstream.consumers.dispatch.persistence import DispatchPersistence, restore_state
 from rollstream.consumers.dispatch.policy import (
     AssignmentPolicy,
@@ -86,7 +89,7 @@ class Dispatch:
                 self.settings, self.pace, self.keep_version, self.has_adapters, self._bytes_of
             )
         )
-        self._newest_values = self._values()
+        self._newest_values = dispatch_metrics(self.state, self.inbox, self.pace, self.counts)
 
     def run(self, stop: threading.Event) -> None:
         """Rebuild the state, then repeat rounds until `stop` is set. Raises `Fenced` when a higher
@@ -114,7 +117,7 @@ class Dispatch:
             "dispatch term %d: %d admitted, %d open", self.term, state.admitted, len(state.groups)
         )
         reported, reported_s = Counter[str](), -FOREIGN_S
-        self._newest_values = self._values()
+        self._newest_values = dispatch_metrics(self.state, self.inbox, self.pace, self.counts)
         while not stop.is_set():
             # Before `read`, which reads the last records of these rollouts.
             departed = state.departed()
@@ -140,7 +143,7 @@ class Dispatch:
             if news:
                 persistence.keep(state, inbox, admissions, assignments)
                 persistence.save_lengths(inbox.lengths)
-            self._newest_values = self._values()
+            self._newest_values = dispatch_metrics(self.state, self.inbox, self.pace, self.counts)
             stop.wait(ROUND_S)
 
     def _admit(self, state: DispatchState, inbox: DispatchInbox, writer: FencedWriter) -> None:
@@ -227,33 +230,6 @@ class Dispatch:
         are of the whole run, all others of this term.
         """
         return self._newest_values
-
-    def _values(self) -> MetricValues:
-        state, kinds = self.state, ("start", "resume", "release")
-        admitted, closed, trained = state.admitted, state.closed, state.trained
-        groups = list(state.groups.values())
-        refused = Counter[str]() if self.inbox is None else self.inbox.refused
-        return {
-            "dispatch_groups_admitted_total": admitted,
-            "dispatch_groups_trained_total": trained,
-            "dispatch_groups_closed_total": closed,
-            "dispatch_groups_open": len(groups),
-            "dispatch_groups_admissible": admissible_now(self.pace, state),
-            "dispatch_trajectories_open": sum(len(group.open) for group in groups),
-            "dispatch_trajectories_completed_total": state.completed,
-            "dispatch_trajectories_late_total": state.late,
-            "dispatch_trajectories_released_total": state.released,
-            "dispatch_trajectories_again_total": self.counts["again"],
-            "dispatch_trajectories_recalled_total": self.counts["recalled"],
-            "dispatch_orders_in_force": len(state.assignments),
-            "dispatch_orders_total": {kind: self.counts[kind] for kind in kinds},
-            "dispatch_moves_total": self.counts["moved"],
-            "dispatch_rollouts": len(state.rollouts),
-            "dispatch_rollouts_lost_total": self.counts["lost"],
-            "dispatch_records_refused_total": {topic: refused[topic] for topic in CHECKED_TOPICS},
-            "dispatch_prompts_waiting": 0 if self.inbox is None else self.inbox.prompts_waiting,
-            "dispatch_version_newest": state.version.number,
-        }
 
     def readers(self) -> list[TopicReader]:
         return [] if self.inbox is None else self.inbox.readers()

@@ -4,6 +4,8 @@ and equal records give an equal state.
 Repeats do no harm: in topics with a single writer they are void, the highest attempt of an
 assignment wins, and a second completion only counts as late. `admissions` is read before
 `trajectories`, so a completion of an unknown group is late, not early (invariant 2).
+
+Reading list: after `consumers/dispatch/service.py`, before `consumers/dispatch/admission.py`.
 """
 
 from collections.abc import Collection

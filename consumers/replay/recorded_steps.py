@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.data.groups import fetch_annotations, fetch_group
 from rollstream.consumers.trainer.data.metrics import StepMetrics
 from rollstream.consumers.trainer.data.poisoned_takes import SupersededTakes
 from rollstream.consumers.trainer.data.prepare import PreparedGroup, prepare_group
+from rollstream.consumers.trainer.data.recorded_groups import fetch_annotations, fetch_group
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.data.selection import groups_of_update, pack_micro_batches
 from rollstream.consumers.trainer.data.training_rule import TrainingRule

@@ -3,6 +3,8 @@ that a resumed trainer repeats.
 
 A take is appended before its micro-batch is trained, a `StepDone` after its version is believed:
 after a crash the takes of a step without a `StepDone` are trained again on the same data.
+
+Reading list: after `consumers/trainer/takes.py`, before `consumers/trainer/learn/learner.py`.
 """
 
 from collections.abc import Iterable

@@ -4,6 +4,8 @@ phases.
 
 With several ranks each runs this loop: phases follow from the ledger's takes and the settings
 alone, so all enter the same collectives without commands from rank 0 (`sharded/follower.py`).
+
+Reading list: after `producers/rollout/publisher.py`, before `consumers/trainer/data/groups.py`.
 """
 
 import math

@@ -1,6 +1,8 @@
 """Publishes finished steps in order, in a thread, while the next step is trained. A slow store
 delays versions, not steps, until `QUEUE_MAX` snapshots wait. A restarted trainer repeats an
 interrupted step with the same bytes.
+
+Reading list: after `consumers/trainer/learn/learner.py`, before `storage/weights/publish.py`.
 """
 
 import logging
@@ -14,6 +16,7 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
+from rollstream.consumers.trainer.deletions import DeletionThread
 from rollstream.consumers.trainer.learn.workers import BufferPool
 from rollstream.consumers.trainer.ledger import Ledger
 from rollstream.consumers.trainer.retention import LogTruncation
@@ -87,52 +90,6 @@ class CheckpointRetention:
 
     checkpoints: int
     truncation: LogTruncation | None = None
-
-
-class DeletionThread:
-    """Calls `delete` in a thread of its own. One call serves all requests since the previous call
-    began; its argument is True if one of these came after a checkpoint.
-    """
-
-    def __init__(self, delete: Callable[[bool], None]) -> None:
-        self._delete = delete
-        self._lock, self._wake = threading.Lock(), threading.Event()
-        self._is_due = self._has_checkpoint = self._is_closed = False
-        self.failed: BaseException | None = None
-        """The exception that ended the thread early."""
-        # A thread of its own, so that no version waits for deletions.
-        self._thread = threading.Thread(target=self._run, name="deletions", daemon=True)
-        self._thread.start()
-
-    def request(self, has_checkpoint: bool) -> None:
-        """Requests a deletion, after a checkpoint if `has_checkpoint`; never waits."""
-        with self._lock:
-            self._is_due = True
-            self._has_checkpoint |= has_checkpoint
-        self._wake.set()
-
-    def close(self) -> None:
-        self._is_closed = True
-        self._wake.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            while True:
-                self._wake.wait()
-                self._wake.clear()
-                with self._lock:
-                    is_due, has_checkpoint = self._is_due, self._has_checkpoint
-                    self._is_due = self._has_checkpoint = False
-                if is_due:
-                    self._delete(has_checkpoint)
-                elif self._is_closed:
-                    return
-                if self._is_closed:
-                    self._wake.set()
-        except BaseException as error:
-            log.exception("deletion failed")
-            self.failed = error
 
 
 class StepPublisher:

@@ -1,6 +1,8 @@
 """Gives the learner its data take by take: `TakeRepeater` trains the ledger's takes, `TakeFeeder`
 also makes takes of ready groups, each in the ledger before it is trained. A successor finishes a
 dead trainer's step on the same samples, each used at most once (invariant 2).
+
+Reading list: after `consumers/trainer/data/prepare.py`, before `consumers/trainer/ledger.py`.
 """
 
 import logging
@@ -11,12 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data import selection
-from rollstream.consumers.trainer.data.groups import (
-    GroupIntake,
-    TrainerGroup,
-    fetch_annotations,
-    fetch_group,
-)
+from rollstream.consumers.trainer.data.groups import GroupIntake, TrainerGroup
 from rollstream.consumers.trainer.data.metrics import StepMetrics
 from rollstream.consumers.trainer.data.poisoned_takes import (
     ComputeFailed,
@@ -33,6 +30,7 @@ from rollstream.consumers.trainer.data.ready_groups import (
     closed_record,
     members_of,
 )
+from rollstream.consumers.trainer.data.recorded_groups import fetch_annotations, fetch_group
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.data.training_rule import TrainingRule
 from rollstream.consumers.trainer.learn.base import Learner

@@ -1,6 +1,8 @@
 """Defines the engine contract (`Engine`): a rollout passes each trajectory to `submit` and calls
 `poll` in its loop. Between two polls it may change the weights (`prepare`, `update`), drop
 trajectories (`abort`), or continue a dialogue with the environment's tokens (`append`).
+
+Reading list: after `producers/rollout/worker.py`, before `producers/rollout/trajectory.py`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -3,6 +3,8 @@ them, `BackgroundSender` appends them beside decoding.
 
 A trajectory may be published twice, by this rollout and its dead predecessor: readers count the
 first completion only (invariant 2), and resume only from the chain that an assignment names.
+
+Reading list: after `producers/rollout/trajectory.py`, before `consumers/trainer/loop.py`.
 """
 
 import time

@@ -4,6 +4,8 @@ rollout can resume it, and at the end a `Trajectory`.
 It grows by emissions (new tokens of the engine, all under one version) and by replies of the
 environment. Invariant 3 holds because `extend` lengthens the spans by exactly an emission's tokens,
 under its version.
+
+Reading list: after `producers/engines/base.py`, before `producers/rollout/publisher.py`.
 """
 
 from collections.abc import Sequence

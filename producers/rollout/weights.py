@@ -1,6 +1,8 @@
 """Follows the announced versions of a weight stream and fetches them beside generation, so that
 only the swap stops decoding. A version is announced once `latest.json` named it (invariant 6;
 docs/explanation/weights.md).
+
+Reading list: ends here, after `storage/weights/pointer.py`.
 """
 
 import logging

@@ -2,6 +2,8 @@
 
 Each iteration takes assignments, takes weights, starts waiting trajectories, decodes for `POLL_S`
 and publishes. A phase handles what has arrived and returns; only decoding takes time.
+
+Reading list: after `consumers/dispatch/assignments.py`, before `producers/engines/base.py`.
 """
 
 import threading

@@ -1,6 +1,8 @@
 """Moves `weights/latest.json`, which names the believed version and the term of the trainer that
 may move it (invariant 6). A new trainer first swaps in its own term at the same version; from then
 on every swap of a lower term loses, also one that was already in flight.
+
+Reading list: after `storage/weights/publish.py`, before `producers/rollout/weights.py`.
 """
 
 import re

@@ -5,6 +5,8 @@ LoRA adapters.
 Objects are only ever created, the manifest last, and equal inputs give equal bytes. So a writer
 that was killed half-way repeats the call. Readers use the version once `advance_pointer` has moved
 the pointer.
+
+Reading list: after `consumers/trainer/publisher.py`, before `storage/weights/pointer.py`.
 """
 
 import json

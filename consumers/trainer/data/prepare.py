@@ -3,6 +3,8 @@ live training, replay and audit decide alike.
 
 No token above `max_lag` is trained (invariant 5): it is masked, or its trajectory is dropped, and
 both are counted.
+
+Reading list: after `consumers/trainer/data/groups.py`, before `consumers/trainer/takes.py`.
 """
 
 from collections.abc import Mapping, Sequence

@@ -3,6 +3,8 @@
 
 Gradients are added in the order of submission, so for given micro-batches the masters are
 bit-identical for any number of workers.
+
+Reading list: after `consumers/trainer/ledger.py`, before `consumers/trainer/publisher.py`.
 """
 
 import logging
