@@ -45,7 +45,7 @@ ENGINE_LINE = '    "toy": "rollstream.producers.engines.toy.kind:ToyKind",\n'
 CONTRACT_LINES = """
 
 def _toy(slots: int = 4, context_max: int = 96, emit_every: int = 64) -> Engine:
-    from rollstream.producers.engines.base import EngineOptions
+    from rollstream.producers.engines.options import EngineOptions
     from rollstream.producers.engine_factory import open_engine
 
     model = engine_samples.tiny_model("qwen3")
