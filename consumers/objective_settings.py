@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, create_model
 
 from rollstream.consumers.credit import GAE, scored_reference
 from rollstream.consumers.objectives.losses.base import Bounds
@@ -146,12 +146,12 @@ if TYPE_CHECKING:
     from rollstream.consumers.objectives.losses.ppo_clip import PpoClipSettings
     from rollstream.consumers.objectives.losses.truncated_is import TruncatedIsSettings
 
-    # What is read outside of the losses; a loss names the class of its own settings.
-    class SettingsOfLosses(DppoSettings, PpoClipSettings, TruncatedIsSettings): ...
+    class SettingsOfLosses(DppoSettings, PpoClipSettings, TruncatedIsSettings):
+        """The settings of all losses, for the type checker those that are read outside of the
+        losses: a loss names the class of its own settings.
+        """
 else:
-
-    class SettingsOfLosses(*settings_of_losses()):
-        """The settings of all losses."""
+    SettingsOfLosses = create_model("SettingsOfLosses", __base__=settings_of_losses())
 
 
 class ObjectiveSettings(SettingsOfLosses, SharedSettings):

@@ -1,8 +1,8 @@
 """RL post-training of language models as a streaming dataflow. `rollstream.open_run(url)` opens a
 run for notebooks; `api` has all names that user code imports.
 
-`run/` begins and runs, `look/` shows, `keep/` copies, forks and deletes runs, `plan/` answers
-before one is begun. `errors`, `contained_folder`, `deadline`, `exports`, `foreign_json`,
+`run/` begins and runs, `look/` shows, `keep/` copies, forks, replays and deletes runs, `plan/`
+answers before one is begun. `errors`, `contained_folder`, `deadline`, `exports`, `foreign_json`,
 `http_connections`, `http_guard`, `http_proxies`, `http_server`, `import_path`, `metric_values`,
 `os_failures`, `printable`, `private_state`, `program_output`, `temporary_folder` and `whole_file`
 are used by all, `revision` names the code.

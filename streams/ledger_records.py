@@ -2,6 +2,7 @@
 ran, which trajectories it trained and which it gave up. `records.py` exports them with all others.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from rollstream.streams.values import (
@@ -104,6 +105,30 @@ class TakesRepeated(RecordStruct, tag="takes_repeated/1"):
     micro_batches: tuple[int, ...]
 
 
+StateHashes = tuple[str, str]
+"""Those of a `StepDone`: `state_hash` and `weights_hash`."""
+
+
+def is_same_state(first: StateHashes, second: StateHashes) -> bool:
+    """Returns whether both state the same bits. The hashes of the state decide if both have one,
+    else those of the published tensors; False if they have neither in common.
+    """
+    if first[0] and second[0]:
+        return first[0] == second[0]
+    return first[1] != "" and first[1] == second[1]
+
+
+def first_difference(runs: Sequence[Mapping[int, StateHashes]]) -> int | None:
+    """Returns the first step that all runs have and that not all end in the same state; None if
+    there is none.
+    """
+    common = sorted(set(runs[0]).intersection(*runs[1:])) if runs else []
+    differing = (
+        step for step in common if not all(is_same_state(runs[0][step], run[step]) for run in runs)
+    )
+    return next(differing, None)
+
+
 class StepDone(RecordStruct, tag="step_done/1"):
     """A version is complete. `state_hash` covers the trainer's fp32 weights (masters) and its
     optimiser; `metrics` and `counts` are those of this step.
@@ -122,12 +147,12 @@ class StepDone(RecordStruct, tag="step_done/1"):
     weights_hash: str = ""
 
     def has_same_state(self, other: "StepDone") -> bool:
-        """Whether both records state the same bits. `state_hash` decides if both records have it,
-        else `weights_hash`; False if they have neither in common.
-        """
-        if self.state_hash and other.state_hash:
-            return self.state_hash == other.state_hash
-        return self.weights_hash != "" and self.weights_hash == other.weights_hash
+        """Whether both records state the same bits (`is_same_state`)."""
+        return is_same_state(self.hashes, other.hashes)
+
+    @property
+    def hashes(self) -> StateHashes:
+        return self.state_hash, self.weights_hash
 
 
 class GroupClosed(RecordStruct, tag="group_closed/1"):

@@ -6,7 +6,7 @@ Reading list: after `streams/fence.py`, before `storage/leases.py`.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -21,6 +21,7 @@ from rollstream.streams.records import Opened, Position, Record
 from rollstream.streams.release import upgrade_advice
 from rollstream.streams.values import Address
 
+RANGE_BYTES = 4 << 20  # of records that one read of `read_range` returns
 NEAR_OFFSETS = 512  # addresses within this many offsets of the first share one read
 
 
@@ -88,6 +89,21 @@ def read_all_at(bus: Bus, topic: str, addresses: Iterable[Address]) -> list[Rece
             records |= {Address(partition, at): _received_at(topic, by_offset[at]) for at in there}
             offsets = [offset for offset in offsets if offset not in by_offset]
     return [records[address] for address in requested]
+
+
+def read_range(
+    bus: Bus, topic: str, partition: int, start: int, end: int
+) -> Iterator[Sequence[Message]]:
+    """Yields the records of a partition with offsets from `start` to before `end`, in batches.
+    Raises `BusError` if the partition ends before.
+    """
+    at = start
+    while at < end:
+        read = bus.read(topic, {partition: at}, bytes_max=RANGE_BYTES)
+        if not read:
+            raise BusError(f"{topic} {partition}: ends at {at}, expected to read to {end}")
+        at = read[-1].offset + 1
+        yield [message for message in read if message.offset < end]
 
 
 def _received_at(topic: str, message: Message) -> Received:

@@ -36,10 +36,10 @@ from benchmarks.case import Case, paired
 from benchmarks.resume.promise_archive import MAX_LAG, RUN, record_run
 from rollstream.consumers.audit.audit import Audit
 from rollstream.consumers.audit.spans import AuditPolicy
-from rollstream.consumers.replay.recorded_steps import read_recorded
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.recorded_groups import fetch_group
 from rollstream.consumers.trainer.data.training_rule import training_rule
+from rollstream.keep.replay.recorded_steps import read_recorded
 from rollstream.storage.archive.log_view import LogView
 from rollstream.storage.archive.reading import archived_files, local_path
 from rollstream.storage.stores.base import ObjectStore

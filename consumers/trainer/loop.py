@@ -73,17 +73,12 @@ class StepLoop(ABC, Generic[FeederT]):
         settings, learner = self.take_feeder.settings, self.take_feeder.learner
         waited, busy_s = 0.0, learner.busy_s
         for update in range(settings.updates_per_step):
-            needed = self.recorded.groups_done(step, update)
-            if needed is None:
-                needed = groups_of_update(
-                    update, settings.groups_per_step, settings.updates_per_step
-                )
-            progress = UpdateProgress(step, update, needed)
+            progress = UpdateProgress(step, update, self.groups_needed(step, update))
             waited += self._feed(progress, step_metrics, stop)
             if not progress.is_complete():
                 return False
             self._finish_update(metrics)
-        takes = learner.micro_batches
+        takes = self.takes_trained()
         for epoch in range(1, settings.epochs):
             for update in range(settings.updates_per_step):
                 if stop.is_set():
@@ -127,13 +122,11 @@ class StepLoop(ABC, Generic[FeederT]):
         self, step: int, takes: int, step_metrics: StepMetrics, metrics: dict[str, float]
     ) -> None:
         learner = self.take_feeder.learner
-        recorded_done = self.recorded.done.get(step)
+        is_hashed = hashes_state(learner.state_bytes, self.repeated_done(step))
         done = StepDone(
             step=step,
             version=Version(step, self.term),
-            state_hash=learner.state_hash()
-            if hashes_state(learner.state_bytes, recorded_done)
-            else "",
+            state_hash=learner.state_hash() if is_hashed else "",
             takes=takes,
             metrics=metrics,
             counts=dict(step_metrics.counts),
@@ -141,20 +134,39 @@ class StepLoop(ABC, Generic[FeederT]):
         )
         self.publisher.await_room()
         checkpoint = None
-        if step % self.checkpoint_every == 0 or step == self.take_feeder.settings.steps:
+        if step % self.checkpoint_every == 0 or self.is_last(step):
             checkpoint = (learner.state(self.publisher.state_buffers), self.checkpoint_state(step))
         snapshot = StepSnapshot(
             done,
             learner.snapshot(self.dtype, self.publisher.weight_buffers),
             checkpoint,
             # Its hashes are compared with those of the repetition.
-            recorded_done,
+            self.recorded.done.get(step),
             dict(step_metrics.lags),
             dict(step_metrics.outcomes),
             # The publisher reads the learner's memory; the next update waits (`await_lent`).
             is_lent=checkpoint is not None and learner.lends_state,
         )
         self.publisher.submit(snapshot)
+
+    def groups_needed(self, step: int, update: int) -> int:
+        """Returns the number of groups that the update trains or closes."""
+        settings, done = self.take_feeder.settings, self.recorded.groups_done(step, update)
+        if done is not None:
+            return done
+        return groups_of_update(update, settings.groups_per_step, settings.updates_per_step)
+
+    def takes_trained(self) -> int:
+        """Returns the number of takes that the present step has trained."""
+        return self.take_feeder.learner.micro_batches
+
+    def repeated_done(self, step: int) -> StepDone | None:
+        """Returns the record of this step that its repetition is compared with, if there is one."""
+        return self.recorded.done.get(step)
+
+    def is_last(self, step: int) -> bool:
+        """Whether the loop ends with this step, which then gets a checkpoint."""
+        return step == self.take_feeder.settings.steps
 
     @abstractmethod
     def checkpoint_state(self, step: int) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data import selection
-from rollstream.consumers.trainer.data.groups import GroupIntake, TrainerGroup
+from rollstream.consumers.trainer.data.groups import GroupIntake, ReceivedCompletion, TrainerGroup
 from rollstream.consumers.trainer.data.metrics import StepMetrics
 from rollstream.consumers.trainer.data.poisoned_takes import (
     ComputeFailed,
@@ -144,25 +144,42 @@ class TakeRepeater(ABC):
         believed = BelievedVersions(0, self.terms).up_to(take.believed)
         rule = self.earlier_rules.get(number_of(take), self.rule)
         for group in take.groups:
-            arrived = fetch_group(self.bus, group.members)
+            arrived = self.selected(fetch_group(self.bus, group.members), progress, step_metrics)
             records = [a.record for a in arrived]
             prepared = prepare_group(
                 group.group, records, annotations, rule, progress.version, believed
             )
             ready = ReadyGroup(tuple(arrived), take.annotations, prepared)
-            if prepared.ending:  # the run continues under a configuration that was changed
-                log.warning("group %d trains no sample now: %s", group.group, prepared.detail)
+            if prepared.ending:  # under settings that were changed since
+                self.leave_out(ready, step_metrics)
                 progress.take_group(group.group, [])
             else:
                 self._take_group(ready, progress, step_metrics)
+
+    def selected(
+        self,
+        arrived: list[ReceivedCompletion],
+        progress: selection.UpdateProgress,
+        step_metrics: StepMetrics,
+    ) -> list[ReceivedCompletion]:
+        """Returns the completions of a recorded group that may be trained: all."""
+        return arrived
+
+    def leave_out(self, ready: ReadyGroup, step_metrics: StepMetrics) -> None:
+        """Reports a recorded group that trains no sample in its repetition."""
+        prepared = ready.prepared
+        log.warning("group %d trains no sample now: %s", prepared.group, prepared.detail)
+
+    def drop_samples(self, step: int, dropped: int) -> None:
+        """Reports how many samples of a recorded take its repetition does not train."""
+        log.warning("step %d: %d recorded samples dropped", step, dropped)
 
     def _repeat(self, take: Take, progress: selection.UpdateProgress) -> None:
         trajectories = [member.trajectory for member in take.members]
         present = [trajectory for trajectory in trajectories if trajectory in progress.pending]
         # The present rule may no longer train some of them.
         if len(present) < len(trajectories):
-            lost = len(trajectories) - len(present)
-            log.warning("step %d: %d recorded samples dropped", take.step, lost)
+            self.drop_samples(take.step, len(trajectories) - len(present))
         if present:
             self._train(present, progress, take.micro_batch)
         else:

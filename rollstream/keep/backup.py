@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 
 from rollstream import errors
-from rollstream.consumers.replay.topic_copy import partition_batches
 from rollstream.contained_folder import ContainedFolder
 from rollstream.keep.backup_keys import (
     BACKUP_KEY,
@@ -40,6 +39,7 @@ from rollstream.storage.terms import is_generation
 from rollstream.storage.weights.named_streams import run_streams, split_key
 from rollstream.streams.bus import Bus, Message
 from rollstream.streams.codec import decode
+from rollstream.streams.reader import read_range
 from rollstream.streams.records import Claim
 from rollstream.streams.release import RELEASE
 from rollstream.streams.values import Address
@@ -215,7 +215,7 @@ class BackupCopy:
 
     def _range(self, topic: str, partition: int, start: int, end: int) -> Iterator[LogSegment]:
         first, size, batch = start, 0, list[Message]()
-        for messages in partition_batches(self.bus, topic, partition, start, end):
+        for messages in read_range(self.bus, topic, partition, start, end):
             batch += messages
             size += sum(len(m.key) + len(m.value or b"") for m in messages)
             if size >= SEGMENT_BYTES and batch[-1].offset + 1 < end:

@@ -22,7 +22,7 @@ from rollstream.consumers.trainer.ledger import Ledger, hashes_state
 from rollstream.consumers.trainer.publisher import copied_state_hash
 from rollstream.consumers.trainer.versions import VersionWriter
 from rollstream.errors import ConfigurationError, ObjectMissing
-from rollstream.keep.replay_output import ReplaySource, check_outside_run
+from rollstream.keep.source import RunSource, check_outside_run
 from rollstream.look.index.parentage import (
     ForkParent,
     Parentage,
@@ -227,7 +227,7 @@ def _ended_later(log: Bus, state: TrainerState) -> set[int]:
 
 
 def make_fork(
-    plan: ForkPlan, checkpoint: Checkpoint, left_prompts: PromptsLeft, parent: ReplaySource
+    plan: ForkPlan, checkpoint: Checkpoint, left_prompts: PromptsLeft, parent: RunSource
 ) -> Parentage:
     """Make the fork as planned, from this checkpoint of the opened `parent` and with the prompts
     `left_prompts`; it is complete when this function returns. Raises `ConfigurationError` if the
@@ -273,7 +273,7 @@ def _check_empty(bus: Bus, store: ObjectStore, c: Configuration) -> None:
             raise ConfigurationError(f"bus: {c.bus} holds a run already; give the fork a new one")
 
 
-def _copy_model(plan: ForkPlan, store: ObjectStore, parent: ReplaySource) -> None:
+def _copy_model(plan: ForkPlan, store: ObjectStore, parent: RunSource) -> None:
     assert parent.store is not None
     # An earlier release stored no model: then that of `model.path` or of the parent's folder, or,
     # if only its store is left, its believed version (with LoRA, the base of its adapters).
@@ -282,7 +282,7 @@ def _copy_model(plan: ForkPlan, store: ObjectStore, parent: ReplaySource) -> Non
         store_starting_model(store, plan.now, plan.folder.path)
 
 
-def _copy_model_files(plan: ForkPlan, parent: ReplaySource) -> None:
+def _copy_model_files(plan: ForkPlan, parent: RunSource) -> None:
     if plan.now.model.path is not None:
         return
     if plan.parent.folder is not None:

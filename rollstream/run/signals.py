@@ -7,12 +7,8 @@ import threading
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from rollstream.printable import printable, raw_stream
-
-if TYPE_CHECKING:
-    from rollstream.streams.records import StepDone
 
 
 def warn(text: str) -> None:
@@ -81,10 +77,10 @@ def progress_line(text: str, end: str = "") -> None:
         print(line, end=end, file=raw_stream(sys.stderr), flush=True)
 
 
-def count_steps(steps: "Iterable[StepDone]", last: int) -> None:
-    """Consume all `steps`, and show the number of the newest one."""
-    for done in steps:
-        progress_line(f"step {done.step} of {last}", "\n" if done.step == last else "")
+def count_steps(steps: Iterable[int], last: int) -> None:
+    """Consume the numbers of all `steps`, and show the newest one."""
+    for step in steps:
+        progress_line(f"step {step} of {last}", "\n" if step == last else "")
 
 
 @contextmanager

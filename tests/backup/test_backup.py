@@ -183,7 +183,7 @@ def test_large_topics_are_many_segments(
 
     few = segments(backed_up(run, MemoryStore()))
     monkeypatch.setattr(backup_module, "SEGMENT_BYTES", 1)
-    monkeypatch.setattr("rollstream.consumers.replay.topic_copy.BYTES_MAX", 2000)
+    monkeypatch.setattr("rollstream.streams.reader.RANGE_BYTES", 2000)
     backup = backed_up(run, to := MemoryStore())
     assert segments(backup) > few
     restored(to, tmp_path / "again")

@@ -13,7 +13,7 @@ OWN_TEXT = "text that the same process, its own child or its own parent wrote"
 CAUGHT = "catches `RecursionError` beside `ValueError`"
 PERMITTED = {
     "consumers/audit/source.py": CAUGHT,
-    "consumers/replay/offline_log.py": CAUGHT,
+    "rollstream/keep/replay/gathering.py": CAUGHT,
     "consumers/trainer/sharded/ranks.py": OWN_TEXT,
     "producers/agents/front.py": "answers of the endpoints of the same run",
     "producers/agents/keys.py": "text with a signature of this run",

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from rollstream.keep.own import WRITERS, declarations, declared_keys
+from rollstream.keep.replay.repetition import OVERLAY_FILE
 from rollstream.look.query.locate import REPLAY_FILE
 from rollstream.look.query.token_scores import TOKEN_SCORES_FILE
-from rollstream.run.cli.change.steps import OVERLAY_FILE
 from rollstream.run.config.run_files import declared_files
 from rollstream.storage.archive.file_names import archive_key
 from rollstream.storage.claim_check import blob_key
@@ -27,7 +27,7 @@ STORES = ("store", "_store", "_below", "target", "own")
 OF_OTHERS = {
     "consumers/archive/compaction.py": "the archive of file_names",
     "consumers/archive/topic.py": "the archive of file_names",
-    "consumers/replay/topic_copy.py": "topics of a log",
+    "replay/topic_copy.py": "topics of a log",
     "config/recorded_configuration.py": "run.json, of identity",
     "consumers/trainer/sharded/rank_writing.py": "the versions of manifest",
     "metrics/metered.py": "passes on",

@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from rollstream.consumers.replay.offline_log import (
-    GatherRules,
+from rollstream.errors import ConfigurationError
+from rollstream.keep.replay.gathering import (
     LabelledSource,
     RecordedSource,
     check_tokens,
     gather_sources,
 )
-from rollstream.errors import ConfigurationError
 from rollstream.streams.admissible import TrainingBounds
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Trajectory
@@ -51,8 +50,8 @@ def test_what_cannot_be_trained_is_left_out_and_counted_by_kind():
     ]
     for record in records:
         publish(source, "trajectories", str(record.group), record)
-    rules = GatherRules(TrainingBounds(VOCABULARY), lambda found: found.record)
-    counts = gather_sources([LabelledSource("run", RecordedSource(source))], target, rules, "here")
+    bounds, sources = TrainingBounds(VOCABULARY), [LabelledSource("run", RecordedSource(source))]
+    counts = gather_sources(sources, target, bounds, lambda trajectory: trajectory.record, "here")
     assert counts == {"trajectories": 3, "groups": 2, "refused_tokens": 1, "refused_logprobs": 1}
     reader = TopicReader(target, "trajectories", from_begin(target, "trajectories"))
     found = [received.record for received in reader.read_to(target.end("trajectories"))]

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollstream.consumers.replay.recorded_steps import index_log, read_recorded
+from rollstream.keep.replay.offline_plan import index_log
+from rollstream.keep.replay.recorded_steps import read_recorded
 from rollstream.run.cli.main import main
 from rollstream.streams.connect import open_bus
 from rollstream.streams.reader import TopicReader, from_begin

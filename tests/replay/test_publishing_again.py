@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.consumers.replay.topic_copy import HISTORY, TopicHash, hash_topic
+from rollstream.keep.replay.topic_copy import HISTORY, TopicHash, hash_topic
 from rollstream.run.cli.main import main
 from rollstream.storage.claim_check import open_log
 from rollstream.streams.bus import AppendEntry

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.consumers.replay.recorded_steps import read_recorded
+from rollstream.keep.replay.recorded_steps import read_recorded
 from rollstream.run.cli.main import main
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.connect import open_bus

@@ -9,6 +9,7 @@ from rollstream.look.report.comparison import compare_runs
 from rollstream.look.report.summary import open_history
 from rollstream.run.cli.main import main
 from rollstream.run.config.run_folder import RunFolder
+from rollstream.streams.ledger_records import first_difference
 from tests.report.test_report import drawings
 from tests.support.synthetic_run import publish_run
 
@@ -35,6 +36,21 @@ def test_curves_are_compared_over_the_steps_that_both_have(folders):
     reward = next(curve for curve in found.curves if curve.name == "reward")
     assert reward.compared == 40
     assert found.outcomes[0]["trained"] > found.outcomes[1]["trained"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "step"),
+    [
+        ({1: ("a", ""), 2: ("b", "")}, {1: ("a", ""), 2: ("c", ""), 3: ("d", "")}, 2),
+        ({1: ("a", "w")}, {1: ("", "w")}, None),
+        ({1: ("a", "w")}, {1: ("", "x")}, 1),
+        ({1: ("a", "")}, {1: ("", "w")}, 1),
+        ({1: ("a", "")}, {2: ("b", "")}, None),
+    ],
+)
+def test_the_first_difference_is_by_the_hashes_that_both_have(first, second, step):
+    assert first_difference([first, second]) == step
+    assert first_difference([first, first, second]) == step
 
 
 def change(folder: RunFolder, **settings: object) -> None:

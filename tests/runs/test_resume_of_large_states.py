@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.consumers.replay.recorded_steps import read_recorded
 from rollstream.consumers.trainer import ledger
 from rollstream.consumers.trainer.learn import workers
 from rollstream.consumers.trainer.publisher import copied_state_hash
+from rollstream.keep.replay.recorded_steps import read_recorded
 from rollstream.run.cli.main import main
 from rollstream.storage.weights.checkpoints import read_checkpoint, stored_checkpoints
 from rollstream.storage.weights.manifest import read_manifest

@@ -13,6 +13,7 @@ from rollstream.look.report import page
 from rollstream.look.report.history import RunHistory
 from rollstream.look.report.page import Chart, Points, Series
 from rollstream.look.report.summary import RunSummary
+from rollstream.streams.ledger_records import StateHashes, first_difference
 
 # They differ between any two runs.
 IDENTITY_SETTINGS = ("run", "folder")
@@ -104,7 +105,6 @@ class RunComparison:
 
 def compare_runs(runs: tuple[str, str], first: RunHistory, second: RunHistory) -> RunComparison:
     states = sorted(first.steps.keys() & second.steps.keys())
-    differing_steps = (s for s in states if not first.steps[s].has_same_state(second.steps[s]))
     curves = [
         _curve(curve.name, curve.points(first), curve.points(second))
         for curve in (*curves_of(first, second), *EVALUATIONS)
@@ -117,9 +117,13 @@ def compare_runs(runs: tuple[str, str], first: RunHistory, second: RunHistory) -
         ),
         (first.outcomes, second.outcomes),
         tuple(curve for curve in curves if curve),
-        next(differing_steps, None),
+        first_difference([_hashes(first), _hashes(second)]),
         len(states),
     )
+
+
+def _hashes(history: RunHistory) -> dict[int, StateHashes]:
+    return {step: done.hashes for step, done in history.steps.items()}
 
 
 def tasks_of(*histories: RunHistory) -> list[tuple[str, str]]:

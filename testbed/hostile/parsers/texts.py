@@ -11,7 +11,7 @@ from typing import Any
 
 from rollstream.errors import ConfigurationError, RollstreamError
 from rollstream.keep.backup_keys import is_backup_key, parse_segment
-from rollstream.keep.replay import TRAINING_FIELDS
+from rollstream.keep.replay.conditions import TRAINING_FIELDS
 from rollstream.look.explorer.filters import limited, row_filter
 from rollstream.look.query.fields import known_topics, meets, parse_condition
 from rollstream.look.report.serve import parse_address

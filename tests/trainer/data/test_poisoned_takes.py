@@ -6,7 +6,6 @@ import pytest
 
 from rollstream.consumers.audit.folds import NOTES_MAX
 from rollstream.consumers.dispatch.state import DispatchState
-from rollstream.consumers.replay.recorded_steps import read_recorded
 from rollstream.consumers.trainer.data.poisoned_takes import (
     FAILED_MAX,
     SILENT_MAX,
@@ -15,6 +14,7 @@ from rollstream.consumers.trainer.data.poisoned_takes import (
     plan_superseded,
 )
 from rollstream.consumers.trainer.ledger import Ledger
+from rollstream.keep.replay.recorded_steps import read_recorded
 from rollstream.streams.records import (
     GroupClosed,
     Position,

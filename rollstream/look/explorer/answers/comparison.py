@@ -11,6 +11,7 @@ from rollstream.consumers.trainer.data.advantages import advantages
 from rollstream.look.explorer.answers.steps import step_row
 from rollstream.look.explorer.explored_run import ExploredRun
 from rollstream.look.explorer.filters import WrongRequest
+from rollstream.streams.ledger_records import StateHashes, first_difference, is_same_state
 
 RUNS_MAX = 8
 TRAJECTORIES_MAX = 4096
@@ -31,9 +32,7 @@ def chosen_runs(runs: Sequence[ExploredRun], query: Mapping[str, str]) -> list[E
 def compare_runs(runs: Sequence[ExploredRun]) -> dict[str, Any]:
     """Answers `compare`."""
     hashes = [_hashes(run) for run in runs]
-    shared: set[int] = set(hashes[0]).intersection(*hashes[1:]) if hashes else set()
-    common = sorted(shared)
-    differing = (step for step in common if len({run_hashes[step] for run_hashes in hashes}) > 1)
+    common = sorted(set[int]().union(*hashes).intersection(*hashes))
     return {
         "runs": [run.number for run in runs],
         "settings": different_settings(runs),
@@ -41,8 +40,8 @@ def compare_runs(runs: Sequence[ExploredRun]) -> dict[str, Any]:
             {"run": run.number, "metrics": (_last(run) or {}).get("metrics", {})} for run in runs
         ],
         "common_steps": [common[0], common[-1]] if common else None,
-        "first_difference": next(differing, None),
-        "has_hashes": all(run_hashes[step] for run_hashes in hashes for step in common),
+        "first_difference": first_difference(hashes),
+        "has_hashes": all(any(run_hashes[step]) for run_hashes in hashes for step in common),
     }
 
 
@@ -55,13 +54,15 @@ def compare_step(runs: Sequence[ExploredRun], step: int) -> dict[str, Any]:
     ]
     members = [_members(run, step, runs) for run in runs]
     names = sorted({name for trained in members for name in trained})
-    hashes = {row["state_hash"] or row["weights_hash"] for row in done if row}
+    hashes = [(row["state_hash"], row["weights_hash"]) for row in done if row]
     metrics = sorted({name for row in done if row for name in row["metrics"]})
     return {
         "step": step,
         "runs": lines,
         "metrics": metrics,
-        "same_state": None if None in done or "" in hashes else len(hashes) == 1,
+        "same_state": None
+        if None in done or ("", "") in hashes
+        else all(is_same_state(hashes[0], other) for other in hashes),
         "same_members": None
         if None in done or not names
         else len({frozenset(trained) for trained in members}) == 1,
@@ -90,10 +91,10 @@ def _loss(run: ExploredRun) -> dict[str, str]:
     return {key: value for key, value in run.settings.items() if key.startswith("trainer.")}
 
 
-def _hashes(run: ExploredRun) -> dict[int, str]:
+def _hashes(run: ExploredRun) -> dict[int, StateHashes]:
     steps = run.index.columns("SELECT step, state_hash, weights_hash FROM steps")
     columns = zip(steps["step"], steps["state_hash"], steps["weights_hash"], strict=True)
-    return {step: state or weights for step, state, weights in columns}
+    return {step: (state, weights) for step, state, weights in columns}
 
 
 def _last(run: ExploredRun) -> dict[str, Any] | None:

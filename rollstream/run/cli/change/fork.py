@@ -64,13 +64,13 @@ def _fork(arguments: argparse.Namespace, parent: "ForkParent") -> None:
         plan_fork,
         prompts_left_at,
     )
-    from rollstream.keep.replay_output import open_replay_source
+    from rollstream.keep.source import open_run_source
     from rollstream.look.index.parentage import PromptsLeft, read_parentage, recovery_point
     from rollstream.look.query.looking import require_code
 
     out = Path(arguments.out)
     check_folders(parent.folder, out)
-    with open_replay_source(parent.where, parent.run, arguments.is_trusted) as source:
+    with open_run_source(parent.where, parent.run, arguments.is_trusted) as source:
         require_code(source.location)
         store = source.store
         if store is None:

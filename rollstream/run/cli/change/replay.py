@@ -4,6 +4,7 @@ offline (`--offline`), or scores its tokens (`--token-scores`); docs/reference/r
 """
 
 import argparse
+from importlib import import_module
 
 from rollstream.errors import ConfigurationError
 from rollstream.run.cli.arguments import CommandParser
@@ -14,6 +15,13 @@ FORMS = {
     "to": ("topic", "where", "name"),
     "offline": ("out", "overrides", "where", "name"),
     "token_scores": ("where", "name"),
+}
+
+FORM_MODULES = {
+    "from_step": "repetition",
+    "to": "publishing",
+    "offline": "offline",
+    "token_scores": "token_scores",
 }
 
 
@@ -72,22 +80,8 @@ def _add_kinds(command: CommandParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the selected kind of replay, and return its exit code."""
-    form = _form(arguments)
-    if form == "to":
-        from rollstream.run.cli.change.steps import publish
-
-        return publish(arguments)
-    if form == "offline":
-        from rollstream.run.cli.change.offline import main as train_offline
-
-        return train_offline(arguments)
-    if form == "token_scores":
-        from rollstream.run.cli.change.token_scores import main as score_tokens
-
-        return score_tokens(arguments)
-    from rollstream.run.cli.change.steps import main as train_again
-
-    return train_again(arguments)
+    module = import_module(f"rollstream.keep.replay.{FORM_MODULES[_form(arguments)]}")
+    return module.main(arguments)
 
 
 def _form(arguments: argparse.Namespace) -> str:

@@ -3,24 +3,22 @@ that emitted them, up to the rounding of another engine; else under the starting
 makes the importance ratio 1 in the first step.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 from msgspec.structs import replace
-from torch import Tensor
 from transformers import PreTrainedModel
 
-from rollstream.consumers.objective_settings import BEHAVIOUR
-from rollstream.consumers.objectives.policies.other_policies import FrozenPolicy
-from rollstream.consumers.replay.offline_log import SourceTrajectory
-from rollstream.consumers.replay.training import BehaviourModel
 from rollstream.consumers.trainer.data.sample import sample_of
-from rollstream.consumers.trainer.learn.forward import scoring_form
+from rollstream.consumers.trainer.learn.forward import policy_scorer
 from rollstream.consumers.trainer.learn.paced import PacedModel
-from rollstream.consumers.trainer.past_versions import PublishedVersions
+from rollstream.consumers.trainer.learn.row_layout import token_rows
 from rollstream.errors import ConfigurationError
+from rollstream.keep.replay.gathering import SourceTrajectory
+from rollstream.keep.replay.token_scores import VersionScorer
 from rollstream.look.query.locate import locate_run
 from rollstream.look.query.looking import open_run_store, require_code
 from rollstream.run.config.config import load
@@ -29,6 +27,22 @@ from rollstream.run.roles.train import starting_model
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights.retention import listed_versions
 from rollstream.streams.records import Trajectory
+
+
+class BehaviourModel:
+    """Fills in log-probabilities that the sampler did not record, by the starting model: the
+    importance ratio is then 1 in the first step.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._policy = policy_scorer(model.eval())
+
+    def fill(self, record: Trajectory) -> Trajectory:
+        """Returns the record with log-probabilities of its tokens at its temperature."""
+        with torch.no_grad():
+            # Alone, so that its bits do not depend on other records.
+            scores = self._policy(token_rows([sample_of(record, 0.0)]))
+        return replace(record, logprobs=scores.logprobs.numpy().astype(np.float32))
 
 
 class RunBehaviour:
@@ -42,32 +56,33 @@ class RunBehaviour:
             raise ConfigurationError(f"run {folder!r} is no run's folder: it has no config.json")
         location = locate_run(folder)
         require_code(location, "trainer")
-        self._folder, self._configuration = Path(folder).absolute(), load(settings)
-        c = self._configuration
-        self._location = location
+        self._folder, self._location = Path(folder).absolute(), location
+        self._configuration = load(settings)
         self._store: ObjectStore = open_run_store(location)
-        self.numbers = {version.number for version in listed_versions(self._store)}
-        self._past = PublishedVersions(lambda: (self._store,), c.weights.dtype)
-        self._read: tuple[int, Mapping[str, Tensor]] = (-1, {})
-        """The version of the last record, and its weights: records of one version read it once."""
-        self._policy: FrozenPolicy | None = None
+        self._versions = listed_versions(self._store)
+        self.numbers = {version.number for version in self._versions}
+        self._scorer: VersionScorer | None = None
 
     def fill(self, record: Trajectory, number: int) -> Trajectory:
         """Returns the record, scored alone, with log-probabilities under this version, at its
-        temperature.
+        temperature. Raises `ConfigurationError` if the version is not stored whole.
         """
-        c = self._configuration
-        if self._read[0] != number:
-            self._read = number, self._past.read(number)
-        if self._policy is None:
-            with model_is_read(self._location):
-                model = starting_model(c, self._folder)
-            if isinstance(model, PacedModel):
-                raise ConfigurationError(f"run {self._folder} trains no model (paced)")
-            self._policy = FrozenPolicy(model, BEHAVIOUR, scoring_form(c.trainer), self._past)
+        scorer = self._scorer = self._scorer or self._open_scorer()
         (span,) = record.spans
-        scored = self._policy.score_each([sample_of(record, 0.0)], {span.version: self._read[1]})
-        return replace(record, logprobs=scored.to("cpu", torch.float32).numpy())
+        # Of several terms the highest published the believed version, unless it died before.
+        for version in sorted((v for v in self._versions if v.number == number), reverse=True):
+            own_span = replace(span, version=version)
+            ((logprobs, _),) = scorer.score([replace(record, spans=(own_span,))])
+            if version not in scorer.missing:
+                return replace(record, logprobs=logprobs)
+        raise ConfigurationError(f"version {number} of {self._folder} is not stored whole")
+
+    def _open_scorer(self) -> VersionScorer:
+        with model_is_read(self._location):
+            model = starting_model(self._configuration, self._folder)
+        if isinstance(model, PacedModel):
+            raise ConfigurationError(f"run {self._folder} trains no model (paced)")
+        return VersionScorer(self._store, model, self._configuration.trainer)
 
 
 @dataclass(slots=True)

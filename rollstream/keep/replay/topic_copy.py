@@ -4,7 +4,7 @@ at all; compacted topics are not copied (docs/reference/replay.md).
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import xxhash
@@ -12,7 +12,7 @@ import xxhash
 from rollstream.errors import BusError, ConfigurationError
 from rollstream.streams.bus import AppendEntry, Bus, Message
 from rollstream.streams.fence import TRUNCATED_GROUP
-from rollstream.streams.reader import from_begin
+from rollstream.streams.reader import from_begin, read_range
 from rollstream.streams.records import Fence, Position
 from rollstream.streams.topics import DEAD, catalogue
 
@@ -165,40 +165,37 @@ class CopiedTopic:
     forgotten: int
 
 
-@dataclass(frozen=True, slots=True)
-class CopyRequest:
-    """The topics to copy, with an optional filter `keep`; `where` names the target in errors."""
-
-    topics: Sequence[str]
-    where: str
-    keep: Callable[[Message], bool] | None = None
+Keep = Callable[[Message], bool]
+"""Whether to copy a record."""
 
 
-def prepare_target(source: Bus, target: Bus, request: CopyRequest) -> None:
-    """Creates the topics in the target, and `dead`, to which readers of the copy move unreadable
-    records. Raises `ConfigurationError` for a topic that cannot be copied or holds records that no
-    replay wrote.
+def prepare_target(
+    source: Bus, target: Bus, topics: Sequence[str], where: str, keep: Keep | None
+) -> None:
+    """Creates the topics in the target, which errors name as `where`, and `dead`, to which readers
+    of the copy move unreadable records. Raises `ConfigurationError` for a topic that cannot be
+    copied or holds records that no replay wrote.
     """
-    for topic in request.topics:
+    for topic in topics:
         settings = source.settings(topic)
         if settings.cleanup == "compact":
             raise ConfigurationError(
                 f"{topic} is compacted: it holds present values, no history, and is not copied"
             )
         # A part of a single writer's topic would look like a log that lost records.
-        if settings.writer and request.keep is not None:
+        if settings.writer and keep is not None:
             raise ConfigurationError(
                 f"{topic} is numbered by its single writer ({settings.writer}): a part of it would "
                 "be a log that lost records; copy it without --where, or choose other topics"
             )
     beside = [topic for topic in catalogue() if topic.name == DEAD]
     try:
-        target.create([*(source.settings(topic) for topic in request.topics), *beside])
+        target.create([*(source.settings(topic) for topic in topics), *beside])
     except BusError as error:
         raise ConfigurationError(
-            f"{request.where} has these topics with other settings ({error}); give another bus"
+            f"{where} has these topics with other settings ({error}); give another bus"
         ) from error
-    refuse_foreign_records(target, request.topics, request.where)
+    refuse_foreign_records(target, topics, where)
 
 
 def count_records(source: Bus, topics: Sequence[str]) -> int:
@@ -210,7 +207,12 @@ def count_records(source: Bus, topics: Sequence[str]) -> int:
 
 
 def copy_topic(
-    source: Bus, target: Bus, topic: str, request: CopyRequest, on_read: Callable[[int], None]
+    source: Bus,
+    target: Bus,
+    topic: str,
+    where: str,
+    keep: Keep | None,
+    on_read: Callable[[int], None],
 ) -> CopiedTopic:
     """Copies a topic that `prepare_target` created up to its present end and verifies the copy.
     `on_read` gets the number of records of each batch. Raises `BusError` if the copy differs from
@@ -225,11 +227,11 @@ def copy_topic(
     mark_begun(target, topic)  # 1
     _set_fences(target, topic, starts)  # 2
     contents, left_out = TopicHash(), 0
-    writer = ResumedTopicWriter(target, topic, request.where)
+    writer = ResumedTopicWriter(target, topic, where)
     for partition, start in starts.items():
-        for messages in partition_batches(source, topic, partition, start.offset, ends[partition]):
+        for messages in read_range(source, topic, partition, start.offset, ends[partition]):
             for message in messages:
-                if request.keep is not None and not request.keep(message):
+                if keep is not None and not keep(message):
                     left_out += 1
                     continue
                 contents.add(partition, message.key, message.value)
@@ -239,8 +241,7 @@ def copy_topic(
     target_hash = hash_topic(target, topic)
     if target_hash.digest() != contents.digest():  # 4
         raise BusError(
-            f"{request.where}: {topic} differs from what was written; does another program write "
-            "there?"
+            f"{where}: {topic} differs from what was written; does another program write there?"
         )
     forgotten = sum(start.offset for start in starts.values())
     digest = contents.digest()
@@ -251,25 +252,10 @@ def hash_topic(bus: Bus, topic: str) -> TopicHash:
     ends = bus.end(topic)
     contents = TopicHash()
     for partition, first in bus.begin(topic).items():
-        for messages in partition_batches(bus, topic, partition, first, ends[partition]):
+        for messages in read_range(bus, topic, partition, first, ends[partition]):
             for message in messages:
                 contents.add(partition, message.key, message.value)
     return contents
-
-
-def partition_batches(
-    bus: Bus, topic: str, partition: int, start: int, end: int
-) -> Iterator[Sequence[Message]]:
-    """Yields the records of a partition with offsets from `start` to before `end`, in batches.
-    Raises `BusError` if the partition ends before.
-    """
-    at = start
-    while at < end:
-        read = bus.read(topic, {partition: at}, bytes_max=BYTES_MAX)
-        if not read:
-            raise BusError(f"{topic} {partition}: ends at {at}, expected to read to {end}")
-        at = read[-1].offset + 1
-        yield [message for message in read if message.offset < end]
 
 
 def _set_fences(target: Bus, topic: str, starts: dict[int, Position]) -> None:

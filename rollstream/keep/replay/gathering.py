@@ -14,17 +14,13 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from rollstream.consumers.replay.topic_copy import (
-    ResumedTopicWriter,
-    mark_begun,
-    partition_batches,
-    refuse_foreign_records,
-)
 from rollstream.consumers.trainer.data.sample import sample_of
 from rollstream.errors import ConfigurationError, DecodeError
+from rollstream.keep.replay.topic_copy import ResumedTopicWriter, mark_begun, refuse_foreign_records
 from rollstream.streams.admissible import TrainingBounds, refusal
 from rollstream.streams.bus import AppendEntry, Bus, Message
 from rollstream.streams.codec import decode, encode
+from rollstream.streams.reader import read_range
 from rollstream.streams.records import GENERATED, PROMPT, Annotation, Record, Trajectory
 from rollstream.streams.topics import partition_of
 from rollstream.streams.values import Address, Span, Version
@@ -92,7 +88,7 @@ class RecordedSource:
                 self.counts["unreadable"] += 1
 
     def _partition(self, topic: str, partition: int, first: int, end: int) -> Iterator[Message]:
-        for messages in partition_batches(self.log, topic, partition, first, end):
+        for messages in read_range(self.log, topic, partition, first, end):
             yield from messages
 
 
@@ -105,24 +101,17 @@ class LabelledSource:
     keep: Callable[[SourceTrajectory], bool] = lambda trajectory: True
 
 
-@dataclass(frozen=True, slots=True)
-class GatherRules:
-    """Which trajectories are taken (those that can be trained within `bounds`) and how they are
-    completed: `fill` computes missing log-probabilities by a model, so the caller of
-    `gather_sources` calls `check_tokens` before.
-    """
-
-    bounds: TrainingBounds
-    fill: Callable[[SourceTrajectory], Trajectory]
+Fill = Callable[[SourceTrajectory], Trajectory]
+"""Completes a trajectory without log-probabilities by those of a model: `check_tokens` first."""
 
 
 def gather_sources(
-    sources: Sequence[LabelledSource], log: Bus, rules: GatherRules, where: str
+    sources: Sequence[LabelledSource], log: Bus, bounds: TrainingBounds, fill: Fill, where: str
 ) -> Counter[str]:
-    """Writes the sources' trajectories, and the annotations of runs, into `log`; returns counts of
-    trajectories and groups taken, and of trajectories left out by reason. Groups are numbered in
-    the order of appearance. Raises `ConfigurationError`, which names the log as `where`, if it
-    holds other records.
+    """Writes the sources' trajectories that can be trained within `bounds`, and the annotations of
+    runs, into `log`; returns counts of trajectories and groups taken, and of trajectories left out
+    by reason. Groups are numbered in the order of appearance. Raises `ConfigurationError`, which
+    names the log as `where`, if it holds other records.
     """
     refuse_foreign_records(log, TOPICS, where)
     for topic in TOPICS:
@@ -130,7 +119,7 @@ def gather_sources(
     counts: Counter[str] = Counter()
     writers = {topic: ResumedTopicWriter(log, topic, where) for topic in TOPICS}
     for labelled in sources:
-        groups = _put_trajectories(writers["trajectories"], labelled, rules, counts)
+        groups = _put_trajectories(writers["trajectories"], labelled, bounds, fill, counts)
         if isinstance(labelled.source, RecordedSource):
             _put_annotations(writers["annotations"], labelled.source, labelled.label, groups)
             counts.update(labelled.source.counts)
@@ -140,7 +129,11 @@ def gather_sources(
 
 
 def _put_trajectories(
-    writer: ResumedTopicWriter, labelled: LabelledSource, rules: GatherRules, counts: Counter[str]
+    writer: ResumedTopicWriter,
+    labelled: LabelledSource,
+    bounds: TrainingBounds,
+    fill: Fill,
+    counts: Counter[str],
 ) -> dict[str, int]:
     """Returns the new group of each trajectory of one source by its name there, -1 for one that was
     left out.
@@ -158,10 +151,10 @@ def _put_trajectories(
             counts["filtered_out"] += 1
             continue
         group = groups.get(trajectory.group, counts["groups"])
-        filled = record if trajectory.has_logprobs else rules.fill(trajectory)
+        filled = record if trajectory.has_logprobs else fill(trajectory)
         renamed = _renamed(filled, labelled.label, group)
         # The trainer's own rule (invariant 12). Dead ones are members of their groups.
-        if renamed.finish != "dead" and (wrong := refusal(renamed, rules.bounds)) is not None:
+        if renamed.finish != "dead" and (wrong := refusal(renamed, bounds)) is not None:
             counts[f"refused_{wrong.kind}"] += 1
             continue
         if trajectory.group not in groups:
