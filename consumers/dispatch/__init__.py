@@ -7,6 +7,6 @@ which trajectory; those of `dispatch.placement` (`planned_policy`) are steps of 
 turns unassigned trajectories into `assignments`: `placement` picks rollouts by the expected
 `lengths` and by the `kinds` of machines, `version_reload` brings back versions that no rollout
 holds, `tails` starts short answers beside long ones. `moves` decides when to move requests between
-rollouts, by `repack` (whole tails, and single long answers). The planners are pure functions that
-the simulator calls, too.
+rollouts, by `repack` (whole tails, and single long answers). `metrics` are those of the role. The
+planners are pure functions that the simulator calls, too.
 """

@@ -8,7 +8,7 @@ from typing import Any
 from rollstream.look.query import fields
 from rollstream.storage.archive.segments import LogRecord
 from rollstream.streams.bus import Message
-from rollstream.streams.reader import classify_message
+from rollstream.streams.classified import classify_message
 from rollstream.streams.records import Fence, Trajectory
 from rollstream.streams.values import Address
 

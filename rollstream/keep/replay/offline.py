@@ -19,7 +19,7 @@ from typing import Any
 from transformers.utils.logging import disable_progress_bar
 
 from rollstream.consumers.objective_settings import BEHAVIOUR
-from rollstream.consumers.trainer.data.prepare import training_rule
+from rollstream.consumers.trainer.data.training_rule import training_rule
 from rollstream.consumers.trainer.learn.base import open_learner
 from rollstream.consumers.trainer.past_versions import PublishedVersions
 from rollstream.errors import ConfigurationError

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from rollstream.consumers.trainer.data.groups import fetch_annotations, fetch_group
 from rollstream.consumers.trainer.data.prepare import PreparedGroup, prepare_group
+from rollstream.consumers.trainer.data.recorded_groups import fetch_annotations, fetch_group
 from rollstream.consumers.trainer.data.selection import groups_of_update, pack_micro_batches
 from rollstream.keep.replay.recorded_steps import PlannedStep, RecordedSteps
 from rollstream.keep.replay.training import ReplayCourse

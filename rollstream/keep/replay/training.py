@@ -17,16 +17,17 @@ from rollstream.consumers.trainer.checkpoint import TrainerState
 from rollstream.consumers.trainer.data.groups import ReceivedCompletion
 from rollstream.consumers.trainer.data.metrics import StepMetrics
 from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed, number_of
-from rollstream.consumers.trainer.data.prepare import TrainingRule
 from rollstream.consumers.trainer.data.ready_groups import ReadyGroup
 from rollstream.consumers.trainer.data.selection import UpdateProgress, pack_micro_batches
+from rollstream.consumers.trainer.data.training_rule import TrainingRule
 from rollstream.consumers.trainer.learn.base import Learner
-from rollstream.consumers.trainer.ledger import Ledger, LedgerTail, missing_lines
+from rollstream.consumers.trainer.ledger import Ledger, LedgerTail
 from rollstream.consumers.trainer.loop import StepLoop
 from rollstream.consumers.trainer.past_versions import NeededVersions
 from rollstream.consumers.trainer.publisher import CheckpointRetention, StepPublisher
 from rollstream.consumers.trainer.retention import HeldVersions
 from rollstream.consumers.trainer.takes import TakeRepeater
+from rollstream.consumers.trainer.totals import missing_lines
 from rollstream.consumers.trainer.versions import VersionWriter
 from rollstream.keep.replay.recorded_steps import PlannedStep
 from rollstream.revision import code_revision
