@@ -159,7 +159,8 @@ class FencedWriter:
                 raise
             except BusError as error:
                 if deadline.passed():
-                    # The role exits and restarts under a new term.
+                    # If the batch is missing, the next number would be a gap; if it is there, the
+                    # same number would be a repeat. A new term counts from 0.
                     self._broken = str(error)
                     raise
             time.sleep(min(RETRY_PAUSE_S, deadline.remaining_s()))

@@ -60,7 +60,8 @@ def continuation(
 ) -> Continuation:
     """Returns how the trajectory continues after `assignment`, its newest one: from the newest
     partial (`chain`), under `keep_version` only if its version is `resumable` (invariant 4), else
-    again from the prompt.
+    again from the prompt. Before, `version_reload.py` weighs tokens that would be generated again
+    against the slots of an idle rollout that loads the version.
     """
     attempt = 1 if assignment is None else assignment.attempt + 1
     moves = 0 if assignment is None else assignment.moves + 1

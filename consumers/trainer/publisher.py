@@ -98,7 +98,8 @@ class StepPublisher:
 
     The stages of each step (docs/reference/invariants.md, A trainer's step):
 
-    1. Write the version's objects, the manifest last.
+    1. Write the version's objects, the manifest last; none if the version is believed already. Are
+       its bits others, the run continues as a fork, and the next version is an anchor.
     2. Swap `latest.json`: the version is believed.
     3. Announce the version.
     4. Append `StepDone`.

@@ -229,9 +229,9 @@ class Engine(Protocol):
         ...
 
     def update(self, update: WeightUpdate, mode: UpdateMode) -> None:
-        """Serve these weights from the next decode step on. The served bits are the same whether
-        only the differences are written (if the engine serves the update's `base`) or all tensors
-        are loaded.
+        """Emit what was generated before under its version, then serve these weights. The served
+        bits are the same whether only the differences are written (if the engine serves the
+        update's `base`) or all tensors are loaded.
 
         With `keep_version` the engine must be empty if the version changes; an adapter instead is
         served beside the others, for requests that name it. `in_flight` keeps the KV cache of

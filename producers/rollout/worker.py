@@ -109,8 +109,9 @@ class RolloutLoop:
             stop.wait(IDLE_S)
 
     def take_assignments(self) -> None:
-        """Read new assignments. A released trajectory is dropped, or handed over if another rollout
-        continues it; starts and resumes wait until `start_waiting`.
+        """Read new assignments, of this term of the rollout's name alone. A released trajectory is
+        dropped, or handed over if another rollout continues it; starts and resumes wait until
+        `start_waiting`.
         """
         for released in self.assignments.read():
             if not released.onward:

@@ -131,7 +131,8 @@ class GroupIntake:
 
     def end(self, group: int) -> TrainerGroup | None:
         """Removes a taken or closed group and returns it; None if its admission is not read yet.
-        Its later records count as late.
+        Its later records count as late. A resumed trainer ends the groups of recorded takes before
+        it reads.
         """
         ended = self.open.pop(group, None)
         if ended is None:
