@@ -291,7 +291,6 @@ PAGES: dict[str, tuple[Callable[[], Iterator[str]], ...]] = {
         partial(case_lines, "resume_identical", "recovery_time", "partials_*", "promise_cost"),
     ),
     "explanation/lora.md": (partial(case_lines, "lora_*"),),
-    "how-to/vllm.md": (partial(case_lines, "vllm_overhead", "vllm_update*", "vllm_logprob_*"),),
     "reference/audit.md": (partial(case_lines, "audit_*", "replay_read*"),),
     "reference/s3.md": (partial(case_lines, "s3_*"),),
     "reference/commands.md": (command_lines,),

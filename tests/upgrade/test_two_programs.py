@@ -1,5 +1,5 @@
 """An earlier program of this repository and the present one over one run: they agree, or the
-earlier one refuses and names the reason (invariant 14; docs/how-to/upgrade.md has what was tried).
+earlier one refuses and names the reason (invariant 14; docs/how-to/upgrade.md).
 """
 
 import json
