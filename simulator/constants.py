@@ -143,7 +143,7 @@ CONSTANTS = {
     ),
     "repair_s": known(252.0, "s", "Laminar §8.5: full recovery of a machine"),
     # the experiment
-    "steps": known(10, "", "the issue: ten steps"),
+    "steps": known(10, "", "length of the experiment"),
     "steps_skipped": known(3, "", "buffers fill and tails form before it is measured"),
 }
 """All constants by name; a configuration's table `[constants]` replaces values.

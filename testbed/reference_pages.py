@@ -1,6 +1,7 @@
 """Writes the generated tables of `docs/` from the code (commands, settings, records, topics,
-metrics, figures, views, sizes), those of README and docs from the last run of each benchmark, and
-`deploy/alerts.yml` and the explorer's `figures.js`, which are generated as a whole.
+metrics, figures, views, sizes, the simulator's constants, rights), those of README and docs from
+the last run of each benchmark, and `deploy/alerts.yml` and the explorer's `figures.js`, which are
+generated as a whole.
 
 `python -m testbed.reference_pages` rewrites the pages; `tests/docs/test_reference_pages.py` fails
 while one is stale. Only the text between two markers is generated.
@@ -25,6 +26,7 @@ from rollstream.run.cli.arguments import CommandParser
 from rollstream.run.cli.commands import COMMANDS, GROUPS, command_parsers
 from rollstream.run.cli.look.config import plain_text, setting_tables, type_text
 from rollstream.run.metrics.catalogue import BY_ROLE, PREFIX
+from rollstream.simulator.constants import CONSTANTS
 from rollstream.streams import values
 from rollstream.streams.records import SCHEMAS, SCHEMAS_BY_TOPIC
 from rollstream.streams.topics import DEAD, Topic, catalogue
@@ -38,6 +40,12 @@ DOCS = ROOT / "docs"
 FOLDER = DOCS / "reference"
 ALERTS = ROOT / "deploy" / "alerts.yml"
 FIGURES_SCRIPT = PAGE / "figures.js"
+RIGHTS_FILE = ROOT / "deploy" / "access" / "rights.json"
+RIGHTS = {
+    "writes": "writes topics", "reads": "reads topics", "truncates": "truncates topics",
+    "groups": "commits as groups", "puts": "writes keys", "deletes": "deletes keys",
+}  # fmt: skip
+"""The columns of the table of rights: key of `RIGHTS_FILE`, heading."""
 ARRAY_FIELD = re.compile(r":([uif])(\d)$")
 ARRAY_NAMES = {"u": "uint", "i": "int", "f": "float"}
 
@@ -281,6 +289,27 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
+# ---- the simulator's constants, and rights -------------------------------------------------------
+
+
+def constant_lines() -> Iterator[str]:
+    yield "| constant | value | range | source |"
+    yield "|---|---|---|---|"
+    for name, constant in CONSTANTS.items():
+        unit = f" {constant.unit}" if constant.unit else ""
+        assumed = constant.low < constant.high
+        limits = f"{constant.low:g} – {constant.high:g}" if assumed else ""
+        yield f"| `{name}` | {constant.value:g}{unit} | {limits} | {_cell(constant.source)} |"
+
+
+def right_lines() -> Iterator[str]:
+    yield "| role | " + " | ".join(RIGHTS.values()) + " |"
+    yield "|---" * (len(RIGHTS) + 1) + "|"
+    for role, rights in json.loads(RIGHTS_FILE.read_text(encoding="utf-8")).items():
+        cells = (", ".join(f"`{name}`" for name in rights[column]) for column in RIGHTS)
+        yield re.sub(r"\| (?= )", "|", f"| `{role}` | {' | '.join(cells)} |")
+
+
 PAGES: dict[str, tuple[Callable[[], Iterator[str]], ...]] = {
     "../README.md": (readme_lines,),
     "explanation/benchmarks.md": (all_lines,),
@@ -292,6 +321,8 @@ PAGES: dict[str, tuple[Callable[[], Iterator[str]], ...]] = {
     ),
     "explanation/lora.md": (partial(case_lines, "lora_*"),),
     "reference/audit.md": (partial(case_lines, "audit_*", "replay_read*"),),
+    "explanation/simulator.md": (constant_lines,),
+    "reference/kafka.md": (right_lines,),
     "reference/s3.md": (partial(case_lines, "s3_*"),),
     "reference/commands.md": (command_lines,),
     "reference/settings.md": (setting_lines,),

@@ -1,5 +1,5 @@
-"""One list of rights, deploy/access/rights.json, has all its readers: the pages of docs/, the IAM
-policies and the services of the stack.
+"""One list of rights, deploy/access/rights.json, has all its readers: the IAM policies and the
+services of the stack. (The table of docs/ is generated from it.)
 """
 
 import json
@@ -15,20 +15,6 @@ from tests.access.policies import FILE, iam_policy, rights
 from tests.access.secured import FILE as STACK
 
 DOCS = ROOT / "docs" / "reference"
-COLUMNS = ("writes", "reads", "truncates", "groups", "puts", "deletes")
-
-
-def row(role: str) -> str:
-    """The role's row of the table in docs/reference/kafka.md."""
-    given = rights()[role]
-    cells = [", ".join(f"`{name}`" for name in given[column]) for column in COLUMNS]
-    return f"| `{role}` | {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |")
-
-
-def test_the_page_has_every_role_and_right() -> None:
-    page = (DOCS / "kafka.md").read_text()
-    missing = [row(role) for role in rights() if row(role) not in page]
-    assert missing == []
 
 
 def test_rights_name_topics_of_the_catalogue_and_a_single_holders_topic_has_its_one_writer() -> (

@@ -94,15 +94,6 @@ def test_every_constant_has_a_source_and_every_assumed_one_a_range():
         assert constant.low <= constant.value <= constant.high, name
 
 
-def test_every_constant_stands_in_the_documentation_with_its_value_and_range():
-    text = (EXAMPLES.parent / "docs" / "explanation" / "simulator.md").read_text(encoding="utf-8")
-    for name, constant in CONSTANTS.items():
-        unit = f" {constant.unit}" if constant.unit else ""
-        known = constant.low == constant.high
-        between = "" if known else f"{constant.low:g} – {constant.high:g}"
-        assert f"| `{name}` | {constant.value:g}{unit} | {between} | " in text
-
-
 def test_a_replica_costs_as_its_constants():
     """7B on one GPU: 15.2 GB at three quarters of 3.35 TB/s, and the rest of the memory for KV."""
     cluster = cluster_of(MODELS["qwen2.5-7b"], 8, 0.5, policy_of("laminar"), constant_values())
