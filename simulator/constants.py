@@ -149,8 +149,9 @@ CONSTANTS = {
 """All constants by name; a configuration's table `[constants]` replaces values.
 
 The sources are the papers of Laminar (arXiv 2510.12633), RhymeRL (arXiv 2508.18588) and AReaL
-(arXiv 2505.24298), and the libraries verl, vLLM and Megatron-LM. TP is tensor parallelism, MFU the share of the peak arithmetic that training reaches, eta
-AReaL's bound on the lag, and a wave as many groups as one step trains.
+(arXiv 2505.24298), and the libraries verl, vLLM and Megatron-LM. TP is tensor parallelism, MFU the
+share of the peak arithmetic that training reaches, eta AReaL's bound on the lag, and a wave as many
+groups as one step trains.
 """
 
 
