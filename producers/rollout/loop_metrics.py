@@ -13,9 +13,7 @@ FINISHES = ("stop", "length", "dead")  # how a trajectory can end
 def rollout_metrics(
     publisher: RolloutPublisher, follower: WeightsFollower, judged: int, oldest_s: float
 ) -> MetricValues:
-    """Returns the rollout's metrics. `judged` trajectories wait for a reward or the environment's
-    reply; `oldest_s` is the age of the oldest running one in seconds.
-    """
+    """`oldest_s` is the age of the oldest running trajectory in seconds."""
     newest = follower.newest
     values: dict[str, MetricValue] = {
         "rollout_term": publisher.term,

@@ -40,16 +40,11 @@ REPAIRS_MAX = 3  # in a row
 
 
 class WeightsFollower:
-    """The newest announced version, and its tensors once they are fetched.
+    """Fetches the newest announced version: the rollout calls `prefetch`, then `take`, swaps the
+    engine's weights, and calls `compare`. One background thread fetches or compares, never both, so
+    the tensors do not change between `take` and `verdict`.
 
-    The rollout calls `prefetch`, then `take`, swaps the engine's weights, and calls `compare`. One
-    background thread fetches or compares, never both, so the tensors do not change between `take`
-    and `verdict`.
-
-    The topic of a named `stream` must exist (`bus.create([stream.topic])`, which may be repeated).
-
-    The first version decides how all are held (`holder.py`): in the way `large` above `large_above`
-    bytes, else in this process.
+    The first version decides how all are held: in the way `large` above `large_above` bytes.
     """
 
     def __init__(
@@ -79,12 +74,12 @@ class WeightsFollower:
         self.prepare: Callable[[WeightUpdate], WeightUpdate] = lambda update: update
         """The engine's own preparation of an update, set once there is an engine."""
         self.hold_name: Callable[[], None] = lambda: None
-        """Called after each fetch, in the background thread: creates the object of this rollout's
-        name in the store again if dispatch deleted it (`storage/terms.py`).
+        """In the background thread after each fetch: creates the object of this rollout's name
+        again if dispatch deleted it (`storage/terms.py`).
         """
         self.writes: Collection[str] = SHARED_FEATURES
-        """The features of the records that this rollout writes. A trainer that lacks one could not
-        read them: `read` then raises `NewerRelease` (invariant 14).
+        """The features of this rollout's records. A trainer that lacks one could not read them:
+        `read` then raises `NewerRelease` (invariant 14).
         """
         self.unavailable: Version | None = None
         """The last version that `fetch_version` could not fetch."""
@@ -103,7 +98,6 @@ class WeightsFollower:
         return [self._reader]
 
     def read(self) -> None:
-        """Note the versions announced since the last call."""
         for received in self._reader.follow():
             record = received.record
             # The publisher of a named stream reads nothing that this rollout writes.
@@ -115,8 +109,8 @@ class WeightsFollower:
                 self._newest = record
 
     def prefetch(self, served: Version | None) -> None:
-        """Start to fetch the newest version, unless the engine serves it (`served`), a fetch or
-        comparison runs, or its result was not taken yet.
+        """Fetch the newest version, unless the engine serves it (`served`), a fetch or comparison
+        runs, or its result was not taken yet.
         """
         newest = self._newest
         self._note_served(served)
@@ -124,9 +118,8 @@ class WeightsFollower:
             self._begin(lambda: self._fetch(newest))
 
     def fetch_ahead(self, served: Version | None) -> None:
-        """As `prefetch`, for a rollout that cannot take a version yet: a newer version replaces a
-        fetched one. Its update starts at the served version, so decoding never stops for the
-        version between.
+        """As `prefetch`, but a newer version replaces a fetched one. Its update starts at the
+        served version, so decoding never stops for the version between.
         """
         fetched, newest = self._fetched, self._newest
         self._note_served(served)
@@ -144,8 +137,8 @@ class WeightsFollower:
             self._holder.note_served(version)
 
     def take(self) -> FetchedWeights | None:
-        """Returns the fetched version once, else None. Raises the error of a fetch whose tries all
-        failed. The tensors do not change until the verdict of `compare`, or the next `prefetch`.
+        """Returns the fetched version once; its tensors do not change until the verdict of
+        `compare`, or the next `prefetch`. Raises the error of a fetch whose tries all failed.
         """
         if self.is_busy():
             return None
@@ -156,9 +149,7 @@ class WeightsFollower:
         return fetched
 
     def compare(self, fetched: FetchedWeights, read_back: ReadBack, seconds: float) -> None:
-        """Start to compare a bounded sample of tensors (after a repair all) with the served ones,
-        after an update of `seconds`.
-        """
+        """Compares a bounded sample, after a repair all tensors, after an update of `seconds`."""
         self._note_served(fetched.update.version)
         sizes = fetched.holder.sizes(fetched.update.tensors)
         names = None if fetched.repairs else self._rotation.next(sizes)
@@ -166,7 +157,7 @@ class WeightsFollower:
         self._begin(lambda: self._compare(fetched, read_back, names, seconds))
 
     def verdict(self) -> ReadBackResult | None:
-        """Returns the result of the comparison once. After a mismatch `verified` is False until the
+        """Returns the comparison's result, once. After a mismatch `verified` is False until the
         repaired version was compared in full.
         """
         if self.is_busy():
@@ -184,9 +175,9 @@ class WeightsFollower:
             self._thread.join()
 
     def repair(self, keep: bool) -> None:
-        """Start to fetch the newest version, or with `keep` the version taken last, into new
-        memory; does nothing while a fetch runs. Raises `EngineRefused` after `REPAIRS_MAX` repairs
-        in a row without success.
+        """Fetch the newest version, or with `keep` the one taken last, into new memory; does
+        nothing while a fetch runs. Raises `EngineRefused` after `REPAIRS_MAX` repairs in a row
+        without success.
         """
         announced = self._taken if keep else self._newest
         if announced is None or not self._is_idle():
@@ -201,8 +192,8 @@ class WeightsFollower:
         self._begin(lambda: self._fetch(announced, or_newer=not keep))
 
     def fetch_version(self, version: Version) -> None:
-        """Start to fetch exactly this version, perhaps an older one; does nothing while another
-        fetch runs. If it fails, `unavailable` names the version and no error is raised.
+        """Fetches exactly this version; does nothing while another fetch runs. If it fails,
+        `unavailable` names the version and no error is raised.
         """
         ahead = self._fetched
         if ahead is not None and not ahead.repairs and ahead.announced.version != version:

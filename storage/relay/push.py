@@ -1,6 +1,5 @@
-"""Sends the trainer's new versions to the relays while they are uploaded. A push guarantees
-nothing, and the trainer never waits for one: relays verify a version against its announced
-manifest, and read missing objects from the bucket.
+"""Sends new versions to the relays. A push guarantees nothing, and the trainer never waits for one:
+relays verify a version against its announced manifest, and read missing objects from the bucket.
 """
 
 import logging
@@ -31,8 +30,8 @@ VERSIONS_MAX = 4  # versions without a manifest yet; older ones were abandoned b
 
 
 class ChainPush:
-    """Sends objects to the head of the chain in a thread, one after the other. At most `bytes_max`
-    bytes wait or are being sent; a push that does not fit, fails, or finds no relay is given up.
+    """At most `bytes_max` bytes wait or are being sent; a push that does not fit, fails, or finds
+    no relay is given up.
     """
 
     def __init__(self, directory: RelayDirectory, bytes_max: int, pace: BandwidthLimiter) -> None:
@@ -45,7 +44,6 @@ class ChainPush:
         self._counters: Counter[str] = Counter()
 
     def hand_over(self, key: str, data: bytes) -> None:
-        """Queue the object, or skip it without room; return at once."""
         with self._lock:
             if self._bytes + len(data) > self._bytes_max:
                 self._counters["given_up"] += 1
@@ -82,9 +80,7 @@ class ChainPush:
                 self._done(len(data), given_up)
 
     def _push(self, key: str, data: bytes) -> bool:
-        """Returns False if the push is given up or refused, True once the head has all of the
-        object.
-        """
+        """Returns False if the push is given up or refused."""
         digest = content_hash(data)
         for _ in range(HEADS_MAX):
             head = self._head()
@@ -160,8 +156,8 @@ class ChainPush:
 
 
 class PushingStore:
-    """Wraps `store`, with uploads and pushes in the background; at most `bytes_max` bytes wait for
-    their upload, and as many for their push. Threads may share it.
+    """Uploads and pushes in the background; at most `bytes_max` bytes wait for their upload, and as
+    many for their push.
 
     `create` of a version's object returns before the object is stored; reading, listing and
     deleting wait for the upload. `create` of the manifest waits for all objects of its version, so
@@ -183,7 +179,6 @@ class PushingStore:
         self._uploads: dict[Version, dict[str, _Upload]] = {}
 
     def create(self, key: str, data: Data) -> str:
-        """Create the object, in the background if it belongs to a version; returns its hash."""
         version = version_of(key)
         if version is None:
             return self._store.create(key, data)

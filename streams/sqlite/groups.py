@@ -1,6 +1,6 @@
-"""Consumer groups of the SQLite bus. A member holds partitions by leases, entries with an expiry
-time (not the lease of a role): at most one at a time, and delivery is at least once: records that
-were read and not committed are read again by the next holder.
+"""Consumer groups on SQLite: a member holds partitions by leases, entries with an expiry time (not
+the lease of a role), at most one at a time. Delivery is at least once: records that were read and
+not committed are read again by the next holder.
 """
 
 import sqlite3
@@ -19,22 +19,18 @@ CLAIM_EVERY_S = 0.2  # a waiting member claims again at least this often: others
 
 
 class GroupCoordinator(Protocol):
-    """Keeps the members of groups and their leases, valid until a fixed time after the member's
-    last `claim`.
-    """
+    """Leases are valid until a fixed time after the member's last `claim`."""
 
     def claim(self, group: str, topic: str, member: str, partitions: int) -> frozenset[int]:
-        """Register the member as alive, renew or change its leases by `claim_partitions`, and
-        return the partitions that it holds now, of the topic's `partitions`.
-        """
+        """Register the member as alive; returns the partitions that it holds now."""
         ...
 
     def commit_held(
         self, group: str, topic: str, member: str, positions: Mapping[int, Position]
     ) -> None:
-        """Store the positions of those partitions whose lease no other member has taken, even if it
-        ran out; ignore the others. Otherwise a member that was suspended for longer than its lease,
-        and not replaced, would commit nothing, and believe that it had.
+        """Stores the positions of partitions whose lease no other member has taken, even if it ran
+        out; the others are ignored. Otherwise a member that was suspended for longer than its
+        lease, and not replaced, would commit nothing, and believe that it had.
         """
         ...
 
@@ -42,9 +38,7 @@ class GroupCoordinator(Protocol):
 
 
 class LeasedGroupReader:
-    """Implements `GroupReader` (`streams/bus.py`). A member that does not poll loses its partitions
-    when its leases expire.
-    """
+    """A member that does not poll loses its partitions when its leases expire."""
 
     def __init__(
         self, bus: Bus, coordinator: GroupCoordinator, group: str, topic: str, member: str
@@ -108,17 +102,13 @@ class LeasedGroupReader:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLease:
-    """The member `owner` holds a partition until `expires_s` on the bus's clock."""
-
     owner: str
     expires_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionClaim:
-    """The partitions that a member `held` after its claim, whose leases are to be written, and
-    those that it `released`, whose leases are to be deleted.
-    """
+    """Leases to write (`held`) and to delete (`released`)."""
 
     held: frozenset[int]
     released: frozenset[int]
@@ -131,9 +121,8 @@ def claim_partitions(
     partitions: int,
     now_s: float,
 ) -> PartitionClaim:
-    """Returns which partitions `member` holds and which it releases. Pure. `members` maps all
-    members to their expiry times; `member` itself counts as alive. A new member gets its share once
-    the others have released it.
+    """Returns a member's claim; `members` maps all members to their expiry times, and `member`
+    itself counts as alive. A new member gets its share once the others have released it.
     """
     alive = sorted({name for name, expires_s in members.items() if expires_s > now_s} | {member})
     # Dealt to the live members in turn, in the order of their names.
@@ -156,7 +145,6 @@ _OF_GROUP = "WHERE group_name = ? AND topic = ?"
 
 
 def read_commits(database: Database, group: str, topic: str) -> dict[int, Position]:
-    """Returns the group's positions in the file by partition."""
     with database.reading("read") as connection:
         columns = {name for _, name, *_ in connection.execute("PRAGMA table_info(commits)")}
         # A file of release 0.1.0 lacks the column.
@@ -169,9 +157,8 @@ def read_commits(database: Database, group: str, topic: str) -> dict[int, Positi
 
 
 class SqliteGroups:
-    """Implements `GroupCoordinator` in one SQLite file, with the committed positions of all groups.
-    Every change is one transaction, so no other member can claim a partition between the check of a
-    lease and the commit.
+    """Every change is one transaction, so no other member can claim a partition between the check
+    of a lease and the commit.
     """
 
     def __init__(self, path: Path, sync: Sync, lease_s: float, clock: Callable[[], float]) -> None:

@@ -30,9 +30,8 @@ def open_paced(
     slots: int,
     context_max: int,
 ) -> PacedEngine:
-    """Open the engine `paced`. Its steps take the time of a model on the described accelerator,
-    divided by `settings.time_scale`; its tokens are below `vocabulary`. `tensors` are served as
-    `version` and updated like a model's, but compute nothing.
+    """Open the engine `paced`, whose tokens are below `vocabulary`. `tensors` are served as
+    `version` and updated, but compute nothing.
     """
     kv_tokens = settings.kv_tokens
     shape = PacedShape(
@@ -48,9 +47,6 @@ def open_paced(
 
 
 def roofline_from(settings: RooflineSettings) -> Roofline:
-    """Returns the roofline of the settings' profile file (`rollstream profile`), else of the
-    accelerator and model that they describe.
-    """
     if settings.profile is not None:
         return read_profile(settings.profile).roofline
     return roofline_of_hardware(
@@ -64,9 +60,6 @@ def roofline_from(settings: RooflineSettings) -> Roofline:
 
 
 def lengths_from(settings: LengthSettings) -> LengthSampler:
-    """Returns a sampler of the settings' trace, else of their mixture, else of one log-normal
-    distribution.
-    """
     if settings.trace is not None:
         return LengthSampler(read_trace(settings.trace), settings.correlation)
     parts = [(part.weight, LogNormal(part.median, part.p99)) for part in settings.parts]

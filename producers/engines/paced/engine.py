@@ -1,5 +1,4 @@
-"""An engine without a model, so that a run with many fast rollouts can be measured on a small
-machine: lengths are drawn, tokens pseudo-random, and a decode step takes the time of a `Roofline`
+"""An engine without a model: drawn lengths, pseudo-random tokens, and a `Roofline`'s step times
 (docs/explanation/paced-engine.md).
 """
 
@@ -29,9 +28,7 @@ from rollstream.streams.values import Floats, Tokens, Version
 
 
 class EngineClock(Protocol):
-    """The clock of the simulated accelerator. Its seconds may pass faster than those of the
-    caller's clock.
-    """
+    """Its seconds may pass faster than those of the caller's clock."""
 
     @property
     def scale(self) -> float:
@@ -47,8 +44,6 @@ class EngineClock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ScaledClock:
-    """Implements `EngineClock` by real time that passes `scale` times as fast."""
-
     scale: float = 1.0
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -62,15 +57,13 @@ class ScaledClock:
 
 
 CATCH_UP_S_MAX = 1.0
-"""Longest time, in the caller's seconds, for which `poll` makes up steps. A longer pause means that
-the process was stopped, and a real engine would not have decoded either.
+"""Caller's seconds of steps that `poll` makes up; after a longer pause the process was stopped, and
+a real engine would not have decoded either.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class PacedShape:
-    """Describes the engine's capacity, vocabulary, speed (`roofline`) and lengths of answers."""
-
     slots: int
     context_max: int
     kv_capacity: int
@@ -81,12 +74,8 @@ class PacedShape:
 
 
 class PacedEngine(QueuedEngine[PacedSequence]):
-    """Implements `Engine`. `tensors` are the weights of `version`, under any names and of any
-    shapes; they are copied.
-
-    All step times until the next event (a turn ends, tokens are due, the cache is full) are known
-    beforehand. So `poll` sleeps until that event and counts all steps before it at once: the engine
-    needs little processor time, however many steps pass.
+    """`tensors` are the weights of `version`, under any names and of any shapes; they are
+    copied.
     """
 
     def __init__(
@@ -119,8 +108,8 @@ class PacedEngine(QueuedEngine[PacedSequence]):
         return self._batch.rows
 
     def poll(self, deadline_s: float) -> list[Emission]:
-        """Returns new emissions as `Engine.poll` does; waits for one step at least, even if it ends
-        after the deadline.
+        """Returns emissions as `Engine.poll`; waits for one step at least, even beyond the
+        deadline.
         """
         end_s = self._pace.now() + deadline_s * self._pace.scale
         late = CATCH_UP_S_MAX * self._pace.scale

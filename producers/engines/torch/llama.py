@@ -1,6 +1,5 @@
-"""Decode steps, verification passes and prefill of the Llama and Qwen families, over fused weights.
-With few rows and a small model a call's overhead is as large as its arithmetic, so a step makes few
-calls.
+"""The Llama and Qwen families, over fused weights: with few rows and a small model a call's
+overhead is as large as its arithmetic.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -62,9 +61,7 @@ class FusedDecoder:
         self.rotations = rotations(config, shape.width, context_max + 1).to(device)
 
     def fill(self, tensors: Mapping[str, torch.Tensor]) -> EngineWeights:
-        """Serve these weights; adapters over them can be served from then on. Returns the object by
-        which the engine loads later versions.
-        """
+        """Serve these weights; returns the object by which the engine loads later versions."""
         weights = open_weights(self.served, tensors)
         norms = {name: tensors[name].clone() for name in tensors if "layernorm" in name}
         self.adapters = ServedAdapters(self.shape, norms, self.dtype, self.device)
@@ -197,13 +194,10 @@ class FusedDecoder:
 
 @dataclass(frozen=True, slots=True)
 class LayerTerms:
-    """The low-rank products of one layer, if the rows have adapters."""
-
     layer: int
     routes: AdapterRoutes | None
 
     def add(self, out: torch.Tensor, x: torch.Tensor, product: int) -> None:
-        """Add the low-rank part of matrix product `product` of `x` to `out`, in place."""
         if self.routes is not None:
             self.routes.add(out, x, self.layer, product)
 

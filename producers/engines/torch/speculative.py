@@ -1,6 +1,5 @@
-"""Speculative decoding of a batch: verification passes while `gate` measures them to be faster,
-plain steps otherwise. Tokens are those of `DecodeBatch`, up to rounding; weights change only
-between two passes or steps.
+"""Speculative decoding of a batch while `gate` measures it to be faster. Tokens are those of
+`DecodeBatch`, up to rounding.
 """
 
 import time
@@ -26,19 +25,16 @@ from rollstream.streams.values import Drafts, Floats, Tokens
 MEASURE_STEPS = 4  # one plain step in this many is measured while drafts are off
 MEASURE_STEPS_HOPELESS = 16  # the same, while drafts are too seldom accepted to be tried
 SQUEEZE_FACTOR = 16
-"""Hidden columns are removed once attention has read more of them, over all passes, than this many
-times the cached tokens: reading them has then cost as much as removing them.
+"""Hidden columns are removed once attention has read more of them than this many times the cached
+tokens: reading them has then cost as much as removing them.
 """
 
 
 class SpeculativeBatch(DecodeBatch):
-    """Decodes as `DecodeBatch` does, with drafts from `source` while `gate` is on. While
-    `is_verifying`, generated tokens are on the host, in the row states of `drafting`.
+    """While `is_verifying`, generated tokens are on the host, in the row states of `drafting`.
 
-    Rows gain different numbers of tokens in a pass. So all rows advance by the largest number, and
-    the mask of each row hides its columns beyond its own. `_squeeze` removes these hidden columns
-    before plain steps resume, when columns run out, and when reading them has cost as much as
-    removing them.
+    Rows gain different numbers of tokens in a pass. All rows advance by the largest number, and
+    each row's mask hides its columns beyond its own.
     """
 
     def __init__(

@@ -40,16 +40,15 @@ from rollstream.storage.weights.tensors import DTYPES, tensor_bytes, tensor_hash
 
 ALIGNMENT = 64  # each array in a file begins at a multiple of so many bytes
 PATCH_SHARE = 6
-"""A part of a tensor (`TensorPart`) is written whole if more than 1 in this many of its elements
-changed: all elements then take less room than the changed ones with their positions.
+"""A part is written whole if more than 1 in this many of its elements changed: all elements then
+take less room than the changed ones with their positions.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class PartWrite:
-    """Writes a range of one tensor, from position `begin` on: the checkpoint's `values`, into the
-    served memory of each view, multiplied by the factors beside it, one per column, and unchanged
-    into `kept`, the engine's copy of the tensor, if there is one.
+    """Writes `values` from position `begin` on into each view, times the factors beside it, one per
+    column, and unchanged into `kept`, the engine's copy.
     """
 
     views: Sequence[tuple[WeightView, Tensor | None]]
@@ -66,9 +65,8 @@ class PartWrite:
 
 @dataclass(frozen=True, slots=True)
 class StreamedWrites:
-    """Holds a prepared update, whose new tensors match their hashes: the `writes`, with their
-    values in files; the new tensors that have no served memory of their own (`norms`); and those
-    that cannot be read back bit for bit after the update (`kept`).
+    """A prepared update: the `writes`, with their values in files; the new tensors without served
+    memory (`norms`); and those that cannot be read back bit for bit (`kept`).
     """
 
     writes: tuple[TensorWrite | PartWrite, ...]
@@ -78,10 +76,7 @@ class StreamedWrites:
 
 @dataclass(slots=True)
 class StreamedWeights:
-    """Updates the weights of one engine through the views of `served`. `kept` holds copies of the
-    tensors that cannot be read back from the served memory (`exact_view`), by the engine's names.
-    One thread at a time uses an instance; `prepare` and `compare` may run beside decoding.
-    """
+    """One thread at a time uses an instance; `prepare` and `compare` may run beside decoding."""
 
     served: ServedWeights
     kept: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
@@ -89,15 +84,14 @@ class StreamedWeights:
     """The served version's manifest; None during a load and after a failed one."""
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
-        """Returns the update with `prepared` set; the served weights do not change. Raises
-        `WrongBase`, which names the tensors that do not have their hashes after their deltas, and
-        `EngineRefused`, which names a tensor that the model cannot serve.
+        """Returns the served weights do not change. Raises `WrongBase` for tensors without their
+        hashes after their deltas, and `EngineRefused` for one that the model cannot serve.
         """
         return replace(update, prepared=_Pass(self, _streamed(update)).collect())
 
     def load(self, update: WeightUpdate) -> None:
-        """Serve the update, between two decode steps. Raises `EngineRefused` if it was prepared for
-        another served version. After an error during the writes no version is held.
+        """Raises `EngineRefused` if it was prepared for another served version. After an error
+        during the writes no version is held.
         """
         prepared, tensors = update.prepared, _streamed(update)
         if not isinstance(prepared, StreamedWrites):
@@ -115,9 +109,8 @@ class StreamedWeights:
         self.manifest, self.served.held = tensors.manifest, update.version
 
     def compare(self, names: Iterable[str], tensors: Mapping[str, Tensor]) -> WeightComparison:
-        """Compare the served tensors of these names with their hashes in the manifest of `tensors`.
-        A tensor is the same if its elements, read back, have that hash, and serving them again
-        gives the served bits.
+        """Compares tensors: one is the same if its elements, read back, have the manifest's hash,
+        and serving them again gives the served bits.
         """
         assert isinstance(tensors, StreamedTensors), "a streamed engine is given streamed versions"
         entries = {name: self.stored(name, tensors) for name in self.served.shapes}
@@ -130,8 +123,8 @@ class StreamedWeights:
         return WeightComparison(len(served_names), tuple(differing))
 
     def stored(self, name: str, tensors: StreamedTensors) -> tuple[str, TensorEntry]:
-        """Returns the name under which the version stores the engine's tensor `name`, and its entry
-        in the manifest. Raises `EngineRefused` if the version lacks it.
+        """Returns the name under which the version stores the tensor, and its entry. Raises
+        `EngineRefused` if the version lacks it.
         """
         weights = tensors.manifest.weights
         stored_name = weights.owner(self.served.held_as(name, tensors))
@@ -140,8 +133,8 @@ class StreamedWeights:
         return stored_name, weights.tensors[stored_name]
 
     def reader(self, name: str, dtype: str) -> ReadElements:
-        """Returns a function that reads ranges of a served tensor, as the checkpoint's elements,
-        from the engine's copy or back from the served memory.
+        """Returns a reader of ranges as the checkpoint's elements, from the engine's copy or the
+        served memory.
         """
         copy, element = self.kept.get(name), element_of(dtype)
         view = None if copy is not None else self.exact_view(name, dtype, self.kept)
@@ -157,9 +150,9 @@ class StreamedWeights:
         return read
 
     def exact_view(self, name: str, dtype: str, norms: Mapping[str, Tensor]) -> WeightView | None:
-        """Returns a view from which the tensor can be read bit for bit (`is_exact`); None if the
-        engine must keep a copy: of norms, and in layers of 16 bits of the matrices into which a
-        norm or a scale is multiplied.
+        """Returns a view from which the tensor can be read bit for bit; None if the engine must
+        keep a copy: of norms, and in 16-bit layers of the matrices into which a norm or a scale is
+        multiplied.
         """
         for view in self.served.views.get(name, ()):
             if is_exact(view, DTYPES[dtype], norms):
@@ -180,9 +173,7 @@ class StreamedWeights:
 
 
 def open_weights(served: ServedWeights, tensors: Mapping[str, Tensor]) -> EngineWeights:
-    """Serve the tensors of the first version, and return the object that applies later updates. If
-    the first version is streamed, all later ones must be.
-    """
+    """Serve the first version; if it is streamed, all later ones must be."""
     if not isinstance(tensors, StreamedTensors):
         served.fill(tensors)
         return served
@@ -197,7 +188,6 @@ class _WriteFile:
         self._writes: list[Callable[[mmap.mmap], TensorWrite | PartWrite]] = []
 
     def add(self, write: Callable[..., TensorWrite | PartWrite], *arrays: Tensor) -> None:
-        """Store the arrays; `writes` later calls `write` with them, mapped from the file."""
         places: list[tuple[torch.dtype, int, int]] = []
         for array in arrays:
             # In a file, so the arrays take no memory of the process.

@@ -1,7 +1,5 @@
-"""Reads, writes and compares elements of a tensor in the memory from which the engine decodes, a
-range of positions at a time. Positions and elements are the checkpoint's; a view (`WeightView`) is
-the served memory: the element times the view's scale and its column's factor. `factor` holds one
-number per column.
+"""Reads, writes and compares elements in the served memory (`WeightView`): the checkpoint's
+elements times the view's scale and their column's factor. Positions are the checkpoint's.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,8 +13,8 @@ BLOCK_ELEMENTS = 1 << 19  # 2 MiB in fp32
 
 
 def is_exact(view: WeightView, dtype: torch.dtype, norms: Mapping[str, Tensor]) -> bool:
-    """Returns whether checkpoint elements of `dtype` can be read from the view bit for bit. `norms`
-    has the tensor from which the view's factor is computed.
+    """Returns whether the view gives the elements bit for bit; `norms` has the tensor of its
+    factor.
     """
     short = dtype in (torch.bfloat16, torch.float16)
     if view.scale is None and view.norm is None:
@@ -88,7 +86,6 @@ def write_elements(view: WeightView, begin: int, values: Tensor, factor: Tensor 
 
 
 def serves_elements(view: WeightView, begin: int, values: Tensor, factor: Tensor | None) -> bool:
-    """Returns whether the view serves these elements, bit for bit."""
     return all(
         torch.equal(
             bits_of_elements(block),

@@ -1,6 +1,5 @@
-"""The weights that an engine serves, in the memory from which it decodes. `prepare` checks an
-update and computes new values beside decoding; `load` copies them between two decode steps: a wrong
-update is refused before anything is written.
+"""The weights that an engine serves. `prepare` checks an update beside decoding, and `load` copies
+it between two steps: a wrong update is refused before anything is written.
 """
 
 from collections.abc import Collection, Container, Iterable, Mapping
@@ -22,8 +21,8 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class WeightView:
-    """Describes the place of one checkpoint tensor in the served memory. `view` is a strided view,
-    of any shape; in row-major order its elements are in the checkpoint tensor's order.
+    """One checkpoint tensor's place in the served memory: `view` is a strided view of any shape, in
+    row-major order the checkpoint tensor's.
 
     A served element is the checkpoint's element times `scale`, times the factor of its column: the
     column's weight in the norm tensor named `norm`, times the root of the number of columns. Every
@@ -36,9 +35,6 @@ class WeightView:
     norm: str | None = None
 
     def served(self, values: Tensor, factor: Tensor | None) -> Tensor:
-        """Returns the served elements for the checkpoint's elements `values`, with the factors of
-        their columns.
-        """
         values = values.to(self.view.device)
         if self.scale is None and factor is None:
             return values.to(self.view.dtype)
@@ -50,7 +46,6 @@ class WeightView:
         return exact.to(self.view.dtype)
 
     def factor(self, tensors: Mapping[str, Tensor]) -> Tensor | None:
-        """Returns the factor of each column, made from the norm in `tensors`; None without one."""
         if self.norm is None:
             return None
         norm = tensors[self.norm]
@@ -60,8 +55,8 @@ class WeightView:
         self.view.copy_(self.served(tensor, factor).view(self.view.shape))
 
     def positions(self, indices: Indices) -> Indices:
-        """Returns the positions in `flat` of the elements with these indices in the flattened
-        checkpoint tensor.
+        """Returns positions in `flat` of the elements with these indices in the checkpoint
+        tensor.
         """
         rest, positions = indices, np.full(len(indices), self.view.storage_offset(), np.int64)
         dimensions = _merged(self.view)
@@ -105,9 +100,8 @@ def check_tensors(
     tensors: Mapping[str, torch.Tensor],
     finite: Container[str] | None = None,
 ) -> None:
-    """Raise `EngineRefused`, which names the tensor, if an expected tensor is missing, has a wrong
-    shape or has values that are not finite; values are checked for the names in `finite` (None: all
-    names).
+    """Raise `EngineRefused` for a tensor that is missing, has a wrong shape or, if named in
+    `finite` (None: all), is not finite.
     """
     for name, shape in expected.items():
         tensor = tensors.get(name)
@@ -122,8 +116,8 @@ def check_tensors(
 
 
 def check_unexpected(expected: Collection[str], stored: Iterable[str]) -> None:
-    """Raise `EngineRefused`, which names the tensor, if a version stores one beside the `expected`
-    ones (tied tensors are stored once).
+    """Raise `EngineRefused` for a tensor beside the `expected` ones (tied tensors are stored
+    once).
     """
     for name in stored:
         if name not in expected:
@@ -137,8 +131,8 @@ def check_unexpected(expected: Collection[str], stored: Iterable[str]) -> None:
 
 
 def check_patch(name: str, patch: TensorPatch, shape: tuple[int, ...]) -> None:
-    """Raise `EngineRefused` if a patch has a wrong shape, an index beyond the tensor, or values
-    that are not finite.
+    """Raise `EngineRefused` for a wrong shape, an index beyond the tensor, or values that are not
+    finite.
     """
     if tuple(patch.shape) != shape:
         raise EngineRefused(
@@ -176,7 +170,7 @@ COMPARE_ELEMENTS = 1 << 20  # compared at once, so that reading back needs littl
 
 @dataclass(frozen=True, slots=True)
 class TensorWrite:
-    """Holds new values of served elements: of some `positions` of `target`, or of all of it."""
+    """New values of some `positions` of `target`, or of all of it."""
 
     target: Tensor
     values: Tensor
@@ -192,7 +186,7 @@ class TensorWrite:
 
 @dataclass(frozen=True, slots=True)
 class PreparedWrites:
-    """Holds a checked update: `writes` turn the weights of `base` into its own; None: load all
+    """A checked update: `writes` turn the weights of `base` into its own; None: load all
     tensors.
     """
 
@@ -208,10 +202,10 @@ class _NormChange:
 
 @dataclass(slots=True)
 class ServedWeights:
-    """Holds the weights that one engine serves. `views` maps a checkpoint name to the places that
-    the tensor fills; a norm that is multiplied into the matrix after it has no entry. `shapes` has
-    every expected tensor, `tied` the other names under which a checkpoint may hold one. `held` is
-    the version that is completely served; None during a load and after a failed one.
+    """`views` maps a checkpoint name to the places that the tensor fills, except a norm that is
+    multiplied into the matrix after it. `tied` has the other names under which a checkpoint may
+    hold a tensor. `held` is the version that is completely served; None during a load and after a
+    failed one.
     """
 
     views: Mapping[str, tuple[WeightView, ...]]
@@ -220,8 +214,8 @@ class ServedWeights:
     held: Version | None = None
 
     def fill(self, tensors: Mapping[str, Tensor], checked: bool = False) -> None:
-        """Write all of these tensors into the served memory. Unless they are `checked` already,
-        raises `EngineRefused`, which names a wrong tensor, before anything is written.
+        """Write all tensors. Unless they are `checked` already, raises `EngineRefused`, which names
+        a wrong tensor, before anything is written.
         """
         by_name = self._by_expected_name(tensors)
         if not checked:
@@ -265,8 +259,8 @@ class ServedWeights:
         return PreparedWrites(update.base, tuple(writes))
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
-        """Returns the update with `prepared` set, for `load`. Served memory is not written, so the
-        call may run beside decoding. Raises `EngineRefused` as `plan` does.
+        """Checks the update. Served memory is not written, so the call may run beside decoding.
+        Raises `EngineRefused` as `plan` does.
         """
         if update.base is None or update.base != self.held:
             # Patches of another base are useless: `load` loads all tensors.
@@ -289,8 +283,8 @@ class ServedWeights:
         self.held = update.version
 
     def compare(self, names: Iterable[str], tensors: Mapping[str, Tensor]) -> WeightComparison:
-        """Compare the served bits of the tensors `names` with those that loading `tensors` would
-        give; names that are not served are ignored.
+        """Compare the served bits with those that loading `tensors` would give; names that are not
+        served are ignored.
         """
         by_name = self._by_expected_name(tensors)
         expected_names = {other: name for name, others in self.tied.items() for other in others}
