@@ -1,11 +1,9 @@
-"""Roles and tools that read the log of a run.
+"""Roles and tools that read the log of a run. They never import producers.
 
 `trainer/` trains groups and publishes versions, by an objective of `objectives/`; `dispatch/`
-admits, places and moves trajectories, `archive/` writes the log as Parquet files: these are roles
-with a single holder. `audit/` verifies the invariants of a run, `replay/` trains recorded steps
-again. `settings` are those of the roles, `objective_settings` those of the objective, and `credit`
-has the rewards of turns and tokens. Consumers
-never import producers: both share only the records of `rollstream.streams`.
+admits, places and moves trajectories, `archive/` writes the log as Parquet files. `audit/` verifies
+the invariants of a run, `replay/` trains recorded steps again. `settings` are those of the roles,
+`objective_settings` those of the objective, `credit` has the rewards of turns and tokens.
 """
 
 if __name__ == "consumers":  # found beside the package, in a checkout

@@ -1,9 +1,6 @@
-"""Repacks running trajectories (requests): `RepackPlanner` decides when, calls the planners of
-`repack.py`, and turns their plan into release records.
-
-A move is three records: dispatch's release names the destination (`onward`); the source's last
-partial gives the trajectory up; dispatch assigns the next attempt there. So a death in between is
-recovered (docs/explanation/scheduling.md).
+"""Repacks running trajectories (requests). A move is three records: dispatch's release names the
+destination (`onward`); the source's last partial gives the trajectory up; dispatch assigns the next
+attempt there. So a death in between is recovered (docs/explanation/scheduling.md).
 """
 
 from collections import Counter
@@ -25,8 +22,8 @@ MOVE_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class RepackPlan:
-    """The releases to append, the trajectories to restart on the newest version, and the rollouts
-    of which all requests move (in `releases` too).
+    """`releases` to append, trajectories to restart on the newest version, and the rollouts of
+    which all requests move.
     """
 
     releases: tuple[Assignment, ...] = ()
@@ -40,9 +37,9 @@ class RepackPlan:
 
 @dataclass(slots=True)
 class RepackPlanner:
-    """Plans moves every `every_s` seconds, and at once after a new version that rollouts do not
-    hold yet: all requests of nearly empty rollouts, then single outliers of the others, so that
-    rollouts become empty and load that version.
+    """Plans every `every_s` seconds, and at once after a new version that rollouts do not hold yet:
+    all requests of nearly empty rollouts, then single outliers of the others, so that rollouts
+    become empty and load it.
     """
 
     every_s: float
@@ -56,7 +53,7 @@ class RepackPlanner:
     _steps: repack.StepDuration = field(default_factory=repack.StepDuration)
 
     def plan(self, state: DispatchState, lengths: LengthHistory, now_s: float) -> RepackPlan | None:
-        """Returns the plan that is due now, maybe empty; None while none is due."""
+        """Returns the plan that is due, maybe empty; None while none is due."""
         self._steps.observe(state.version.number, now_s)
         if now_s < self._due_s and state.version == self._version:
             return None
@@ -158,8 +155,8 @@ class RepackPlanner:
 
 
 def is_generating(state: DispatchState, trajectory: str, assignment: CurrentAssignment) -> bool:
-    """Whether the assigned rollout generates the trajectory: it lives, it has published a partial
-    under this assignment, and it was not asked to release the trajectory.
+    """The assigned rollout lives, has published a partial under this assignment, and was not asked
+    to release it.
     """
     chain = state.chains.get(trajectory)
     is_here = not assignment.onward and not assignment.given_up and state.is_held(assignment)
@@ -177,8 +174,8 @@ def _is_resume_pending(
 def rollout_load(
     seen: TrackedRollout, silent: int, is_still: bool, newest: Version
 ) -> repack.RolloutLoad:
-    """Returns one rollout's load for the planners. `silent` is the number of its assignments
-    without a partial; `is_still` is False while a move or a resume is under way there.
+    """`silent` is the number of the rollout's assignments without a partial; `is_still` is False
+    while a move or a resume is under way there.
     """
     status = seen.status
     slots = status.slots

@@ -42,27 +42,27 @@ THREADS = 1  # torch threads of the publisher's arithmetic: the learner uses the
 
 @dataclass(frozen=True, slots=True)
 class StepSnapshot:
-    """A finished step: its `StepDone` (the publisher adds hashes, version and time), a copy of the
-    `tensors` to publish, and the `checkpoint` (tensors, JSON part) if one is due.
+    """The publisher adds hashes, version and time to its `StepDone`; `tensors` to publish are a
+    copy; `checkpoint` (tensors, JSON part) if one is due.
     """
 
     done: StepDone
     tensors: Tensors
     checkpoint: tuple[Tensors, Mapping[str, Any]] | None
     known: StepDone | None
-    """The ledger's `StepDone` of this step if an earlier term finished it; None for a new step."""
+    """The ledger's, if an earlier term finished this step."""
     lags: Mapping[int, int]
     """Trained tokens by their lag at consumption."""
     outcomes: Mapping[str, int]
     """Number of groups by how they ended."""
     is_lent: bool = False
-    """Whether the checkpoint's tensors are the learner's own state: the next update must wait until
-    they are written (`StepPublisher.await_lent`).
+    """The checkpoint's tensors are the learner's own state: the next update must wait until they
+    are written (`StepPublisher.await_lent`).
     """
 
 
 def copied_state_hash(tensors: Tensors) -> str:
-    """Returns the `state_hash` of a checkpoint's copy of a large state."""
+    """The `state_hash` of a checkpoint's copy of a large state."""
     return combined_hash(*tensor_hashes(tensors))
 
 
@@ -81,8 +81,8 @@ def _is_recorded(recorded: StepDone | None, done: StepDone) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRetention:
-    """How many of the newest checkpoints are kept. `truncation` truncates topics up to what these
-    still need (None: no truncation).
+    """How many checkpoints are kept; `truncation` truncates topics up to what they need (None:
+    not).
     """
 
     checkpoints: int
@@ -90,8 +90,8 @@ class CheckpointRetention:
 
 
 class DeletionThread:
-    """Calls `delete` in a thread of its own. One call serves all requests since the previous call
-    began; its argument is True if one of these came after a checkpoint.
+    """Calls `delete` in its thread, once for all requests since the previous call began; the
+    argument is True if one of these came after a checkpoint.
     """
 
     def __init__(self, delete: Callable[[bool], None]) -> None:
@@ -105,7 +105,7 @@ class DeletionThread:
         self._thread.start()
 
     def request(self, has_checkpoint: bool) -> None:
-        """Requests a deletion, after a checkpoint if `has_checkpoint`; never waits."""
+        """Never waits."""
         with self._lock:
             self._is_due = True
             self._has_checkpoint |= has_checkpoint
@@ -139,17 +139,12 @@ class StepPublisher:
     """Publishes steps in a thread. An exception there or in the deletion thread is raised again in
     the trainer's: by `submit`, `check`, `await_room`, `await_lent`, `close`.
 
-    The stages of each step (docs/reference/invariants.md, A trainer's step):
+    Stages (docs/reference/invariants.md, A trainer's step): 1. write the version's objects, the
+    manifest last; 2. swap `latest.json`: the version is believed; 3. announce it; 4. append
+    `StepDone`; 5. write the checkpoint if one is due; 6. delete what nothing needs, in the deletion
+    thread.
 
-    1. Write the version's objects, the manifest last.
-    2. Swap `latest.json`: the version is believed.
-    3. Announce the version.
-    4. Append `StepDone`.
-    5. Write the checkpoint if one is due.
-    6. Delete what nothing needs any more, in the deletion thread.
-
-    On ranks other than 0 it only writes this rank's tensors in stages 1 and 5, without ledger,
-    metrics and retention.
+    On ranks other than 0 it only writes this rank's tensors in stages 1 and 5.
     """
 
     def __init__(
@@ -168,13 +163,12 @@ class StepPublisher:
         self._queue: queue.Queue[StepSnapshot | None] = queue.Queue(QUEUE_MAX)
         self._failed: BaseException | None = None
         # A version's tensors are the base of the next delta, so their memory is reused only once
-        # the next version is published. So at most `QUEUE_MAX` + 2 copies of the weights exist:
-        # those that wait, one that is being published, and the one published last. If publishing
-        # keeps up, there are two.
+        # the next version is published: those of `QUEUE_MAX` waiting steps, of the one being
+        # published, and of the one before exist at most.
         self.weight_buffers = BufferPool(QUEUE_MAX + 2)
-        """Memory for snapshots of the weights; to be taken from after `await_room` only."""
+        """To be taken from after `await_room` only."""
         self.state_buffers = BufferPool(QUEUE_MAX + 1, idle_max=1)
-        """Memory for the tensors of checkpoints; to be taken from after `await_room` only."""
+        """For checkpoints; to be taken from after `await_room` only."""
         self._published: Tensors = {}
         self._checkpoint_s = timer()
         self._lent = threading.Event()
@@ -185,20 +179,20 @@ class StepPublisher:
 
     @property
     def version(self) -> int:
-        """The number of the believed version; 0 before the first version."""
+        """The believed version's; 0 before the first."""
         highest = self._versions.highest
         return 0 if highest is None else highest.number
 
     def checkpoint_age_s(self) -> float:
-        """Seconds since the last checkpoint or the start."""
+        """Since the last checkpoint or the start."""
         return self._timer() - self._checkpoint_s
 
     def waiting(self) -> int:
         return self._queue.qsize()
 
     def await_room(self) -> None:
-        """Waits until fewer than `QUEUE_MAX` steps are queued: then `submit` returns at once, and
-        the pools have memory for a snapshot.
+        """Until fewer than `QUEUE_MAX` steps are queued: then `submit` returns at once, and the
+        pools have memory for a snapshot.
         """
         while self._queue.full():
             self.check()
@@ -206,29 +200,29 @@ class StepPublisher:
         self.check()
 
     def await_lent(self) -> None:
-        """Waits while a checkpoint is written from the learner's own state (`Learner.lends_state`),
-        which each update changes.
+        """While a checkpoint is written from the learner's own state (`Learner.lends_state`), which
+        each update changes.
         """
         while self._lent.is_set():
             self.check()
             time.sleep(ROOM_POLL_S)
 
     def submit(self, snapshot: StepSnapshot) -> None:
-        """Queues a step whose tensors are from `weight_buffers` and `state_buffers`; returns at
-        once after `await_room`.
+        """Takes a step whose tensors are from `weight_buffers` and `state_buffers`; returns at once
+        after `await_room`.
         """
         if snapshot.is_lent:
             self._lent.set()
         self._offer(snapshot)
 
     def check(self) -> None:
-        """Raises the exception that ended one of the threads, if there was one."""
+        """Raises the exception that ended one of the threads."""
         failed = self._failed or self._deletions.failed
         if failed is not None:
             raise failed
 
     def close(self) -> None:
-        """Publishes all queued steps, finishes the deletions, and ends both threads."""
+        """Publishes all queued steps and finishes the deletions."""
         self._offer(None)
         self._thread.join()
         self.check()
@@ -308,7 +302,6 @@ class StepPublisher:
         return replace(done, weights_hash=weights, state_hash=state), hashes
 
     def clean_up(self) -> None:
-        """Deletes old checkpoints, then truncates the topics up to what the kept ones need."""
         retention = self._retention
         assert retention is not None, "a rank that does not lead deletes nothing"
         stored = stored_checkpoints(self._store)

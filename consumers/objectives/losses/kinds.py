@@ -1,5 +1,3 @@
-"""Finds the losses of this folder (`loss_kinds`), and the function of any `trainer.loss`."""
-
 import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,8 +16,6 @@ NO_LOSSES = {"base", "kinds"}
 
 @dataclass(frozen=True, slots=True)
 class LossKind:
-    """A loss of ours: its `function`, and the class of its own settings, `settings`."""
-
     function: Surrogate
     settings: type[LossSettings]
 
@@ -31,8 +27,8 @@ class LossKind:
 
 @cache
 def loss_kinds() -> Mapping[str, LossKind]:
-    """Returns the losses by name, in alphabetical order: the function named as its file, whose
-    parameter `settings` has the class of the loss's own settings.
+    """By name, in alphabetical order: the function named as its file, whose parameter `settings`
+    has the class of the loss's own settings.
     """
     names = {module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])}
     functions: dict[str, Any] = {
@@ -46,7 +42,7 @@ def loss_kinds() -> Mapping[str, LossKind]:
 
 
 def settings_of_losses() -> tuple[type[LossSettings], ...]:
-    """Returns the classes of the losses' own settings as bases of one class."""
+    """As bases of one class."""
     classes = {kind.settings for kind in loss_kinds().values()}
     # A class that extends another comes before it; without settings of its own a loss has the base.
     by_depth = sorted(classes, key=lambda settings: (-len(settings.__mro__), settings.__name__))
@@ -55,8 +51,8 @@ def settings_of_losses() -> tuple[type[LossSettings], ...]:
 
 @cache
 def find_surrogate(name: str) -> Surrogate:
-    """Returns the surrogate that `trainer.loss` names. Raises `ConfigurationError` if it is neither
-    built in nor a callable at an import path.
+    """Raises `ConfigurationError` if `trainer.loss` is neither built in nor a callable at an import
+    path.
     """
     if name in loss_kinds():
         return loss_kinds()[name].function

@@ -1,5 +1,5 @@
-"""Scores finished trajectories under the run's reference policy, outside the trainer
-(`ReferenceScorer`, the model of a `score` role), for `trainer.reference_by = "score"`.
+"""Scores finished trajectories under the run's reference policy, outside the trainer, for
+`trainer.reference_by = "score"`.
 
 The reference follows from the trajectory alone, by the newest version that emitted one of its
 tokens, and each trajectory is computed alone: a scorer that repeats the work of a killed one gives
@@ -21,8 +21,8 @@ from rollstream.streams.values import Floats
 
 @dataclass(slots=True)
 class ReferenceScorer:
-    """Scores under the reference called `name` (`trainer.reference`). `open_policy` makes it, with
-    version 0 if it is a version; `believed` returns the number of the highest believed version.
+    """Under the reference called `name` (`trainer.reference`). `open_policy` makes it, with version
+    0 if it is a version; `believed` returns the number of the highest believed version.
     """
 
     name: str
@@ -43,9 +43,9 @@ class ReferenceScorer:
         return number is None or number <= self._highest
 
     def score(self, record: Trajectory) -> Floats:
-        """Returns the log-probabilities [G] of the generated tokens; 0 for abandoned ones. The
-        record `is_ready`. Raises `ConfigurationError` if its reference is no longer stored,
-        `DecodeError` if no model can score it.
+        """Log-probabilities [G] of the generated tokens; 0 for abandoned ones. The record
+        `is_ready`. Raises `ConfigurationError` if its reference is no longer stored, `DecodeError`
+        if no model can score it.
         """
         sample = sample_of(record, 0.0)
         number = self._wanted(record)
