@@ -21,17 +21,14 @@ RESTART = ""  # in place of a target's name: the trajectory restarts from its pr
 
 @dataclass(frozen=True, slots=True)
 class ArrivingMove:
-    """Trajectories on their way to the rollout `target`."""
-
     target: str
     trajectories: tuple[SimulatedTrajectory, ...]
 
 
 @dataclass(slots=True, eq=False)
 class SimulatedRepack:
-    """Plans moves and carries them out in `world`. `moves` counts moves of one or several
-    trajectories from one rollout to another, `moved` their trajectories, and `restarts` those that
-    restarted instead.
+    """`moves` counts moves of one or several trajectories from one rollout to another, `moved`
+    their trajectories, and `restarts` those that restarted instead.
     """
 
     world: World
@@ -58,8 +55,8 @@ class SimulatedRepack:
             self._move_outliers([load for load in loads if load.rollout not in taking])
 
     def send(self, rollout: SimulatedRollout) -> None:
-        """Take the requested trajectories that still run off `rollout`, their source, and plan
-        their arrival or restart them. To be called between two decode steps of `rollout`.
+        """Takes the requested trajectories that still run off `rollout`, and plans their arrival or
+        restarts them. Between two decode steps.
         """
         world, requested = self.world, rollout.moving or {}
         rollout.moving = None
@@ -104,7 +101,7 @@ class SimulatedRepack:
         world.plan_dispatch()
 
     def cancel(self, rollout: SimulatedRollout) -> None:
-        """Cancel the requested moves from `rollout`, which died before `send` was called."""
+        """For a rollout that died before `send` was called."""
         if rollout.moving is not None:
             self._correct_expected(rollout.moving, {})
             rollout.moving = None
@@ -156,7 +153,7 @@ class SimulatedRepack:
             self._request_moves(rollouts[source])
 
     def _budget(self) -> repack.LagBudget | None:
-        """Returns the budget of `plan_outliers`; None while a quantity is unknown."""
+        """None while a quantity is unknown."""
         world = self.world
         speeds = [
             1 / rollout.replica.jump_roofline.step_s(rows, rollout.replica.kv_now(world.now))
@@ -167,9 +164,7 @@ class SimulatedRepack:
         return repack.lag_budget(world.dispatching.pace.max_lag, self.steps.lasts_s, speeds)
 
     def _running(self) -> list[repack.RunningRequest]:
-        """Returns the running trajectories of waves that are nearly done; no others can be
-        outliers.
-        """
+        """Of waves that are nearly done; no others can be outliers."""
         world, requests = self.world, list[repack.RunningRequest]()
         late = {
             w: s for w, s in world.dispatching.unfinished().items() if s <= repack.UNFINISHED_MAX

@@ -60,7 +60,9 @@ class MoveSummary:
 
 @dataclass(frozen=True, slots=True)
 class MovePlan:
-    """The releases by which rollouts give trajectories up, and the restarts on the newest version."""
+    """The releases by which rollouts give trajectories up, and the restarts on the newest
+    version.
+    """
 
     releases: tuple[Assignment, ...] = ()
     restarts: tuple[PlannedAssignment, ...] = ()

@@ -53,7 +53,9 @@ class PublishedVersions:
 
 @dataclass(frozen=True, slots=True)
 class NeededVersions:
-    """What the objective needs to continue from any stored checkpoint or from the believed version."""
+    """What the objective needs to continue from any stored checkpoint or from the
+    believed version.
+    """
 
     store: ObjectStore
     settings: TrainerSettings

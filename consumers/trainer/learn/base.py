@@ -57,7 +57,9 @@ class Learner(Protocol):
         ...
 
     def settle(self) -> None:
-        """Waits for the submitted micro-batches, in a sharded learner not for an incomplete round."""
+        """Waits for the submitted micro-batches, in a sharded learner not for an
+        incomplete round.
+        """
         ...
 
     def finish_update(self) -> dict[str, float]:

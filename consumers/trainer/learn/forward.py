@@ -62,7 +62,9 @@ def check_trainable(model: PreTrainedModel, tolerance: float = TOLERANCE) -> Non
 
 
 def can_pack(model: PreTrainedModel, tolerance: float = TOLERANCE) -> bool:
-    """Whether `model` keeps sequences in one row apart, where the positions of each restart at 0."""
+    """Whether `model` keeps sequences in one row apart, where the positions of each
+    restart at 0.
+    """
     body, tokens = body_of(model), _tokens(model)
     positions = torch.cat([torch.arange(FIRST), torch.arange(SECOND)])[None].to(tokens.device)
     with _trial(model):
