@@ -1,12 +1,10 @@
-"""Runs this node's relay, a cache of weight versions, as a role (`run_relay`)."""
-
 from rollstream.run.roles.context import RoleContext
 from rollstream.storage.relay.relay import Relay
 from rollstream.storage.settings import folder_for
 
 
 def run_relay(context: RoleContext) -> bool:
-    """Take the next term of all relays and serve versions until the role is stopped."""
+    """Takes the next term of all relays and serves versions until the role is stopped."""
     settings = context.configuration.relay
     folder = folder_for(settings, context.folder)
     relay = Relay(context.bus, context.store, settings, context.name, folder)

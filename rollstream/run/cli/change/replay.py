@@ -71,7 +71,6 @@ def _add_kinds(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Run the selected kind of replay, and return its exit code."""
     form = _form(arguments)
     if form == "to":
         from rollstream.run.cli.change.steps import publish

@@ -38,9 +38,7 @@ OVERLAY_FILE = "beside.html"
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Train the steps again, compare their state hashes with the ledger, and write the reports.
-    Returns the exit code: 1 if a step differs, else 0.
-    """
+    """Returns 1 if a step differs from the ledger's state hash, else 0."""
     run = run_folder(arguments.runs[0])
     out = Path(arguments.out).absolute()
     replay_output.check_outside_run(out, run.path)
@@ -153,8 +151,8 @@ def _print_result(request: replay.ReplayRequest, result: dict[str, Any], pages: 
 
 
 def publish(arguments: argparse.Namespace) -> int:
-    """Copy the topics, or the records that meet `--where`, to another bus, byte for byte, and print
-    count and hash of each topic. Returns the exit code 0.
+    """Copies the topics, or the records that meet `--where`, byte for byte, and prints count and
+    hash of each. Returns 0.
     """
     topics = arguments.topic or (["trajectories"] if arguments.where else [*topic_copy.HISTORY])
     for topic in topics:
@@ -187,8 +185,8 @@ def publish(arguments: argparse.Namespace) -> int:
 def _present(
     source: replay_output.ReplaySource, topics: Sequence[str], is_typed: bool
 ) -> list[str]:
-    """Returns the `topics` with records. Raises `ConfigurationError` if none has, or one that the
-    user named has none.
+    """The `topics` with records. Raises `ConfigurationError` if none has, or one that the user
+    named has none.
     """
     present: list[str] = []
     history = ", ".join(topic_copy.HISTORY)

@@ -15,7 +15,6 @@ from rollstream.run.signals import progress_bar, warn
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Score the tokens; prints their number and their difference from the rollouts' own."""
     run = arguments.runs[0]
     with open_replay_source(run, arguments.name) as source:
         total = sum(source.log.end("trajectories").values())
