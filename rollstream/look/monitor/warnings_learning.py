@@ -30,7 +30,7 @@ UNSCORED_SHARE = 0.5
 
 
 def equal_rewards(at: RunSnapshot) -> Iterator[RunWarning]:
-    """Warns of each task whose groups carry no signal."""
+    """A task's groups carry no signal."""
     for task, figures in at.tasks.items():
         if figures.groups < GROUPS_MIN or figures.equal < EQUAL_SHARE * figures.groups:
             continue
@@ -156,7 +156,7 @@ def skipped_updates(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def refused_trajectories(at: RunSnapshot) -> Iterator[RunWarning]:
-    """Warns of trajectories that the trainer refused as untrainable (invariant 12)."""
+    """As untrainable, by the trainer (invariant 12)."""
     if at.refused:
         kinds = ", ".join(f"{number} for {kind}" for kind, number in sorted(at.refused.items()))
         yield RunWarning(
