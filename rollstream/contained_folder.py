@@ -53,8 +53,8 @@ class ContainedFolder:
         return real.is_relative_to(self.root) or any(map(real.is_relative_to, self.also))
 
     def path(self, *parts: str | Path) -> Path:
-        """Without links; it need not exist. An absolute part replaces those before it, as in
-        `pathlib`.
+        """Returns the path without links; it need not exist. An absolute part replaces those before
+        it, as in `pathlib`.
         """
         joined = self.root.joinpath(*parts)
         real = Path(os.path.realpath(joined))

@@ -30,8 +30,9 @@ def parse_json(data: bytes | str, type_: type[_T]) -> _T:
 def parse_loose_json(
     data: bytes | str, make: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None = None
 ) -> Any:
-    """With `NaN` and `Infinity`, as Python's library writes them; `make` makes each object of its
-    pairs, else the last of a repeated name counts. Raises ValueError as `parse_json` does.
+    """Parses JSON with `NaN` and `Infinity`, as Python's library writes them; `make` makes each
+    object of its pairs, else the last of a repeated name counts. Raises ValueError as `parse_json`
+    does.
     """
     try:
         value = json.loads(data, object_pairs_hook=make)

@@ -148,8 +148,8 @@ class BoundedConnection:
 
 
 def bounded_protocol(bounds: ConnectionBounds, kind: str = "auto") -> type[asyncio.Protocol]:
-    """For `uvicorn.Config(http=…)`: uvicorn's h11, or with `auto` httptools where it is
-    installed.
+    """Returns the bounded protocol for `uvicorn.Config(http=…)`: uvicorn's h11, or with `auto`
+    httptools where it is installed.
     """
     if kind == "h11":
         from uvicorn.protocols.http.h11_impl import H11Protocol as Protocol

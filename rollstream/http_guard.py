@@ -77,7 +77,9 @@ class HostRule:
 def program_rule(
     listens: str, extra_names: Iterable[str] = (), environment: Mapping[str, str] = os.environ
 ) -> HostRule:
-    """For a server that listens at the host `listens` and is reached under `extra_names`, too."""
+    """Returns the rule for a server that listens at the host `listens` and is reached under
+    `extra_names`, too.
+    """
     listed = environment.get(HOSTS_VARIABLE, "").lower().split(",")
     entries = {entry.strip().rstrip("/") for entry in listed}
     names = {name.strip("[]").lower() for name in (listens, *extra_names) if name} | machine_names()
@@ -96,7 +98,7 @@ def _entry_name(entry: str) -> str:
 
 
 def host_name(host: str) -> str:
-    """Without port, brackets and the final dot of a full name."""
+    """Returns the host name without port, brackets and the final dot of a full name."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     name = host.partition(":")[0] if host.count(":") < 2 else host

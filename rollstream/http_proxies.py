@@ -29,13 +29,13 @@ def is_this_machine(host: str) -> bool:
 
 
 def may_use_proxy(url: str | None) -> bool:
-    """For a URL that the user named."""
+    """Decides for a URL that the user named."""
     return not is_this_machine(urlsplit(url or "").hostname or "")
 
 
 def open_direct(url: str, timeout_s: float, context: SSLContext | None = None) -> HTTPResponse:
-    """Of a process of this run or machine. Raises `HTTPError` for a status of 400 and above,
-    `OSError` without answer.
+    """Opens the URL of a process of this run or machine. Raises `HTTPError` for a status of 400 and
+    above, `OSError` without answer.
     """
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     if context is not None:

@@ -74,14 +74,14 @@ class HttpResponder(BaseHTTPRequestHandler):
         pass
 
     def head(self, status: int, length: int, headers: Mapping[str, str]) -> None:
-        """Of a response whose body has `length` bytes."""
+        """Sends the head of a response whose body has `length` bytes."""
         self.send_response_only(status)
         for name, value in {"Content-Length": str(length), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
 
     def content(self, status: int, kind: str, body: bytes) -> None:
-        """Of content type `kind`, without its body if the request is HEAD."""
+        """Sends a response of content type `kind`, without its body if the request is HEAD."""
         self.head(status, len(body), {"Content-Type": kind, "X-Content-Type-Options": "nosniff"})
         if self.command != "HEAD":
             self.wfile.write(body)
@@ -133,12 +133,12 @@ class BoundedServer(ThreadingHTTPServer):
         self._thread.join()
 
     def server_bind(self) -> None:
-        """Without the look-up of the host's full name, which may wait for a name server."""
+        """Binds without the look-up of the host's full name, which may wait for a name server."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), self.port
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """In a new thread, or answers 503 if all others are being answered."""
+        """Serves in a new thread, or answers 503 if all others are being answered."""
         is_placed = self._free.acquire(blocking=False)
         if not is_placed and self._end_longest_wait():
             is_placed = self._free.acquire(timeout=PLACE_S)
@@ -167,7 +167,7 @@ class BoundedServer(ThreadingHTTPServer):
         log.warning("%s: a request is refused: %s", self._thread.name, refusal)
 
     def wait_for_head(self, connection: socket.socket, seconds: float) -> None:
-        """At most for `seconds`."""
+        """Lets the connection wait at most for `seconds`."""
         now_s = time.monotonic()
         with self._states:
             has_served = connection in self._had_request

@@ -103,8 +103,8 @@ def _hidden_hint(module: ModuleType, name: str) -> str:
 
 
 def find_function(path: str, setting: str, arguments: Sequence[str]) -> Callable[..., object]:
-    """As `find_callable`, checking that the function can be called with these `arguments`, named
-    for the message.
+    """Finds the function as `find_callable`, checking that the function can be called with these
+    `arguments`, named for the message.
     """
     function = find_callable(path, setting)
     try:

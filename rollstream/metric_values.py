@@ -37,7 +37,7 @@ class MetricHistogram:
         )
 
     def counts(self) -> tuple[int, ...]:
-        """Of each bucket alone."""
+        """Returns the counts of each bucket alone."""
         return self.state[0]
 
     @property

@@ -73,8 +73,8 @@ def is_of_the_machine(error: OSError) -> bool:
 
 
 def failure_to_open(path: Path) -> OSError | None:
-    """With which the system refuses to open `path` for writing, for libraries that report no
-    reason. Nothing is made.
+    """Returns the error with which the system refuses to open `path` for writing, for libraries
+    that report no reason. Nothing is made.
     """
     try:
         if path.exists():
@@ -89,7 +89,7 @@ def failure_to_open(path: Path) -> OSError | None:
 
 
 def failure_to_write(folder: Path) -> OSError | None:
-    """With which the system refuses to write a temporary file."""
+    """Returns the error with which the system refuses to write a temporary file."""
     try:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             file.write(bytes(_PROBE_BYTES))

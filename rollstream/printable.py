@@ -38,7 +38,7 @@ def shell_command(*words: object) -> str:
 
 
 def shell_words(*words: object) -> str:
-    """In one line, each quoted for bash."""
+    """Returns the shell words in one line, each quoted for bash."""
     return " ".join(map(_quoted, map(str, words)))
 
 
@@ -162,8 +162,8 @@ def protect_output() -> None:
 
 
 def outlast_output() -> None:
-    """For a command whose work is more than its output: lost text is dropped, with a note on
-    stderr.
+    """Is called for a command whose work is more than its output: lost text is dropped, with a note
+    on stderr.
     """
     stream = raw_stream(sys.stdout)
     if isinstance(stream, OutputStream):

@@ -31,8 +31,8 @@ def state_folder() -> Path:
 
 
 def read_private(name: str, bytes_max: int = FILE_BYTES_MAX) -> bytes | None:
-    """None if the file is missing, larger than `bytes_max`, or not a regular file of this user that
-    others cannot write.
+    """Returns None if the file is missing, larger than `bytes_max`, or not a regular file of this
+    user that others cannot write.
     """
     try:
         descriptor = os.open(state_folder() / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -88,6 +88,6 @@ class OutputPipe:
         self.output.end()
 
     def close(self) -> None:
-        """Without a wait for a child that still has the pipe."""
+        """Closes without a wait for a child that still has the pipe."""
         os.close(self.writer)
         self._thread.join(DRAIN_S)

@@ -42,9 +42,9 @@ def whole_file(path: Path) -> Generator[Path]:
 
 @contextmanager
 def output_file(path: Path, is_typed: bool = True) -> Generator[Path]:
-    """As `whole_file`, for a path that the user typed: a link's target is replaced, and a pipe or
-    device gets the content once the block ends. Without `is_typed`, e.g. for a default name in a
-    run's folder, as `whole_file`.
+    """Returns the output file as `whole_file`, for a path that the user typed: a link's target is
+    replaced, and a pipe or device gets the content once the block ends. Without `is_typed`, e.g.
+    for a default name in a run's folder, as `whole_file`.
     """
     if is_typed and _is_written_through(path):
         with tempfile.TemporaryDirectory(prefix="rollstream-output-") as folder:

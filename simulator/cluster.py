@@ -92,7 +92,9 @@ class Job:
 
 
 def constant_values(**changed: float) -> dict[str, float]:
-    """With the `changed` ones replaced. Raises `ConfigurationError` for unknown names."""
+    """Returns the constant values with the `changed` ones replaced. Raises `ConfigurationError` for
+    unknown names.
+    """
     unknown = sorted(set(changed) - set(CONSTANTS))
     if unknown:
         raise ConfigurationError(
@@ -147,7 +149,7 @@ def cluster_of(
 
 
 def roofline_for(model: Model, constants: ConstantValues) -> Roofline:
-    """Of one replica: `tp` GPUs share weights, cache and arithmetic."""
+    """Returns the roofline of one replica: `tp` GPUs share weights, cache and arithmetic."""
     bandwidth = model.tp * constants["gpu_bandwidth"] * constants["bandwidth_share"]
     flops = model.tp * constants["gpu_flops"]
     # The GPUs synchronise twice per layer.
@@ -178,15 +180,15 @@ def kv_tokens(model: Model, policy: SchedulingPolicy, constants: ConstantValues)
 
 
 def published_bytes(model: Model, policy: SchedulingPolicy, constants: ConstantValues) -> float:
-    """Of all weights, or of an adapter."""
+    """Returns the published bytes of all weights, or of an adapter."""
     return model.weight_bytes() * (constants["adapter_share"] if policy.adapters else 1.0)
 
 
 def transfers_s(
     model: Model, policy: SchedulingPolicy, constants: ConstantValues, generating: int
 ) -> tuple[float, float, float]:
-    """Of a new version: each rollout stands still to load it, the trainer stands still to publish
-    it, and from the end of the step until rollouts can load it.
+    """Returns the seconds of a new version: each rollout stands still to load it, the trainer
+    stands still to publish it, and from the end of the step until rollouts can load it.
     """
     size = published_bytes(model, policy, constants)
     if policy.colocated:

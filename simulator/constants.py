@@ -156,7 +156,7 @@ AReaL's bound on the lag, and a wave as many groups as one step trains.
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """From its published config.json. One replica runs on `tp` GPUs by tensor parallelism
+    """The sizes from its published config.json. One replica runs on `tp` GPUs by tensor parallelism
     (assumed).
     """
 
@@ -167,11 +167,11 @@ class Model:
     tp: int
 
     def weight_bytes(self) -> float:
-        """In bf16."""
+        """Returns the weight bytes in bf16."""
         return 2.0 * self.parameters
 
     def kv_bytes(self) -> float:
-        """Of one token's keys and values in bf16."""
+        """Returns the bytes of one token's keys and values in bf16."""
         return 4.0 * self.layers * self.kv_heads * self.head_size
 
 

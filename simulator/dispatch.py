@@ -21,8 +21,8 @@ LAYOUTS_MAX = 64  # layouts kept, of the newest waves
 
 @dataclass(slots=True, eq=False)
 class WavePlacement:
-    """By wave its layout and the median predicted length. A wave is laid out once: by the service's
-    `lay_out_wave` (`SchedulingPolicy.ramp`), else by `_even_layout`.
+    """Keeps by wave its layout and the median predicted length. A wave is laid out once: by the
+    service's `lay_out_wave` (`SchedulingPolicy.ramp`), else by `_even_layout`.
     """
 
     policy: SchedulingPolicy
@@ -82,8 +82,8 @@ def _even_layout(
 
 @dataclass(slots=True, eq=False)
 class LengthForecast:
-    """From earlier answers to a group's prompt, as the service's `LengthHistory`, without a history
-    by task.
+    """Predicts from earlier answers to a group's prompt, as the service's `LengthHistory`, without
+    a history by task.
     """
 
     workload: Workload
@@ -92,7 +92,7 @@ class LengthForecast:
     )
 
     def mean(self, number: int) -> float:
-        """Of one answer, 0 without history."""
+        """Returns the mean of one answer, 0 without history."""
         length = self.length_of(number)
         return 0.0 if length is None else length.mean
 
@@ -157,7 +157,9 @@ class SimulatedDispatch:
     _ended: Counter[int] = field(default_factory=Counter[int])  # finished samples by wave
 
     def assignments(self) -> Iterator[tuple[SimulatedTrajectory, SimulatedRollout]]:
-        """Of one round; the caller submits each before it takes the next one."""
+        """Returns the assignments of one round; the caller submits each before it takes the next
+        one.
+        """
         yield from self._place_unassigned()
         self._admit()
         if self.policy.wave == "own":
@@ -208,8 +210,8 @@ class SimulatedDispatch:
         generated: int,
         unfinished: float,
     ) -> RunningRequest:
-        """For the service's planners, with its `generated` tokens so far and the `unfinished` share
-        of its wave.
+        """Returns the request for the service's planners, with its `generated` tokens so far and
+        the `unfinished` share of its wave.
         """
         lag_left = None
         if self.pace.max_lag is not None:

@@ -34,7 +34,7 @@ from rollstream.simulator.workload import AnswerLengths, EnvironmentWaits, Workl
 
 @dataclass(frozen=True, slots=True)
 class PolicyRun:
-    """With the share of the GPUs that generated (`colocated`: 1)."""
+    """The result, with the share of the GPUs that generated (`colocated`: 1)."""
 
     cluster: ClusterSettings
     share: float
@@ -136,8 +136,8 @@ def distribution_of(
 
 
 def environment_of(settings: EnvironmentSettings) -> EnvironmentWaits | None:
-    """None if answers have one turn. Raises `ConfigurationError` for a 99th percentile below the
-    median.
+    """Returns None if answers have one turn. Raises `ConfigurationError` for a 99th percentile
+    below the median.
     """
     if settings.turns_mean <= 1:
         return None

@@ -101,7 +101,7 @@ class SimulatedRepack:
         world.plan_dispatch()
 
     def cancel(self, rollout: SimulatedRollout) -> None:
-        """For a rollout that died before `send` was called."""
+        """Cancels the moves for a rollout that died before `send` was called."""
         if rollout.moving is not None:
             self._correct_expected(rollout.moving, {})
             rollout.moving = None
@@ -153,7 +153,7 @@ class SimulatedRepack:
             self._request_moves(rollouts[source])
 
     def _budget(self) -> repack.LagBudget | None:
-        """None while a quantity is unknown."""
+        """Returns None while a quantity is unknown."""
         world = self.world
         speeds = [
             1 / rollout.replica.jump_roofline.step_s(rows, rollout.replica.kv_now(world.now))
@@ -164,7 +164,9 @@ class SimulatedRepack:
         return repack.lag_budget(world.dispatching.pace.max_lag, self.steps.lasts_s, speeds)
 
     def _running(self) -> list[repack.RunningRequest]:
-        """Of waves that are nearly done; no others can be outliers."""
+        """Returns the running trajectories of waves that are nearly done; no others can be
+        outliers.
+        """
         world, requests = self.world, list[repack.RunningRequest]()
         late = {
             w: s for w, s in world.dispatching.unfinished().items() if s <= repack.UNFINISHED_MAX

@@ -80,7 +80,7 @@ class Replica:
 
     @property
     def kv(self) -> int:
-        """At the present jump's start."""
+        """Returns the tokens at the present jump's start."""
         return self.cache.tokens
 
     def submit(self, trajectory: SimulatedTrajectory, now_s: float) -> None:
@@ -172,7 +172,7 @@ class Replica:
             self.ready_s += seconds
 
     def remove_all(self) -> list[SimulatedTrajectory]:
-        """Between two steps."""
+        """To be called between two steps."""
         removed = [self.remove(name) for name in [*self.running, *self.parked]] + self.waiting
         for trajectory in self.waiting:
             if trajectory.is_held:
@@ -206,7 +206,7 @@ class Replica:
         return self.steps + (self._made(now_s) if self.jump and now_s > self.begins_s else 0)
 
     def totals(self, now_s: float) -> UsageTotals:
-        """With the elapsed part of the present jump."""
+        """Returns the totals with the elapsed part of the present jump."""
         usage, kv = self.usage, self.kv_now(now_s)
         begins_s = min(max(self.begins_s, usage.until_s), now_s) if self.jump else now_s
         kv_s = self.kv * (begins_s - usage.until_s) + (self.kv + kv) / 2 * (now_s - begins_s)

@@ -141,9 +141,9 @@ ARROWS_MAX = 4_000  # arrows in the timeline
 
 @dataclass(frozen=True, slots=True)
 class SampleCounts:
-    """Over the whole run. Every admitted sample is in exactly one of `trained`, `dropped` (by lag),
-    `expired` (with its group), `ready` (in a complete group), `finished_open` (in an incomplete
-    group) and `unfinished` (invariant 1).
+    """Counts samples over the whole run. Every admitted sample is in exactly one of `trained`,
+    `dropped` (by lag), `expired` (with its group), `ready` (in a complete group), `finished_open`
+    (in an incomplete group) and `unfinished` (invariant 1).
 
     `moves` and `moved_samples` are those of repack and migration, `pulls` loads of a version,
     `restarts` samples that lost tokens, `preempted` sequences put back into a queue for want of KV
@@ -188,7 +188,7 @@ class TimelineArrow:
 
 @dataclass(frozen=True, slots=True)
 class RolloutBars:
-    """In the timeline: start and end of decoding in seconds, and the version."""
+    """The bars in the timeline: start and end of decoding in seconds, and the version."""
 
     name: str
     bars: tuple[tuple[float, float, int], ...]
@@ -196,8 +196,8 @@ class RolloutBars:
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """From the end of step `Job.skip` to the end of the last step; `seconds`, `counts`, `steps`,
-    `rows` and `arrows` cover the whole run.
+    """Measures from the end of step `Job.skip` to the end of the last step; `seconds`, `counts`,
+    `steps`, `rows` and `arrows` cover the whole run.
     """
 
     policy: str
@@ -302,7 +302,7 @@ class SimulationRecorder:
     def result(
         self, now_s: float, moves: int, moved_samples: int, failures: int
     ) -> SimulationResult:
-        """Of a run that ends at `now_s`."""
+        """Returns the result of a run that ends at `now_s`."""
         steps = tuple(self.trainer.steps)
         measured = steps[self.job.skip :]
         window_s = max(1e-12, now_s - self.since_s)

@@ -42,7 +42,7 @@ class FaultInjector:
         self.world.plan_wake(rollout)
 
     def kill(self, rollout: SimulatedRollout) -> None:
-        """Between two decode steps; dispatch gets all its trajectories."""
+        """Ends the rollout between two decode steps; dispatch gets all its trajectories."""
         world, sudden = self.world, rollout.failing == "failure"
         self.repacking.cancel(rollout)
         for trajectory in rollout.replica.remove_all():
@@ -76,7 +76,9 @@ STEP_S_MAX = 86_400.0  # virtual seconds without a step, after which the run cou
 def simulate(
     cluster: Cluster, job: Job, policy: SchedulingPolicy, workload: Workload
 ) -> SimulationResult:
-    """Until the last step is trained. Raises `ConfigurationError` if a step cannot complete."""
+    """Runs until the last step is trained. Raises `ConfigurationError` if a step cannot
+    complete.
+    """
     return Simulation(World(cluster, job, policy, workload)).run()
 
 

@@ -8,7 +8,9 @@ from rollstream.producers.engines.roofline import Roofline
 
 
 def seconds_of_steps(roofline: Roofline, rows: int, kv_tokens: float, steps: int) -> float:
-    """Of the same rows: up to rounding, the last value of `Roofline.ends_s`."""
+    """Returns the seconds of steps of the same rows: up to rounding, the last value of
+    `Roofline.ends_s`.
+    """
     free = min(steps, _compute_bound_steps(roofline, rows, kv_tokens))
     reading = steps - free
     row_s, step = rows * roofline.row_s, rows * roofline.kv_token_s

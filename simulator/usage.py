@@ -23,7 +23,7 @@ class ReplicaUsage:
     def add_jump(
         self, begins_s: float, now_s: float, kv: tuple[int, int], tokens: int, version: int
     ) -> None:
-        """With `kv[0]` cached tokens before it and `kv[1]` after it."""
+        """Adds the jump with `kv[0]` cached tokens before it and `kv[1]` after it."""
         if kv[0]:
             self.held_s += now_s - self.until_s
         if not tokens:

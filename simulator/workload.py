@@ -44,7 +44,7 @@ class AnswerLengths:
         object.__setattr__(self, "table", table)
 
     def from_deviates(self, deviates: NDArray[np.float64]) -> NDArray[np.int64]:
-        """In whole tokens from 1 to `longest`."""
+        """Returns lengths in whole tokens from 1 to `longest`."""
         drawn = np.interp(deviates, DEVIATES, self.table)
         return np.clip(np.rint(drawn), 1, self.longest).astype(np.int64)
 
@@ -134,9 +134,9 @@ class RecordedWorkload(Workload):
 
 
 def read_lengths(path: str, column: str) -> LengthTrace:
-    """In ascending order, those below 1 skipped: from a text file with one a line, a Parquet file,
-    or a folder of these such as an archive, where `column` holds lengths, or lists whose sizes are
-    the lengths. Raises `ConfigurationError`.
+    """Reads the lengths in ascending order, those below 1 skipped: from a text file with one a
+    line, a Parquet file, or a folder of these such as an archive, where `column` holds lengths, or
+    lists whose sizes are the lengths. Raises `ConfigurationError`.
     """
     where = Path(path)
     if where.is_dir() or where.suffix == ".parquet":

@@ -78,7 +78,9 @@ class World:
         return kind, subject
 
     def plan_dispatch(self, after_s: float | None = None) -> None:
-        """After `after_s` (by default the job's interval), unless a round is planned already."""
+        """Plans a round after `after_s` (by default the job's interval), unless a round is planned
+        already.
+        """
         if not self.dispatch_planned:
             self.dispatch_planned = True
             wait_s = self.job.dispatch_every_s if after_s is None else after_s

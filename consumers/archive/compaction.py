@@ -27,7 +27,7 @@ FILES_MAX = 16  # files of a partition's newest day; when it has more, some are 
 
 
 class Compactor:
-    """To be used from one thread. `merged` and `deleted` count files."""
+    """Merges files; to be used from one thread. `merged` and `deleted` count files."""
 
     def __init__(
         self,

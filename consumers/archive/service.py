@@ -48,7 +48,7 @@ class ArchiveService:
         self._files = self._bytes = self._lost = 0
 
     def run(self, stop: threading.Event) -> None:
-        """In rounds until `stop` is set, then up to the topics' ends."""
+        """Runs in rounds until `stop` is set, then up to the topics' ends."""
         topics = self._topics.values()
         for topic in topics:
             topic.start()

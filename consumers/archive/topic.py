@@ -87,7 +87,7 @@ READ_BYTES, READ_RECORDS = 16 << 20, 8192  # the most that one read returns
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """Without `is_own` another archiver's, with the same records."""
+    """A file, without `is_own` another archiver's, with the same records."""
 
     topic: str
     key: str

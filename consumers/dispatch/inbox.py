@@ -94,7 +94,7 @@ class SilenceClock:
     now_s: float = 0.0
 
     def advance(self, at_s: float) -> None:
-        """For a read that returned a status and began at `at_s` (monotonic seconds)."""
+        """Advances for a read that returned a status and began at `at_s` (monotonic seconds)."""
         self.now_s += max(0.0, min(at_s - self.heard_s, self.step_s_max))
         self.heard_s = at_s
 

@@ -21,8 +21,8 @@ SAMPLES_SMOOTHED = 32  # mean and spread are moving averages over about this man
 
 @dataclass(frozen=True, slots=True)
 class ExpectedLength:
-    """In generated tokens, from at most `SAMPLES_SMOOTHED` samples; `spread` is the standard
-    deviation.
+    """A length in generated tokens, from at most `SAMPLES_SMOOTHED` samples; `spread` is the
+    standard deviation.
     """
 
     mean: float

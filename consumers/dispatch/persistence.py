@@ -107,7 +107,7 @@ def state_to_persist(state: DispatchState, term: int, positions: TopicPositions)
 
 
 def read_persisted_state(store: ObjectStore) -> PersistedState | None:
-    """For roles that only read it; None before the first write."""
+    """Returns the state, for roles that only read it; None before the first write."""
     try:
         return decode_json(store.get(STATE_KEY), PersistedState, STATE_KEY)
     except ObjectMissing:

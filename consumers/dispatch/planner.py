@@ -109,7 +109,7 @@ class PlanStep(Protocol):
         ...
 
     def room(self, state: DispatchState) -> int:
-        """For how many new samples this step has room beside free slots and queues."""
+        """Returns for how many new samples this step has room beside free slots and queues."""
         ...
 
     @property

@@ -130,7 +130,7 @@ class StepDuration:
     _since_s: float | None = None
 
     def observe(self, number: int, now_s: float) -> None:
-        """To be called often."""
+        """Observes the newest version; to be called often."""
         if self._number is not None and number > self._number:
             if self._since_s is not None:
                 new_s = (now_s - self._since_s) / (number - self._number)
@@ -157,8 +157,8 @@ class LagBudget:
 def lag_budget(
     max_lag: int | None, step_s: float | None, tokens_per_s: Sequence[float]
 ) -> LagBudget | None:
-    """None while a quantity is not measured, or without a lag bound. `tokens_per_s` is the speed of
-    one request by rollout, 0 if unknown.
+    """Returns None while a quantity is not measured, or without a lag bound. `tokens_per_s` is the
+    speed of one request by rollout, 0 if unknown.
     """
     speeds = [speed for speed in tokens_per_s if speed > 0]
     if max_lag is None or not step_s or not speeds:

@@ -216,8 +216,8 @@ class Dispatch:
         )
 
     def metric_values(self) -> MetricValues:
-        """As of the end of the newest round. Counts of groups and of completions are of the whole
-        run, all others of this term.
+        """Returns the metric values as of the end of the newest round. Counts of groups and of
+        completions are of the whole run, all others of this term.
         """
         return self._newest_values
 

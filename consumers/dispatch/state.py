@@ -295,7 +295,7 @@ class DispatchState:
         return [name for name in silent if name not in departed]
 
     def assigned_counts(self) -> dict[str, int]:
-        """By living rollout, with those that are to move to it."""
+        """Returns the assigned counts by living rollout, with those that are to move to it."""
         counts: dict[str, int] = dict.fromkeys(self.rollouts, 0)
         for assignment in self.assignments.values():
             if assignment.onward in counts:

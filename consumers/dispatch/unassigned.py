@@ -22,8 +22,8 @@ from rollstream.streams.values import Version
 
 @dataclass(frozen=True, slots=True)
 class UnassignedSamples:
-    """Of one group; all start, or all resume under the same version. `mean` is the expected length
-    in tokens, 0 if unknown.
+    """The unassigned samples of one group; all start, or all resume under the same version. `mean`
+    is the expected length in tokens, 0 if unknown.
     """
 
     group: UnfinishedGroup

@@ -112,7 +112,7 @@ class VersionReload:
         is_wanted: bool,
         now_s: float,
     ) -> ReloadPlan:
-        """For unassigned trajectories under versions that no rollout holds, oldest first."""
+        """Plans for unassigned trajectories under versions that no rollout holds, oldest first."""
         unheld = self._unheld(state, lengths, unassigned)
         trajectories = [u.trajectory for batch in unheld.values() for u in batch]
         self._since_s = {t: self._since_s.get(t, now_s) for t in trajectories}

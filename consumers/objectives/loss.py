@@ -26,8 +26,8 @@ from rollstream.consumers.trainer.learn.statistics import LossStatistics
 
 @dataclass(frozen=True, slots=True)
 class OtherLogprobs:
-    """Of the trained tokens [G], without gradient: `reference` where `reference_kl` is not 0,
-    `proximal` where that is set.
+    """The other logprobs of the trained tokens [G], without gradient: `reference` where
+    `reference_kl` is not 0, `proximal` where that is set.
     """
 
     reference: Tensor | None = None

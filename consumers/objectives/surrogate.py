@@ -44,7 +44,7 @@ class ComparedPolicies(Protocol):
 
 
 class NoPolicies:
-    """For a loss that compares with the recorded probabilities alone."""
+    """Has no policies, for a loss that compares with the recorded probabilities alone."""
 
     def follow(self, version: int, parameters: Mapping[str, Tensor] | None) -> None:
         pass

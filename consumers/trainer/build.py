@@ -95,7 +95,9 @@ class RankGroup(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class InitialModel:
-    """Without a checkpoint; its files (configuration, tokenizer) are in every version."""
+    """The model of a run without a checkpoint; its files (configuration, tokenizer) are in every
+    version.
+    """
 
     model: "PreTrainedModel | LearnableModel"
     model_files: Mapping[str, bytes]
@@ -118,7 +120,7 @@ class TrainerPlan:
     """Topics whose records are truncated only once they are archived."""
 
     def hash_with(self, model_files: Mapping[str, bytes]) -> str:
-        """By it ranks compare their settings and files."""
+        """Returns a hash: by it ranks compare their settings and files."""
         files = sorted((name, content_hash(data)) for name, data in model_files.items())
         return content_hash(repr((self, files)).encode())
 

@@ -165,8 +165,8 @@ class Trainer(StepLoop[TakeFeeder]):
     configuration_hash: str
 
     def metric_values(self) -> MetricValues:
-        """Of this term; totals count a step once its `StepDone` is in the ledger, and no repeated
-        steps.
+        """Returns the metric values of this term; totals count a step once its `StepDone` is in the
+        ledger, and no repeated steps.
         """
         intake, now = self.take_feeder.intake, self.monotonic()
         groups = list(intake.open.values())

@@ -191,8 +191,8 @@ class StepPublisher:
         return self._queue.qsize()
 
     def await_room(self) -> None:
-        """Until fewer than `QUEUE_MAX` steps are queued: then `submit` returns at once, and the
-        pools have memory for a snapshot.
+        """Waits until fewer than `QUEUE_MAX` steps are queued: then `submit` returns at once, and
+        the pools have memory for a snapshot.
         """
         while self._queue.full():
             self.check()
@@ -200,8 +200,8 @@ class StepPublisher:
         self.check()
 
     def await_lent(self) -> None:
-        """While a checkpoint is written from the learner's own state (`Learner.lends_state`), which
-        each update changes.
+        """Waits while a checkpoint is written from the learner's own state (`Learner.lends_state`),
+        which each update changes.
         """
         while self._lent.is_set():
             self.check()

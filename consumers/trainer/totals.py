@@ -22,8 +22,8 @@ REFUSED_COUNTS = {kind: f"refused_{kind}" for kind in REFUSAL_KINDS}
 
 @dataclass(slots=True)
 class TrainerTotals:
-    """Over the steps whose `StepDone` this term appended, thread-safe; `last` has the newest step's
-    own metrics.
+    """Sums over the steps whose `StepDone` this term appended, thread-safe; `last` has the newest
+    step's own metrics.
     """
 
     steps: int = 0

@@ -109,8 +109,8 @@ def missing_ranges(begin: int, end: int, present: Iterable[LogSegment]) -> list[
 
 @dataclass(slots=True)
 class BackupCopy:
-    """Without the segments and objects that `target` has already: `present` maps its keys to sizes
-    in bytes. `progress` gets the name of each part before its copy.
+    """Copies a run without the segments and objects that `target` has already: `present` maps its
+    keys to sizes in bytes. `progress` gets the name of each part before its copy.
     """
 
     bus: Bus
@@ -372,8 +372,8 @@ def _claim(target: ObjectStore, identity: RunIdentity, present: dict[str, int]) 
 
 
 def open_backup(url_or_folder: str, must_exist: bool = False) -> ObjectStore:
-    """By URL or folder. One that `must_exist` is opened for reading; raises `ConfigurationError` if
-    it is a missing folder.
+    """Opens the backup by URL or folder. One that `must_exist` is opened for reading; raises
+    `ConfigurationError` if it is a missing folder.
     """
     is_url = ":" in url_or_folder and not os.path.exists(url_or_folder)
     url = url_or_folder if is_url else f"file:{Path(url_or_folder).absolute()}"

@@ -28,7 +28,7 @@ class LogSegment:
 
 
 def parse_segment(key: str) -> LogSegment | None:
-    """None for other keys."""
+    """Returns None for other keys."""
     match = _SEGMENT.fullmatch(key)
     if match is None:
         return None

@@ -72,7 +72,7 @@ class Cut:
 
 
 def present_topics(bus: Bus, streams: Iterable[WeightStream]) -> list[Topic]:
-    """With their settings; those of these weight streams among them."""
+    """Returns the present topics with their settings; those of these weight streams among them."""
     topics: list[Topic] = []
     for name in dict.fromkeys((*topic_names(), *(stream.topic.name for stream in streams))):
         own = run_topic(name)
@@ -198,7 +198,7 @@ def _is_kept(key: str, checkpoints: Sequence[CheckpointId]) -> bool:
 def _versions(
     store: ObjectStore, stream: WeightStream, believed: Version | None, names: Collection[str]
 ) -> Iterator[ListedObject]:
-    """Of versions up to the believed one."""
+    """Yields the objects of versions up to the believed one."""
     number_max = believed.number if believed else 0
     listed = list(store.list(f"{stream.prefix}weights/v"))
     every_name = {*names, *manifest_names(store, listed)}

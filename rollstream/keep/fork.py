@@ -90,8 +90,8 @@ class ForkPlan:
 
 
 def plan_fork(parent: ForkParent, out: Path, overrides: list[str], step: int) -> ForkPlan:
-    """At `step`, in the folder `out`, with the parent's settings but for the `overrides`
-    (`key=value`). Raises `ConfigurationError` if the fork could not run with them.
+    """Plans the fork at `step`, in the folder `out`, with the parent's settings but for the
+    `overrides` (`key=value`). Raises `ConfigurationError` if the fork could not run with them.
     """
     folder = run_folder.RunFolder(out.absolute())
     before = config.load(parent.settings)

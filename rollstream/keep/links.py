@@ -32,7 +32,9 @@ class FolderLink:
 
 
 def store_links(store: ObjectStore | None, run_id: str) -> tuple[FolderLink, ...]:
-    """In the place of a folder of the run's objects; none for a store without a folder."""
+    """Returns the links in the place of a folder of the run's objects; none for a store without a
+    folder.
+    """
     if not isinstance(store, FileStore):
         return ()
     root = store.path(IDENTITY_KEY).parent
@@ -87,7 +89,9 @@ def _is_of_another(target: Path, run_id: str) -> bool:
 
 
 def listed_objects(store: ObjectStore, links: Iterable[FolderLink]) -> list[ListedObject]:
-    """In the order of keys, those behind followed links included, behind others not."""
+    """Returns the listed objects in the order of keys, those behind followed links included, behind
+    others not.
+    """
     every = {entry.key: entry for entry in store.list()}
     closed: list[str] = []
     for link in links:
@@ -99,7 +103,7 @@ def listed_objects(store: ObjectStore, links: Iterable[FolderLink]) -> list[List
 
 
 def folder_links(folder: Path) -> tuple[FolderLink, ...]:
-    """In the place of a folder of the run's files."""
+    """Returns the folder links in the place of a folder of the run's files."""
     paths = {name: folder / name for name in FOLDERS}
     return tuple(
         # Never followed: names like `logs/trainer.log` are not specific enough.
@@ -115,7 +119,7 @@ def _real(path: Path) -> Path:
 
 
 def remove_link(link: FolderLink) -> None:
-    """With the empty folders behind it, if it was followed."""
+    """Removes the link, with the empty folders behind it, if it was followed."""
     if link.followed:
         remove_empty_folders(link.target)
     link.path.unlink(missing_ok=True)

@@ -52,7 +52,7 @@ def declarations() -> tuple[RunKeys, ...]:
 
 
 def declared_keys(key: str, names: Collection[str] = ()) -> RunKeys | None:
-    """None if no run writes such a key. `names` are those of `manifest_names`."""
+    """Returns None if no run writes such a key. `names` are those of `manifest_names`."""
     return next((keys for keys in declarations() if keys.owns(key, names)), None)
 
 
@@ -67,8 +67,8 @@ class OwnObjects:
 def sort_objects(
     listed: Iterable[ListedObject], run: str, names: Collection[str] = ()
 ) -> OwnObjects:
-    """Without I/O. Foreign are keys without a declared form, and objects of another run (inside
-    this store, or in the archive) or of an unknown topic.
+    """Sorts without I/O. Foreign are keys without a declared form, and objects of another run
+    (inside this store, or in the archive) or of an unknown topic.
     """
     entries, topics = list(listed), {topic.name for topic in catalogue()}
     # A run inside this store has a `run.json` of its own.

@@ -103,8 +103,8 @@ def plan_objects(
     final: Collection[str],
     names: Collection[str] = (),
 ) -> ObjectsPlan:
-    """Without I/O. `keep` names the kept parts: the archive, or the `final` state, whose keys begin
-    as one of `final` (`final_state`).
+    """Plans the objects without I/O. `keep` names the kept parts: the archive, or the `final`
+    state, whose keys begin as one of `final` (`final_state`).
     """
     objects = sort_objects(listed, run, names)
     delete: list[tuple[int, ListedObject]] = []
@@ -162,8 +162,8 @@ def version_folders(
 
 
 def plan_removal(place: RunPlace, keep: Collection[Keep]) -> RemovalPlan:
-    """Of log, store and folder as they are now. Raises `ConfigurationError` if nothing proves that
-    they are a run's (`prove_run`), `LeaseHeld` if a consumer group has members.
+    """Plans the removal of log, store and folder as they are now. Raises `ConfigurationError` if
+    nothing proves that they are a run's (`prove_run`), `LeaseHeld` if a consumer group has members.
     """
     log = None if place.bus is None else log_contents(place.bus)
     proof = prove_run(place, open_present_for_reading(place.store), log)

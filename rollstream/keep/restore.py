@@ -61,7 +61,9 @@ CONFIGURATION = f"{FOLDER}config.json"
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """Of a verified backup in `source`, to the restored run's folder and settings."""
+    """The restore plan of a verified backup in `source`, to the restored run's folder
+    and settings.
+    """
 
     backup: Backup
     source: ObjectStore

@@ -40,7 +40,7 @@ class RunPlace:
 
 
 def open_present(store_url: str | None) -> ObjectStore | None:
-    """None for a folder that does not exist."""
+    """Returns None for a folder that does not exist."""
     folder = None if store_url is None else folder_of_url(store_url)
     if store_url is None or (folder is not None and not folder.is_dir()):
         return None
@@ -56,9 +56,9 @@ def open_present_for_reading(store_url: str | None) -> ObjectStore | None:
 
 
 def find_run_place(argument: str, bus: str | None = None, *, or_emptied: bool = False) -> RunPlace:
-    """By folder, config.json, or the URL of store or log. `bus` is the log of a run named by its
-    store. Raises `ConfigurationError` if no run is there; `or_emptied` accepts an empty store as
-    the place of a removed run.
+    """Finds the run place by folder, config.json, or the URL of store or log. `bus` is the log of a
+    run named by its store. Raises `ConfigurationError` if no run is there; `or_emptied` accepts an
+    empty store as the place of a removed run.
     """
     scheme, separator, _ = argument.partition(":")
     if separator and scheme in ("kafka", "sqlite"):
@@ -184,7 +184,7 @@ def check_permitted(place: RunPlace, is_confirmed: bool) -> None:
 
 
 def run_files(place: RunPlace) -> ContainedFolder | None:
-    """With the folders to which its links may lead."""
+    """Returns the run's folder with the folders to which its links may lead."""
     folder = place.folder
     if folder is None or not (folder / CONFIGURATION_FILE).is_file():
         return None if folder is None else ContainedFolder(folder)

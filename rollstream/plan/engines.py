@@ -107,8 +107,8 @@ class EngineSize:
 
 
 def own_engine(request: PlanRequest, cards: int) -> EngineSize | None:
-    """On up to `cards` cards of its own, all of one machine: vLLM on the fewest cards on which it
-    fits, else the embedded engine on one card if an adapter is trained.
+    """Returns the engine on up to `cards` cards of its own, all of one machine: vLLM on the fewest
+    cards on which it fits, else the embedded engine on one card if an adapter is trained.
     """
     for tensor_parallel in _engine_cards(request, cards):
         tokens = vllm_tokens(request, tensor_parallel, ENGINE_SHARE)
@@ -123,8 +123,8 @@ def own_engine(request: PlanRequest, cards: int) -> EngineSize | None:
 
 
 def shared_engine(request: PlanRequest, rest: float, evaluated: bool) -> EngineSize | None:
-    """On the trainer's card, in the `rest` bytes that the trainer leaves. With `evaluated`, vLLM
-    leaves half of them to an evaluation.
+    """Returns the engine on the trainer's card, in the `rest` bytes that the trainer leaves. With
+    `evaluated`, vLLM leaves half of them to an evaluation.
     """
     share = int(100 * rest / request.card.memory / (1 + evaluated)) / 100
     if vllm_tokens(request, 1, share) >= SEQUENCES_MIN * request.context:

@@ -46,7 +46,7 @@ class CardLayout:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of the slower side; 0 for unknown speeds."""
+        """Returns the tokens per s of the slower side; 0 for unknown speeds."""
         return min(self.train_tokens_per_s, self.rollout_tokens_per_s)
 
 
@@ -159,7 +159,7 @@ def _layout(request: PlanRequest, trainer_cards: int, recompute: bool) -> CardLa
 
 
 def training_form(request: PlanRequest, ranks: int, recompute: bool) -> TrainerForm | None:
-    """With the proposed micro-batch; None if it does not fit."""
+    """Returns the training form with the proposed micro-batch; None if it does not fit."""
     form = _largest_form(request, trainer_form(request, ranks, recompute))
     return None if form is None else _proposed_form(request, form)
 
@@ -227,8 +227,8 @@ def largest_micro_batch(shape: ModelShape, form: TrainerForm, memory: float, ste
 
 
 def trainer_form(request: PlanRequest, ranks: int, recompute: bool) -> TrainerForm:
-    """With a micro-batch of one sequence of full context; `recompute` means gradient
-    checkpointing.
+    """Returns the trainer form with a micro-batch of one sequence of full context; `recompute`
+    means gradient checkpointing.
     """
     return TrainerForm(
         micro_batch_tokens=request.context,

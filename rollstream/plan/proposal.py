@@ -95,7 +95,7 @@ def host_lines(plan: RunPlan) -> tuple[MemoryLine, ...]:
 
 
 def rollout_lines(plan: RunPlan) -> tuple[MemoryLine, ...]:
-    """Of an engine on one of its cards."""
+    """Returns the rollout lines of an engine on one of its cards."""
     request, layout = plan.request, plan.layout
     assert layout is not None
     return engine_lines(request, layout.engine)
@@ -123,8 +123,8 @@ def transfer_seconds(plan: RunPlan) -> dict[str, dict[str, float]]:
 
 
 def round_seconds(plan: RunPlan) -> dict[str, float]:
-    """Of a training round's arithmetic and of its collectives, which overlap; empty for unknown
-    speeds.
+    """Returns the seconds of a training round's arithmetic and of its collectives, which overlap;
+    empty for unknown speeds.
     """
     request, layout = plan.request, plan.layout
     assert layout is not None
@@ -136,7 +136,7 @@ def round_seconds(plan: RunPlan) -> dict[str, float]:
 
 
 def change_text(plan: RunPlan) -> str:
-    """As an instruction."""
+    """Returns the change as an instruction."""
     assert plan.change is not None
     before, after = plan.request, plan.change.request
     parts: list[str] = []

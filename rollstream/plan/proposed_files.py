@@ -66,7 +66,7 @@ class MachineFile:
         return "rollouts" in self.settings["devices"]
 
     def name(self, file: str) -> str:
-        """From the user's name `file`: `plan.toml` itself, `plan-trainer.toml` or
+        """Returns the name from the user's name `file`: `plan.toml` itself, `plan-trainer.toml` or
         `plan-rollouts.toml`, with several kinds of cards `plan-rollouts-l40s.toml`.
         """
         path, words = PurePath(file), f"{self.kind} {self.card}".lower().split()

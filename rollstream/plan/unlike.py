@@ -147,7 +147,7 @@ def plans_of(
 def _assignments(
     kinds: Sequence[CardKind], objective: Objective
 ) -> Iterator[tuple[tuple[int, int], ...]]:
-    """For each kind, how many of its cards train and how many may generate."""
+    """Yields, for each kind, how many of its cards train and how many may generate."""
     machines = 1
     while True:
         # All others generate, except under "price", where some may be left out.

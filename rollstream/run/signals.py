@@ -26,7 +26,7 @@ class StopSignals:
 
 
 def listen_for_signals() -> StopSignals:
-    """For SIGINT, SIGTERM and SIGHUP. Only the main thread may call it."""
+    """Installs handlers for SIGINT, SIGTERM and SIGHUP. Only the main thread may call it."""
     # These two imports take 2 ms, which commands that need no signals save.
     import signal
     from queue import SimpleQueue
@@ -69,8 +69,8 @@ def terminable() -> Generator[None]:
 
 
 def progress_line(text: str, end: str = "") -> None:
-    """In place of the terminal's last line, on stderr; `end` as a newline keeps the line. Without a
-    terminal nothing is printed.
+    """Writes in place of the terminal's last line, on stderr; `end` as a newline keeps the line.
+    Without a terminal nothing is printed.
     """
     if sys.stderr.isatty():
         line = f"\r\x1b[K{printable(text)}"

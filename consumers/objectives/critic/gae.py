@@ -41,7 +41,9 @@ class Actions:
 
 
 def actions_of(samples: Sequence[Sample], by_turn: bool) -> Actions:
-    """Of samples with `parts` and `turn_ends`: turns with `by_turn`, else tokens."""
+    """Returns the actions of samples with `parts` and `turn_ends`: turns with `by_turn`, else
+    tokens.
+    """
     of_token, first, owner = list[Indices](), list[Indices](), list[Indices]()
     rewards = list[Floats64]()
     tokens = actions = 0

@@ -146,7 +146,7 @@ class CriticObjective(SurrogateObjective):
 
     @property
     def parameters(self) -> Sequence[Tensor]:
-        """With gradients of the value loss, besides a shared body."""
+        """Returns the parameters with gradients of the value loss, besides a shared body."""
         return self._masters.parameters
 
     @property

@@ -42,11 +42,11 @@ class SampleArrays(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """Of the G trained tokens, besides their scores: `behaviour` [G], the log-probability that the
-    engine recorded under the token's own version; `advantage` and `lag` [G] (in versions);
-    `sequence` [G], the index of its sequence among the `sequences` with a trained token.
-    `prompt_share` [sequences] is 1 / (trained tokens of the group). `masked` counts generated
-    tokens that are not trained. `samples` are those of the tokens.
+    """The loss inputs of the G trained tokens, besides their scores: `behaviour` [G], the
+    log-probability that the engine recorded under the token's own version; `advantage` and `lag`
+    [G] (in versions); `sequence` [G], the index of its sequence among the `sequences` with a
+    trained token. `prompt_share` [sequences] is 1 / (trained tokens of the group). `masked` counts
+    generated tokens that are not trained. `samples` are those of the tokens.
     """
 
     behaviour: "Tensor"
@@ -80,9 +80,9 @@ class LossInputs:
 
 @dataclass(frozen=True, slots=True)
 class SurrogateInputs:
-    """Of the G trained tokens of a micro-batch: `logprobs` [G] under π and `log_ratio` [G], log π/μ
-    of the token or of its sequence (`trainer.ratio`), both differentiable, and the rest in `batch`,
-    which has no gradient.
+    """The surrogate inputs of the G trained tokens of a micro-batch: `logprobs` [G] under π and
+    `log_ratio` [G], log π/μ of the token or of its sequence (`trainer.ratio`), both differentiable,
+    and the rest in `batch`, which has no gradient.
     """
 
     logprobs: "Tensor"

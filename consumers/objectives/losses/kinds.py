@@ -27,8 +27,8 @@ class LossKind:
 
 @cache
 def loss_kinds() -> Mapping[str, LossKind]:
-    """By name, in alphabetical order: the function named as its file, whose parameter `settings`
-    has the class of the loss's own settings.
+    """Returns the loss kinds by name, in alphabetical order: the function named as its file, whose
+    parameter `settings` has the class of the loss's own settings.
     """
     names = {module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])}
     functions: dict[str, Any] = {
@@ -42,7 +42,7 @@ def loss_kinds() -> Mapping[str, LossKind]:
 
 
 def settings_of_losses() -> tuple[type[LossSettings], ...]:
-    """As bases of one class."""
+    """Returns the settings of losses as bases of one class."""
     classes = {kind.settings for kind in loss_kinds().values()}
     # A class that extends another comes before it; without settings of its own a loss has the base.
     by_depth = sorted(classes, key=lambda settings: (-len(settings.__mro__), settings.__name__))

@@ -126,7 +126,9 @@ class FrozenPolicy:
         self._lock = threading.Lock()
 
     def follow(self, version: int, parameters: Mapping[str, Tensor] | None) -> None:
-        """For a step that trains from `version`; the published weights if `parameters` is None."""
+        """Follows for a step that trains from `version`; the published weights if `parameters` is
+        None.
+        """
         number = named_version(self._name, version)
         if number is None or number == self.version:
             return

@@ -21,8 +21,8 @@ from rollstream.streams.values import Floats
 
 @dataclass(slots=True)
 class ReferenceScorer:
-    """Under the reference called `name` (`trainer.reference`). `open_policy` makes it, with version
-    0 if it is a version; `believed` returns the number of the highest believed version.
+    """Scores under the reference called `name` (`trainer.reference`). `open_policy` makes it, with
+    version 0 if it is a version; `believed` returns the number of the highest believed version.
     """
 
     name: str

@@ -100,7 +100,7 @@ class StepMetrics:
                 self.add_closed(group.reason, {})
 
     def metrics(self) -> dict[str, float]:
-        """By name; empty if the step trained no sample."""
+        """Returns the metrics by name; empty if the step trained no sample."""
         if not self.rewards:
             return {}
         by_task = {

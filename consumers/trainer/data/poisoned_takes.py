@@ -72,8 +72,8 @@ class TakeAttempts:
         self._computing = None
 
     def takes_to_give_up(self) -> dict[TakeKey, str]:
-        """With reasons: `FAILED_MAX` recorded exceptions, or `SILENT_MAX` silent deaths without a
-        step done in between.
+        """Returns the takes to give up with reasons: `FAILED_MAX` recorded exceptions, or
+        `SILENT_MAX` silent deaths without a step done in between.
         """
         reasons = {
             tried: f"the learner failed {count} times on it: {self.errors[tried]}"

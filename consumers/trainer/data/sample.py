@@ -36,8 +36,8 @@ AnnotationsByKey = Mapping[tuple[str, str], Annotation]
 
 @dataclass(frozen=True, slots=True)
 class AnnotatedRewards:
-    """By live trajectory the reward or the reason why it has none (`lacking`), the rewards of its
-    `parts`, if these count, and scored `reference` log-probabilities of its generated tokens.
+    """Holds by live trajectory the reward or the reason why it has none (`lacking`), the rewards of
+    its `parts`, if these count, and scored `reference` log-probabilities of its generated tokens.
     """
 
     rewards: dict[str, float] = field(default_factory=dict[str, float])
@@ -170,7 +170,7 @@ class Sample:
 
     @property
     def known_advantage(self) -> float | None:
-        """None if it needs a critic's values."""
+        """Returns None if it needs a critic's values."""
         return self.advantage if self.parts is None else None
 
     def __len__(self) -> int:
@@ -192,7 +192,7 @@ def sample_of(record: Trajectory, advantage: float, reward: float | None = None)
 
 
 def admitted_sample(record: Trajectory, advantage: float, reward: float | None = None) -> Sample:
-    """As `sample_of`, for a record that `refusal` has accepted."""
+    """Returns the admitted sample as `sample_of`, for a record that `refusal` has accepted."""
     sample_reward = record.reward if reward is None else reward
     trained = np.ones(len(record.logprobs), np.bool_)
     if record.abandoned:

@@ -27,15 +27,15 @@ GroupChoice = Callable[[Sequence[GroupCandidate], int], Sequence[int]]
 
 
 def oldest(candidates: Sequence[GroupCandidate], groups: int) -> Sequence[int]:
-    """By smallest `oldest_version`, then by group number: no group waits longer than necessary, so
-    lag stays small.
+    """Chooses by smallest `oldest_version`, then by group number: no group waits longer than
+    necessary, so lag stays small.
     """
     ordered = sorted(candidates, key=lambda c: (c.oldest_version, c.group))
     return [c.group for c in ordered[:groups]]
 
 
 def freshest(candidates: Sequence[GroupCandidate], groups: int) -> Sequence[int]:
-    """By largest `oldest_version`, then by group number; old groups may expire."""
+    """Chooses by largest `oldest_version`, then by group number; old groups may expire."""
     ordered = sorted(candidates, key=lambda c: (-c.oldest_version, c.group))
     return [c.group for c in ordered[:groups]]
 

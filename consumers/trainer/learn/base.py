@@ -21,9 +21,9 @@ if TYPE_CHECKING:  # a paced run needs no code that computes a model
 
 
 class Learner(Protocol):
-    """To be called from one thread. For each update (a step has `trainer.updates_per_step`) the
-    loop calls `submit` for every micro-batch, then `finish_update`; after a step `snapshot` and,
-    where a checkpoint is due, `state`.
+    """Trains micro-batches; to be called from one thread. For each update (a step has
+    `trainer.updates_per_step`) the loop calls `submit` for every micro-batch, then `finish_update`;
+    after a step `snapshot` and, where a checkpoint is due, `state`.
     """
 
     micro_batches: int
@@ -39,12 +39,12 @@ class Learner(Protocol):
 
     @property
     def busy_s(self) -> float:
-        """Of forward and backward passes since the start."""
+        """Returns the seconds of forward and backward passes since the start."""
         ...
 
     @property
     def state_bytes(self) -> int:
-        """As `state_hash` covers them."""
+        """Returns the state bytes as `state_hash` covers them."""
         ...
 
     def submit(self, samples: Sequence[Sample], shortages: int = 0) -> None:

@@ -57,7 +57,9 @@ class _MicroBatchJob:
 
 @dataclass(frozen=True, slots=True)
 class _BatchResult:
-    """Of the policy's parameters, and of the objective's own: all of each, or none."""
+    """The batch result of the policy's parameters, and of the objective's own: all of each, or
+    none.
+    """
 
     policy_gradients: Sequence[Tensor]
     own_gradients: Sequence[Tensor]

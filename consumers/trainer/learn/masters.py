@@ -24,7 +24,7 @@ ROUNDED_NUMBERS = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class ParameterSlice:
-    """At `[start, start + size)` of the flat buffer."""
+    """A parameter at `[start, start + size)` of the flat buffer."""
 
     name: str
     start: int
@@ -149,7 +149,7 @@ BASE_HASH = "base.hash"
 
 
 def hash_tensor(digest: str) -> Tensor:
-    """As a tensor of the bytes of these hexadecimal digits."""
+    """Returns a tensor of the bytes of these hexadecimal digits."""
     return torch.tensor(list(bytes.fromhex(digest)), dtype=torch.uint8)
 
 
@@ -288,7 +288,7 @@ class Optimiser:
         self._parts += muon_parts
 
     def load(self, updates: int, applied: int) -> None:
-        """From a checkpoint; the caller fills `moments`."""
+        """Loads from a checkpoint; the caller fills `moments`."""
         # Adam's bias correction counts the updates that were not skipped.
         self.updates, self.applied = updates, applied
         if self._settings.optimiser == "adamw_8bit":

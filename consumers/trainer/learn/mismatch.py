@@ -57,9 +57,10 @@ class LogprobGaps:
         return _merged((*self.by_task, *other.by_task))
 
     def metrics(self) -> dict[str, float]:
-        """At lag 0 `mismatch_<name>` over all tokens, and `mismatch_<name>/<task>` for each of the
-        first `TASKS_MAX` tasks. A task without a token at lag 0 has `mismatch_tokens/<task>` 0 and,
-        instead of the others, its smallest lag and mean |Δ| there (`mismatch_near_…`).
+        """Returns the metrics at lag 0 `mismatch_<name>` over all tokens, and
+        `mismatch_<name>/<task>` for each of the first `TASKS_MAX` tasks. A task without a token at
+        lag 0 has `mismatch_tokens/<task>` 0 and, instead of the others, its smallest lag and mean
+        |Δ| there (`mismatch_near_…`).
         """
         if not self.by_task:
             return {}
@@ -76,8 +77,9 @@ class LogprobGaps:
 
 
 def logprob_gaps(logprobs: Tensor, samples: Sequence[Sample], version: int) -> LogprobGaps:
-    """Of a micro-batch that is trained from `version`; `logprobs` [G] are the trainer's. For the
-    first update of a step only: later ones train from weights without a version number.
+    """Returns the logprob gaps of a micro-batch that is trained from `version`; `logprobs` [G] are
+    the trainer's. For the first update of a step only: later ones train from weights without a
+    version number.
     """
     recorded = np.concatenate([sample.logprobs[sample.mask] for sample in samples])
     delta = logprobs.detach().cpu().numpy().astype(np.float64) - recorded

@@ -99,7 +99,7 @@ class Objective(ABC):
 
     @abstractmethod
     def begin_step(self, version: int, weights: Mapping[str, Tensor] | None) -> None:
-        """Of the step that trains from `version`, whose trained parameters are `weights` (None:
+        """Begins the step that trains from `version`, whose trained parameters are `weights` (None:
         ranks share them).
         """
 
@@ -113,8 +113,8 @@ class Objective(ABC):
 
     @abstractmethod
     def loss(self, batch: MicroBatch, score: PolicyScorer) -> BatchLoss:
-        """Of a micro-batch that has a trained token. `score` is called once, after what needs much
-        memory is done.
+        """Returns the loss of a micro-batch that has a trained token. `score` is called once, after
+        what needs much memory is done.
         """
 
     @abstractmethod
@@ -123,7 +123,7 @@ class Objective(ABC):
 
     @abstractmethod
     def metrics(self, statistics: LossStatistics) -> dict[str, float]:
-        """Of an update, the objective's own sums among them."""
+        """Returns the metrics of an update, the objective's own sums among them."""
 
     @property
     def parameters(self) -> Sequence[Tensor]:
@@ -132,13 +132,13 @@ class Objective(ABC):
 
     @property
     def state_bytes(self) -> int:
-        """Of the objective's own masters and moments."""
+        """Returns the state bytes of the objective's own masters and moments."""
         return 0
 
     # Below: what an objective that learns something itself does; the others have no parameters.
 
     def add(self, gradients: Sequence[Tensor]) -> None:
-        """Of `parameters`, for one micro-batch: all of them or none."""
+        """Adds the gradients of `parameters`, for one micro-batch: all of them or none."""
         assert not gradients, "gradients of an objective without parameters"
 
     def join(self, over_all_ranks: Callable[[Tensor], Tensor]) -> None:
@@ -151,11 +151,11 @@ class Objective(ABC):
         return {}
 
     def state(self) -> dict[str, Tensor]:
-        """For a checkpoint, not a copy."""
+        """Returns the state for a checkpoint, not a copy."""
         return {}
 
     def load_state(self, tensors: Mapping[str, Tensor], updates: int) -> None:
-        """After `updates` updates of the policy."""
+        """Loads the state after `updates` updates of the policy."""
         del tensors, updates
 
 
@@ -165,8 +165,9 @@ def open_objective(
     form: ScoringForm,
     past: PastVersions | None,
 ) -> Objective:
-    """For `model` (of version 0), which computes in `form`. Raises `ConfigurationError` for an own
-    loss that breaks its contract, or a reference that cannot be loaded.
+    """Opens the objective for `model` (of version 0), which computes in `form`. Raises
+    `ConfigurationError` for an own loss that breaks its contract, or a reference that cannot be
+    loaded.
     """
     return load_option(_name(settings))(settings, model, form, past)
 

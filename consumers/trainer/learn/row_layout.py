@@ -172,7 +172,7 @@ def _scored_tokens(
 
 
 def loss_inputs(samples: Sequence[Sample], version: int) -> LossInputs:
-    """In the order of `TokenRows.scored`, trained from `version`."""
+    """Returns the loss inputs in the order of `TokenRows.scored`, trained from `version`."""
     tokens = [int(np.count_nonzero(sample.mask)) for sample in samples]
     trained = [(sample, count) for sample, count in zip(samples, tokens, strict=True) if count]
     counts = [count for _, count in trained]
@@ -240,8 +240,9 @@ class TokenGrid:
 
 
 def token_grid(rows: TokenRows, packed: bool, width: int | None = None) -> TokenGrid:
-    """On the device of `rows`, as wide as the longest sequence unless a `width` is given. Packed,
-    several sequences share a grid row, and the model must separate them by their positions.
+    """Returns the token grid on the device of `rows`, as wide as the longest sequence unless a
+    `width` is given. Packed, several sequences share a grid row, and the model must separate them
+    by their positions.
     """
     width = width or max(rows.lengths)
     places = (

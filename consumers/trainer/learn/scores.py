@@ -82,7 +82,7 @@ class _HeadProduct:
 
 
 class _GivenHidden:
-    """In place of the body and its submodules: a call returns `hidden`."""
+    """Stands in place of the body and its submodules: a call returns `hidden`."""
 
     hidden: Tensor
 
@@ -98,7 +98,9 @@ class _GivenHidden:
 
 
 class _BodyOutput:
-    """With hidden states only: other attributes (caches, attentions, routing) are None."""
+    """An output with hidden states only: other attributes (caches, attentions, routing)
+    are None.
+    """
 
     def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden
@@ -117,9 +119,9 @@ pass: 4 096 tokens over a vocabulary of 150 000 would hold 2.4 GB three times ov
 
 
 class TokenScores(NamedTuple):
-    """Of G tokens, differentiable: log-probabilities [G], entropies [G], in nats, of the
-    distributions that they were sampled from, and, where the objective reads them, `states` [G, d]
-    that predict them.
+    """The token scores of G tokens, differentiable: log-probabilities [G], entropies [G], in nats,
+    of the distributions that they were sampled from, and, where the objective reads them, `states`
+    [G, d] that predict them.
     """
 
     logprobs: Tensor
@@ -186,8 +188,8 @@ class _ScoreFunction(torch.autograd.Function):
 def score(
     logits: Tensor, targets: Tensor, temperature: Tensor, allowed: AllowedTokens | None = None
 ) -> TokenScores:
-    """Of `targets` [G] under `logits` [G, V] divided by `temperature` [G], in float32, each in the
-    distribution over its `allowed` tokens.
+    """Returns the scores of `targets` [G] under `logits` [G, V] divided by `temperature` [G], in
+    float32, each in the distribution over its `allowed` tokens.
     """
     logits = logits.float()
     if allowed is not None:

@@ -77,6 +77,6 @@ class LossStatistics:
 
 
 def added(sums: Mapping[str, float], others: Mapping[str, float]) -> Mapping[str, float]:
-    """By name; a missing one counts 0."""
+    """Returns the sums by name; a missing one counts 0."""
     names = dict.fromkeys((*sums, *others))
     return {name: sums.get(name, 0.0) + others.get(name, 0.0) for name in names}

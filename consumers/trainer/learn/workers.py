@@ -58,7 +58,7 @@ class OrderedWorkers(Generic[Job, Result]):
         self._submitted += 1
 
     def wait(self) -> None:
-        """Until the results of all submitted jobs were handed in."""
+        """Waits until the results of all submitted jobs were handed in."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure or self._done == self._submitted)
         self._raise()

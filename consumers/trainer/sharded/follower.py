@@ -147,7 +147,7 @@ class TakeFollower(TakeRepeater):
 
 @dataclass(slots=True, kw_only=True)
 class FollowerLoop(StepLoop[TakeFollower]):
-    """To be run until the ledger has `ended`."""
+    """A loop to be run until the ledger has `ended`."""
 
     def metric_values(self) -> MetricValues:
         """The step alone; rank 0 has the trainer's metrics."""

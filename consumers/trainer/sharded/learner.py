@@ -109,7 +109,7 @@ class ShardedLearner:
 
     @property
     def state_bytes(self) -> int:
-        """Of all ranks."""
+        """Returns the state bytes of all ranks."""
         return self._shard.state_bytes
 
     def submit(self, samples: Sequence[Sample], shortages: int = 0) -> None:
@@ -146,7 +146,9 @@ class ShardedLearner:
         return {**metrics, "busy_s": self.busy_s - busy_s}
 
     def snapshot(self, dtype: str, pool: BufferPool | None = None) -> RankTensors | AdapterTensors:
-        """In new memory: this rank's share of a whole model, or all of an adapter."""
+        """Returns the snapshot in new memory: this rank's share of a whole model, or all of an
+        adapter.
+        """
         with self._ranks.collective():
             return self._shard.snapshot(dtype)
 
@@ -155,8 +157,9 @@ class ShardedLearner:
         return RankTensors(self._shard.state(), self._ranks)
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Of any number of ranks, or of an unsharded learner. Raises `ConfigurationError` for
-        another model's state, and `CorruptObject` at all ranks if any finds damage.
+        """Loads the state of any number of ranks, or of an unsharded learner. Raises
+        `ConfigurationError` for another model's state, and `CorruptObject` at all ranks if any
+        finds damage.
         """
         assert isinstance(tensors, StoredTensors), "ranks read their rows from the store"
         self._shard.check(tensors)

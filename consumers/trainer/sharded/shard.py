@@ -127,7 +127,7 @@ class Shard:
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Of the whole trained parameters."""
+        """Returns the shapes of the whole trained parameters."""
         return {name: self._ownership.shapes[name] for name in self._slices}
 
     def begin_step(self, version: int) -> None:
@@ -237,7 +237,7 @@ class Shard:
                 masters.check_checkpoint_shape(prefix + name, tensors.shape(prefix + name), shape)
 
     def load(self, tensors: StoredTensors) -> None:
-        """From a checkpoint of any number of ranks. If any rank finds damage, all raise
+        """Loads from a checkpoint of any number of ranks. If any rank finds damage, all raise
         `CorruptObject`, and the state is undefined.
         """
         with self._ranks.together():
@@ -254,7 +254,7 @@ class Shard:
 
     @property
     def state_bytes(self) -> int:
-        """Of all ranks."""
+        """Returns the state bytes of all ranks."""
         return _state_bytes(self.shapes)
 
     @property

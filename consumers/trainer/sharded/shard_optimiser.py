@@ -45,21 +45,21 @@ class ShardOptimiser:
         """Updates that were not skipped."""
 
     def load(self, updates: int, applied: int) -> None:
-        """From a checkpoint; the caller copies its moments. Not a collective."""
+        """Loads from a checkpoint; the caller copies its moments. Not a collective."""
         self.updates, self.applied = updates, applied
         for count in self._applied:
             count.fill_(applied)
 
     def hold(self) -> masters.UpdateResult:
-        """As `Optimiser.hold`. Not a collective."""
+        """Works as `Optimiser.hold`. Not a collective."""
         self.updates += 1
         return masters.UpdateResult(0.0, 0.0, 0)
 
     def update(
         self, gradients: Sequence[Tensor | None], weight: float, ess: float
     ) -> masters.UpdateResult:
-        """As `Optimiser.update`; overwrites the gradients. `weight` and `ess` are those of all
-        ranks.
+        """Updates as `Optimiser.update`; overwrites the gradients. `weight` and `ess` are those of
+        all ranks.
         """
         rate = masters.learning_rate(self.updates, self._settings)
         rate = masters.guarded_rate(rate, ess, self._settings)

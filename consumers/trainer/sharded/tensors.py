@@ -160,8 +160,8 @@ def shard_model(
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """In order: modules of the classes in `_no_split_modules` of transformers. Without them the
-    model is a single FSDP group, gathered as a whole.
+    """Returns them in order: modules of the classes in `_no_split_modules` of transformers. Without
+    them the model is a single FSDP group, gathered as a whole.
     """
     names = set(model._no_split_modules or ())  # pyright: ignore[reportPrivateUsage]
     return [module for module in model.modules() if type(module).__name__ in names]

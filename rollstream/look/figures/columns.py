@@ -15,7 +15,7 @@ FIRST = "0.1.0"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """With its `type` in DuckDB, and the release since which it is stable."""
+    """A column with its `type` in DuckDB, and the release since which it is stable."""
 
     type: str
     meaning: str

@@ -61,7 +61,7 @@ def _max_lags(store: "ObjectStore") -> dict[str, int | None]:
 def _rule(
     trainer: Mapping[str, Any], location: RunLocation, keep_version: bool
 ) -> TrainingRule | None:
-    """None if a setting is missing that the run's release had (`LATER_SETTINGS`)."""
+    """Returns None if a setting is missing that the run's release had (`LATER_SETTINGS`)."""
     settings = SimpleNamespace(**{**LATER_SETTINGS, **trainer})
     unknown = TrainingBounds()
     context_max = location.table("rollouts").get("context_max", unknown.context_max)

@@ -31,9 +31,10 @@ ROWS_MIN, BYTES_MIN = 32_768, 8 << 20
 
 
 class IndexReader:
-    """For one thread; `view` is that thread's own reader. Damaged archived files are left out, and
-    their rows are in `holes`. `report` receives the progress after each batch; `stopped` is asked
-    before each. `with_tokens` reads prompts too, for their lengths and repetitions.
+    """Fills an index for one thread; `view` is that thread's own reader. Damaged archived files are
+    left out, and their rows are in `holes`. `report` receives the progress after each batch;
+    `stopped` is asked before each. `with_tokens` reads prompts too, for their lengths and
+    repetitions.
     """
 
     def __init__(

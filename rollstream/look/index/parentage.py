@@ -50,7 +50,9 @@ class PromptsLeft:
 
 @dataclass(frozen=True, slots=True)
 class Parentage:
-    """Of a fork: the run and checkpoint at which it began, and its changed settings."""
+    """The parentage of a fork: the run and checkpoint at which it began, and its
+    changed settings.
+    """
 
     run: str
     """Name of the parent."""
@@ -69,7 +71,7 @@ class Parentage:
 
 
 def read_parentage(store: ObjectStore) -> Parentage | None:
-    """None if the run is no fork."""
+    """Returns None if the run is no fork."""
     try:
         return decode_json(store.get(PARENTAGE_KEY), Parentage, PARENTAGE_KEY)
     except ObjectMissing:
@@ -137,8 +139,8 @@ def parent_of_store(url: str, settings: Path) -> ForkParent:
 
 
 def recorded_configuration(url: str) -> dict[str, Any]:
-    """From the store at `url`, as nested tables. Raises `ConfigurationError` if it holds no run
-    that was trained.
+    """Returns the recorded configuration from the store at `url`, as nested tables. Raises
+    `ConfigurationError` if it holds no run that was trained.
     """
     folder = folder_of_url(url)
     store = open_store_for_reading(url, None if folder is None else ContainedFolder(folder))
@@ -176,7 +178,7 @@ class RecoveryPoint:
 def recovery_point(
     store: ObjectStore, log: Bus, step: int, left_prompts: PromptsLeft
 ) -> RecoveryPoint:
-    """Of a run of which the store is left, with its archive as `log`."""
+    """Returns the recovery point of a run of which the store is left, with its archive as `log`."""
     pointer, archived = believed_pointer(store), 0
     for received in TopicReader(log, "ledger", from_begin(log, "ledger")).read_to(
         log.end("ledger")

@@ -23,7 +23,7 @@ SPILL = "8GB"
 
 @dataclass(frozen=True, slots=True)
 class IndexProgress:
-    """Of the run's `total` completions; whether the index has once been complete."""
+    """The progress in the run's `total` completions; whether the index has once been complete."""
 
     trajectories: int = 0
     total: int = 0
@@ -74,7 +74,7 @@ class RunIndex:
             self._connection.execute(f"CREATE VIEW {name} AS {query}")
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        """By column name; NaN is None."""
+        """Returns the rows by column name; NaN is None."""
         cursor = self.cursor().execute(sql, list(parameters))
         names = [column[0] for column in cursor.description or ()]
         return [dict(zip(names, map(json_value, row), strict=True)) for row in cursor.fetchall()]

@@ -213,7 +213,9 @@ def concern_of(warning: RunWarning) -> str:
 
 
 def observed_values(at: RunSnapshot) -> MetricValues:
-    """Of the whole run, at a snapshot that has its warnings (`concerns`)."""
+    """Returns the observed values of the whole run, at a snapshot that has its warnings
+    (`concerns`).
+    """
     lasting = {concern_of(warning) for warning in at.concerns}
     values: dict[str, MetricValue] = {
         # A concern that has ended is 0, so that its alert ends.

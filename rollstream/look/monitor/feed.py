@@ -29,14 +29,16 @@ from rollstream.streams.topics import ARCHIVED_TOPICS
 
 
 def tail_positions(bus: Bus, topic: str, records_max: int) -> dict[int, int]:
-    """Of the last `records_max` records, in equal shares by partition."""
+    """Returns the tail positions of the last `records_max` records, in equal shares by
+    partition.
+    """
     begin, end = bus.begin(topic), bus.end(topic)
     share = max(1, records_max // max(1, len(end)))
     return {p: max(begin[p], last - share) for p, last in end.items()}
 
 
 def positions_since(bus: Bus, topic: str, time_s: float) -> dict[int, int]:
-    """By partition, of the first record appended at or after `time_s`."""
+    """Returns the positions by partition, of the first record appended at or after `time_s`."""
     begin, end = bus.begin(topic), bus.end(topic)
     # Clocks of writers differ, so append times may be slightly out of order, and a position is as
     # inexact as the clocks.
@@ -44,8 +46,8 @@ def positions_since(bus: Bus, topic: str, time_s: float) -> dict[int, int]:
 
 
 def time_at(bus: Bus, topic: str, partition: int, offset: int) -> float | None:
-    """Of the first record from `offset` on; None if there is none or the record at `offset` was
-    truncated.
+    """Returns the time of the first record from `offset` on; None if there is none or the record at
+    `offset` was truncated.
     """
     try:
         messages = bus.read(topic, {partition: offset}, records_max=1)

@@ -42,7 +42,7 @@ def plural(number: int, word: str) -> str:
 
 
 def short_number(value: float) -> str:
-    """At most four columns: `940`, `9.4k`, `12k`, `4.1M`."""
+    """Returns at most four columns: `940`, `9.4k`, `12k`, `4.1M`."""
     for unit in ("", "k", "M", "G", "T"):
         if abs(value) < 999.5 or unit == "T":
             break
@@ -51,7 +51,7 @@ def short_number(value: float) -> str:
 
 
 def byte_size(count: str | int | float | None) -> str:
-    """In powers of 1000 bytes; None becomes `–`."""
+    """Returns the byte size in powers of 1000 bytes; None becomes `–`."""
     if count is None:
         return "–"
     size, unit = float(count), 0
@@ -108,8 +108,8 @@ def wrap_parts(parts: Sequence[str], columns: int) -> list[str]:
 
 
 def plain_table(*columns: str) -> Table:
-    """Without frame. A column whose name starts with > is right-aligned; only the column `tensor`
-    breaks long values into several lines.
+    """Returns the plain table without frame. A column whose name starts with > is right-aligned;
+    only the column `tensor` breaks long values into several lines.
     """
     table = Table(box=None, pad_edge=False)
     for column in columns:

@@ -23,8 +23,8 @@ class MachineUse:
 
 
 class CoreClock:
-    """Of the cores that this process may use: those of its affinity, or the quota of its control
-    group. `root` is `/`, for tests another folder.
+    """The core clock of the cores that this process may use: those of its affinity, or the quota of
+    its control group. `root` is `/`, for tests another folder.
     """
 
     def __init__(
@@ -36,8 +36,8 @@ class CoreClock:
         self._use: MachineUse | None = None
 
     def use(self) -> MachineUse | None:
-        """Between two calls at least `SAMPLE_S` apart; None before there are two, and on a system
-        without these files.
+        """Returns the use between two calls at least `SAMPLE_S` apart; None before there are two,
+        and on a system without these files.
         """
         now_s = self._monotonic()
         if self._before is not None and now_s - self._before[0] < SAMPLE_S:

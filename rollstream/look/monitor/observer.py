@@ -33,9 +33,9 @@ CATCH_UP_S = 0.5
 
 @dataclass(slots=True)
 class RunObserver:
-    """For one thread. `metrics` is the folder of the metrics files. `open_view` opens log and
-    archive, or returns None while there is no log. `clock`, and `started_s`, when the observing
-    process started the run (None: it did not), are in seconds since the epoch.
+    """Observes a run for one thread. `metrics` is the folder of the metrics files. `open_view`
+    opens log and archive, or returns None while there is no log. `clock`, and `started_s`, when the
+    observing process started the run (None: it did not), are in seconds since the epoch.
     """
 
     settings: RunSettings
@@ -88,8 +88,8 @@ class RunObserver:
         return shown
 
     def metric_values(self) -> MetricValues:
-        """Of the newest snapshot that was not behind; {} before the first one. Any thread may call
-        it.
+        """Returns the metric values of the newest snapshot that was not behind; {} before the first
+        one. Any thread may call it.
         """
         newest = self._newest
         return {} if newest is None else observed_values(newest)
@@ -138,8 +138,8 @@ def opener_of_run(folder: Path, is_trusted: bool = False) -> Callable[[], LogVie
 
 
 def run_standing(configuration: Configuration, folder: RunFolder, now_s: float) -> RunStanding:
-    """From about 20 small reads, however long the log is. Raises a `RollstreamError` if the log
-    cannot be reached.
+    """Returns the standing from about 20 small reads, however long the log is. Raises a
+    `RollstreamError` if the log cannot be reached.
     """
     plan = run_settings_of(configuration)
     state = plan.state()

@@ -172,7 +172,7 @@ class RunStanding:
 def standing_of(
     state: RunState, steps: int, now_s: float, is_evaluated: bool = True
 ) -> RunStanding:
-    """At `now_s`; `is_evaluated`: an evaluation ends the run."""
+    """Returns the standing at `now_s`; `is_evaluated`: an evaluation ends the run."""
     step = state.steps[-1].step if state.steps else 0
     newest_s = max(state.newest_s.values(), default=None)
     # No clock counts but the observer's.
@@ -224,7 +224,7 @@ def _is_idle(state: RunState, now_s: float, quiet_s: float) -> bool:
 
 
 def restart_ages(state: RunState, now_s: float) -> dict[str, tuple[float, ...]]:
-    """Of restarts that new terms show, without those by a supervisor."""
+    """Returns the ages of restarts that new terms show, without those by a supervisor."""
     starts: dict[str, list[float]] = {}
     for event in state.events:
         if event.get("event") == "start":
@@ -248,7 +248,7 @@ class ProcessDeath:
 
 
 def recorded_deaths(state: RunState, now_s: float) -> tuple[ProcessDeath, ...]:
-    """By the present supervisor, the newest first."""
+    """Returns the recorded deaths by the present supervisor, the newest first."""
     deaths: list[ProcessDeath] = []
     has_started = False
     for event in reversed(state.events):

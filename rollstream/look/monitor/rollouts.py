@@ -51,7 +51,7 @@ class RolloutSnapshot:
 
 
 def rollout_snapshots(state: RunState, now_s: float) -> tuple[RolloutSnapshot, ...]:
-    """By name; numbers in names sort numerically."""
+    """Returns the rollout snapshots by name; numbers in names sort numerically."""
     lines = (
         _snapshot(
             beats,

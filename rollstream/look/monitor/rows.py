@@ -38,7 +38,7 @@ class MetricRow:
 
 
 def metric_rows(at: RunSnapshot, detailed: bool) -> Iterator[MetricRow]:
-    """In display order; `detailed` adds the less important ones."""
+    """Returns the metric rows in display order; `detailed` adds the less important ones."""
     yield MetricRow("reward", (_metric(at, "reward_mean", ".3f"),), 0, sparkline(at.rewards))
     if len(at.task_rewards) > 1:
         yield MetricRow("by task", tuple(_tasks(at)), 1)

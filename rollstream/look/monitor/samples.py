@@ -66,7 +66,9 @@ _totals = attrgetter(*(part.name for part in fields(DraftTotals)))
 
 @dataclass(frozen=True, slots=True)
 class PassDrafts:
-    """Of one task in one pass over the prompts: `number` from 1; None if unknown."""
+    """The pass drafts of one task in one pass over the prompts: `number` from 1; None
+    if unknown.
+    """
 
     number: int | None
     task: str
@@ -118,7 +120,9 @@ class FinishedSample:
 
 @dataclass(frozen=True, slots=True)
 class TaskRewards:
-    """Over the last complete `groups`; in `equal` of them all rewards were equal."""
+    """Sums up rewards over the last complete `groups`; in `equal` of them all rewards
+    were equal.
+    """
 
     groups: int
     equal: int
@@ -192,7 +196,7 @@ class RecentSamples:
             self.taken.extend(kept)
 
     def lag_at_finish(self) -> dict[int, int]:
-        """In steps, when the trajectory finished."""
+        """Returns the lag in steps, when the trajectory finished."""
         samples = self.finished.values()
         return _histogram((sample.spans, sample.trainer_version) for sample in samples)
 
@@ -208,12 +212,12 @@ class RecentSamples:
         return Counter(sample.finish for sample in self._newest(last))
 
     def reasons(self, last: int) -> list[tuple[str, int]]:
-        """Of dead ones of the `last` trajectories, the most frequent first."""
+        """Returns the reasons of dead ones of the `last` trajectories, the most frequent first."""
         dead = (sample.reason for sample in self._newest(last) if sample.finish == "dead")
         return Counter(dead).most_common()
 
     def dead_tasks(self, last: int) -> list[tuple[str, int]]:
-        """None in a run of one task."""
+        """Returns None in a run of one task."""
         newest = list(self._newest(last))
         if len({sample.task for sample in newest}) < 2:
             return []
@@ -231,8 +235,8 @@ class RecentSamples:
         ]
 
     def drafts(self, epochs: Mapping[int, int]) -> dict[tuple[int | None, str], DraftTotals]:
-        """By (pass over the prompts from 1, task). `epochs` maps a group to its pass from 0; an
-        unknown pass is None.
+        """Returns the drafts by (pass over the prompts from 1, task). `epochs` maps a group to its
+        pass from 0; an unknown pass is None.
         """
         totals: dict[tuple[int | None, str], DraftTotals] = {}
         for sample in self.finished.values():
@@ -254,8 +258,8 @@ class RecentSamples:
         return len(recent) / seconds, tokens / seconds
 
     def tasks(self, samples: int) -> dict[str, TaskRewards]:
-        """Over groups of which all `samples` completions are kept. Dead and unscored trajectories
-        are left out, and so are groups with fewer than two rewards.
+        """Returns the tasks over groups of which all `samples` completions are kept. Dead and
+        unscored trajectories are left out, and so are groups with fewer than two rewards.
         """
         groups: dict[int, list[FinishedSample]] = {}
         for sample in self.finished.values():

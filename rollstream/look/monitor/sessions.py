@@ -45,7 +45,7 @@ class RunSessions:
     _current: set[str] = field(default_factory=set[str])
 
     def apply(self, event: Mapping[str, Any]) -> None:
-        """Of `supervisor.jsonl`; it must have a time."""
+        """Applies a line of `supervisor.jsonl`; it must have a time."""
         time_s = float(event["time_s"])
         if event.get("event") in ENDINGS:
             self.ended_s = time_s
@@ -81,9 +81,9 @@ class RunSessions:
         worked_s: Iterable[float] = (),
         started_s: float | None = None,
     ) -> float:
-        """From `begin_s` to `end_s` without the pauses. `worked_s` are times at which the run
-        certainly ran, such as those of its steps; `started_s` is the begin of the present session,
-        if the caller supervises it.
+        """Returns the seconds from `begin_s` to `end_s` without the pauses. `worked_s` are times at
+        which the run certainly ran, such as those of its steps; `started_s` is the begin of the
+        present session, if the caller supervises it.
         """
         worked = tuple(worked_s)
         pauses = [

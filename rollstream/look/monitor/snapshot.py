@@ -257,8 +257,8 @@ def take_snapshot(
     roles: Sequence[RoleState] = (),
     started_s: float | None = None,
 ) -> RunSnapshot:
-    """At `now_s` (seconds since the epoch). A caller that runs the processes passes their states
-    (`roles`) and the time at which it started the run.
+    """Takes the snapshot at `now_s` (seconds since the epoch). A caller that runs the processes
+    passes their states (`roles`) and the time at which it started the run.
     """
     last = state.steps[-1] if state.steps else None
     recent = progress.recent_steps(state.steps)

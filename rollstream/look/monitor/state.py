@@ -65,9 +65,9 @@ def move_line(move: "MoveSummary", plan_s: float, time_s: float) -> dict[str, An
 
 
 def foreign_line(counts: Mapping[str, int], time_s: float) -> dict[str, Any]:
-    """Of `moves.jsonl`: foreign records by topic that dispatch refused since the previous line. No
-    process of this run writes them, as values are out of bounds, or a rollout or relay never took
-    its term.
+    """Returns the foreign line of `moves.jsonl`: foreign records by topic that dispatch refused
+    since the previous line. No process of this run writes them, as values are out of bounds, or a
+    rollout or relay never took its term.
     """
     return {"time_s": time_s, "foreign": dict(counts)}
 
@@ -116,7 +116,7 @@ class DeadLetters:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveBacklog:
-    """Of one topic; `oldest_s` is in seconds since the epoch."""
+    """The archive backlog of one topic; `oldest_s` is in seconds since the epoch."""
 
     records: int
     oldest_s: float
@@ -231,8 +231,8 @@ class RunState:
                 pass
 
     def apply_evaluation(self, line: dict[str, Any]) -> None:
-        """Of `eval.jsonl`; it replaces an earlier line of its step; one without a step
-        is ignored.
+        """Applies the evaluation of `eval.jsonl`; it replaces an earlier line of its step; one
+        without a step is ignored.
         """
         if isinstance(line.get("step"), int):
             lines = [
@@ -243,14 +243,14 @@ class RunState:
             self.evaluations.extend(sorted(lines, key=lambda earlier: earlier["step"]))
 
     def apply_event(self, line: dict[str, Any]) -> None:
-        """Of `supervisor.jsonl`; a line without a time is ignored."""
+        """Applies the event of `supervisor.jsonl`; a line without a time is ignored."""
         if isinstance(line.get("time_s"), int | float):
             self.events.append(line)
             self.sessions.apply(line)
             self.deaths[str(line.get("role"))] += line.get("event") == "death"
 
     def apply_move(self, line: dict[str, Any]) -> None:
-        """Of `moves.jsonl`; other lines are ignored."""
+        """Applies the move of `moves.jsonl`; other lines are ignored."""
         counts = line.get("foreign")
         if isinstance(counts, dict):
             for topic, number in cast(dict[str, object], counts).items():
@@ -261,7 +261,9 @@ class RunState:
             self.moves.append(move)
 
     def apply_prompts(self, line: dict[str, Any]) -> None:
-        """Of `prompts.jsonl`; it replaces the one before; others are ignored."""
+        """Applies the prompts of `prompts.jsonl`; it replaces the one before; others
+        are ignored.
+        """
         try:
             records = msgspec.convert(line.get("skipped_rows"), tuple[SkippedRecord, ...])
         except msgspec.ValidationError:
@@ -278,7 +280,7 @@ class RunState:
             self.holes.append(str(hole))
 
     def apply_term(self, role: str, term: int) -> None:
-        """Of a single-holder role or a rollout; 1 is the first."""
+        """Applies the term of a single-holder role or a rollout; 1 is the first."""
         if term > self.terms.get(role, 1):
             self.terms[role] = term
             if len(self.terms) > TERMS_KEPT:

@@ -262,8 +262,8 @@ QUIT_KEYS = (b"q", b"Q", b"\x03", b"\x04")
 
 
 class TerminalKeys:
-    """Without Enter; restores the terminal's mode on exit. If standard input is no terminal,
-    `asked_to_quit` only waits.
+    """Reads keys without Enter; restores the terminal's mode on exit. If standard input is no
+    terminal, `asked_to_quit` only waits.
     """
 
     def __init__(self) -> None:

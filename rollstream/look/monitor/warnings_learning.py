@@ -156,7 +156,7 @@ def skipped_updates(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def refused_trajectories(at: RunSnapshot) -> Iterator[RunWarning]:
-    """As untrainable, by the trainer (invariant 12)."""
+    """Warns of trajectories that the trainer refused as untrainable (invariant 12)."""
     if at.refused:
         kinds = ", ".join(f"{number} for {kind}" for kind, number in sorted(at.refused.items()))
         yield RunWarning(

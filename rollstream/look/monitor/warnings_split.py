@@ -51,7 +51,7 @@ class PipelineBalance:
 
 
 def balance_of(at: RunSnapshot) -> PipelineBalance | None:
-    """Of a run, living or finished; None after too few steps."""
+    """Returns the balance of a run, living or finished; None after too few steps."""
     lines = [line for line in at.rollouts if at.is_over or line.is_alive()]
     lines = [line for line in lines if line.state != "starting"]
     if at.pace.recent_steps < STEPS_MIN or not lines:
@@ -71,8 +71,8 @@ def balance_of(at: RunSnapshot) -> PipelineBalance | None:
 
 
 def more_rollouts(balance: PipelineBalance, room: int | None = None) -> tuple[int, float] | None:
-    """At most half as many again and at most `room`, that would help the trainer, and the gain;
-    None below `GAIN_MIN`.
+    """Returns at most half as many again and at most `room`, that would help the trainer, and the
+    gain; None below `GAIN_MIN`.
     """
     more_max = ceil(balance.rollouts / 2) if room is None else min(room, ceil(balance.rollouts / 2))
     gains = [(more, balance.gain(balance.rollouts + more)) for more in range(1, more_max + 1)]
@@ -83,7 +83,7 @@ def more_rollouts(balance: PipelineBalance, room: int | None = None) -> tuple[in
 
 
 def rollouts_needed(balance: PipelineBalance) -> int:
-    """To generate as much as the present ones."""
+    """Returns the rollouts needed to generate as much as the present ones."""
     busy = balance.rollouts * (1 - balance.rollouts_idle)
     return min(balance.rollouts, max(1, ceil(SPARE * busy)))
 

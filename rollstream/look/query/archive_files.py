@@ -47,7 +47,7 @@ class OffsetGap:
 
 
 def offset_gaps(files: Iterable[ReadableFile], partitions: Iterable[int]) -> list[OffsetGap]:
-    """By partition; the open end of each comes last."""
+    """Returns the gaps by partition; the open end of each comes last."""
     by_partition: defaultdict[int, list[ReadableFile]] = defaultdict(list)
     for file in files:
         by_partition[file.partition].append(file)
@@ -75,7 +75,7 @@ def overlapping(files: Iterable[ReadableFile]) -> list[tuple[ReadableFile, Reada
 
 
 def gaps_in_words(lost: Sequence[OffsetGap]) -> str:
-    """At most five: `partition 0: 3 to 9, partition 2: 0 to 4`."""
+    """Returns at most five: `partition 0: 3 to 9, partition 2: 0 to 4`."""
     shown = [f"partition {h.partition}: {h.start} to {(h.end or 0) - 1}" for h in lost[:5]]
     return ", ".join(shown) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")
 
@@ -100,7 +100,7 @@ class ArchiveCache:
         self._cache, self._bytes_max = cache or _cache_folder(), bytes_max
 
     def paths(self, files: Sequence[ArchiveFile]) -> list[str]:
-        """After fetching missing ones."""
+        """Returns the paths after fetching missing ones."""
         local = [path for file in files if (path := local_path(self._store, file.key))]
         if len(local) == len(files):
             return [str(path) for path in local]
@@ -165,8 +165,8 @@ _FOOTER_KEYS = ("last", "schema", "fence")
 
 @dataclass(slots=True)
 class ArchivedFiles:
-    """Of one run. `warn` receives messages for the user. A damaged file raises `CorruptObject`, or
-    is left out if `skip_corrupt` is set.
+    """The archived files of one run. `warn` receives messages for the user. A damaged file raises
+    `CorruptObject`, or is left out if `skip_corrupt` is set.
     """
 
     location: RunLocation

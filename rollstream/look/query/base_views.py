@@ -56,7 +56,7 @@ class TopicViews:
     """That each topic's view reads; the store may hold newer ones."""
 
     def define(self, topic: str) -> None:
-        """Over the files that the archive lists now."""
+        """Defines over the files that the archive lists now."""
         files = self.archive.held(topic)
         # Rows at all other offsets are copied from the log, even if they are archived meanwhile: so
         # archive and log have no common row.
@@ -168,7 +168,7 @@ def define_misplaced(connection: duckdb.DuckDBPyConnection, partitions: int) -> 
 
 
 def define_evaluations(connection: duckdb.DuckDBPyConnection, location: RunLocation) -> None:
-    """From `metrics/eval.jsonl`, empty without that file."""
+    """Defines the evaluations from `metrics/eval.jsonl`, empty without that file."""
     from rollstream.storage.metrics_file import read_metrics
 
     columns = ", ".join(f"{name} {kind}" for name, kind in EVALUATION_COLUMNS.items())

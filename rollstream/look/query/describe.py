@@ -9,7 +9,7 @@ from rollstream.streams.values import Span, accepted_tokens
 
 
 def describe(record: records.Record) -> str:
-    """Without its long fields."""
+    """Describes without its long fields."""
     match record:
         case records.Trajectory():
             return _trajectory(record)

@@ -65,7 +65,7 @@ class FieldCondition:
 
 
 def record_values(record: Record, with_arrays: bool = False) -> dict[str, Any]:
-    """As builtins; arrays are lists if `with_arrays`, else lengths."""
+    """Returns the values as builtins; arrays are lists if `with_arrays`, else lengths."""
     hook: Callable[[Any], Any] = np.ndarray.tolist if with_arrays else len
     own_fields: dict[str, Any] = msgspec.to_builtins(record, enc_hook=hook)
     # In the log, names of arrays have a suffix with their type (`tokens:u4`).
@@ -86,12 +86,12 @@ def derived_values(record: Record | None, timestamp_ms: int) -> dict[str, Any]:
 
 
 def oldest_version(record: Trajectory) -> int | None:
-    """Of the oldest span; None without generated tokens."""
+    """Returns the version of the oldest span; None without generated tokens."""
     return min((span.version.number for span in record.spans), default=None)
 
 
 def record_fields(log_record: LogRecord, with_arrays: bool = False) -> dict[str, Any]:
-    """Of envelope and record; arrays as in `record_values`."""
+    """Returns the fields of envelope and record; arrays as in `record_values`."""
     own_fields = {} if log_record.record is None else record_values(log_record.record, with_arrays)
     envelope = {
         "partition": log_record.address.partition,
@@ -116,7 +116,7 @@ def meets(
 
 
 def known_topics() -> tuple[str, ...]:
-    """Of a run, without those of named weight streams."""
+    """Returns the known topics of a run, without those of named weight streams."""
     return tuple(topic.name for topic in catalogue())
 
 

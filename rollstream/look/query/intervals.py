@@ -22,8 +22,8 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True, slots=True)
 class MeanInterval:
-    """Of `count` independent values, at `confidence`. Both ends are infinite for fewer than two
-    values.
+    """The mean interval of `count` independent values, at `confidence`. Both ends are infinite for
+    fewer than two values.
     """
 
     count: int
@@ -72,7 +72,7 @@ class Equivalence:
 
 
 def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> MeanInterval:
-    """Of at least one value, with Student's interval."""
+    """Returns the mean interval of at least one value, with Student's interval."""
     count, mean = len(values), fmean(values)
     if count < 2:
         return MeanInterval(count, mean, -math.inf, math.inf, confidence)
@@ -83,7 +83,9 @@ def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Me
 def paired_difference(
     first: Sequence[float], second: Sequence[float], confidence: float = CONFIDENCE
 ) -> PairedDifference:
-    """Of two equally long sequences of at least two values. Raises `ValueError` for fewer."""
+    """Returns the paired difference of two equally long sequences of at least two values. Raises
+    `ValueError` for fewer.
+    """
     differences = [b - a for a, b in zip(first, second, strict=True)]
     if len(differences) < 2:
         raise ValueError(f"{len(differences)} pairs: an interval needs two at least")
@@ -107,7 +109,7 @@ def paired_difference(
 def equivalence(
     comparison: PairedDifference, margin: float, level: float = EQUIVALENCE_LEVEL
 ) -> Equivalence:
-    """For a margin above 0."""
+    """Returns the equivalence for a margin above 0."""
     degrees, error = comparison.pairs - 1, comparison.deviation / math.sqrt(comparison.pairs)
     half = student_quantile(1 - level, degrees) * error
     low, high = comparison.difference - half, comparison.difference + half
@@ -191,7 +193,7 @@ def student_cdf(t: float, degrees: float) -> float:
 
 
 def student_quantile(probability: float, degrees: float) -> float:
-    """Of Student's t, for a probability in (0, 1)."""
+    """Returns the quantile of Student's t, for a probability in (0, 1)."""
     if probability == 0.5:
         return 0.0
     if probability < 0.5:

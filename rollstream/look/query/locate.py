@@ -57,13 +57,13 @@ class RunLocation:
 
     @cached_property
     def id(self) -> str:
-        """In the store; "" if it cannot be read."""
+        """Returns the id in the store; "" if it cannot be read."""
         stored_id = run_id(self.store, self.named) if self.has_store else ""
         return "" if len(stored_id) == len(folder_key(Path())) else stored_id
 
     @property
     def key(self) -> str:
-        """In the user's private folder: the run's id, or its folder without one."""
+        """Returns the key in the user's private folder: the run's id, or its folder without one."""
         return self.id or ("" if self.folder is None else folder_key(self.folder))
 
     def has_file(self, *parts: str) -> bool:
@@ -98,13 +98,13 @@ class RunLocation:
         return bool(self.table("trainer").get("process_rewards", False))
 
     def table(self, name: str) -> Mapping[str, Any]:
-        """Of the configuration; {} if it has none."""
+        """Returns the table of the configuration; {} if it has none."""
         values = self.configuration.get(name)
         return cast("Mapping[str, Any]", values) if isinstance(values, dict) else {}
 
 
 def locate_run(argument: str | None, is_trusted: bool = False) -> RunLocation:
-    """Of a run's folder, its config.json, an archive, or a store's URL (None: the newest run).
+    """Locates a run's folder, its config.json, an archive, or a store's URL (None: the newest run).
     Raises `ConfigurationError` if neither a run nor an archive is there; a URL of another scheme
     than `file:` is not checked.
     """
@@ -139,8 +139,8 @@ def run_path(argument: str) -> str:
 def locate_asked_run(
     argument: str | None, name: str | None, warn: Callable[[str], None], is_trusted: bool = False
 ) -> RunLocation:
-    """Of a command's RUN; `name` selects a run in an archive that holds several. Without RUN the
-    newest is taken, and `warn` receives its name.
+    """Locates a command's RUN; `name` selects a run in an archive that holds several. Without RUN
+    the newest is taken, and `warn` receives its name.
     """
     location = locate_run(argument, is_trusted)
     if argument is None:
@@ -226,8 +226,8 @@ def url_inside(url: str, folder: Path) -> str:
 
 
 def archived_run(location: RunLocation, files: "Iterable[ArchiveFile]") -> str:
-    """Of the only run among the archive's `files`. Raises `ConfigurationError` if there are none or
-    several.
+    """Returns the only run among the archive's `files`. Raises `ConfigurationError` if there are
+    none or several.
     """
     runs = sorted({file.run for file in files})
     if len(runs) > 1:

@@ -50,7 +50,7 @@ def open_run_log(location: RunLocation, store_s: float = inf) -> "Bus":
 
 
 def open_stored_log(location: RunLocation) -> "Bus":
-    """As it is stored, for a copy: a large record is its claim."""
+    """Opens the stored log as it is stored for a copy: a large record is its claim."""
     from rollstream.streams.connect import check_reachable, open_bus_for_reading
 
     assert location.bus is not None
@@ -67,7 +67,7 @@ def open_run_view(location: RunLocation, store_s: float = inf) -> Generator["Log
 
 
 def run_view(location: RunLocation, store_s: float = inf) -> "LogView":
-    """For the caller to close. No read of the store waits longer than `store_s`."""
+    """Opens the view for the caller to close. No read of the store waits longer than `store_s`."""
     from rollstream.storage.archive.log_view import LogView
     from rollstream.storage.archive.reading import archived_files
 
@@ -80,8 +80,8 @@ def run_view(location: RunLocation, store_s: float = inf) -> "LogView":
 
 
 def _contained(location: RunLocation, url: str) -> ContainedFolder | None:
-    """Of a local log or store, None for a remote one. Raises `ConfigurationError` for a folder
-    outside of the run's, or a host, that the user did not name.
+    """Returns the folder of a local log or store, None for a remote one. Raises
+    `ConfigurationError` for a folder outside of the run's, or a host, that the user did not name.
     """
     folder = folder_of_url(url)
     if folder is None:
@@ -206,7 +206,7 @@ def _is_own(location: RunLocation) -> bool:
 
 
 def trainer_settings(location: RunLocation) -> Mapping[str, Any]:
-    """Without settings whose code may not be imported."""
+    """Returns the settings without settings whose code may not be imported."""
     values, names = location.table("trainer"), refused_code(location)
     # The advantage is a part of the rule which samples are trained: a default would make another
     # rule than the run's.

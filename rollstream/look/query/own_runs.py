@@ -30,7 +30,7 @@ class OwnRun:
 
 
 def folder_key(folder: Path) -> str:
-    """Of a run without an id, such as an archive alone."""
+    """Returns the folder key of a run without an id, such as an archive alone."""
     return sha256(os.path.realpath(folder).encode(errors="surrogateescape")).hexdigest()
 
 

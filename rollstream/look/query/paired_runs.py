@@ -76,7 +76,7 @@ class RunFigures:
 
 
 def read_figures(session: QuerySession) -> RunFigures:
-    """From log, archive and `metrics/eval.jsonl`."""
+    """Reads the figures from log, archive and `metrics/eval.jsonl`."""
     groups = {int(r[0]): GroupFigures(str(r[1]), r[2], r[3]) for r in _rows(session, _GROUPS)}
     evaluations = {
         int(step): HeldOut(str(prompts), tuple(float(prompt_row[2]) for prompt_row in by_prompt))
@@ -88,8 +88,8 @@ def read_figures(session: QuerySession) -> RunFigures:
 def paired_figures(
     first: RunFigures, second: RunFigures, confidence: float, margin: float | None = None
 ) -> list[PairedFigure]:
-    """With `PAIRS_MIN` pairs or more: of the newest common evaluation, of all common groups, and of
-    the last fifth of them.
+    """Returns the paired figures with `PAIRS_MIN` pairs or more: of the newest common evaluation,
+    of all common groups, and of the last fifth of them.
     """
     figures: list[PairedFigure] = []
 
@@ -114,7 +114,7 @@ def paired_figures(
 
 
 def common_groups(first: RunFigures, second: RunFigures) -> list[int]:
-    """With the same prompt in both runs, ascending."""
+    """Returns the groups with the same prompt in both runs, ascending."""
     both = sorted(first.groups.keys() & second.groups.keys())
     return [g for g in both if first.groups[g].prompt == second.groups[g].prompt]
 

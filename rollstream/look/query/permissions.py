@@ -23,8 +23,8 @@ def folder_of_url(url: str) -> Path | None:
 
 
 def run_id(store: str, named_urls: Collection[str]) -> str:
-    """Of the store's `run.json`; "" if it cannot be read. `named_urls` are those on the user's
-    command line.
+    """Returns the id of the store's `run.json`; "" if it cannot be read. `named_urls` are those on
+    the user's command line.
     """
     from rollstream.foreign_json import parse_json
     from rollstream.storage.stores.read_only import open_store_for_reading

@@ -13,14 +13,14 @@ FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999
 
 
 def utc_time(timestamp_ms: int) -> datetime | None:
-    """None outside of the years 1 to 9999."""
+    """Returns None outside of the years 1 to 9999."""
     if not FIRST_MS <= timestamp_ms <= LAST_MS:
         return None
     return datetime.fromtimestamp(timestamp_ms / 1000, UTC)
 
 
 def with_known_times(table: "pa.Table") -> "pa.Table":
-    """With null in `timestamp` for each impossible time."""
+    """Returns the table with null in `timestamp` for each impossible time."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

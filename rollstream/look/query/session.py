@@ -40,8 +40,8 @@ _NO_TABLE = r"Table with name (\w+) does not exist"
 
 
 def single_query(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
-    """Without its semicolon. Raises `ConfigurationError` for wrong SQL, several statements, or a
-    statement that is no query.
+    """Returns the single query without its semicolon. Raises `ConfigurationError` for wrong SQL,
+    several statements, or a statement that is no query.
     """
     sql = _utf8(sql)
     try:
@@ -193,7 +193,7 @@ class QuerySession:
         return TopicViews(self.connection, self.archive, self.view, self.warn)
 
     def view(self) -> "LogView | None":
-        """Of the run's log and archive, opened once; None without a log."""
+        """Returns the view of the run's log and archive, opened once; None without a log."""
         if self._view is None and self.location.bus is not None:
             self._view = self._opened.enter_context(open_run_view(self.location))
         return self._view
@@ -325,9 +325,9 @@ CREATE MACRO answer_of(tokens, sources) AS list_filter(tokens, lambda t, i: sour
 
 
 class TokenText:
-    """By a `tokenizer.json`, whose content `load` returns at the first use, without importing
-    transformers or torch. Without one the text consists of token numbers. `numbered` returns tokens
-    that only the files beside it have.
+    """Converts tokens by a `tokenizer.json`, whose content `load` returns at the first use, without
+    importing transformers or torch. Without one the text consists of token numbers. `numbered`
+    returns tokens that only the files beside it have.
     """
 
     def __init__(
@@ -381,7 +381,7 @@ class TokenText:
 
 
 def run_text(location: RunLocation) -> TokenText:
-    """By the tokenizer of the run's task, else of its model."""
+    """Returns the text by the tokenizer of the run's task, else of its model."""
 
     def read(name: str) -> bytes | None:
         task_file = None

@@ -63,8 +63,8 @@ class SigmoidFit:
 def fit_sigmoid(
     compute: Sequence[float], reward: Sequence[float], confidence: float = CONFIDENCE
 ) -> SigmoidFit | None:
-    """To points in the order of their compute (at least 0, in any unit); None for fewer than
-    `POINTS_MIN`, or where all rewards are equal.
+    """Fits the sigmoid to points in the order of their compute (at least 0, in any unit); None for
+    fewer than `POINTS_MIN`, or where all rewards are equal.
     """
     c, r = np.array(compute, np.float64), np.array(reward, np.float64)
     assert len(c) == len(r), "a reward for each point"

@@ -42,9 +42,9 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredTrajectory:
-    """Of G generated tokens: `logprobs` [G] at the temperature of the sampling, `entropy` [G] in
-    nats; NaN for tokens whose version could not be loaded. `hash` is the `text_hash` of the scored
-    record.
+    """The scored trajectory of G generated tokens: `logprobs` [G] at the temperature of the
+    sampling, `entropy` [G] in nats; NaN for tokens whose version could not be loaded. `hash` is the
+    `text_hash` of the scored record.
     """
 
     trajectory: str
@@ -55,8 +55,8 @@ class ScoredTrajectory:
 
 
 def text_hash(record: Trajectory) -> str:
-    """Of tokens and the rollout's log-probabilities: by it scores never appear beside
-    other tokens.
+    """Returns the text hash of tokens and the rollout's log-probabilities: by it scores never
+    appear beside other tokens.
     """
     return content_hash(record.tokens.tobytes() + record.logprobs.tobytes())
 
@@ -80,7 +80,7 @@ def write_token_scores(path: Path, rows: Iterable[ScoredTrajectory]) -> None:
 
 
 def stored_hashes(path: Path) -> dict[str, str]:
-    """By trajectory; {} without a file."""
+    """Returns the stored hashes by trajectory; {} without a file."""
     hashes: dict[str, str] = {}
     for table in _stored_tables(path, ("trajectory", "hash")):
         hashes |= zip(_names(table), table.column("hash").to_pylist(), strict=True)
@@ -88,8 +88,8 @@ def stored_hashes(path: Path) -> dict[str, str]:
 
 
 def read_token_scores(path: Path, record: Trajectory) -> ScoredTrajectory | None:
-    """Of exactly this record; None if there are none. Raises `ConfigurationError` for a file that
-    cannot be read.
+    """Reads the token scores of exactly this record; None if there are none. Raises
+    `ConfigurationError` for a file that cannot be read.
     """
     for table in _stored_tables(path, group=record.group):
         names = _names(table)

@@ -40,8 +40,8 @@ def trajectory_records(
 
 
 def archive_tables(session: QuerySession, sql: str) -> Iterator[pa.Table]:
-    """In batches, with the archive's columns for `trajectories`; columns that the query does not
-    return are missing.
+    """Yields the tables in batches, with the archive's columns for `trajectories`; columns that the
+    query does not return are missing.
     """
     reader: Any = session.arrow(sql, lambda relation: relation.to_arrow_reader(BATCH_ROWS))
     present = set(reader.schema.names)
@@ -105,7 +105,7 @@ def trajectory_names(
 
 
 def trajectory_details(session: QuerySession, trajectory: str) -> TrajectoryDetails:
-    """Of this complete name."""
+    """Returns the trajectory details of this complete name."""
     name = sql_literal(trajectory)
     completions = list(trajectory_records(session, f"trajectory = {name}", "trajectories"))
 
@@ -169,8 +169,8 @@ def _rows(session: QuerySession, sql: str) -> list[ViewRow]:
 
 
 def details_json(details: TrajectoryDetails, text: TokenText) -> dict[str, Any]:
-    """With the names of the fields, but `orders` for the assignments. `record` also has `pieces`,
-    the text of each token, null without a tokenizer.
+    """Returns the details with the names of the fields, but `orders` for the assignments. `record`
+    also has `pieces`, the text of each token, null without a tokenizer.
     """
     json_fields = {part.name: getattr(details, part.name) for part in fields(details)}
     if details.record is not None:
@@ -202,12 +202,12 @@ class Run:
 
     @property
     def configuration(self) -> Mapping[str, Any]:
-        """As in config.json; empty if only an archive is known."""
+        """Returns the configuration as in config.json; empty if only an archive is known."""
         return self._place.configuration
 
     @property
     def views(self) -> tuple[str, ...]:
-        """For `sql` and `table`."""
+        """Returns the views for `sql` and `table`."""
         return tuple(VIEWS)
 
     def sql(self, query: str) -> pa.Table:
@@ -233,17 +233,17 @@ class Run:
         return record
 
     def tokens_text(self, trajectory: Trajectory | str) -> str:
-        """Of a record or name, special tokens included. Without a tokenizer the text consists of
-        token numbers.
+        """Returns the text of a record or name, special tokens included. Without a tokenizer the
+        text consists of token numbers.
         """
         return self._text.text(self._record(trajectory).tokens.tolist())
 
     def prompt_text(self, trajectory: Trajectory | str) -> str:
-        """As `tokens_text`."""
+        """Returns the prompt text as `tokens_text`."""
         return self._text_of(self._record(trajectory), PROMPT)
 
     def answer_text(self, trajectory: Trajectory | str) -> str:
-        """As `tokens_text`, without replies of an environment."""
+        """Returns the answer's text as `tokens_text`, without replies of an environment."""
         return self._text_of(self._record(trajectory), GENERATED)
 
     def close(self) -> None:

@@ -277,7 +277,7 @@ def uses_text(sql: str) -> bool:
 
 
 def dependency_order(names: Iterable[str]) -> list[str]:
-    """With all that they need, each after those that it needs."""
+    """Returns the views with all that they need, each after those that it needs."""
     ordered: dict[str, None] = {}
 
     def add(name: str) -> None:

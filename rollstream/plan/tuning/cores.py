@@ -19,7 +19,9 @@ Simulate = Callable[[float], Prediction | None]
 def on_shared_cores(
     simulate: Simulate, rollout_threads: int, trainer_threads: int, cores: float
 ) -> Prediction | None:
-    """With the threads' use of the `cores`; None if the run cannot be simulated."""
+    """Returns the prediction with the threads' use of the `cores`; None if the run cannot be
+    simulated.
+    """
     slower = 1.0
     prediction = simulate(slower)
     for _ in range(ROUNDS_MAX - 1):

@@ -184,7 +184,7 @@ def shares_cores(c: Configuration) -> bool:
 
 
 def at_cpu_time(engine: Roofline, run: RunMeasurements, slots: int) -> Roofline:
-    """At the level of the run's CPU time per token."""
+    """Returns the step times at the level of the run's CPU time per token."""
     if not run.points or run.decode_cpu_token_s is None:
         return engine
     # Wall times on shared cores contain those of the others, and waits for one of the `slots`.

@@ -299,8 +299,8 @@ def _integral(pieces: FloatArray) -> FloatArray:
 
 
 def length_correlation(answers: Sequence[FinishedAnswer]) -> float:
-    """Of two answers to one prompt, by their ranks among all answers as normal deviates (the
-    simulator's copula): the mean product of such pairs. 0 without any.
+    """Returns the length correlation of two answers to one prompt, by their ranks among all answers
+    as normal deviates (the simulator's copula): the mean product of such pairs. 0 without any.
     """
     if not answers:
         return 0.0

@@ -30,8 +30,8 @@ class PredictedChoice:
 
 @dataclass(frozen=True, slots=True)
 class TuningProposal:
-    """With all other simulated choices, best first. `present` is None if it cannot run;
-    `present_fits` is False if it may not be proposed, for its GPUs or its lag.
+    """The proposal with all other simulated choices, best first. `present` is None if it cannot
+    run; `present_fits` is False if it may not be proposed, for its GPUs or its lag.
     """
 
     best: PredictedChoice
@@ -108,9 +108,9 @@ def propose(
     progress: Callable[[int], None] = lambda count: None,
     tolerance: float = TOLERANCE,
 ) -> TuningProposal | None:
-    """None if no choice can run. `present_fits`: the present choice takes no more GPUs than the
-    space has. `evaluate` simulates a choice (None: it cannot run). Of choices whose worth differs
-    by less than the share `tolerance`, the one with the fewest changes is proposed.
+    """Returns None if no choice can run. `present_fits`: the present choice takes no more GPUs than
+    the space has. `evaluate` simulates a choice (None: it cannot run). Of choices whose worth
+    differs by less than the share `tolerance`, the one with the fewest changes is proposed.
     """
     present_fits = present_fits and space.permits(present)
     search = _Search(space, evaluate, progress)

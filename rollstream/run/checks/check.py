@@ -26,7 +26,7 @@ from rollstream.storage.model_folder.hf_weights import check_trainable, read_wei
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """With the `configuration` of fitted defaults, and a line for each."""
+    """The findings with the `configuration` of fitted defaults, and a line for each."""
 
     configuration: Configuration
     findings: Sequence[Finding]
@@ -129,7 +129,7 @@ def _model(c: Configuration, folder: Path) -> tuple[ModelFacts | None, list[Find
 
 
 def _has_model(c: Configuration, folder: Path) -> bool:
-    """In its store, or made by a warm-up."""
+    """Whether it has a model in its store, or made by a warm-up."""
     is_made = c.model.path is None and (local_model_folder(c, folder) / CONFIG).is_file()
     return is_made or run_model(c, folder) is not None
 

@@ -93,8 +93,8 @@ def fit_data(
 
 
 def evaluated_tokens(c: Configuration, facts: TaskFacts) -> int:
-    """Of the longest held-out prompt with an answer to it, where answers of an evaluation may be
-    longer than trained ones; else 0.
+    """Returns the evaluated tokens of the longest held-out prompt with an answer to it, where
+    answers of an evaluation may be longer than trained ones; else 0.
     """
     answer = c.evaluation.tokens_max
     if not c.evaluation.enabled or answer is None or not facts.surveys:
@@ -109,7 +109,7 @@ def held_out_within(facts: TaskFacts, limit: int) -> int:
 
 
 def with_settings(c: Configuration, changed: Mapping[str, Any]) -> Configuration:
-    """By dotted keys."""
+    """Returns the configuration with settings by dotted keys."""
     for key, value in changed.items():
         c = _with_setting(c, key.split("."), value)
     return c

@@ -293,8 +293,8 @@ def unwritable_reason(folder: Path, place: Path, what: str = "the run's folder")
 
 
 def _store_bytes(c: Configuration, folder: Path, model: ModelFacts | None) -> tuple[int, int]:
-    """In a store's folder at the run's start, and the most of model, kept versions and checkpoints,
-    without deltas.
+    """Returns the bytes in a store's folder at the run's start, and the most of model, kept
+    versions and checkpoints, without deltas.
     """
     if model is None:
         return 0, 0

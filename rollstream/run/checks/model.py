@@ -46,9 +46,9 @@ class ModelFacts:
 
 
 def read_model_facts(c: Configuration, is_stored: bool = False) -> ModelFacts | None:
-    """None if `model.path` is not on this host. Raises `ConfigurationError` if a file is missing,
-    cut off, or a pointer of Git LFS; the adapter may be missing if the run's store has the model
-    (`is_stored`).
+    """Returns None if `model.path` is not on this host. Raises `ConfigurationError` if a file is
+    missing, cut off, or a pointer of Git LFS; the adapter may be missing if the run's store has the
+    model (`is_stored`).
     """
     if c.model.path is None:
         return None

@@ -64,7 +64,9 @@ def _try(setting: str, path: str, call: Callable[[], None]) -> None:
 
 
 def failure_line(error: Exception) -> str:
-    """With the user's own function, file and line: libraries that it calls are not its own."""
+    """Returns the failure line with the user's own function, file and line: libraries that it calls
+    are not its own.
+    """
     frames = extract_tb(error.__traceback__)
     user_frames = [
         f for f in frames if not f.filename.startswith(_LIBRARIES) and f.filename[:1] != "<"

@@ -189,8 +189,8 @@ class TaskProcess:
         return [*judged, *[reason] * (count - len(judged))]
 
     def _line(self, sleep_s: float, limit_s: float) -> bytes | None:
-        """None if no line arrives before the process has slept for `sleep_s`, or has had `limit_s`
-        of its own time.
+        """Returns None if no line arrives before the process has slept for `sleep_s`, or has had
+        `limit_s` of its own time.
         """
         assert self._child.stdout is not None
         clock = ProcessTime(self._child.pid)

@@ -206,7 +206,7 @@ def _call_warnings(task: Task) -> list[str]:
 
 
 def judged_facts(task: Task, order: TaskOrder, facts: TaskFacts) -> Iterator[JudgedFact]:
-    """Of each part's verifier, for a made-up answer to a real prompt."""
+    """Returns the judged facts of each part's verifier, for a made-up answer to a real prompt."""
     references = (survey.reference for survey in facts.surveys)
     for place, part in enumerate(_parts(task)):
         reference = next(references) if isinstance(part, Dataset) else ""

@@ -67,9 +67,9 @@ def _process_name(pattern: str) -> Callable[[str], str]:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Of a command, or one action (sub-command): a module adds arguments and examples in
-    `add_arguments(parser)`, `parse` parses the words, `find_runs` replaces names of runs by
-    folders, and `main` runs the command.
+    """The command parser of a command, or one action (sub-command): a module adds arguments and
+    examples in `add_arguments(parser)`, `parse` parses the words, `find_runs` replaces names of
+    runs by folders, and `main` runs the command.
     """
 
     def __init__(
@@ -118,8 +118,8 @@ class CommandParser(argparse.ArgumentParser):
         required: bool = True,
         with_trust: bool = True,
     ) -> None:
-        """By default the newest run: an error if there is none and it is `required`. `before` names
-        the other positional arguments, which the caller adds afterwards.
+        """Adds the run by default the newest run: an error if there is none and it is `required`.
+        `before` names the other positional arguments, which the caller adds afterwards.
         """
         self.add_argument("run", metavar="RUN", nargs="?", help=help)
         if with_trust:
@@ -180,7 +180,7 @@ class CommandParser(argparse.ArgumentParser):
         self.add_argument("--name", metavar="NAME", help=help)
 
     def add_archive(self) -> None:
-        """Of commands that read log and archive as one."""
+        """Adds the archive of commands that read log and archive as one."""
         self.add_archive_run()
         help = "leave out damaged archive files; reads every file completely first"
         self.add_argument("--skip-corrupt", action="store_true", help=help)

@@ -127,7 +127,9 @@ def _reach(configuration: Configuration, folder: Path, is_run: bool) -> None:
 
 
 def load_configuration(arguments: argparse.Namespace) -> tuple[Configuration, RunFolder]:
-    """With the `--set`, `--seed` and `--run` of the arguments; nothing is written."""
+    """Loads the configuration with the `--set`, `--seed` and `--run` of the arguments; nothing is
+    written.
+    """
     layers, folder = _load_layers(arguments)
     return validate_layers(layers), folder
 

@@ -100,7 +100,7 @@ def _command(words: Sequence[str]) -> int:
 
 
 def exit_code_of(error: errors.RollstreamError) -> int:
-    """Of a command that this error ends."""
+    """Returns the exit code of a command that this error ends."""
     if isinstance(error, errors.ConfigurationError | errors.NewerRelease):
         return errors.EXIT_REFUSED
     if isinstance(error, errors.OutputLost) and error.is_closed:
@@ -110,7 +110,7 @@ def exit_code_of(error: errors.RollstreamError) -> int:
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """As `main`, but leaves the names of runs as they are."""
+    """Parses as `main`, but leaves the names of runs as they are."""
     parser, rest = choose_parser(words)
     return parser.parse(rest)
 

@@ -58,7 +58,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def show_upload(name: str, size: int) -> None:
-    """Without a terminal only one that takes long."""
+    """Shows the upload without a terminal only one that takes long."""
     line = f"uploading {name}, {size / MB:,.1f} MB"
     if size >= LARGE and not sys.stderr.isatty():
         warn(line)

@@ -111,8 +111,8 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Until the role is done or a signal stops it. With `--log json` an error that ends the role is
-    a JSON line too.
+    """Runs until the role is done or a signal stops it. With `--log json` an error that ends the
+    role is a JSON line too.
     """
     if getattr(arguments, "versions", None) is not None:
         return _evaluate_stored(arguments)

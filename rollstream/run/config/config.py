@@ -57,7 +57,7 @@ URL_SETTINGS = ("bus", "store")
 
 @dataclass(frozen=True, slots=True)
 class SettingChange:
-    """By dotted `key`, `before` in the run and `now`."""
+    """A changed setting by dotted `key`, `before` in the run and `now`."""
 
     key: str
     before: Any
@@ -68,8 +68,8 @@ class SettingChange:
         return f"{self.key}: {then} in the run, {now} asked for"
 
     def holds_from(self, steps: range, group: int) -> str:
-        """From where on an accepted change holds: the first of `steps` comes after the newest
-        checkpoint, the others are trained again; `group` is the next to be published.
+        """Returns from where on an accepted change holds: the first of `steps` comes after the
+        newest checkpoint, the others are trained again; `group` is the next to be published.
         """
         then, now = json.dumps(self.before), json.dumps(self.now)
         start, scope = f"step {steps.start} on", setting_scope(self.key)
@@ -85,8 +85,8 @@ class SettingChange:
 def load(
     path: str | Path, overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ
 ) -> Configuration:
-    """Of this file or folder and the layers above it. Errors raise `ConfigurationError`, one line
-    each.
+    """Loads the configuration of this file or folder and the layers above it. Errors raise
+    `ConfigurationError`, one line each.
 
     Layers, later ones win: TOML → environment (`ROLLSTREAM_TRAINER__LR=1e-4`) → `overrides`
     (`trainer.lr=1e-4`). The text `null` means None in each. A preset wins over layers below its own
@@ -128,7 +128,9 @@ def load_layers(
 
 
 def load_for_viewing(path: Path) -> Configuration:
-    """Of a run that is only read: unknown keys of another release are skipped with a warning."""
+    """Loads the configuration of a run that is only read: unknown keys of another release are
+    skipped with a warning.
+    """
     layers = _load_file(path)
     try:
         Configuration.model_validate_json(json.dumps(layers.values), strict=True)
@@ -215,7 +217,7 @@ def _drop_leaf(layers: sources.SettingLayers, key: str) -> None:
 
 
 def truncates_log(configuration: Configuration) -> bool:
-    """By default if an archive keeps old records."""
+    """Whether old records are removed; by default if an archive keeps them."""
     truncate = configuration.truncate
     return configuration.archive.enabled if truncate is None else truncate
 
@@ -252,7 +254,7 @@ def _huge_numbers(c: Configuration) -> list[SettingProblem]:
 
 
 def flat_settings(configuration: Configuration) -> dict[str, Any]:
-    """By dotted key."""
+    """Returns the flat settings by dotted key."""
     by_key: dict[str, Any] = {}
 
     def walk(prefix: str, values: Mapping[str, Any]) -> None:
@@ -293,8 +295,8 @@ def setting_scope(key: str) -> Scope:
 
 
 def essential_settings(configuration: Configuration) -> dict[str, Any]:
-    """By dotted key, those that are not `INCIDENTAL`, which a run records and compares; of URLs the
-    part that names the data.
+    """Returns the essential settings by dotted key, those that are not `INCIDENTAL`, which a run
+    records and compares; of URLs the part that names the data.
     """
     essential = {
         key: value
@@ -333,8 +335,8 @@ def _default_settings() -> Mapping[str, Any]:
 
 
 def setting_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[SettingChange]:
-    """Between two sets of essential settings, sorted by key. A missing setting (`recorded_form`)
-    counts as its default.
+    """Returns the setting changes between two sets of essential settings, sorted by key. A missing
+    setting (`recorded_form`) counts as its default.
     """
     defaults = _default_settings()
     remaining = {
@@ -417,8 +419,8 @@ def accept_change(
 def changes_since_hash(
     store: ObjectStore, before: str, configuration: Configuration
 ) -> list[SettingChange]:
-    """Of essential settings, since the configuration of hash `before`. Raises `ObjectMissing` if
-    that is not stored.
+    """Returns the changes of essential settings, since the configuration of hash `before`. Raises
+    `ObjectMissing` if that is not stored.
     """
     recorded = recorded_settings(store, before)
     now: dict[str, Any] = json.loads(json.dumps(essential_settings(configuration)))

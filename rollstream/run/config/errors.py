@@ -96,13 +96,13 @@ def error_lines(error: ValidationError, layers: SettingLayers, model: type[BaseM
 
 
 def setting_origin(key: str, layers: SettingLayers) -> str:
-    """For a table, that of one of its settings; else "the defaults"."""
+    """Returns the setting origin for a table, that of one of its settings; else "the defaults"."""
     inside = (where for name, where in layers.origins.items() if name.startswith(f"{key}."))
     return layers.origins.get(key.partition("[")[0]) or next(inside, "the defaults")
 
 
 def printable_value(key: str, value: Any, write: Callable[[Any], str] = repr) -> str:
-    """Without secrets, cut to `VALUE_CHARACTERS_MAX` characters."""
+    """Returns the printable value without secrets, cut to `VALUE_CHARACTERS_MAX` characters."""
     if _SECRET.search(key):
         return "(not shown)"
     text = _USERINFO.sub("//***@", "null" if value is None else write(_without_secrets(value)))

@@ -34,7 +34,9 @@ ORIGIN = f"{DEFAULTS} that fits"
 
 
 def put_fitting_shapes(layers: SettingLayers) -> None:
-    """Of model and adapter, before policies and presets, which follow them."""
+    """Puts the fitting shapes of model and adapter, before policies and presets, which
+    follow them.
+    """
     _put(layers, (_adapter, _lengths))
 
 
@@ -63,7 +65,9 @@ FOLLOW_DATA = (
 
 
 def put_recorded_defaults(layers: SettingLayers, recorded: SettingLayers) -> list[str]:
-    """Of `FOLLOW_DATA`, from the run's `config.json`; returns a line for each change."""
+    """Puts the recorded defaults of `FOLLOW_DATA`, from the run's `config.json`; returns a line for
+    each change.
+    """
     lines: list[str] = []
     for key in FOLLOW_DATA:
         if key not in recorded.origins or is_set(layers, key):
@@ -76,7 +80,7 @@ def put_recorded_defaults(layers: SettingLayers, recorded: SettingLayers) -> lis
 
 
 def set_settings(layers: SettingLayers) -> frozenset[str]:
-    """By dotted key, of the user."""
+    """Returns the user's settings by dotted key."""
     return frozenset(key for key in layers.origins if is_set(layers, key))
 
 

@@ -33,7 +33,7 @@ DEFAULTS, PRESET = "the default", "trainer.preset = "
 
 
 def is_set(layers: SettingLayers, key: str) -> bool:
-    """By a source; a default of a policy or preset does not count."""
+    """Whether it is set by a source; a default of a policy or preset does not count."""
     return key in layers.origins and not layers.origins[key].startswith((DEFAULTS, PRESET))
 
 

@@ -110,8 +110,8 @@ def check_configuration(
 
 
 def accepted_changes(bus: Bus, store: ObjectStore, configuration: Configuration) -> list[str]:
-    """For each setting that differs from the recorded configuration, from where on the change
-    holds. Nothing may publish meanwhile.
+    """Returns the accepted changes for each setting that differs from the recorded configuration,
+    from where on the change holds. Nothing may publish meanwhile.
     """
     identity = read_identity(store)
     if identity is None or identity.configuration in ("", fingerprint(configuration)):
@@ -133,8 +133,8 @@ def accepted_changes(bus: Bus, store: ObjectStore, configuration: Configuration)
 
 
 def present_configuration(store: ObjectStore, configuration: Configuration) -> Configuration:
-    """With the run's present values of recorded settings. Raises `ConfigurationError` if this
-    release cannot read them.
+    """Returns the present configuration with the run's present values of recorded settings. Raises
+    `ConfigurationError` if this release cannot read them.
     """
     identity = read_identity(store)
     if identity is None or identity.configuration in ("", fingerprint(configuration)):

@@ -16,9 +16,9 @@ LOCKS = ("replay.lock", "run.lock")
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """By a pattern of the path in the folder. A backup has the `copied` ones, which a resumed run
-    reads; `kept` ones stay while a part of the store stays, whose readers need them. The group
-    `file` is as in `RunKeys`.
+    """Declares files by a pattern of the path in the folder. A backup has the `copied` ones, which
+    a resumed run reads; `kept` ones stay while a part of the store stays, whose readers need them.
+    The group `file` is as in `RunKeys`.
     """
 
     pattern: re.Pattern[str]
@@ -70,5 +70,7 @@ FOLDERS = ("metrics", "metrics/endpoints", "logs", "profiles", "model", "model/t
 
 
 def declared_files(path: str, names: Collection[str] = ()) -> RunFiles | None:
-    """By a path with `/` between parts; None if the file is not the run's."""
+    """Returns the declared files by a path with `/` between parts; None if the file is not the
+    run's.
+    """
     return next((files for files in RUN_FILES if files.owns(path, names)), None)

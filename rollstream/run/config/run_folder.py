@@ -44,13 +44,13 @@ FOLDER_ADVICE = (
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Of one run in `path`; they need not exist."""
+    """The run folder of one run in `path`; they need not exist."""
 
     path: Path
 
     @property
     def configuration(self) -> Path:
-        """With the code's revision beside the settings."""
+        """Returns the configuration with the code's revision beside the settings."""
         return self.path / "config.json"
 
     @property
@@ -72,7 +72,7 @@ class RunFolder:
 
 
 def folder_of_run(configuration: Configuration) -> RunFolder:
-    """By default `runs/NAME`."""
+    """Returns the folder, by default `runs/NAME`."""
     folder = Path(configuration.folder or f"runs/{configuration.run}")
     return RunFolder(folder.expanduser().absolute())
 
@@ -116,8 +116,8 @@ def open_run_log_for_writing(configuration: Configuration, folder: Path) -> Bus:
 
 
 def run_folder(path: str | Path) -> RunFolder:
-    """Of an existing run; `path` is it or the `config.json` in it. Raises `ConfigurationError` if
-    it holds no `config.json`.
+    """Returns the folder of an existing run; `path` is it or the `config.json` in it. Raises
+    `ConfigurationError` if it holds no `config.json`.
     """
     place = Path(path).absolute()
     folder = RunFolder(place.parent if place.name == "config.json" else place)

@@ -93,7 +93,7 @@ def local_model_folder(c: Configuration, folder: Path) -> Path:
 
 
 def run_model(c: Configuration, folder: Path) -> StoredModel | None:
-    """In the run's store; None if it has none (yet)."""
+    """Returns the model in the run's store; None if it has none (yet)."""
     url = url_inside(c.store, folder)
     key = (url, folder, c.model.path)
     if key not in _found:
@@ -109,15 +109,15 @@ def run_model(c: Configuration, folder: Path) -> StoredModel | None:
 
 
 def model_folder(c: Configuration, folder: Path) -> Path:
-    """On this host, with configuration and tokenizer, every file verified, perhaps
-    without weights.
+    """Returns the model folder on this host, with configuration and tokenizer, every file verified,
+    perhaps without weights.
     """
     stored_model, local = run_model(c, folder), local_model_folder(c, folder)
     return local if stored_model is None else stored_model.host_folder("", local, _cache(folder))
 
 
 def has_local_weights(c: Configuration, folder: Path) -> bool:
-    """As far as the names of files on this host tell."""
+    """Judges as far as the names of files on this host tell."""
     local = local_model_folder(c, folder)
     try:
         check_hf_weights(local)
@@ -127,7 +127,7 @@ def has_local_weights(c: Configuration, folder: Path) -> bool:
 
 
 def whole_model_folder(c: Configuration, folder: Path, target: Path) -> Path:
-    """On this host, if need be `target`, with the store's files."""
+    """Returns the whole model folder on this host, if need be `target`, with the store's files."""
     stored_model = run_model(c, folder)
     if stored_model is None:
         return local_model_folder(c, folder)
@@ -135,7 +135,9 @@ def whole_model_folder(c: Configuration, folder: Path, target: Path) -> Path:
 
 
 def task_settings(c: Configuration, folder: Path) -> TaskSettings:
-    """With paths on this host, of the tokenizer's folder and of files in the run's store."""
+    """Returns the task settings with paths on this host, of the tokenizer's folder and of files in
+    the run's store.
+    """
     task, stored_model = c.task, run_model(c, folder)
     if task.template_date is None:
         task = task.model_copy(update={"template_date": _run_day(c, folder)})
@@ -176,7 +178,7 @@ def _run_day(c: Configuration, folder: Path) -> str | None:
 
 
 def adapter_folder(c: Configuration, folder: Path) -> Path | None:
-    """Of the adapter that the run starts from; None for a new one."""
+    """Returns the adapter folder of the adapter that the run starts from; None for a new one."""
     if c.model.lora.path is None:
         return None
     local, stored_model = Path(c.model.lora.path).expanduser(), run_model(c, folder)
@@ -184,15 +186,15 @@ def adapter_folder(c: Configuration, folder: Path) -> Path | None:
 
 
 def model_source(c: Configuration, folder: Path) -> ModelSource | None:
-    """None if the model is not on this host. Files of the task that are missing, or too large to be
-    stored, are left out.
+    """Returns None if the model is not on this host. Files of the task that are missing, or too
+    large to be stored, are left out.
     """
     local, tokenizer = local_model_folder(c, folder), c.task.tokenizer
     return source_in(c, local, tokenizer) if (local / CONFIG).is_file() else None
 
 
 def source_in(c: Configuration, model: Path, tokenizer: str | None) -> ModelSource:
-    """In this folder, with those of the configured task."""
+    """Returns the files in this folder, with those of the configured task."""
     adapter = c.model.lora.path
     if adapter is not None and not Path(adapter).expanduser().is_dir():
         # The host that put the model has it.
@@ -212,12 +214,12 @@ def source_in(c: Configuration, model: Path, tokenizer: str | None) -> ModelSour
 
 
 def has_model(store: ObjectStore, c: Configuration, folder: Path) -> bool:
-    """In the run's store or on this host."""
+    """Looks for the model in the run's store or on this host."""
     return model_source(c, folder) is not None or read_model_manifest(store) is not None
 
 
 def missing_model(c: Configuration) -> ConfigurationError:
-    """For a model that is neither in the run's store nor on this host."""
+    """Returns the error for a model that is neither in the run's store nor on this host."""
     if c.model.path is None:
         return ConfigurationError(
             "the run has no model: its store has none, and the warm-up has made none here; start "

@@ -50,8 +50,8 @@ REMOVED_SETTINGS: Mapping[str, Any] = {"rollouts.vllm.kv_handover": False}
 
 @dataclass(frozen=True, slots=True)
 class SettingLayers:
-    """Of one source, or of several merged ones: `values` nested by table, `origins` by dotted key
-    (`trainer.lr`), a text such as `--set` or the name of a file.
+    """The setting layers of one source, or of several merged ones: `values` nested by table,
+    `origins` by dotted key (`trainer.lr`), a text such as `--set` or the name of a file.
     """
 
     values: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -155,7 +155,7 @@ def merge_layers(below: SettingLayers, above: SettingLayers) -> SettingLayers:
 
 
 def setting_types(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
-    """By dotted key; tables are not settings."""
+    """Returns the setting types by dotted key; tables are not settings."""
     annotations: dict[str, Any] = {}
     for name, info in model.model_fields.items():
         kind = info.annotation

@@ -26,7 +26,9 @@ STORE_S = 10.0
 
 
 def stored_defaults(c: Configuration, folder: Path) -> SettingLayers:
-    """Of `FOLLOW_DATA`; none while the store cannot be read, which the role itself reports."""
+    """Returns the stored defaults of `FOLLOW_DATA`; none while the store cannot be read, which the
+    role itself reports.
+    """
     recorded = SettingLayers()
     url = url_inside(c.store, folder)
     if url.startswith("file:") and not Path(url.removeprefix("file:")).is_dir():
@@ -49,7 +51,7 @@ def stored_defaults(c: Configuration, folder: Path) -> SettingLayers:
 
 
 def stored_adapter(c: Configuration, folder: Path) -> LoraSettings | None:
-    """None if the store has no adapter. Raises `StoreError` if the store cannot be read."""
+    """Returns None if the store has no adapter. Raises `StoreError` if the store cannot be read."""
     model = run_model(c, folder)
     if model is None or c.model.lora.path is None or not model.has_adapter:
         return None

@@ -180,7 +180,7 @@ class MetricsCollector(Collector):
         return {f"reader_{name}": values for name, values in by_name.items() if values}
 
     def _lag_of(self, readers: Sequence[TopicReader]) -> dict[str, float]:
-        """By topic; {} if the brokers do not answer within `LAG_S`."""
+        """Returns the lag by topic; {} if the brokers do not answer within `LAG_S`."""
 
         def ask() -> None:
             lags: dict[str, float] = {}
@@ -231,7 +231,9 @@ TEXT = "text/plain; charset=utf-8"
 
 
 def serve_pages(host: str, port: int, pages: Mapping[str, PageHandler]) -> BoundedServer:
-    """Until `end` of the returned server. Raises `OSError` if the address is unavailable."""
+    """Serves the pages until `end` of the returned server. Raises `OSError` if the address is
+    unavailable.
+    """
 
     class Responder(HttpResponder):
         timeout = CLIENT_S
@@ -259,8 +261,8 @@ def _answer(pages: Mapping[str, PageHandler], path: str, accept: str) -> PageRes
 
 
 def endpoint_file(folder: Path, name: str) -> Path:
-    """With the endpoint's address. A clean end removes it; after `kill -9` it stays until the next
-    start under that name.
+    """Returns the endpoint file with the endpoint's address. A clean end removes it; after `kill
+    -9` it stays until the next start under that name.
     """
     return RunFolder(folder).metrics / "endpoints" / f"{quote(name, safe='')}.json"
 
@@ -288,7 +290,7 @@ def serve_metrics(
     watch: ProcessMetrics,
     environment: Mapping[str, str] = os.environ,
 ) -> Generator[None]:
-    """While the block runs, unless `metrics.enabled` is off."""
+    """Serves while the block runs, unless `metrics.enabled` is off."""
     server = None
     if configuration.metrics.enabled:
         labels = {"run": configuration.run, "role": role, "name": name}

@@ -113,7 +113,7 @@ class MeteredBus(BusWrapper):
             return self._below.committed(group, topic)
 
     def metric_values(self) -> MetricValues:
-        """Of this bus and the one below; thread-safe."""
+        """Returns the metric values of this bus and the one below; thread-safe."""
         with self._durations.lock:
             seconds, appended = self._durations.histograms(), dict(self._appended)
         return {
@@ -174,7 +174,7 @@ class MeteredStore:
             self._below.delete_all(keys)
 
     def metric_values(self) -> MetricValues:
-        """Of this store and the one below; thread-safe."""
+        """Returns the metric values of this store and the one below; thread-safe."""
         below = self._below
         with self._durations.lock:
             seconds, sizes = self._durations.histograms(), dict(self._bytes)

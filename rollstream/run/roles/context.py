@@ -62,7 +62,7 @@ class RoleLaunch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleContext(RoleLaunch):
-    """With the opened log (`bus`) and store of the run."""
+    """A launched role with the opened log (`bus`) and store of the run."""
 
     bus: Bus
     store: ObjectStore
@@ -71,8 +71,8 @@ class RoleContext(RoleLaunch):
 
 @contextmanager
 def open_role_context(launch: RoleLaunch, watch: ProcessMetrics) -> Generator[RoleContext]:
-    """While the block runs; creates missing topics. The context's `stop` is that of `watch`, whose
-    health follows from the polls of the role's loop.
+    """Opens log and store while the block runs; creates missing topics. The context's `stop` is
+    that of `watch`, whose health follows from the polls of the role's loop.
     """
     bus = MeteredBus(open_run_log_for_writing(launch.configuration, launch.folder))
     try:
@@ -88,8 +88,8 @@ def open_role_context(launch: RoleLaunch, watch: ProcessMetrics) -> Generator[Ro
 
 
 def await_model(context: RoleContext) -> bool:
-    """Until the run's model is in the store or on this host; False if the role is stopped first.
-    Raises `ConfigurationError` if there is no model after `MODEL_WAIT_S`.
+    """Waits until the run's model is in the store or on this host; False if the role is stopped
+    first. Raises `ConfigurationError` if there is no model after `MODEL_WAIT_S`.
     """
     c, folder = context.configuration, context.folder
     deadline, is_logged = Deadline(MODEL_WAIT_S), False
@@ -173,14 +173,14 @@ def prompt_order(
 
 
 def run_rule(c: Configuration, folder: Path) -> TrainingRule:
-    """By which this run's trainer chooses trained samples."""
+    """Returns the rule by which this run's trainer chooses trained samples."""
     bounds = training_bounds(c, hf_vocabulary_size(model_folder(c, folder)))
     return training_rule(c.trainer, c.dispatch.max_lag, bounds.keep_version, bounds)
 
 
 def training_bounds(c: Configuration, vocabulary: int | None) -> TrainingBounds:
-    """Of trainable trajectories (`streams/admissible.py`); with `vocabulary` None any token id
-    passes.
+    """Returns the training bounds of trainable trajectories (`streams/admissible.py`); with
+    `vocabulary` None any token id passes.
     """
     keep_version = c.rollouts.on_update == "keep_version"
     vocabulary_size = TrainingBounds().vocabulary if vocabulary is None else vocabulary

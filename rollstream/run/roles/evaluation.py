@@ -182,7 +182,9 @@ class Evaluator:
         }
 
     def line(self, version: Version) -> dict[str, object] | None:
-        """Of `eval.jsonl`; None if the version was removed before it was fetched."""
+        """Returns the line of `eval.jsonl`; None if the version was removed before it
+        was fetched.
+        """
         c, store = self.context.configuration, self.context.store
         try:
             # Fetched and verified first, so its removal cannot disturb the evaluation.

@@ -40,9 +40,10 @@ ARCHIVE_NICENESS = 10
 
 
 def run_role(launch: RoleLaunch) -> bool:
-    """Until it is done (True) or stopped (False); with `until_complete` a role without an end is
-    done with the run. Raises `Fenced` if a higher term took the role over, and `ConfigurationError`
-    if the run's store has another configuration or does not obey conditional writes.
+    """Runs the role until it is done (True) or stopped (False); with `until_complete` a role
+    without an end is done with the run. Raises `Fenced` if a higher term took the role over, and
+    `ConfigurationError` if the run's store has another configuration or does not obey conditional
+    writes.
     """
     c, watch, role = launch.configuration, ProcessMetrics(launch.stop), ROLES[launch.role]
     with (
@@ -142,7 +143,7 @@ def hold_role_lease(context: RoleContext, role: str, duration_s: float) -> Gener
 
 
 def _acquire(context: RoleContext, candidate: LeaseCandidate) -> Lease:
-    """As a standby. A stop meanwhile ends the process with exit code 143."""
+    """Waits as a standby. A stop meanwhile ends the process with exit code 143."""
 
     def sleep(seconds: float) -> None:
         if context.stop.wait(seconds):
@@ -221,7 +222,7 @@ def run_dispatch(context: RoleContext) -> bool:
 
 
 def run_archive(context: RoleContext) -> bool:
-    """At low priority."""
+    """Archives at low priority."""
     from rollstream.consumers.archive.service import ArchiveService
 
     c = context.configuration
@@ -257,7 +258,7 @@ def run_endpoint(context: RoleContext) -> bool:
 
 
 def with_weight_source(context: RoleContext) -> RoleContext:
-    """With a store that reads versions by the run's shorter way, if it has one
+    """Returns a context with a store that reads versions by the run's shorter way, if it has one
     (`storage/weight_paths.py`).
     """
     settings = context.configuration.relay
@@ -270,8 +271,8 @@ def with_weight_source(context: RoleContext) -> RoleContext:
 
 
 def with_publish_hook(context: RoleContext) -> RoleContext:
-    """With a store that also sends new versions on while it writes them, if the run has a shorter
-    way (`storage/weight_paths.py`).
+    """Returns a context with a store that also sends new versions on while it writes them, if the
+    run has a shorter way (`storage/weight_paths.py`).
     """
     hook = open_publish_hook(context.store, context.bus, context.configuration.relay)
     if hook is None:

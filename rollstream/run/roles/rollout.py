@@ -108,8 +108,8 @@ def run_profile(
 def measure_profile(
     configuration: Configuration, folder: Path, progress: Callable[[StepTiming], None]
 ) -> EngineProfile:
-    """On the run's model, before the warm-up on an untrained one. Raises `ConfigurationError` if
-    the engine or the context cannot be measured.
+    """Measures the profile on the run's model, before the warm-up on an untrained one. Raises
+    `ConfigurationError` if the engine or the context cannot be measured.
     """
     c = configuration
     kind = c.rollouts.kind
@@ -159,7 +159,7 @@ def _load_or_build_model(configuration: Configuration, folder: Path) -> "PreTrai
 
 
 def run_rollout(context: RoleContext) -> bool:
-    """Until the role is stopped. Returns False: a rollout is never done."""
+    """Generates until the role is stopped. Returns False: a rollout is never done."""
     rollout = build_rollout(with_weight_source(context))
     if rollout is not None:
         context.watch.offer(rollout.metric_values, rollout.readers)
@@ -326,7 +326,7 @@ def open_rollout_engine(
 
 @dataclass(frozen=True)
 class VersionModel:
-    """By the version's files, read once."""
+    """Describes the model by the version's files, read once."""
 
     store: ObjectStore
     manifest: Manifest

@@ -58,8 +58,8 @@ log = logging.getLogger(__name__)
 
 
 def run_train(context: RoleContext) -> bool:
-    """As the only process of the trainer, as rank 0, or as a follower, until the last step (True)
-    or until the role is stopped (False).
+    """Runs as the only process of the trainer, as rank 0, or as a follower, until the last step
+    (True) or until the role is stopped (False).
     """
     if context.configuration.has_model:
         # Seconds of imports, before a successor waits for the lease: then it trains at once.
@@ -72,8 +72,8 @@ def run_train(context: RoleContext) -> bool:
 
 
 def starting_model(configuration: Configuration, folder: Path) -> "PreTrainedModel | PacedModel":
-    """Of version 0, with adapters if the run trains some; without a model, random weights, which
-    each step changes a little.
+    """Returns the starting model of version 0, with adapters if the run trains some; without a
+    model, random weights, which each step changes a little.
     """
     c = configuration
     if c.has_model:
@@ -88,8 +88,8 @@ def starting_model(configuration: Configuration, folder: Path) -> "PreTrainedMod
 
 
 def load_starting_model(c: Configuration, folder: Path) -> "PreTrainedModel":
-    """Of version 0 without adapters: from a folder on this host if one has the whole model, else
-    from the run's store.
+    """Loads the starting model of version 0 without adapters: from a folder on this host if one has
+    the whole model, else from the run's store.
     """
     # Imported here and below: a paced run needs no code of models, which takes seconds.
     from rollstream.storage.starting_model.models import load_model, load_stored_model
@@ -131,7 +131,7 @@ def make_paced_folder(task: Task, folder: Path) -> None:
 
 
 def shared_starting_model(configuration: Configuration, folder: Path) -> "StartingModel":
-    """For several ranks, each of which reads only the rows that it will hold."""
+    """Returns the model for several ranks, each of which reads only the rows that it will hold."""
     from rollstream.consumers.trainer.sharded.starting_model import StartingModel
     from rollstream.storage.starting_model.models import load_empty_model
     from rollstream.storage.starting_model.rows import StoredRows
@@ -193,8 +193,8 @@ def trainer_plan(context: RoleContext) -> TrainerPlan:
 
 
 def initial_model(context: RoleContext, ranks: "Ranks | None" = None) -> InitialModel:
-    """With the files of every version; with `ranks` one that these train together, with a hash by
-    which they check that all start from the same.
+    """Returns the model with the files of every version; with `ranks` one that these train
+    together, with a hash by which they check that all start from the same.
     """
     c, folder = context.configuration, context.folder
     files = version_files(c, folder)
@@ -219,9 +219,9 @@ def _log_model_read(context: RoleContext, ranks: "Ranks | None") -> None:
 
 
 def train(context: RoleContext, term: int, ranks: "Ranks | None" = None) -> bool:
-    """As the holder of the trainer's lease with this `term`. Returns True when the run is complete,
-    False if the role was stopped. Raises `ConfigurationError` if the run was trained under another
-    configuration that is not accepted.
+    """Trains as the holder of the trainer's lease with this `term`. Returns True when the run is
+    complete, False if the role was stopped. Raises `ConfigurationError` if the run was trained
+    under another configuration that is not accepted.
     """
     c = context.configuration
     store_configuration(context.store, c)
@@ -265,8 +265,9 @@ def _accept(context: RoleContext, before: str) -> bool:
 
 
 def version_files(c: Configuration, folder: Path) -> dict[str, bytes]:
-    """Of every version beside its weights: the starting model's configuration, and the tokenizer
-    and chat template that are trained (of `task.tokenizer`, or the model's).
+    """Returns the version files of every version beside its weights: the starting model's
+    configuration, and the tokenizer and chat template that are trained (of `task.tokenizer`, or the
+    model's).
     """
     model = model_folder(c, folder)
     files = small_files(model)

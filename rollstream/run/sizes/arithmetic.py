@@ -99,12 +99,12 @@ class TrainerForm:
 
     @property
     def saved(self) -> float:
-        """Of a parameter's master and moments."""
+        """Returns the bytes of a parameter's master and moments."""
         return LOW_BIT_BYTES if self.low_bit else CHECKPOINT_BYTES
 
     @property
     def item(self) -> int:
-        """Of a number in a layer's arithmetic."""
+        """Returns the bytes of a number in a layer's arithmetic."""
         return BFLOAT16 if self.compute == "bfloat16" else FLOAT32
 
     @property
@@ -114,7 +114,7 @@ class TrainerForm:
 
 
 def form_of(settings: TrainerSettings, ranks: int, lora_rank: int = 0) -> TrainerForm:
-    """On `ranks` processes."""
+    """Returns the form on `ranks` processes."""
     return TrainerForm(
         micro_batch_tokens=settings.micro_batch_tokens,
         ranks=ranks,
@@ -130,14 +130,14 @@ def form_of(settings: TrainerSettings, ranks: int, lora_rank: int = 0) -> Traine
 
 
 def trained_parameters(shape: ModelShape, form: TrainerForm) -> int:
-    """With master, gradient and moments."""
+    """Returns the trained parameters with master, gradient and moments."""
     if form.lora_rank is None:
         return shape.parameters
     return shape.adapter_parameters(form.lora_rank)
 
 
 def trainer_lines(shape: ModelShape, form: TrainerForm) -> tuple[MemoryLine, ...]:
-    """On a rank's device, without context and fragmentation (see `usable`)."""
+    """Returns the memory on a rank's device, without context and fragmentation (see `usable`)."""
     lines: list[MemoryLine] = []
     if not form.offload:
         state = (form.saved + FLOAT32) * own_parameters(shape, form)
@@ -319,8 +319,9 @@ def trainer_host_lines(
 def torch_engine_lines(
     shape: ModelShape, slots: int, context: int, item: int, published_item: int = 0
 ) -> tuple[MemoryLine, ...]:
-    """Of the embedded engine, whose layers compute with numbers of `item` bytes; on the CPU with
-    the rollout's version, of `published_item` bytes per parameter (on a GPU 0).
+    """Returns the torch engine lines of the embedded engine, whose layers compute with numbers of
+    `item` bytes; on the CPU with the rollout's version, of `published_item` bytes per parameter (on
+    a GPU 0).
     """
     published = published_item * shape.parameters
     layers = shape.layers * shape.layer_parameters

@@ -53,8 +53,8 @@ def unassigned_use(c: Configuration, cards: Sequence[GpuCard]) -> dict[str, Sequ
 def lone_use(
     c: Configuration, command: str, cards: Sequence[GpuCard]
 ) -> dict[str, Sequence[GpuCard]]:
-    """Of a role that was started alone (`rollstream train`, `rollstream rollout`); {} for other
-    commands.
+    """Returns the lone use of a role that was started alone (`rollstream train`, `rollstream
+    rollout`); {} for other commands.
     """
     if command == "train" and _trains_on_gpus(c):
         # One card stands for all: ranks need equal memory.

@@ -88,7 +88,9 @@ class ModelShape:
 
     @property
     def tensors(self) -> tuple[tuple[int, int, int], ...]:
-        """Of all trained tensors: (number of such tensors, rows, numbers in a row)."""
+        """Returns the shapes of all trained tensors: (number of such tensors, rows, numbers in a
+        row).
+        """
         attention, others = self.linear_layers[:4], self.linear_layers[4:]
         matrices = [(rows, columns) for columns, rows in attention]
         if self.experts is None:
@@ -108,7 +110,7 @@ class ModelShape:
 
     @property
     def layer_parameters(self) -> int:
-        """Of one layer: matrices, norms, biases, router."""
+        """Returns the layer parameters of one layer: matrices, norms, biases, router."""
         small = 2 * self.hidden
         if self.family == "qwen2":
             small += self.query_size + 2 * self.kv_size
@@ -143,7 +145,7 @@ class ModelShape:
 
     @property
     def kv_numbers(self) -> int:
-        """Of one token, over all layers."""
+        """Returns the numbers of one token, over all layers."""
         return 2 * self.layers * self.kv_size
 
     @property
@@ -157,7 +159,9 @@ class ModelShape:
         return self.experts.used * self.experts.intermediate
 
     def adapter_parameters(self, rank: int) -> int:
-        """Of this rank on all `linear_layers` (Hu et al., "LoRA", arXiv 2106.09685)."""
+        """Returns the adapter parameters of this rank on all `linear_layers` (Hu et al., "LoRA",
+        arXiv 2106.09685).
+        """
         return rank * self.layers * sum(rows + columns for rows, columns in self.linear_layers)
 
 
@@ -246,8 +250,8 @@ SHAPES: Mapping[str, ModelShape] = {shape.name: shape for shape in _TABLE}
 
 
 def find_shape(model: str) -> ModelShape:
-    """By a checkpoint folder, the name of a Hub model in this machine's cache, or a name in the
-    table. Raises `ConfigurationError`, which proposes the nearest name.
+    """Finds the shape by a checkpoint folder, the name of a Hub model in this machine's cache, or a
+    name in the table. Raises `ConfigurationError`, which proposes the nearest name.
     """
     folder = find_hf_folder(model)
     if (folder / CONFIG).is_file():

@@ -85,9 +85,9 @@ def _is_short_uuid(word: str, name: str) -> bool:
 
 
 def assign_cards(c: Configuration, cards: Sequence[GpuCard]) -> Mapping[str, tuple[GpuCard, ...]]:
-    """By process; empty without `[devices]`. Raises `ConfigurationError` for cards that do not
-    exist or cannot be cut so, for settings that do not fit, and for a shared card without enough
-    memory.
+    """Assigns the cards by process; empty without `[devices]`. Raises `ConfigurationError` for
+    cards that do not exist or cannot be cut so, for settings that do not fit, and for a shared card
+    without enough memory.
 
     A setting is a number of cards, the trainer's before the rollouts', or a list of positions among
     `cards`. The rollouts' are cut into groups of one engine each, used in turn. The evaluation
@@ -226,6 +226,6 @@ def ranks_of_slurm(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def first_host(hosts: str) -> str:
-    """Of Slurm's compact list: `gpu03` for `gpu[03-05,9],login1`."""
+    """Returns the first host of Slurm's compact list: `gpu03` for `gpu[03-05,9],login1`."""
     match = re.match(r"([^,\[]+)(?:\[([^\],-]+))?", hosts)
     return "127.0.0.1" if match is None else match[1] + (match[2] or "")

@@ -21,9 +21,9 @@ def process_specs(
     accept_config: bool = False,
     cards: Mapping[str, Sequence[GpuCard]] = MappingProxyType({}),
 ) -> list[ProcessSpec]:
-    """With `accept_config` the role that records the run's configuration accepts a changed one.
-    `cards` maps a process to the only GPUs that it sees (none without an entry); if it is empty,
-    all see those of the supervisor.
+    """Returns the process specs with `accept_config` the role that records the run's configuration
+    accepts a changed one. `cards` maps a process to the only GPUs that it sees (none without an
+    entry); if it is empty, all see those of the supervisor.
     """
     specs: list[ProcessSpec] = []
     for role in ROLES.values():
@@ -48,7 +48,7 @@ def warmup_spec(configuration: Configuration, folder: RunFolder) -> ProcessSpec:
 
 
 def with_metrics_ports(seats: Sequence[ProcessSpec], base: int) -> list[ProcessSpec]:
-    """In their environments: from `base` + 1 on, or any free ones if `base` is 0."""
+    """Puts ports in their environments: from `base` + 1 on, or any free ones if `base` is 0."""
     return [
         replace(seat, environment={**seat.environment, METRICS_PORT: str(base and base + number)})
         for number, seat in enumerate(seats, start=1)

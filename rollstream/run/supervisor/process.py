@@ -83,8 +83,8 @@ class ProcessSpec:
 
 
 class ChildProcess:
-    """With output appended to `log`. It inherits the descriptor `lock` of the run's lock
-    (`RunLock`), so the run stays locked as long as one of its processes lives.
+    """Starts a process with output appended to `log`. It inherits the descriptor `lock` of the
+    run's lock (`RunLock`), so the run stays locked as long as one of its processes lives.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ def warn_unwritten(path: Path, error: OSError, effect: str) -> None:
 
 
 def last_lines(log: Path, count: int = 12) -> list[str]:
-    """Of a log and its copy; empty without a log."""
+    """Returns the last lines of a log and its copy; empty without a log."""
     both = _log_tail(log.with_suffix(".log.1"), 0) + _log_tail(log, 0)
     lines = deque(both.splitlines(), maxlen=count)
     return [line[:LINE_BYTES_MAX] for line in lines]
@@ -222,7 +222,9 @@ class RestartPolicy:
         return sum(1 for death in deaths_s if now_s - death < self.within_s)
 
     def delay_s(self, deaths_s: Sequence[float], now_s: float) -> float | None:
-        """To wait after the last of `deaths_s`; None if the role died too often."""
+        """Returns the seconds to wait after the last of `deaths_s`; None if the role died too
+        often.
+        """
         recent = self.recent(deaths_s, now_s)
         if recent > self.deaths_max:
             return None

@@ -29,8 +29,9 @@ WORDS_SHOWN = 200
 
 
 class RunLock:
-    """Of a run's folder, so that it has one supervisor. The constructor raises `LeaseHeld` if it is
-    not free within `wait_s`, and `ConfigurationError` if the run was just deleted.
+    """The run lock of a run's folder, so that it has one supervisor. The constructor raises
+    `LeaseHeld` if it is not free within `wait_s`, and `ConfigurationError` if the run was just
+    deleted.
 
     An advisory lock (`flock`) on the open file `run.lock`, which every role inherits: it is free
     only once the supervisor *and* all its roles, the holders of leases, have ended. So the next
@@ -72,7 +73,7 @@ class RunLock:
         return "" if os.path.samestat(there, locked) else f"{self._folder} has been replaced"
 
     def nonces(self) -> dict[str, str]:
-        """By role, of the last process that the former supervisor started."""
+        """Returns the nonces by role, of the last process that the former supervisor started."""
         try:
             content = ContainedFolder(self._nonces.parent).read(self._nonces.name)
             return parse_json(content, dict[str, str])
@@ -81,8 +82,8 @@ class RunLock:
             return {}
 
     def keep_nonces(self, nonces: Mapping[str, str]) -> None:
-        """For the next supervisor. If that fails, its roles wait for leases to expire; older nonces
-        do no harm, because no lease has them.
+        """Keeps the nonces for the next supervisor. If that fails, its roles wait for leases to
+        expire; older nonces do no harm, because no lease has them.
         """
         try:
             with whole_file(self._nonces) as partial:
@@ -205,8 +206,9 @@ class Supervisor:
         self._is_stopping = False
 
     def run(self, stop: threading.Event, hurry: threading.Event, show: ShowStates) -> RunOutcome:
-        """Until the run is complete, `stop` is set, a role refuses to start, or has died too often;
-        then stops all, at once if `hurry` is set. `show` is called with their states at each tick.
+        """Runs until the run is complete, `stop` is set, a role refuses to start, or has died too
+        often; then stops all, at once if `hurry` is set. `show` is called with their states at each
+        tick.
         """
         try:
             outcome = self._watch(stop, show)
@@ -222,7 +224,7 @@ class Supervisor:
         return [self._state(post, time.monotonic()) for post in self._posts]
 
     def metric_values(self) -> MetricValues:
-        """By role; from any thread."""
+        """Returns the metric values by role; from any thread."""
         return {
             "supervisor_restarts_total": {p.seat.name: len(p.deaths_s) for p in self._posts},
             "supervisor_process_up": {p.seat.name: p.child is not None for p in self._posts},

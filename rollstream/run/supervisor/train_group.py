@@ -31,13 +31,13 @@ log = logging.getLogger(__name__)
 
 
 def threads_per_rank(settings: TrainerSettings) -> int:
-    """Of torch: a rank's share of `trainer.threads`, at least one."""
+    """Returns the threads per rank of torch: a rank's share of `trainer.threads`, at least one."""
     return max(1, settings.threads // settings.processes)
 
 
 def run_rank_processes(line: Sequence[str], settings: TrainerSettings, signals: StopSignals) -> int:
-    """Until all have ended; returns their `group_exit_code`. A signal to stop is forwarded to each
-    rank; a second one kills all.
+    """Runs the rank processes until all have ended; returns their `group_exit_code`. A signal to
+    stop is forwarded to each rank; a second one kills all.
     """
     shared = rank_group_environment(settings, _free_port())
     processes: list[subprocess.Popen[bytes]] = []
@@ -143,7 +143,7 @@ def rank_name(name: str, environment: MutableMapping[str, str] = os.environ) -> 
 
 
 def rank_environment(environment: Mapping[str, str] = os.environ) -> Mapping[str, str]:
-    """For `end_with_parent`: a rank of `torchrun` ends with it."""
+    """Returns the rank environment for `end_with_parent`: a rank of `torchrun` ends with it."""
     if PARENT in environment or not is_launched(environment):
         return environment
     return {PARENT: str(os.getppid())}

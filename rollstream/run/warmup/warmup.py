@@ -72,7 +72,7 @@ def train_sft(
     threads: int,
     progress: SftProgress,
 ) -> list[float]:
-    """In place. Returns the mean loss per response token of each step."""
+    """Trains in place. Returns the mean loss per response token of each step."""
     keep_freed_memory()
     # Two workers of one torch thread each, not one of two: on matrices this small OpenMP's waiting
     # costs more than it gains (a step took up to ten times longer beside another busy process).
@@ -105,8 +105,8 @@ def train_sft(
 
 
 def learning_rate_share(step: int, schedule: SftSchedule) -> float:
-    """For `step` from 0, as a share of the peak: a linear rise over `ramp_steps`, times a linear
-    fall to `lr_final` at the last step.
+    """Returns the learning rate share for `step` from 0, as a share of the peak: a linear rise over
+    `ramp_steps`, times a linear fall to `lr_final` at the last step.
     """
     ramp = min(1.0, (step + 1) / max(1, schedule.ramp_steps))
     remaining = 1.0 - step / max(1, schedule.steps - 1)
@@ -116,9 +116,9 @@ def learning_rate_share(step: int, schedule: SftSchedule) -> float:
 def batches(
     documents: Sequence[Document], tokens_max: int, random: np.random.Generator
 ) -> Iterator[list[Sample]]:
-    """Without end: each epoch has all documents in a new random order, and a batch at most
-    `tokens_max` tokens, longest documents first, so that every `BATCH_PARTS`-th one gives parts of
-    about equal work.
+    """Returns the batches without end: each epoch has all documents in a new random order, and a
+    batch at most `tokens_max` tokens, longest documents first, so that every `BATCH_PARTS`-th one
+    gives parts of about equal work.
     """
     # All lengths are mixed, so that each gradient covers all styles of answers: with batches of
     # equal lengths, answers with the whole calculation had an accuracy of .86 instead of .97. The
@@ -161,8 +161,8 @@ class _PartGradients:
 
 
 class _GradientSum:
-    """Of a batch's parts, in the model's `grad`. Any thread may `compute`; `add` must be called in
-    the order of the parts, so that the sum rounds alike.
+    """The gradient sum of a batch's parts, in the model's `grad`. Any thread may `compute`; `add`
+    must be called in the order of the parts, so that the sum rounds alike.
     """
 
     def __init__(self, model: PreTrainedModel, policy: PolicyScorer, divisor: float) -> None:

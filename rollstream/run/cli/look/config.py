@@ -61,7 +61,7 @@ class SettingEntry:
 
 @dataclass(frozen=True, slots=True)
 class SettingsTable:
-    """Of one TOML table, without the tables inside it."""
+    """The settings table of one TOML table, without the tables inside it."""
 
     name: str
     meaning: str
@@ -89,7 +89,7 @@ def setting_tables(
 
 
 def type_text(annotation: Any) -> str:
-    """In the terms of TOML and JSON; values are in backquotes."""
+    """Returns the type text in the terms of TOML and JSON; values are in backquotes."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return " or ".join(f"`{json.dumps(member)}`" for member in arguments)

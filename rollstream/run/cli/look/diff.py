@@ -31,7 +31,7 @@ from rollstream.run.signals import warn
 
 @dataclass(frozen=True, slots=True)
 class RunDifference:
-    """Of the histories, paired figures, and fits of each run's reward curves."""
+    """The run difference of the histories, paired figures, and fits of each run's reward curves."""
 
     compared: RunComparison
     paired: tuple[PairedFigure, ...]
@@ -109,7 +109,7 @@ def _figures(location: RunLocation) -> RunFigures:
 
 
 def render(difference: RunDifference) -> RenderableType:
-    """For terminals of at least 80 columns."""
+    """Renders for terminals of at least 80 columns."""
     compared = difference.compared
     parts = [_settings(compared), _outcomes(compared), _curves(compared), _pairs(difference)]
     parts += (

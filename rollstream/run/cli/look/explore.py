@@ -143,14 +143,14 @@ def _access(arguments: argparse.Namespace) -> tuple["AccessRule", socket]:
 
 
 def printed_url(rule: "AccessRule", bound: socket) -> str:
-    """With the token if one is needed."""
+    """Returns the URL with the token if one is needed."""
     host, port = bound.getsockname()[:2]
     shown = "127.0.0.1" if host in EVERY_ADDRESS else f"[{host}]" if ":" in host else host
     return f"http://{shown}:{port}/" + (f"?token={rule.token}" if rule.token else "")
 
 
 def open_browser(url: str) -> None:
-    """Without waiting for the browser."""
+    """Opens the browser without waiting for it."""
     with suppress(webbrowser.Error):
         browser = webbrowser.get()
         # w3m and the like would take the keys of this command.

@@ -59,8 +59,8 @@ class TrajectoryToken:
 def trajectory_tokens(
     record: Trajectory, text: TokenText, scores: "ScoredTrajectory | None" = None
 ) -> list[TrajectoryToken]:
-    """In order. In a damaged record, tokens without a source are left out, and generated tokens
-    without a span or log-probability get version −1 or NaN.
+    """Returns the trajectory tokens in order. In a damaged record, tokens without a source are left
+    out, and generated tokens without a span or log-probability get version −1 or NaN.
     """
     logprobs: list[float] = record.logprobs.tolist()
     versions = [-1] * len(logprobs)

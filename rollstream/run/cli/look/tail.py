@@ -187,14 +187,14 @@ def _chosen_partitions(offsets: dict[int, int], arguments: argparse.Namespace) -
 
 
 def tail_json(record: LogRecord) -> dict[str, Any]:
-    """With complete arrays; `reason` is set if the bytes are not a record."""
+    """Returns the record with complete arrays; `reason` is set if the bytes are not a record."""
     where = {"topic": record.topic, "timestamp_ms": record.timestamp_ms}
     why = {"reason": record.reason} if record.record is None else {}
     return json_value(where | record_fields(record, with_arrays=True) | why)
 
 
 def _print(record: LogRecord, day: str, flush: bool) -> str:
-    """After a line with its date if that is not `day`; returns the date."""
+    """Prints the record after a line with its date if that is not `day`; returns the date."""
     when = utc_time(record.timestamp_ms)
     if when is not None and when.date().isoformat() != day:
         day = when.date().isoformat()

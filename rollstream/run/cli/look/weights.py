@@ -335,8 +335,8 @@ def _share(part: str | int | float | None, total: str | int | float | None) -> s
 
 
 def find_store(run: str, is_trusted: bool = False) -> ObjectStore:
-    """Of a run, or named by its folder or URL; read-only. Raises `ConfigurationError` if the run
-    has none yet.
+    """Finds the store of a run, or named by its folder or URL; read-only. Raises
+    `ConfigurationError` if the run has none yet.
     """
     path = Path(run.removeprefix("file:"))
     for folder in (path, path / "store"):

@@ -82,7 +82,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _state(body: bytes) -> str | None:
-    """None in another program's answer."""
+    """Returns None in another program's answer."""
     try:
         answer = json.loads(body)
     # No JSON, or no UTF-8.
