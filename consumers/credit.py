@@ -21,8 +21,6 @@ Rewards = NDArray[np.float64]
 
 
 class ReferenceSettings(Protocol):
-    """Also as an audit reads them."""
-
     @property
     def reference_kl(self) -> float: ...
     @property
@@ -63,7 +61,6 @@ class PartRewards:
 
 
 def no_parts(tokens: int) -> PartRewards:
-    """Returns the sum of no terms."""
     return PartRewards(tokens, np.zeros(0, np.intp), np.zeros(0))
 
 

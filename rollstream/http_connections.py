@@ -121,7 +121,6 @@ class BoundedConnection:
         return cycle is None or cycle.response_complete or cycle.more_body
 
     def is_late(self, now_s: float) -> bool:
-        """Whether the client has exceeded a time."""
         unread = self.transport.get_write_buffer_size()
         if not unread or unread < self._unread:
             self._unread_since_s = now_s

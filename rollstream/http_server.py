@@ -174,7 +174,6 @@ class BoundedServer(ThreadingHTTPServer):
             self._waiting[connection] = has_served, now_s, now_s + seconds
 
     def has_head(self, connection: socket.socket) -> None:
-        """Counts the connection as served."""
         with self._states:
             self._waiting.pop(connection, None)
             self._had_request.add(connection)

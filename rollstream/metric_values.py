@@ -28,7 +28,6 @@ class MetricHistogram:
         """
 
     def add(self, value: float, times: int = 1) -> None:
-        """Count the value `times` times."""
         counts, total = self.state
         at = bisect_left(self.bounds, value)
         self.state = (

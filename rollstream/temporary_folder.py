@@ -29,7 +29,6 @@ class TemporaryFolder:
         fcntl.flock(self._lock, fcntl.LOCK_SH)
 
     def close(self) -> None:
-        """Remove the folder; idempotent."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

@@ -32,7 +32,6 @@ class Cluster:
     train_token_s: float
     """Per token, on all training GPUs together."""
     train_fixed_s: float
-    """Seconds of a step beside its tokens."""
     update_s: float
     """A rollout stands still to take new weights."""
     publish_s: float = 0.0
@@ -44,7 +43,6 @@ class Cluster:
     move_s: float = 0.0
     """A moved trajectory stands still before its prefill."""
     repack_every_s: float = 5.0
-    """Seconds between two checks for repack."""
     speeds: tuple[float, ...] = (1.0,)
     """Relative; the list repeats."""
     kv_shares: tuple[float, ...] = (1.0,)
@@ -69,7 +67,6 @@ class Job:
     groups_per_step: int
     steps: int
     skip: int = 0
-    """Steps before the measurement starts."""
     max_lag: int = 4
     """Policies with `bounded` limit the lag to this many steps, the others the groups that are
     admitted and not trained to (`max_lag` + 1) · `groups_per_step`.
@@ -79,7 +76,6 @@ class Job:
     queue_per_slot: float = 1.0
     """Trajectories that may wait, as a multiple of slots."""
     dispatch_every_s: float = 0.25
-    """Seconds between two rounds of dispatch."""
     ready_groups_max: int = 0
     """Admitted groups that no step has taken, without `bounded`; 0: `max_lag` · `groups_per_step`.
     """
@@ -229,7 +225,6 @@ class SimulatedRollout:
     drawn: int = 0
     """New trajectories since it took its version, or under `batches` became empty."""
     tokens: float = 0.0
-    """Predicted tokens of the rollout's trajectories."""
     kv_previous: int = 0
     """Cached tokens at the last repack check; with `SchedulingPolicy.peak` the most under the
     present version.

@@ -167,7 +167,6 @@ class Model:
     tp: int
 
     def weight_bytes(self) -> float:
-        """Returns the weight bytes in bf16."""
         return 2.0 * self.parameters
 
     def kv_bytes(self) -> float:

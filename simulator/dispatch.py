@@ -141,7 +141,6 @@ class SimulatedDispatch:
     trained: int = 0  # groups that the trainer has taken
     version: int = 0  # the newest version that rollouts can take
     groups: dict[int, SimulatedGroup] = field(default_factory=dict[int, SimulatedGroup])
-    """Groups by number that have unfinished samples."""
     unplaced: list[list[SimulatedTrajectory]] = field(
         default_factory=list[list[SimulatedTrajectory]]
     )

@@ -16,8 +16,6 @@ from rollstream.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class SchedulingPolicy:
-    """One way to overlap generation and training."""
-
     name: str
     colocated: bool = False
     """The same accelerators generate, then train."""

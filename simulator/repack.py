@@ -144,9 +144,9 @@ class SimulatedRepack:
         rollouts = self.world.rollouts
         free = [load for load in loads if rollouts[load.rollout].is_open()]
         running = {request.trajectory: request for request in self._running()}
-        plan = repack.plan_outliers(list(running.values()), free, self._budget())
+        moves, restarts = repack.plan_outliers(list(running.values()), free, self._budget())
         requested: dict[str, dict[str, str]] = {}
-        for name, target in {**plan.moves, **dict.fromkeys(plan.restarts, RESTART)}.items():
+        for name, target in {**moves, **dict.fromkeys(restarts, RESTART)}.items():
             requested.setdefault(running[name].rollout, {})[name] = target
         for source, names in requested.items():
             rollouts[source].moving = names

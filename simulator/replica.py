@@ -68,11 +68,9 @@ class Replica:
     begins_s: float = 0.0
     """Decoding of the present jump starts: after stalls and prefill."""
     jump: int = 0
-    """Steps of the present jump."""
     jump_roofline: Roofline = field(init=False)
     due_s: float | None = None
     ready_s: float = 0.0
-    """The replica stands still until then."""
     usage: ReplicaUsage = field(default_factory=ReplicaUsage)
 
     def __post_init__(self) -> None:
@@ -107,7 +105,6 @@ class Replica:
             self.due_s = self.begins_s + seconds_of_steps(self.jump_roofline, rows, self.kv, steps)
 
     def finish_jump(self, now_s: float) -> list[SimulatedTrajectory]:
-        """Returns the trajectories that the jump finished."""
         rows, kv = len(self.running), self.kv
         self.steps += self.jump
         self.cache.tokens += rows * self.jump

@@ -202,7 +202,6 @@ class SimulationResult:
 
     policy: str
     tokens_per_s: float
-    """Trained tokens per second."""
     generated_per_s: float
     step_s: float
     kv_utilisation: float

@@ -203,15 +203,12 @@ class SimulatedTrajectory:
     """Under `keep_version` the one under which it started; -1 before."""
     turns: Turns = ()
     turn: int = 0
-    """Number of these waits that have begun."""
     ready_s: float = 0.0
-    """Time at which the present wait ends."""
     is_known: bool = False
     """Earlier answers to the prompt are known, from which drafts are made."""
     is_held: bool = False
     """In the cache although it does not run."""
     cached_under: int = -1
-    """Version under which it was cached."""
 
     def has_turn(self) -> bool:
         return self.turn < len(self.turns)

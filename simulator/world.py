@@ -62,7 +62,6 @@ class World:
         self.events = 0
         self.now = 0.0
         self.visible_version = 0
-        """Newest version that rollouts can take."""
         self.dispatch_planned = False
 
     def plan(self, at_s: float, kind: Kind, subject: object) -> None:

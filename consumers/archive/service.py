@@ -61,7 +61,6 @@ class ArchiveService:
             topic.finish()
 
     def metric_values(self) -> MetricValues:
-        """Returns the metrics of this process; thread-safe."""
         return {
             "archive_files_total": self._files,
             "archive_bytes_total": self._bytes,

@@ -161,7 +161,6 @@ class DispatchInbox:
         self._state = state
         self._terms = terms
         self.refused: Counter[str] = Counter()
-        """The number of refused records by topic."""
         self.foreign: Counter[str] = Counter()
         """Records that no process of this run writes: with values out of bounds, or of a name that
         never took the term.

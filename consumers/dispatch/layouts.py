@@ -29,7 +29,6 @@ class WaveLayouts:
     groups_per_wave: int
     by_speed: bool = True
     per_group: int = 2
-    """Rollouts for each ranking group of a wave."""
     held_max: int = 0
     _layouts: dict[_Key, WaveLayout | None] = field(default_factory=dict[_Key, WaveLayout | None])
 

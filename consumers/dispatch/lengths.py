@@ -87,7 +87,6 @@ class LengthHistory:
         return self._tasks.get(prompt.task)
 
     def mean(self, prompt: Prompt, finished: Sequence[int] = ()) -> float:
-        """The mean of `expected`, 0 without any history."""
         expected = self.expected(prompt, finished)
         return 0.0 if expected is None else expected.mean
 

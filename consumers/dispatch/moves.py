@@ -49,7 +49,6 @@ class RepackPlanner:
     _due_s: float = 0.0
     _version: Version | None = None
     _asked_s: dict[str, float] = field(default_factory=dict[str, float])
-    """When each trajectory that is moving was released."""
     _steps: repack.StepDuration = field(default_factory=repack.StepDuration)
 
     def plan(self, state: DispatchState, lengths: LengthHistory, now_s: float) -> RepackPlan | None:
@@ -66,13 +65,12 @@ class RepackPlanner:
         giving = {move.source: move.destination for move in moves}
         # Rollouts that neither give nor take requests in `moves`.
         other_loads = [load for load in loads if load.rollout not in {*giving, *giving.values()}]
-        gathered = self._gather(state, lengths, other_loads)
-        onward = dict(gathered.moves)
+        onward, restarts = self._gather(state, lengths, other_loads)
         for trajectory, assignment in state.assignments.items():
             if assignment.rollout in giving and is_generating(state, trajectory, assignment):
                 onward[trajectory] = giving[assignment.rollout]
         self._asked_s |= dict.fromkeys(onward, now_s)
-        return RepackPlan(tuple(_move_releases(state, onward)), gathered.restarts, moves)
+        return RepackPlan(tuple(_move_releases(state, onward)), restarts, moves)
 
     def _loads(self, state: DispatchState, now_s: float) -> list[repack.RolloutLoad]:
         for trajectory, assignment in state.assignments.items():
@@ -104,7 +102,7 @@ class RepackPlanner:
 
     def _gather(
         self, state: DispatchState, lengths: LengthHistory, loads: Iterable[repack.RolloutLoad]
-    ) -> repack.OutlierPlan:
+    ) -> tuple[dict[str, str], tuple[str, ...]]:
         shares: dict[int, float] = {}
         for group in state.groups.values():
             samples = self.groups_per_wave * len(group.admitted.trajectories)

@@ -47,9 +47,7 @@ class PersistedGroup:
 
     admitted: Admitted
     open: tuple[str, ...]
-    """The group's trajectories without a completion."""
     living: int = 0
-    """Number of completions that are not dead."""
 
 
 @dataclass(frozen=True, slots=True)

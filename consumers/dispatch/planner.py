@@ -102,8 +102,6 @@ class PlanDraft:
 
 
 class PlanStep(Protocol):
-    """One step of a plan."""
-
     def plan(self, draft: PlanDraft) -> None:
         """Assign some of the draft's rest."""
         ...
@@ -167,7 +165,6 @@ class Started(StepWithoutRoom):
     """
 
     waves: WaveLayouts
-    """The layouts of waves."""
     by_length: bool = True
 
     def plan(self, draft: PlanDraft) -> None:

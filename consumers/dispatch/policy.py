@@ -42,11 +42,8 @@ class PolicyScope:
 
 @dataclass(frozen=True, slots=True)
 class PlannedAssignment:
-    """An assignment that is not appended yet."""
-
     record: Assignment
     discards_tokens: bool
-    """Whether the trajectory restarts and loses generated tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,6 @@ def _scarcer_first(kv: int, requests: int, by_kv: bool) -> tuple[int, int]:
 def _fullest_destination(
     bins: Sequence[tuple[int, str, int, int]], first: int, second: int, kind: int
 ) -> int | None:
-    """The index of the fullest bin of this kind or a faster one that takes both sizes."""
     begin = bisect_left(bins, (first, "", 0, 0))
     for at in range(begin, min(begin + DESTINATIONS_TRIED_MAX, len(bins))):
         if bins[at][2] >= second and bins[at][3] >= kind:
@@ -191,12 +190,6 @@ class RunningRequest:
     all_members_open: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class OutlierPlan:
-    moves: dict[str, str]
-    restarts: tuple[str, ...]
-
-
 def is_outlier(running: RunningRequest) -> bool:
     """One of the last 10 % of its wave and longer than a threshold from history, so that it delays
     newer weights on its rollout.
@@ -232,12 +225,13 @@ def is_worth_restarting(running: RunningRequest, budget: LagBudget | None) -> bo
 
 def plan_outliers(
     running: Sequence[RunningRequest], loads: Sequence[RolloutLoad], budget: LagBudget | None = None
-) -> OutlierPlan:
-    """Gather outliers on as few rollouts of their version as can take them, so that the others
-    become empty (RhymeRL's tail migration, arXiv 2508.18588). A rollout that gives requests takes
-    none, none is filled above its KV capacity or decode batch bound, and no request moves to a
-    slower kind. `loads` are the rollouts that may take part. Outliers above the lag bound
-    (invariant 5) are restarted where `is_worth_restarting`.
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Returns the destination of each moved trajectory, and the trajectories to restart: outliers
+    are gathered on as few rollouts of their version as can take them, so that the others become
+    empty (RhymeRL's tail migration, arXiv 2508.18588). A rollout that gives requests takes none,
+    none is filled above its KV capacity or decode batch bound, and no request moves to a slower
+    kind. `loads` are the rollouts that may take part. Outliers above the lag bound (invariant 5)
+    are restarted where `is_worth_restarting`.
     """
     bins = {load.rollout: load for load in loads if load.ready and not load.waiting}
     outliers = [r for r in running if r.rollout in bins and is_outlier(r)]
@@ -262,7 +256,7 @@ def plan_outliers(
             _return_reservations(by_rollout[name], mine, slack)
             continue
         moves.update({t: to for t, to in mine.items() if to is not None})
-    return OutlierPlan(moves, restarts)
+    return moves, restarts
 
 
 def _usual_length_max(expected: ExpectedLength) -> float:
@@ -275,7 +269,6 @@ def _reserve_destination(
     bins: dict[str, RolloutLoad],
     slack: dict[str, list[int]],
 ) -> str | None:
-    """The first destination of its version with room, which is reserved."""
     for name in destinations:
         if bins[name].version != outlier.version:
             continue

@@ -19,8 +19,6 @@ SPEED_REPORTS_SMOOTHED = 8  # reports over which a rollout's measured speed is s
 
 @dataclass(frozen=True, slots=True)
 class CurrentAssignment:
-    """The newest assignment of a trajectory."""
-
     attempt: int
     rollout: str
     rollout_term: int
@@ -57,12 +55,10 @@ class UnfinishedGroup:
 
     admitted: Admitted
     open: set[str]
-    """The trajectories without a completion."""
     prompt: Prompt | None = None
     finished: list[int] = field(default_factory=list[int])
     """Generated tokens of each finished trajectory, as far as this holder read them."""
     living: int = 0
-    """Number of completions that are not dead."""
 
     def is_full(self) -> bool:
         samples = len(self.admitted.trajectories)
@@ -105,7 +101,6 @@ class DispatchState:
     taken: dict[int, int] = field(default_factory=dict[int, int])
     """The trained groups by step, of the steps after the newest version."""
     version: Version = field(default_factory=lambda: Version(0, 0))
-    """The newest announced version."""
     next_group: int = 0
     groups: dict[int, UnfinishedGroup] = field(default_factory=dict[int, UnfinishedGroup])
     assignments: dict[str, CurrentAssignment] = field(default_factory=dict[str, CurrentAssignment])
@@ -256,7 +251,6 @@ class DispatchState:
         ]
 
     def apply_status(self, record: RolloutStatus, now_s: float, fresh: bool = True) -> None:
-        """`now_s`: listening time of the read."""
         tracked = self.rollouts.get(record.rollout)
         # A zombie's status.
         if tracked is not None and record.term < tracked.status.term:

@@ -139,7 +139,6 @@ class VersionReload:
     def _unheld(
         self, state: DispatchState, lengths: LengthHistory, unassigned: Iterable[UnassignedSamples]
     ) -> dict[Version, list[UnheldTrajectory]]:
-        """Trajectories that would restart although a load could resume them, by version."""
         by_version: dict[Version, list[UnheldTrajectory]] = {}
         for samples in unassigned:
             for trajectory in samples.trajectories if samples.kind == "start" else ():

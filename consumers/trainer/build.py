@@ -78,7 +78,6 @@ class Provenance:
     refused.
     """
     run_id: str = ""
-    """The id drawn when the run was created."""
 
 
 class RankGroup(Protocol):
@@ -104,7 +103,6 @@ class InitialModel:
     ranks: RankGroup | None = None
     """The ranks that share the model; None if this process has it alone."""
     model_hash: str = ""
-    """Hash of the model, equal on all ranks."""
 
 
 @dataclass(frozen=True, slots=True)

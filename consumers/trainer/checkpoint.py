@@ -55,7 +55,6 @@ class TrainerState:
     """The group after the last admission that was read; 0 in checkpoints of earlier releases."""
 
     def encode(self) -> dict[str, Any]:
-        """Returns the state as plain JSON values."""
         return msgspec.to_builtins(self)
 
     @classmethod

@@ -52,9 +52,7 @@ class StepSnapshot:
     known: StepDone | None
     """The ledger's, if an earlier term finished this step."""
     lags: Mapping[int, int]
-    """Trained tokens by their lag at consumption."""
     outcomes: Mapping[str, int]
-    """Number of groups by how they ended."""
     is_lent: bool = False
     """The checkpoint's tensors are the learner's own state: the next update must wait until they
     are written (`StepPublisher.await_lent`).
@@ -99,7 +97,6 @@ class DeletionThread:
         self._lock, self._wake = threading.Lock(), threading.Event()
         self._is_due = self._has_checkpoint = self._is_closed = False
         self.failed: BaseException | None = None
-        """The exception that ended the thread early."""
         # A thread of its own, so that no version waits for deletions.
         self._thread = threading.Thread(target=self._run, name="deletions", daemon=True)
         self._thread.start()
@@ -249,7 +246,6 @@ class StepPublisher:
             self._deletions.close()
 
     def publish(self, snapshot: StepSnapshot) -> None:
-        """Publishes one step: stages 1 to 5."""
         started = self._timer()
         version = self._versions.publish(snapshot.done.step, snapshot.tensors)  # 1, 2, 3
         self.weight_buffers.release(self._published)

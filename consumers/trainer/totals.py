@@ -13,7 +13,6 @@ from rollstream.streams.records import (
 )
 
 OUTCOMES = ("trained", "filtered", "expired", "dead")
-"""The ways in which a group ends."""
 
 
 REFUSED_COUNTS = {kind: f"refused_{kind}" for kind in REFUSAL_KINDS}
@@ -62,7 +61,6 @@ class TrainerTotals:
             self.last = dict(done.metrics)
 
     def metric_values(self) -> MetricValues:
-        """Returns the sums as of one moment."""
         with self.lock:
             return self._values()
 

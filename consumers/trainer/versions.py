@@ -91,7 +91,6 @@ class VersionWriter:
 
     @property
     def highest(self) -> Version | None:
-        """The believed version; None before the first."""
         return None if self.pointer is None else self.pointer.version
 
     def publish(self, number: int, tensors: Tensors) -> Version:

@@ -70,7 +70,6 @@ class Backup:
     needs: tuple[str, ...]
     time_s: float
     step: int
-    """Of the newest version at the cut."""
     checkpoint: str
     """A restored run resumes from it; "" without one."""
     topics: tuple[TopicCut, ...]

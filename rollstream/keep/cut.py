@@ -106,7 +106,7 @@ def fix_cut(bus: Bus, store: ObjectStore, run: str) -> Cut:
     checkpoints = [stored.id for stored in stored_checkpoints(store) if stored.whole]  # 2
     every = list(store.list())
     names = manifest_names(store, every)
-    own_objects = sort_objects(every, run, names).own
+    own_objects, _ = sort_objects(every, run, names)
     read: dict[str, bytes] = {}
     for entry, keys in own_objects:
         if keys.copied == "cut" and split_key(entry.key)[1] != POINTER_KEY:

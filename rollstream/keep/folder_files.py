@@ -17,7 +17,6 @@ from rollstream.run.config.run_files import (
 )
 
 LAST = (CONFIGURATION_FILE, REMOVAL_FILE, *LOCKS)
-"""Deleted after all others."""
 
 
 @dataclass(frozen=True, slots=True)

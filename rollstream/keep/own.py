@@ -3,7 +3,6 @@
 """
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import cast
@@ -56,19 +55,12 @@ def declared_keys(key: str, names: Collection[str] = ()) -> RunKeys | None:
     return next((keys for keys in declarations() if keys.owns(key, names)), None)
 
 
-@dataclass(frozen=True, slots=True)
-class OwnObjects:
-    """Each with its declaration, and `foreign` ones."""
-
-    own: tuple[tuple[ListedObject, RunKeys], ...]
-    foreign: tuple[ListedObject, ...]
-
-
 def sort_objects(
     listed: Iterable[ListedObject], run: str, names: Collection[str] = ()
-) -> OwnObjects:
-    """Sorts without I/O. Foreign are keys without a declared form, and objects of another run
-    (inside this store, or in the archive) or of an unknown topic.
+) -> tuple[list[tuple[ListedObject, RunKeys]], list[ListedObject]]:
+    """Returns the run's own objects, each with its declaration, and foreign ones, without I/O: keys
+    without a declared form, and objects of another run (inside this store, or in the archive) or of
+    an unknown topic.
     """
     entries, topics = list(listed), {topic.name for topic in catalogue()}
     # A run inside this store has a `run.json` of its own.
@@ -88,7 +80,7 @@ def sort_objects(
             foreign.append(entry)
         else:
             own_objects.append((entry, keys))
-    return OwnObjects(tuple(own_objects), tuple(foreign))
+    return own_objects, foreign
 
 
 def manifest_names(store: ObjectStore, listed: Iterable[ListedObject]) -> frozenset[str]:

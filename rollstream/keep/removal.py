@@ -74,7 +74,6 @@ class ObjectsPlan:
     """By object to delete (`run_keys`); ascending."""
 
     def groups(self) -> Iterator[list[str]]:
-        """Keys of one order together."""
         pairs = zip(self.orders, self.delete, strict=True)
         for _, group in groupby(pairs, key=lambda pair: pair[0]):
             yield [entry.key for _, entry in group]
@@ -106,10 +105,10 @@ def plan_objects(
     """Plans the objects without I/O. `keep` names the kept parts: the archive, or the `final`
     state, whose keys begin as one of `final` (`final_state`).
     """
-    objects = sort_objects(listed, run, names)
+    own_objects, foreign = sort_objects(listed, run, names)
     delete: list[tuple[int, ListedObject]] = []
     kept_objects: list[ListedObject] = []
-    for entry, keys in objects.own:
+    for entry, keys in own_objects:
         # With any `keep`, `run.json` stays: its mark of a deleted run keeps roles away.
         if _is_kept(entry.key, keys, keep, final):
             kept_objects.append(entry)
@@ -119,7 +118,7 @@ def plan_objects(
     return ObjectsPlan(
         tuple(entry for _, entry in delete),
         tuple(kept_objects),
-        objects.foreign,
+        tuple(foreign),
         tuple(order for order, _ in delete),
     )
 

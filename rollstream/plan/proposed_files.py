@@ -53,11 +53,8 @@ class MachineFile:
 
     kind: Literal["run", "trainer", "rollouts"]
     machines: int
-    """Number of machines that use this file."""
     ranks: int
-    """The trainer's processes on all machines together."""
     settings: dict[str, dict[str, Any]]
-    """Table → its settings."""
     card: str = ""
     """Where the plan has several kinds."""
 

@@ -69,7 +69,6 @@ class UnlikePlan:
 
     @property
     def tokens_per_s(self) -> float:
-        """The rate of the slower side."""
         return min(self.train_tokens_per_s, self.rollout_tokens_per_s)
 
     @property

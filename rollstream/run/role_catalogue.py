@@ -17,7 +17,6 @@ class Role:
     name: str
     """The command, and the label of metrics."""
     purpose: str
-    """The command's one-line help."""
     runs: str
     """`module:function` below `rollstream.run.roles`, which returns whether the role's work is
     done.
@@ -25,7 +24,6 @@ class Role:
     processes: Callable[["Configuration"], Sequence[str]]
     """Names of the processes that `rollstream run` starts."""
     threads: Callable[["Configuration"], int] = lambda c: 1
-    """Of torch, in each process."""
     ends: Literal["run", "itself", "never"] = "never"
     single_holder: bool = False
     stops_last: bool = False

@@ -1,3 +1,5 @@
+"""Finds the losses of this folder, and the function of any `trainer.loss`."""
+
 import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +23,6 @@ class LossKind:
 
     @property
     def keys(self) -> frozenset[str]:
-        """The names of its own settings."""
         return frozenset(self.settings.model_fields)
 
 

@@ -142,7 +142,6 @@ class FrozenPolicy:
 
     @torch.no_grad()
     def score(self, rows: TokenRows) -> Tensor:
-        """Log-probabilities [G] of the trained tokens."""
         return self._score(rows).logprobs
 
     def score_alone(self, sample: Sample) -> Tensor:

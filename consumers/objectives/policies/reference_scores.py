@@ -35,7 +35,6 @@ class ReferenceScorer:
         self._policy = self.open_policy()
 
     def is_ready(self, record: Trajectory) -> bool:
-        """Whether the record's reference exists."""
         number = self._wanted(record)
         # A version emits before it is believed, and another term may still publish that number.
         if number is not None and number > self._highest:

@@ -44,7 +44,6 @@ class TrainerGroup:
     at: Address
     since_s: float
     names: tuple[str, ...] = (REWARD,)
-    """The annotations that each live trajectory must have."""
     arrived: dict[str, ReceivedCompletion] = field(default_factory=dict[str, ReceivedCompletion])
     annotations: dict[tuple[str, str], ReceivedAnnotation] = field(
         default_factory=dict[tuple[str, str], ReceivedAnnotation]
@@ -160,7 +159,6 @@ class GroupIntake:
         )
 
     def take_refused_annotations(self) -> int:
-        """Malformed annotations since the previous call."""
         new = self.counts["malformed"] - self._told
         self._told = self.counts["malformed"]
         return new

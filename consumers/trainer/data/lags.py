@@ -22,7 +22,6 @@ def lag_of(span: Span, version: int) -> int:
 
 
 def lags_of(sample: Sample, version: int) -> NDArray[np.int64]:
-    """Returns `lag_of` for each generated token."""
     lags = np.empty(len(sample.logprobs), np.int64)
     for span in sample.spans:
         lags[span.start : span.end] = lag_of(span, version)

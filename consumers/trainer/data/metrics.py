@@ -14,7 +14,6 @@ from rollstream.streams.records import GroupClosed, Trajectory
 TASKS_MAX = 64
 """Most task labels with metrics of their own: a faulty rollout could create any number."""
 OTHER_TASKS = "(others)"
-"""Label of all further tasks."""
 NUMBER_MAX = 1 << 53  # largest version number in a metric: a float holds larger ones inexactly
 
 
@@ -28,10 +27,8 @@ class StepMetrics:
     """
 
     rewards: list[float] = field(default_factory=list[float])
-    """Of each trained sample."""
     rewards_by_task: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     lengths: list[int] = field(default_factory=list[int])
-    """Generated tokens of each trained sample."""
     lag_finish: list[int] = field(default_factory=list[int])
     """Lag of each trained sample's oldest span, by the trainer's version that its rollout knew at
     the end.
@@ -41,7 +38,6 @@ class StepMetrics:
     tokens: int = 0
     counts: Counter[str] = field(default_factory=Counter[str])
     outcomes: Counter[str] = field(default_factory=Counter[str])
-    """Groups by how they ended."""
     lags: Counter[int] = field(default_factory=Counter[int])
     """Trained tokens by their lag at consumption."""
     _tasks: set[str] = field(default_factory=set[str])
@@ -75,7 +71,6 @@ class StepMetrics:
                 self.lag_finish.append(trainer_version - oldest)
 
     def add_consumed(self, samples: Sequence[Sample], version: int) -> None:
-        """Samples that are trained from `version`."""
         for sample in samples:
             self.lags.update(lag_counts(sample, version))
             lags = lags_of(sample, version)[sample.mask]

@@ -147,7 +147,6 @@ def _trainable_samples(
     bounds: admissible.TrainingBounds,
     believed: admissible.BelievedVersions | None,
 ) -> tuple[list[Sample], list[str], dict[str, admissible.Refusal]]:
-    """Trainable samples, the reasons of the other members, and the refusals by trajectory."""
     living: list[Sample] = []
     reasons: list[str] = []
     refused: dict[str, admissible.Refusal] = {}

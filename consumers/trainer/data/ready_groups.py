@@ -1,3 +1,5 @@
+"""The groups that the trainer may take, and those that ended untrained."""
+
 import logging
 from collections import Counter
 from collections.abc import Sequence

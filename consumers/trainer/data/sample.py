@@ -47,7 +47,6 @@ class AnnotatedRewards:
 
 
 def names_needed(settings: "TrainerSettings") -> tuple[str, ...]:
-    """Annotations that a trained sample must have."""
     scored = (REFERENCE_LOGPROBS,) if scored_reference(settings) else ()
     return tuple(sorted({*settings.annotations, *settings.reward_terms, *scored}))
 
@@ -170,7 +169,6 @@ class Sample:
 
     @property
     def known_advantage(self) -> float | None:
-        """Returns None if it needs a critic's values."""
         return self.advantage if self.parts is None else None
 
     def __len__(self) -> int:

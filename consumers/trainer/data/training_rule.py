@@ -1,3 +1,5 @@
+"""The settings that decide which samples of a group are trained."""
+
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -39,7 +41,6 @@ class TrainingRule:
     max_lag: int | None
     keep_version: bool
     names: tuple[str, ...]
-    """Annotations that a sample must have."""
     terms: Mapping[str, float]
     """Annotation → weight: a sample's reward is the weighted sum of its annotations' values."""
     bounds: admissible.TrainingBounds = UNBOUNDED

@@ -43,9 +43,7 @@ class Learner(Protocol):
         ...
 
     @property
-    def state_bytes(self) -> int:
-        """Returns the state bytes as `state_hash` covers them."""
-        ...
+    def state_bytes(self) -> int: ...
 
     def submit(self, samples: Sequence[Sample], shortages: int = 0) -> None:
         """The micro-batch may be computed later. If that fails, this or a later call raises
@@ -95,8 +93,6 @@ class Learner(Protocol):
 
 
 class LearnableModel(ABC):
-    """A model that brings its learner."""
-
     @abstractmethod
     def open_learner(self, settings: TrainerSettings) -> Learner:
         """The model belongs to the learner afterwards."""

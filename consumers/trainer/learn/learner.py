@@ -130,7 +130,6 @@ class TorchLearner:
 
     @property
     def state_bytes(self) -> int:
-        """The objective's too."""
         moments = sum(moment.nbytes for moment in self._optimiser.moments.values())
         return self._masters.flat.nbytes + moments + self._objective.state_bytes
 

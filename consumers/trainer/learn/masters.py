@@ -205,7 +205,6 @@ MUON_MOMENTUM = 0.95
 
 
 def hidden_matrices(model: nn.Module) -> frozenset[str]:
-    """Matrices of hidden layers, without embeddings and head."""
     head: Any = getattr(model, "get_output_embeddings", lambda: None)()
     outer = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     outer += [] if head is None else [head]

@@ -32,8 +32,6 @@ PastWeights = Mapping[Version, Mapping[str, Tensor]]
 
 
 class PastVersions(Protocol):
-    """All published as `dtype`."""
-
     @property
     def dtype(self) -> str: ...
 
@@ -127,7 +125,6 @@ class Objective(ABC):
 
     @property
     def parameters(self) -> Sequence[Tensor]:
-        """The objective's own trained parameters."""
         return ()
 
     @property

@@ -33,7 +33,6 @@ class PacedModel(LearnableModel):
     seed: int
     weights_bytes: int
     changed_share: float
-    """Share of elements that an update changes."""
     step_s: float
     token_s: float
 

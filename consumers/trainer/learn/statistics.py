@@ -1,3 +1,5 @@
+"""Statistics of micro-batches."""
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 

@@ -220,7 +220,6 @@ _CPU_ALLOCATOR = "can't allocate memory"  # DefaultCPUAllocator raises a plain R
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """A smaller micro-batch may succeed."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and _CPU_ALLOCATOR in str(error)

@@ -46,7 +46,6 @@ class ShardedModel(LearnableModel):
 class _MicroBatch:
     samples: Sequence[Sample]
     number: int
-    """Within its step."""
     shortages: int
     """Lacks of memory on it in earlier terms."""
 
@@ -109,7 +108,6 @@ class ShardedLearner:
 
     @property
     def state_bytes(self) -> int:
-        """Returns the state bytes of all ranks."""
         return self._shard.state_bytes
 
     def submit(self, samples: Sequence[Sample], shortages: int = 0) -> None:

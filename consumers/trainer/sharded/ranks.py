@@ -80,9 +80,7 @@ class TermStart(Struct, frozen=True):
 
     term: int
     model: str
-    """Hash of the starting model."""
     settings: str
-    """Hash of settings and model files."""
     checkpoints: tuple[CheckpointId, ...]
     """Newest first, listed after earlier terms were fenced."""
 
@@ -106,7 +104,6 @@ class Ranks:
     store: TCPStore
     timeout_s: float
     _probing: threading.Lock = field(default_factory=threading.Lock)
-    """Held by the thread that probes."""
 
     def announce_start(
         self, term: int, model: str, settings: str, checkpoints: Iterable[CheckpointId]

@@ -66,7 +66,6 @@ class Shard:
         model = start.model
         self._settings, self._ranks, self._model = settings, ranks, model.eval()
         self._home = torch.device("cpu") if settings.cpu_offload else ranks.device
-        """Device of the slices."""
         self._ownership = TensorOwnership(model, ranks)
         self._adapter = attached_adapter(model)
         self._base_hash: Tensor | None = None
@@ -127,7 +126,6 @@ class Shard:
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Returns the shapes of the whole trained parameters."""
         return {name: self._ownership.shapes[name] for name in self._slices}
 
     def begin_step(self, version: int) -> None:
@@ -254,7 +252,6 @@ class Shard:
 
     @property
     def state_bytes(self) -> int:
-        """Returns the state bytes of all ranks."""
         return _state_bytes(self.shapes)
 
     @property

@@ -1,3 +1,5 @@
+"""Updates one rank's slices of the parameters."""
+
 import math
 from collections.abc import Callable, Sequence
 
@@ -40,9 +42,7 @@ class ShardOptimiser:
                 "exp_avg_sq": self.square[index],
             }
         self.updates = 0
-        """Updates, skipped ones included."""
         self.applied = 0
-        """Updates that were not skipped."""
 
     def load(self, updates: int, applied: int) -> None:
         """Loads from a checkpoint; the caller copies its moments. Not a collective."""

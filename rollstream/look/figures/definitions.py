@@ -184,7 +184,6 @@ FIGURES: Mapping[str, Figure] = {
     **RUN, **STEP, **GROUP, **ROLLOUT, **ROLE, **FATE, **TASK,
     **TRAJECTORY, **EVALUATION,
 }  # fmt: skip
-"""Every figure by its name."""
 
 
 def figure_of(name: str) -> Figure:

@@ -55,7 +55,6 @@ class Parentage:
     """
 
     run: str
-    """Name of the parent."""
     folder: str
     """Of the parent, or URL of its store if only that was left."""
     checkpoint: str
@@ -112,11 +111,9 @@ class ForkParent:
     where: str
     run: str
     settings: Path
-    """File with the run's configuration."""
     folder: RunFolder | None
     """None if only the store is left."""
     store: str
-    """URL."""
     bus: str | None
     """URL; None if only the store is left."""
 

@@ -116,7 +116,6 @@ class RunIndex:
         self.changes += 1
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> None:
-        """Run a statement that changes the index."""
         self.cursor().execute(sql, list(parameters)).fetchall()
         self.changes += 1
 

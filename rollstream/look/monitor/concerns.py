@@ -204,7 +204,6 @@ CONCERNS = (
 
 
 def warnings_of(at: RunSnapshot) -> tuple[RunWarning, ...]:
-    """Most urgent first."""
     return tuple(warning for concern in CONCERNS for warning in concern.check(at))
 
 

@@ -1,3 +1,5 @@
+"""Observes one run for the live views and writes nothing to it."""
+
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -49,7 +51,6 @@ class RunObserver:
     """
     cores: CoreClock = field(default_factory=CoreClock)
     has_read: bool = field(default=False, init=False)
-    """Whether the last `observe` read the log."""
     state: RunState = field(init=False)
     _feed: feed.RunFeed | None = None
     _newest: RunSnapshot | None = None

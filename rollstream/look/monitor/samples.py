@@ -142,7 +142,6 @@ class RecentSamples:
     finished: OrderedDict[str, FinishedSample] = field(
         default_factory=OrderedDict[str, FinishedSample]
     )
-    """By trajectory, the oldest first."""
     taken: deque[tuple[str, tuple[int, int, int]]] = field(
         default_factory=lambda: deque[tuple[str, tuple[int, int, int]]](maxlen=SAMPLES_KEPT)
     )
@@ -217,7 +216,7 @@ class RecentSamples:
         return Counter(dead).most_common()
 
     def dead_tasks(self, last: int) -> list[tuple[str, int]]:
-        """Returns None in a run of one task."""
+        """Returns the tasks of dead ones; none in a run of one task."""
         newest = list(self._newest(last))
         if len({sample.task for sample in newest}) < 2:
             return []

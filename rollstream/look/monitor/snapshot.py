@@ -178,7 +178,6 @@ class OutcomeCounts:
     annotations: int
     annotations_late: int
     dead_tasks: tuple[tuple[str, int], ...] = ()
-    """In a run of several tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +203,6 @@ class RunSnapshot:
     pace: progress.RunPace
     lag: progress.LagSummary
     metrics: Mapping[str, float]
-    """Of the newest step."""
     rewards: tuple[float, ...]
     """Of each kept step, oldest first."""
     task_rewards: Mapping[str, float]

@@ -283,7 +283,6 @@ class TerminalKeys:
                 termios.tcsetattr(self._file, termios.TCSADRAIN, self._before)
 
     def asked_to_quit(self, wait_s: float) -> bool:
-        """A quit key was pressed within `wait_s` seconds."""
         watched = [] if self._file < 0 else [self._file]
         if not select.select(watched, [], [], wait_s)[0]:
             return False

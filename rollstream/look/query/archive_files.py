@@ -281,7 +281,6 @@ class ArchivedFiles:
 
 
 def sql_literal(text: str) -> str:
-    """Returns text as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"
 
 

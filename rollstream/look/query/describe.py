@@ -9,7 +9,6 @@ from rollstream.streams.values import Span, accepted_tokens
 
 
 def describe(record: records.Record) -> str:
-    """Describes without its long fields."""
     match record:
         case records.Trajectory():
             return _trajectory(record)

@@ -94,7 +94,6 @@ class RunLocation:
 
     @property
     def process_rewards(self) -> bool:
-        """Returns the setting `trainer.process_rewards`."""
         return bool(self.table("trainer").get("process_rewards", False))
 
     def table(self, name: str) -> Mapping[str, Any]:

@@ -52,7 +52,6 @@ def json_value(value: Any, is_exact: bool = False) -> Any:
 
 
 def json_lines(answer: "QueryResult") -> Iterator[str]:
-    """Yields each row as one JSON object."""
     for rows in answer.batches:
         for row in rows:
             pairs = zip(answer.names, row, strict=True)

@@ -69,8 +69,6 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class RunFigures:
-    """Groups by number, and evaluations by step."""
-
     groups: Mapping[int, GroupFigures]
     evaluations: Mapping[int, HeldOut]
 

@@ -163,7 +163,6 @@ class QuerySession:
             return self._run(text, lambda sql: interruptibly(query, lambda: take(query.sql(sql))))
 
     def columns(self, view: str) -> dict[str, str]:
-        """Returns a view's columns and their types."""
         self.define([view])
         relation = self.connection.sql(f"FROM {view}")
         return dict(zip(relation.columns, map(str, relation.types), strict=True))

@@ -247,7 +247,6 @@ class Run:
         return self._text_of(self._record(trajectory), GENERATED)
 
     def close(self) -> None:
-        """Close the log and the archive."""
         self._session.close()
 
     def __enter__(self) -> "Run":

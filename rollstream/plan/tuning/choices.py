@@ -16,7 +16,6 @@ SLOT_FACTORS = (0.25, 0.5, 1.0, 2.0)
 REPACK_FACTORS = (0.25, 1.0, 4.0)  # tried repack periods, relative to the present one
 SPLITS_MAX = 9  # splits of the GPUs that are tried before the best one is refined
 HELD = ("split", "slots", "max_lag", "on_update", "repack", "drafts")
-"""Names of `--hold`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,6 @@ class ChoiceSpace:
     drafts: tuple[bool, ...]
 
     def permits(self, choice: TuningChoice) -> bool:
-        """The choice's lag may be proposed."""
         return (choice.max_lag, choice.waves) in self.lags
 
 

@@ -119,7 +119,6 @@ class TuningMachine:
 
 
 def slowed(cluster: Cluster, slower: float) -> Cluster:
-    """Machines that compute `slower` times as long."""
     return replace(
         cluster,
         roofline=scaled_roofline(cluster.roofline, 1 / slower),
@@ -179,7 +178,6 @@ def machine_of(
 
 
 def shares_cores(c: Configuration) -> bool:
-    """Rollouts and trainer compute on the same cores."""
     return c.rollouts.kind.is_on_cpu(c.rollouts) and trains_on_cpu(c)
 
 

@@ -84,7 +84,6 @@ class RunMeasurements:
     steady_tokens_per_s: float | None = None
     """Trained tokens per second, after the first steps."""
     step_tokens: float | None = None
-    """Tokens of a step, prompts included."""
     publish_s: float | None = None
     """Pause of the trainer after a step."""
     arrive_s: float | None = None
@@ -205,7 +204,6 @@ def _steady_tokens_per_s(steps: Sequence[Mapping[str, float]]) -> float | None:
 def _version_times(
     steps: Sequence[Mapping[str, Any]], announced: Mapping[Version, float]
 ) -> tuple[float | None, float | None]:
-    """Returns the medians of `publish_s` and `arrive_s`."""
     pauses = [
         max(0.0, b["time_s"] - a["time_s"] - b["seconds"])
         for a, b in pairwise(steps)

@@ -1,3 +1,5 @@
+"""The lines of a check."""
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal

@@ -109,7 +109,6 @@ def held_out_within(facts: TaskFacts, limit: int) -> int:
 
 
 def with_settings(c: Configuration, changed: Mapping[str, Any]) -> Configuration:
-    """Returns the configuration with settings by dotted keys."""
     for key, value in changed.items():
         c = _with_setting(c, key.split("."), value)
     return c

@@ -1,3 +1,5 @@
+"""Names settings that a user set and that change nothing in this run."""
+
 from collections.abc import Iterator
 
 from rollstream.consumers.credit import GAE, scored_reference

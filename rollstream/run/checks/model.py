@@ -29,8 +29,6 @@ from rollstream.storage.model_folder.lora_folder import check_adapter
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """States what a model's folder holds."""
-
     folder: Path
     fields: Mapping[str, Any]
     parameters: int

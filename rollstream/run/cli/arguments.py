@@ -33,8 +33,6 @@ HELP_COLUMNS = 80
 
 
 def whole_number_from(minimum: int, maximum: int) -> Callable[[str], int]:
-    """The type of an option in [`minimum`, `maximum`]."""
-
     def parsed(text: str) -> int:
         with suppress(ValueError):
             if minimum <= (number := int(text)) <= maximum:
@@ -108,7 +106,6 @@ class CommandParser(argparse.ArgumentParser):
         self.epilog = f"{self.epilog or ''}\n\nfigures:\n{text}"
 
     def example_lines(self) -> list[str]:
-        """Returns the examples as whole command lines."""
         return [f"rollstream {self.title} {example}".rstrip() for example in self.examples]
 
     def add_run(

@@ -234,7 +234,6 @@ def _evaluate_stored(arguments: argparse.Namespace) -> int:
 
 
 def parse_versions(text: str) -> list[int]:
-    """Parses version numbers such as `0,10,60`."""
     numbers = [whole_number(part.strip()) for part in text.split(",")]
     if None in numbers:
         raise ConfigurationError(f"--versions {text[:80]!r}: write numbers, e.g. 0,10,60")

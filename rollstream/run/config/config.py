@@ -254,7 +254,6 @@ def _huge_numbers(c: Configuration) -> list[SettingProblem]:
 
 
 def flat_settings(configuration: Configuration) -> dict[str, Any]:
-    """Returns the flat settings by dotted key."""
     by_key: dict[str, Any] = {}
 
     def walk(prefix: str, values: Mapping[str, Any]) -> None:
@@ -269,7 +268,6 @@ def flat_settings(configuration: Configuration) -> dict[str, Any]:
 
 
 def setting_value(configuration: Configuration, key: str) -> Any:
-    """Returns the value of a dotted key."""
     value: Any = configuration
     for part in key.split("."):
         value = getattr(value, part)

@@ -80,7 +80,6 @@ def put_recorded_defaults(layers: SettingLayers, recorded: SettingLayers) -> lis
 
 
 def set_settings(layers: SettingLayers) -> frozenset[str]:
-    """Returns the user's settings by dotted key."""
     return frozenset(key for key in layers.origins if is_set(layers, key))
 
 

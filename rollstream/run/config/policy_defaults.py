@@ -132,7 +132,7 @@ def _defaults(layers: SettingLayers, mode: Any) -> Iterator[tuple[str, Any]]:
 
 
 def layer_value(layers: SettingLayers, key: str) -> Any:
-    """Else the default."""
+    """Returns the setting's value in these layers, else its default."""
     at: Any = layers.values
     for part in key.split("."):
         if not isinstance(at, Mapping) or part not in at:

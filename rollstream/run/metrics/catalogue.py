@@ -343,4 +343,3 @@ BY_ROLE: dict[str, tuple[Family, ...]] = {
 FAMILIES: dict[str, Family] = {
     family.name: family for families in BY_ROLE.values() for family in families
 }
-"""All metric families by name, without `PREFIX`."""

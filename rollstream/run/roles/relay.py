@@ -1,3 +1,5 @@
+"""The role `relay`: this node's cache of weight versions."""
+
 from rollstream.run.roles.context import RoleContext
 from rollstream.storage.relay.relay import Relay
 from rollstream.storage.settings import folder_for

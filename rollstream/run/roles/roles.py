@@ -90,7 +90,6 @@ def _run_until_complete(context: RoleContext) -> bool:
 def evaluate_versions(
     configuration: Configuration, folder: Path, numbers: Sequence[int]
 ) -> Iterator[dict[str, object]]:
-    """Each result is a line of `eval.jsonl`."""
     from rollstream.run.roles.evaluation import evaluate_stored
 
     launch = RoleLaunch(

@@ -1,3 +1,5 @@
+"""The role `score`, which writes annotations about finished trajectories."""
+
 from rollstream.producers.scoring.build import check_scoring, scorer_pool, window_size
 from rollstream.producers.scoring.scorer import WINDOW_PER_PROCESS, AnnotationPlan, Scorer
 from rollstream.run.config.run_model import task_settings

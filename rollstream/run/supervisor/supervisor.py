@@ -138,7 +138,6 @@ class SupervisorLimits:
     """Bounds the supervisor's waits, in seconds."""
 
     tick_s: float = 0.1
-    """Pause between two checks of the processes."""
     stop_s: float = 30.0
     """For roles to stop after SIGTERM; then they get SIGKILL."""
     finish_s: float = 180.0
@@ -174,7 +173,6 @@ class _RoleProcess:
     nonce: str | None = None
     deaths_s: list[float] = field(default_factory=list[float])
     code: int | None = None
-    """Exit code of the last death."""
     due_s: float = 0.0
     done: bool = False
     death: str = ""

@@ -46,7 +46,6 @@ class SftSchedule:
     steps: int = 800
     """Each step is one update by one batch."""
     batch_tokens: int = 1_536
-    """Most tokens of one batch."""
     loss_divisor: float = 0.8 * 1_536
     """A batch's summed loss is divided by this constant: about four fifths of `batch_tokens` are
     tokens of responses. With the mean of each batch instead, the weight of a token would depend on
@@ -230,7 +229,6 @@ _SUMMARY_FILE = "warmup.json"
 
 
 def is_warmed_up(folder: Path) -> bool:
-    """Returns whether the folder holds a complete warm-up."""
     return (folder / _SUMMARY_FILE).is_file()
 
 

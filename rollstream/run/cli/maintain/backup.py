@@ -69,7 +69,6 @@ def _location(place: RunPlace, bus: str, store: str) -> RunLocation:
 
 
 def show_part(part: str) -> None:
-    """Shows the part on the terminal's last line."""
     progress_line(part[:100])
 
 
