@@ -72,9 +72,9 @@ __getattr__ = lazy_exports(__name__)
 def publish(
     bus: Bus, topic: str, key: str, record: Record, partition: int | None = None
 ) -> Address:
-    """Append one record and return its address once it is durable. Raises `RecordTooLarge` before
-    anything is written, `BusError` with the record in doubt, and `ConfigurationError` for an
-    annotation under another key than its group, where no trainer would find it.
+    """Returns the record's address once it is durable. Raises `RecordTooLarge` before anything is
+    written, `BusError` with the record in doubt, and `ConfigurationError` for an annotation under
+    another key than its group, where no trainer would find it.
     """
     if not isinstance(cast(object, key), str):
         raise ConfigurationError(f"publish: a key is text, got {key!r}")

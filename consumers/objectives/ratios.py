@@ -1,5 +1,5 @@
-"""Importance ratios π/μ of tokens and of whole answers (`trainer.ratio`). π is the policy being
-trained, μ the policy that emitted the token.
+"""Importance ratios π/μ of tokens and answers (`trainer.ratio`). π is the policy being trained, μ
+the policy that emitted the token.
 """
 
 import torch
@@ -8,22 +8,21 @@ from torch import Tensor
 from rollstream.consumers.objectives.losses.base import LossInputs
 
 LOG_RATIO_MAX = 20.0
-"""Bound of |log r|. e²⁰ is far above any sensible ratio; without it one broken log-probability
-gives inf · 0 and makes the update NaN.
+"""Of |log r|. e²⁰ is far above any sensible ratio; without it one broken log-probability gives inf
+· 0 and makes the update NaN.
 """
 
 
 def bounded_log_ratio(logprobs: Tensor, others: Tensor) -> Tensor:
-    """Returns the log ratio [G] of two policies, within `LOG_RATIO_MAX`."""
     return (logprobs - others).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
 
 
 def importance_log_ratio(
     token_log_ratio: Tensor, inputs: LossInputs, counts: Tensor, level: str
 ) -> Tensor:
-    """Returns log π/μ of each trained token at the `level` of `trainer.ratio`: `token`; `sequence`,
-    the mean over its sequence's trained tokens (GSPO, arXiv 2507.18071); `product`, their sum; 0
-    for `none`. `counts` are the trained tokens of each sequence.
+    """log π/μ of each trained token at the `level` of `trainer.ratio`: `token`; `sequence`, the
+    mean over its sequence's trained tokens (GSPO, arXiv 2507.18071); `product`, their sum; 0 for
+    `none`. `counts` are the trained tokens of each sequence.
     """
     if level == "token":
         return token_log_ratio
@@ -36,5 +35,4 @@ def importance_log_ratio(
 
 
 def sequence_sums(values: Tensor, inputs: LossInputs) -> Tensor:
-    """Returns the sum of `values` [G] over each sequence."""
     return values.new_zeros(inputs.sequences).index_add(0, inputs.sequence, values)

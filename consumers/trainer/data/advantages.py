@@ -1,4 +1,4 @@
-"""Advantages from the rewards of a group (`advantages`), and the user's own function for them."""
+"""Advantages from the rewards of a group, by our rules or a user's function."""
 
 from collections.abc import Callable
 from functools import cache

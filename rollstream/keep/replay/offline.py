@@ -86,9 +86,7 @@ GATHERED_TEXTS = {
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Gather, train, write the report, and print the result. Refuses a DIR inside the folder of a
-    source run, and one that holds another replay.
-    """
+    """Refuses a DIR inside the folder of a source run, and one that holds another replay."""
     folder = RunFolder(Path(arguments.out).absolute())
     for word in arguments.runs:
         path = Path(word).absolute()

@@ -1,5 +1,5 @@
-"""The figures of a run that several places show, computed from its index (`RunIndex`). Each has the
-definition of its name in `rollstream/look/figures/definitions.py`.
+"""The figures of a run that several places show, as defined in
+`rollstream/look/figures/definitions.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,8 +42,8 @@ FROM t GROUP BY ALL ORDER BY ALL
 
 @dataclass(frozen=True, slots=True)
 class RunTotals:
-    """What a whole run did; None where it is unknown. `first_s` and `last_s` are its first and last
-    moment of work, in seconds since the epoch.
+    """None where it is unknown. `first_s` and `last_s` are the first and last moment of work, in
+    seconds since the epoch.
     """
 
     step: int = 0
@@ -57,13 +57,13 @@ class RunTotals:
 
 
 def run_span(index: "RunIndex") -> tuple[float, float] | None:
-    """Returns the first and the last moment of the run's work; None if it did none."""
+    """The first and last moment of work; None without any."""
     row = index.row(SPAN)
     return None if row is None or None in row.values() else (row["first"], row["last"])
 
 
 def run_totals(index: "RunIndex", sessions: "RunSessions") -> RunTotals:
-    """`sessions` are those that the run's supervisors recorded."""
+    """`sessions` are recorded by the run's supervisors."""
     span, trained = run_span(index), index.row(TRAINED)
     assert trained is not None
     seconds = sessions.run_s(*span, worked_s=step_times(index)) if span else 0.0
@@ -85,8 +85,8 @@ def step_times(index: "RunIndex") -> Sequence[float]:
 
 
 def outcomes(index: "RunIndex") -> dict[str, int]:
-    """Returns the numbers of admitted groups, of groups by their end, and of open groups; the
-    latter add up to the admitted ones (invariant 1). Groups whose admission is lost are in none.
+    """Admitted groups, groups by their end, and open groups; the latter add up to the admitted ones
+    (invariant 1). Groups whose admission is lost are in none.
     """
     counts: dict[str, int] = dict.fromkeys(("admitted", *ENDINGS, "open"), 0)
     rows = index.rows(
@@ -105,10 +105,10 @@ def finishes(index: "RunIndex") -> dict[str, int]:
 
 
 def reasons(index: "RunIndex", limit: int) -> list[dict[str, Any]]:
-    """Returns why groups and trajectories were not trained (`what`) and how often (`count`)."""
+    """Why groups and trajectories were not trained (`what`) and how often (`count`)."""
     return index.rows(REASONS, [limit])
 
 
 def rollout_totals(index: "RunIndex") -> Mapping[str, dict[str, Any]]:
-    """Returns the trajectories and tokens of each rollout over all its terms."""
+    """Trajectories and tokens of each rollout over all its terms."""
     return {row["rollout"]: row for row in index.rows(ROLLOUTS)}

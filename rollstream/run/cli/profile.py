@@ -32,8 +32,8 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Measure, write the profile to `--out`, else `rollouts.profile`, else where rollouts look in
-    the run's folder, and print it with measured and fitted step times.
+    """Writes the profile to `--out`, else `rollouts.profile`, else where rollouts look in the run's
+    folder.
     """
     configuration, folder = load_configuration(arguments)
     from rollstream.producers.engines.profile import profile_path, write_profile

@@ -145,7 +145,7 @@ def _stopped(console: Console) -> int:
 def has_uploaded(
     store: ObjectStore, configuration: Configuration, folder: RunFolder, signals: StopSignals
 ) -> bool:
-    """Put the starting model into the run's store; returns False if a signal ended that."""
+    """Puts the starting model into the run's store; False if a signal ended that."""
     try:
         with terminable():
             if not signals.stop.is_set():
@@ -168,7 +168,7 @@ def _has_completed(store: ObjectStore, configuration: Configuration, folder: Run
 def _identify(
     bus: Bus, configuration: Configuration, folder: RunFolder, accepted: bool
 ) -> ObjectStore:
-    """Check that store and configuration are the run's; prints from where on each accepted change
+    """Checks that store and configuration are the run's; prints from where on each accepted change
     holds.
     """
     store = store_for_writing(configuration, folder.path)

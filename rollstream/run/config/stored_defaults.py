@@ -26,8 +26,8 @@ STORE_S = 10.0
 
 
 def stored_defaults(c: Configuration, folder: Path) -> SettingLayers:
-    """Returns those of `FOLLOW_DATA` that the run has recorded in its store; none while the store
-    cannot be read, which the role itself reports.
+    """Returns the stored defaults of `FOLLOW_DATA`; none while the store cannot be read, which the
+    role itself reports.
     """
     recorded = SettingLayers()
     url = url_inside(c.store, folder)
@@ -51,9 +51,7 @@ def stored_defaults(c: Configuration, folder: Path) -> SettingLayers:
 
 
 def stored_adapter(c: Configuration, folder: Path) -> LoraSettings | None:
-    """Returns the settings of the adapter in the run's store; None if it has none. Raises
-    `StoreError` if the store cannot be read.
-    """
+    """Returns None if the store has no adapter. Raises `StoreError` if the store cannot be read."""
     model = run_model(c, folder)
     if model is None or c.model.lora.path is None or not model.has_adapter:
         return None

@@ -1,6 +1,5 @@
-"""Runs a rollout as a role: waits for the first announced version, opens the engine with it, and
-builds the `RolloutLoop`. Also measures an engine's profile, which belongs to a machine, an engine
-and a shape of model, not to weights.
+"""Runs a rollout as a role. Also measures an engine's profile, which belongs to a machine, an
+engine and a shape of model, not to weights.
 """
 
 import os
@@ -87,9 +86,8 @@ POLL_S = 0.02
 def run_profile(
     configuration: Configuration, folder: Path, model: "PreTrainedConfig"
 ) -> EngineProfile | None:
-    """Returns the profile of `rollouts.profile`, else the one in the run's folder, else None.
-    Raises `ConfigurationError` if it is of another engine or shape of model, or if the configured
-    file is no profile.
+    """That of `rollouts.profile`, else in the run's folder. Raises `ConfigurationError` if it is of
+    another engine or shape of model, or if the configured file is no profile.
     """
     engine = configuration.rollouts.engine
     rollouts = configuration.rollouts
@@ -110,7 +108,7 @@ def run_profile(
 def measure_profile(
     configuration: Configuration, folder: Path, progress: Callable[[StepTiming], None]
 ) -> EngineProfile:
-    """Measure the run's engine on its model, before the warm-up on an untrained one. Raises
+    """Measures the profile on the run's model, before the warm-up on an untrained one. Raises
     `ConfigurationError` if the engine or the context cannot be measured.
     """
     c = configuration
@@ -161,7 +159,7 @@ def _load_or_build_model(configuration: Configuration, folder: Path) -> "PreTrai
 
 
 def run_rollout(context: RoleContext) -> bool:
-    """Generate until the role is stopped. Returns False, because a rollout is never done."""
+    """Generates until the role is stopped. Returns False: a rollout is never done."""
     rollout = build_rollout(with_weight_source(context))
     if rollout is not None:
         context.watch.offer(rollout.metric_values, rollout.readers)
@@ -170,8 +168,8 @@ def run_rollout(context: RoleContext) -> bool:
 
 
 def build_rollout(context: RoleContext) -> RolloutLoop | None:
-    """Take the rollout's next term, wait for a version, and return the loop, once the engine serves
-    the version and an `Applied` record states so. Returns None if the role was stopped before.
+    """Takes the rollout's next term and waits for a version; returns once the engine serves it and
+    an `Applied` record states so, or None if the role was stopped before.
     """
     c = context.configuration
     set_torch_threads(c.rollouts.threads)
@@ -257,7 +255,6 @@ def _open_driver(context: RoleContext, task: Task, parts: RolloutParts) -> TurnD
 
 
 def _open_drafts(context: RoleContext) -> "RolloutDrafts | None":
-    """Returns what the rollout drafts with; None if it does not draft."""
     c, bus = context.configuration, context.bus
     if not c.rollouts.is_drafting:
         return None
@@ -287,8 +284,8 @@ def _open_first_engine(
 def open_rollout_engine(
     context: RoleContext, fetched: FetchedWeights, drafts: "RolloutDrafts | None" = None
 ) -> tuple[Engine, int]:
-    """Returns the engine, which serves the fetched version, and its B_max: the configured one, else
-    that of its step times, else all slots.
+    """Serving the fetched version, and its B_max: the configured one, else that of its step times,
+    else all slots.
     """
     c, announced = context.configuration, fetched.announced
     manifest = read_manifest(context.store, announced.version, announced.manifest_hash)
@@ -329,7 +326,7 @@ def open_rollout_engine(
 
 @dataclass(frozen=True)
 class VersionModel:
-    """Describes the model of a version by the version's files (`ServedModel`), read once."""
+    """Describes the model by the version's files, read once."""
 
     store: ObjectStore
     manifest: Manifest

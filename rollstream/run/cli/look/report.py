@@ -57,9 +57,7 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Write the page, and print a summary of each run. Raises `ConfigurationError` for more than
-    `RUNS_MAX` runs.
-    """
+    """Raises `ConfigurationError` for more than `RUNS_MAX` runs."""
     folders = [run_folder(path) for path in arguments.runs]
     if len(folders) > RUNS_MAX:
         raise ConfigurationError(f"{len(folders)} runs: a page shows at most {RUNS_MAX}")

@@ -64,7 +64,7 @@ def _indented(text: str, columns: int) -> Iterator[str]:
 
 
 def _verdict(audit: Audit, results: Sequence[InvariantResult]) -> str:
-    """Returns the sentence that names the checked parts, and nothing beyond them."""
+    """Names the checked parts, and nothing beyond them."""
     violations = sum(result.violations for result in results)
     unchecked = sum(len(result.unchecked) for result in results)
     if violations:
@@ -94,7 +94,7 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print one line per invariant, with its first violations, and return the exit code."""
+    """One line per invariant, with its first violations."""
     name = "the run"
     try:
         location = locate_asked_run(arguments.run, arguments.name, warn, arguments.is_trusted)

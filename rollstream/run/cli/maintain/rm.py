@@ -42,9 +42,7 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Check that no process of the run lives, show the plan, ask, and delete. Returns the exit
-    code.
-    """
+    """Checks that no process of the run lives, shows the plan, asks, and deletes."""
     keep = _keeps(arguments.keep)
     place = removal.find_run_place(run_path(arguments.run), arguments.bus, or_emptied=True)
     if place.bus is not None:
