@@ -61,10 +61,6 @@ class EngineKind(ABC):
     """The value of `trainer.learner` that makes versions for this engine."""
     temperatures: ClassVar[tuple[float, float]] = (0.0, inf)
     """The least and the highest temperature above 0 at which the engine samples."""
-    large_weights: ClassVar[str] = "resident"
-    """How a rollout holds a version that is large: `resident` in its own memory, `streamed` in the
-    engine's tensors only, `mapped` in a file that the engine's processes map.
-    """
     sizes_cache: ClassVar[bool] = False
     """Whether the engine sizes its KV cache; else it has room for all slots."""
     tables: ClassVar[tuple[str, ...]] = ()

@@ -22,8 +22,8 @@ def rollout_metrics(
         "rollout_rewards_outstanding": judged,
         "rollout_oldest_trajectory_age_seconds": max(0.0, oldest_s),
         "rollout_version_newest": 0 if newest is None else newest.version.number,
-        "rollout_fetched_bytes_total": follower.fetches.fetched_bytes,
-        "rollout_fetch_seconds": follower.fetches.fetch_s,
+        "rollout_fetched_bytes_total": follower.fetched_bytes,
+        "rollout_fetch_seconds": follower.fetch_s,
         "rollout_apply_seconds": publisher.apply_s,
     }
     values.update(_draft_metrics(publisher.drafts))

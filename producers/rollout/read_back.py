@@ -12,7 +12,7 @@ import torch
 
 from rollstream.errors import EngineRefused
 from rollstream.producers.engines.base import WeightComparison, WeightUpdate
-from rollstream.producers.rollout.holder import WeightHolder
+from rollstream.storage.weights.mapped import MappedTensors
 from rollstream.streams.records import WeightsAnnounced
 
 log = logging.getLogger(__name__)
@@ -49,13 +49,12 @@ class TensorRotation:
 
 @dataclass(frozen=True, slots=True)
 class FetchedWeights:
-    """The `update` to one announced version, prepared for the engine. `repairs`: it replaces
-    tensors that the engine served wrongly.
+    """The `update` to one announced version: verified tensors, prepared for the engine. `repairs`:
+    they replace tensors that the engine served wrongly.
     """
 
     announced: WeightsAnnounced
     update: WeightUpdate
-    holder: WeightHolder
     repairs: bool = False
 
 
@@ -93,7 +92,8 @@ def _compared(
     tensors = fetched.update.tensors
     names = list(tensors) if names is None else names
     compared = read_back(names, tensors)
-    damaged = fetched.holder.damaged(tensors, names)
+    # An engine may read the same damaged bytes; comparing it with them would find nothing.
+    damaged = tensors.damaged(names) if isinstance(tensors, MappedTensors) else ()
     differing = dict.fromkeys((*compared.differing, *damaged))
     return WeightComparison(compared.count, tuple(differing))
 

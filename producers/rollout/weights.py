@@ -1,6 +1,6 @@
-"""Follows the announced versions of a weight stream and fetches them beside generation, so that
-only the swap stops decoding. A version is announced once `latest.json` named it (invariant 6;
-docs/explanation/weights.md).
+"""Follows the announced versions of a weight stream and fetches them beside generation, into a file
+that the rollout holds beside its engine, so that only the swap stops decoding. A version is
+announced once `latest.json` named it (invariant 6; docs/explanation/weights.md).
 
 Reading list: ends here, after `storage/weights/pointer.py`.
 """
@@ -13,8 +13,9 @@ from collections.abc import Callable, Collection
 import torch
 
 from rollstream.errors import CorruptObject, EngineRefused, ObjectMissing
+from rollstream.metric_values import SECONDS_BUCKETS, MetricHistogram
 from rollstream.producers.engines.base import WeightUpdate
-from rollstream.producers.rollout.holder import Fetch, FetchMeter, WeightHolder, open_holder
+from rollstream.producers.engines.merged_update import merged_update
 from rollstream.producers.rollout.read_back import (
     FetchedWeights,
     ReadBack,
@@ -22,9 +23,10 @@ from rollstream.producers.rollout.read_back import (
     TensorRotation,
     compare_tensors,
 )
-from rollstream.producers.settings import STREAMED_BYTES
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.weights.manifest import Manifest, read_manifest
+from rollstream.storage.weights.form import form_of
+from rollstream.storage.weights.manifest import Manifest
+from rollstream.storage.weights.mapped import MappedWeights
 from rollstream.storage.weights.named_streams import POLICY, WeightStream
 from rollstream.storage.weights.publish import announcement
 from rollstream.streams.bus import Bus
@@ -44,7 +46,11 @@ class WeightsFollower:
     engine's weights, and calls `compare`. One background thread fetches or compares, never both, so
     the tensors do not change between `take` and `verdict`.
 
-    The first version decides how all are held: in the way `large` above `large_above` bytes.
+    The rollout calls `prefetch`, then `take`, swaps the engine's weights, and calls `compare`. One
+    background thread fetches or compares, never both, so the tensors do not change between `take`
+    and `verdict`.
+
+    The topic of a named `stream` must exist (`bus.create([stream.topic])`, which may be repeated).
     """
 
     def __init__(
@@ -53,15 +59,13 @@ class WeightsFollower:
         store: ObjectStore,
         timer: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-        large: str = "resident",
-        large_above: int = STREAMED_BYTES,
         stream: WeightStream = POLICY,
     ) -> None:
         self._store, self._sleep = stream.part(store), sleep
-        self._large, self._large_above = large, large_above
         topic = stream.topic.name
         self._reader = TopicReader(bus, topic, from_begin(bus, topic), with_opened=True)
-        self._holder: WeightHolder | None = None  # until the first version decides
+        self._timer = timer
+        self._weights = MappedWeights()
         self._rotation = TensorRotation()
         self._newest: WeightsAnnounced | None = None
         self._thread: threading.Thread | None = None
@@ -83,7 +87,8 @@ class WeightsFollower:
         """
         self.unavailable: Version | None = None
         """The last version that `fetch_version` could not fetch."""
-        self.fetches = FetchMeter(timer)
+        self.fetched_bytes = 0
+        self.fetch_s = MetricHistogram(SECONDS_BUCKETS)
 
     @property
     def newest(self) -> WeightsAnnounced | None:
@@ -113,7 +118,6 @@ class WeightsFollower:
         runs, or its result was not taken yet.
         """
         newest = self._newest
-        self._note_served(served)
         if newest is not None and newest.version != served and self._is_idle():
             self._begin(lambda: self._fetch(newest))
 
@@ -122,19 +126,13 @@ class WeightsFollower:
         served version, so decoding never stops for the version between.
         """
         fetched, newest = self._fetched, self._newest
-        self._note_served(served)
         if fetched is None:
             self.prefetch(served)
             return
         is_old = newest is not None and fetched.announced.version < newest.version
         if newest is not None and is_old and not self.is_busy():
             self._fetched = None
-            # The two updates are merged, or the newer version is streamed.
             self._begin(lambda: self._fetch(newest, after=fetched.update))
-
-    def _note_served(self, version: Version | None) -> None:
-        if self._holder is not None:
-            self._holder.note_served(version)
 
     def take(self) -> FetchedWeights | None:
         """Returns the fetched version once; its tensors do not change until the verdict of
@@ -145,13 +143,13 @@ class WeightsFollower:
         fetched, self._fetched = self._fetched, None
         if fetched is not None:
             self._taken = fetched.announced
-            fetched.holder.note_taken(fetched.update)
         return fetched
 
     def compare(self, fetched: FetchedWeights, read_back: ReadBack, seconds: float) -> None:
-        """Compares a bounded sample, after a repair all tensors, after an update of `seconds`."""
-        self._note_served(fetched.update.version)
-        sizes = fetched.holder.sizes(fetched.update.tensors)
+        """Start to compare a bounded sample of tensors (after a repair all) with the served ones,
+        after an update of `seconds`.
+        """
+        sizes = {name: tensor.nbytes for name, tensor in fetched.update.tensors.items()}
         names = None if fetched.repairs else self._rotation.next(sizes)
         self._is_comparing = True
         self._begin(lambda: self._compare(fetched, read_back, names, seconds))
@@ -188,7 +186,7 @@ class WeightsFollower:
                 "engine served different ones: suspect this machine's memory"
             )
         self._repairs += 1
-        self._holder = None if self._holder is None else self._holder.renewed()
+        self._weights = MappedWeights()
         self._begin(lambda: self._fetch(announced, or_newer=not keep))
 
     def fetch_version(self, version: Version) -> None:
@@ -229,7 +227,7 @@ class WeightsFollower:
     ) -> None:
         for attempt in range(FETCH_TRIES):
             try:
-                _, update, holder = self._updated(announced.version, announced.manifest_hash, after)
+                _, update = self._updated(announced.version, announced.manifest_hash, after)
             except (ObjectMissing, CorruptObject, OSError) as error:
                 log.warning("version %s could not be fetched: %s", announced.version, error)
                 # Retention may have deleted the version meanwhile.
@@ -241,7 +239,7 @@ class WeightsFollower:
                 self._sleep(0.1 * 2**attempt)
                 continue
             self.hold_name()
-            self._fetched = FetchedWeights(announced, update, holder, self._repairing)
+            self._fetched = FetchedWeights(announced, update, self._repairing)
             return
         raise ObjectMissing(
             f"version {announced.version} and those before it were deleted while fetched"
@@ -249,23 +247,37 @@ class WeightsFollower:
 
     def _fetch_old(self, version: Version) -> None:
         try:
-            manifest, update, holder = self._updated(version)
+            manifest, update = self._updated(version)
         except (ObjectMissing, CorruptObject, OSError) as error:
             log.warning("version %s cannot be fetched from history: %s", version, error)
             self.unavailable = version
             return
         announced = announcement(manifest, manifest.created_s)
-        self._fetched = FetchedWeights(announced, update, holder)
+        self._fetched = FetchedWeights(announced, update)
 
     def _updated(
         self, version: Version, manifest_hash: str | None = None, after: WeightUpdate | None = None
-    ) -> tuple[Manifest, WeightUpdate, WeightHolder]:
-        if self._holder is None:
-            manifest = read_manifest(self._store, version, manifest_hash)
-            self._holder = open_holder(manifest, self._large, self._large_above)
-        holder = self._holder
-        fetch = Fetch(self._store, version, manifest_hash, self.prepare, self.fetches, after)
-        return *holder.update(fetch), holder
+    ) -> tuple[Manifest, WeightUpdate]:
+        """Returns the version's manifest and the prepared update; `after` is an earlier one that
+        the engine never took. What the engine serves is unchanged, and after an error the next call
+        starts over.
+        """
+        started = self._timer()
+        moved = self._weights.update(self._store, version, manifest_hash)
+        self.fetch_s.add(self._timer() - started)
+        self.fetched_bytes += moved.fetched_bytes
+        manifest = moved.manifest
+        update = WeightUpdate(
+            manifest.version,
+            self._weights.tensors,
+            moved.base,
+            moved.patches,
+            moved.whole,
+            scaling=form_of(manifest).scaling(manifest),
+        )
+        # The copy moved on from the skipped version, which the engine does not serve.
+        update = update if after is None else merged_update(after, update)
+        return manifest, self.prepare(update)
 
     def _compare(
         self, fetched: FetchedWeights, read_back: ReadBack, names: list[str] | None, seconds: float

@@ -24,9 +24,9 @@ from rollstream.storage.weights.manifest import (
     TensorFiles,
     read_manifest,
 )
+from rollstream.storage.weights.mapped import MappedWeights
 from rollstream.storage.weights.publish import NewVersion, complete_version, publish_version
 from rollstream.storage.weights.shards import pack_tensors
-from rollstream.storage.weights.streamed import StreamedTensors, stream_version
 from rollstream.storage.weights.tensors import Tensors, tensor_hashes
 from rollstream.streams.values import Version
 
@@ -120,14 +120,6 @@ def fetch_base(store: ObjectStore, manifest: Manifest) -> dict[str, torch.Tensor
     return fetch_tensors(store, manifest.anchor, manifest.adapter.base_hash)[1]
 
 
-def stream_base(store: ObjectStore, manifest: Manifest) -> StreamedTensors:
-    """Returns the tensors for an engine that copies each tensor once, decoded a segment at a
-    time.
-    """
-    assert manifest.adapter, "only an adapter has a base"
-    return stream_version(store, manifest.anchor, manifest.adapter.base_hash)
-
-
 class AdapterForm(VersionForm):
     is_partial = True
 
@@ -139,10 +131,11 @@ class AdapterForm(VersionForm):
         store: ObjectStore,
         manifest: Manifest,
         tensors: Mapping[str, torch.Tensor],
-        streams: bool,
     ) -> OpeningTensors:
-        read_base = stream_base if streams else fetch_base
-        return OpeningTensors(manifest.anchor, read_base(store, manifest))
+        assert manifest.adapter, "only an adapter has a base"
+        base = MappedWeights()
+        base.update(store, manifest.anchor, manifest.adapter.base_hash)
+        return OpeningTensors(manifest.anchor, base.tensors)
 
     def model_tensors(
         self, store: ObjectStore, manifest: Manifest, tensors: dict[str, torch.Tensor]

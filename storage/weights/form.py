@@ -81,10 +81,9 @@ class VersionForm(ABC):
         store: ObjectStore,
         manifest: Manifest,
         tensors: Mapping[str, torch.Tensor],
-        streams: bool,
     ) -> OpeningTensors:
-        """Returns the tensors to open with, verified, and decoded one at a time if the engine
-        `streams`; `tensors` are those that were fetched.
+        """Returns the verified tensors, beside the fetched `tensors` of this version, with which an
+        engine is opened.
         """
         return OpeningTensors(manifest.version, tensors)
 

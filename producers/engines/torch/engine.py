@@ -27,7 +27,6 @@ from rollstream.producers.engines.torch.llama import FusedDecoder
 from rollstream.producers.engines.torch.llama_weights import FusedShape, fused_shape
 from rollstream.producers.engines.torch.prefill import CacheExtension, PrefixCache, extend_caches
 from rollstream.producers.engines.torch.rows import TorchSequence
-from rollstream.producers.engines.torch.streamed_weights import open_weights
 from rollstream.streams.values import Drafts, Floats, Tokens, Version
 
 if TYPE_CHECKING:  # the fused decoder needs no code of models
@@ -109,9 +108,9 @@ def open_decoder(
     from rollstream.producers.engines.torch.hf_decoder import TransformersDecoder
 
     generic = TransformersDecoder(config, context_max, dtype, device)
-    weights = open_weights(generic.served, tensors)
+    generic.served.fill(tensors)
     generic.check_forward()
-    return generic, weights
+    return generic, generic.served
 
 
 class TorchEngine(QueuedEngine[TorchSequence]):

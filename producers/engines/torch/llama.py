@@ -31,7 +31,6 @@ from rollstream.producers.engines.torch.llama_weights import (
     rotations,
 )
 from rollstream.producers.engines.torch.rows import RowSegment
-from rollstream.producers.engines.torch.streamed_weights import open_weights
 from rollstream.producers.engines.torch.weights import ServedWeights
 
 
@@ -61,11 +60,13 @@ class FusedDecoder:
         self.rotations = rotations(config, shape.width, context_max + 1).to(device)
 
     def fill(self, tensors: Mapping[str, torch.Tensor]) -> EngineWeights:
-        """Serve these weights; returns the object by which the engine loads later versions."""
-        weights = open_weights(self.served, tensors)
+        """Serve these weights; adapters over them can be served from then on. Returns the object by
+        which the engine loads later versions.
+        """
+        self.served.fill(tensors)
         norms = {name: tensors[name].clone() for name in tensors if "layernorm" in name}
         self.adapters = ServedAdapters(self.shape, norms, self.dtype, self.device)
-        return weights
+        return self.served
 
     def step(
         self,

@@ -1,9 +1,11 @@
-"""The weights that an engine serves. `prepare` checks an update beside decoding, and `load` copies
-it between two steps: a wrong update is refused before anything is written.
+"""The weights that an engine serves, in the memory from which it decodes. `prepare` checks an
+update and computes the changed elements beside decoding; `load` writes them between two decode
+steps: a wrong update is refused before anything is written.
 """
 
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +14,8 @@ from torch import Tensor
 
 from rollstream.errors import EngineRefused
 from rollstream.producers.engines.base import WeightComparison, WeightUpdate
+from rollstream.storage.settings import MEMORY_FILE_BYTES
+from rollstream.storage.weights.mapped import ScratchTensors, patch_bytes
 from rollstream.storage.weights.resident import TensorPatch
 from rollstream.storage.weights.tensors import untie
 from rollstream.streams.values import Version
@@ -52,7 +56,18 @@ class WeightView:
         return norm.to(self.view.device).float() * norm.numel() ** 0.5
 
     def fill(self, tensor: Tensor, factor: Tensor | None) -> None:
-        self.view.copy_(self.served(tensor, factor).view(self.view.shape))
+        """Write all elements of the checkpoint's `tensor`."""
+        for served, rows in self.parts(tensor):
+            served.copy_(self.served(rows, factor))
+
+    def parts(self, tensor: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the served memory and the checkpoint's `tensor` in the same parts, about
+        `PART_ELEMENTS` each, so that the arithmetic needs little memory.
+        """
+        shaped = tensor.view(self.view.shape)
+        rows = max(1, PART_ELEMENTS * len(shaped) // max(1, shaped.numel()))
+        for begin in range(0, len(shaped), rows):
+            yield self.view[begin : begin + rows], shaped[begin : begin + rows]
 
     def positions(self, indices: Indices) -> Indices:
         """Returns positions in `flat` of the elements with these indices in the checkpoint
@@ -73,14 +88,6 @@ class WeightView:
         return torch.empty(0, dtype=self.view.dtype, device=self.view.device).set_(
             storage, 0, (elements,), (1,)
         )
-
-    def rowwise(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns `view` and a checkpoint tensor, contiguous, with their dimensions in the served
-        memory's order.
-        """
-        # A copy of the one to the other then writes the memory in its order.
-        order = sorted(range(self.view.ndim), key=lambda i: -self.view.stride(i))
-        return self.view.permute(order), tensor.view(self.view.shape).permute(order).contiguous()
 
 
 def _merged(view: Tensor) -> list[tuple[int, int]]:
@@ -157,31 +164,86 @@ def _check_finite(name: str, tensor: torch.Tensor) -> None:
     if not tensor.is_floating_point():
         return
     flat = tensor.reshape(-1)
-    begins = range(0, len(flat), COMPARE_ELEMENTS)
-    if not all(bool(flat[i : i + COMPARE_ELEMENTS].isfinite().all()) for i in begins):
+    begins = range(0, len(flat), PART_ELEMENTS)
+    if not all(bool(flat[i : i + PART_ELEMENTS].isfinite().all()) for i in begins):
         raise EngineRefused(f"weights: tensor {name!r} holds values that are not finite")
 
 
+PART_ELEMENTS = 1 << 19  # computed or compared at once: 2 MiB in fp32
 FILL_COLUMNS = 8  # if 1 in this many elements of a norm changed, the matrix after it is rewritten
-FILL_SHARE_MAX = 0.25  # if whole tensors have more than this share of all elements, all are loaded
 NORM_ROWS = 16  # a norm is compared in this many rows of the smallest matrix that it multiplies
-COMPARE_ELEMENTS = 1 << 20  # compared at once, so that reading back needs little memory
+PATCH_SHARE = 6  # if 1 in this many elements of a tensor changed, it is written whole
 
 
 @dataclass(frozen=True, slots=True)
-class TensorWrite:
-    """New values of some `positions` of `target`, or of all of it."""
+class WholeWrite:
+    """Writes all elements of a tensor, which the rollout holds until the next update."""
+
+    view: WeightView
+    tensor: Tensor
+    factor: Tensor | None
+
+    def write(self) -> None:
+        self.view.fill(self.tensor, self.factor)
+
+    def collect(self) -> "CopyWrite":
+        """Compute the served values beside decoding, in the order of the served memory."""
+        view = self.view.view
+        order = sorted(range(view.ndim), key=lambda i: -view.stride(i))
+        values = self.view.served(self.tensor, self.factor).view(view.shape)
+        return CopyWrite(view.permute(order), values.permute(order).contiguous())
+
+
+@dataclass(frozen=True, slots=True)
+class CopyWrite:
+    """Copies a whole tensor's served values."""
 
     target: Tensor
     values: Tensor
-    positions: Tensor | None = None
 
     def write(self) -> None:
-        if self.positions is None:
-            self.target.copy_(self.values)
-        else:
-            device = self.target.device
-            self.target.index_copy_(0, self.positions.to(device), self.values.to(device))
+        self.target.copy_(self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class ElementsWrite:
+    """Changes the elements `indices` of the flat checkpoint tensor to `values`, with the factor of
+    each column. `collect` computes the served bits beside decoding, into `room`.
+    """
+
+    view: WeightView
+    indices: Indices
+    values: Tensor
+    factor: Tensor | None
+
+    @property
+    def bytes(self) -> int:
+        return patch_bytes(len(self.indices), self.view.view.dtype)
+
+    def collect(self, room: ScratchTensors) -> "CollectedWrite":
+        positions, served = room.patch(len(self.indices), self.view.view.dtype)
+        for begin in range(0, len(self.indices), PART_ELEMENTS):
+            part = slice(begin, begin + PART_ELEMENTS)
+            indices, factor = self.indices[part], self.factor
+            if factor is not None:
+                columns = torch.from_numpy(indices % len(factor))  # pyright: ignore[reportUnknownMemberType]
+                factor = factor.index_select(0, columns.to(factor.device))
+            positions[part] = torch.from_numpy(self.view.positions(indices))  # pyright: ignore[reportUnknownMemberType]
+            served[part] = self.view.served(self.values[part], factor)
+        return CollectedWrite(self.view.flat, positions, served)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectedWrite:
+    """Writes the served `values` at `positions` of an engine's memory."""
+
+    target: Tensor
+    positions: Tensor
+    values: Tensor
+
+    def write(self) -> None:
+        device = self.target.device
+        self.target.index_copy_(0, self.positions.to(device), self.values.to(device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +253,7 @@ class PreparedWrites:
     """
 
     base: Version | None
-    writes: tuple[TensorWrite, ...] | None
+    writes: tuple[WholeWrite | CopyWrite | CollectedWrite, ...] | None
 
 
 @dataclass(slots=True)
@@ -231,7 +293,7 @@ class ServedWeights:
         """
         by_name = self._by_expected_name(update.tensors)
         self._check_names(update.tensors)
-        if update.patches is None or self._is_mostly_whole(update):
+        if update.patches is None:
             check_tensors(self.shapes, by_name)
             return PreparedWrites(None, None)
         patches, whole_names = self._changes_by_name(update)
@@ -243,20 +305,31 @@ class ServedWeights:
             for name in (*patches, *whole_names)
             if name not in self.views
         }
-        writes: list[TensorWrite] = []
+        writes: list[WholeWrite | ElementsWrite] = []
         for name, views in self.views.items():
-            patch = patches.get(name)
+            patch, tensor = patches.get(name), by_name[name]
             for view in views:
-                norm_change = norms.get(view.norm or "")
-                if name in whole_names or (norm_change and _is_wide(norm_change, by_name[name])):
-                    target, values = view.rowwise(view.served(by_name[name], view.factor(by_name)))
-                    writes.append(TensorWrite(target, values))
+                norm_change, factor = norms.get(view.norm or ""), view.factor(by_name)
+                if name in whole_names or (norm_change and _is_wide(norm_change, tensor)):
+                    writes.append(WholeWrite(view, tensor, factor))
                     continue
                 if patch is not None and len(patch.values):
-                    writes.append(_elements(view, np.asarray(patch.indices), patch.values, by_name))
+                    indices = np.asarray(patch.indices)
+                    writes.append(ElementsWrite(view, indices, patch.values, factor))
                 if norm_change is not None:
-                    writes.append(_columns(view, norm_change, by_name[name], by_name))
-        return PreparedWrites(update.base, tuple(writes))
+                    writes.append(_columns(view, norm_change, tensor, factor))
+        # In a file, because the changes of a large version may be larger than its weights.
+        room = ScratchTensors(sum(w.bytes for w in writes if isinstance(w, ElementsWrite)))
+        whole_bytes = sum(w.view.view.nbytes for w in writes if isinstance(w, WholeWrite))
+        collected: list[WholeWrite | CopyWrite | CollectedWrite] = []
+        for write in writes:
+            if isinstance(write, ElementsWrite):
+                collected.append(write.collect(room))
+            else:
+                # A shorter pause, where a second copy takes little memory.
+                is_small = whole_bytes <= MEMORY_FILE_BYTES
+                collected.append(write.collect() if is_small else write)
+        return PreparedWrites(update.base, tuple(collected))
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
         """Checks the update. Served memory is not written, so the call may run beside decoding.
@@ -332,17 +405,16 @@ class ServedWeights:
         for name in self.shapes:
             stored_name = self.held_as(name, update.tensors)
             owner = owners.get(stored_name, stored_name)
-            if owner in restated:
+            patch = by_owner.get(owner)
+            if owner in restated or (patch is not None and _is_long(patch)):
                 whole_names.add(name)
-            elif owner in by_owner:
-                patches[name] = by_owner[owner]
+            elif patch is not None:
+                patches[name] = patch
         return patches, whole_names
 
-    def _is_mostly_whole(self, update: WeightUpdate) -> bool:
-        sizes = {name: tensor.numel() for name, tensor in untie(update.tensors)[0].items()}
-        restated = sum(sizes.get(name, 0) for name in update.whole)
-        # Loading all tensors is faster then.
-        return restated > FILL_SHARE_MAX * sum(sizes.values())
+
+def _is_long(patch: TensorPatch) -> bool:
+    return len(patch.values) * PATCH_SHARE > prod(patch.shape)
 
 
 def _is_wide(norm_change: _NormChange, tensor: Tensor) -> bool:
@@ -350,37 +422,22 @@ def _is_wide(norm_change: _NormChange, tensor: Tensor) -> bool:
     return columns is None or len(columns) * FILL_COLUMNS >= tensor.shape[-1]
 
 
-def _elements(
-    view: WeightView, indices: Indices, values: Tensor, by_name: Mapping[str, Tensor]
-) -> TensorWrite:
-    factor = view.factor(by_name)
-    if factor is not None:
-        columns = torch.from_numpy(indices % len(factor))  # pyright: ignore[reportUnknownMemberType]
-        factor = factor.index_select(0, columns.to(factor.device))
-    positions = torch.from_numpy(view.positions(indices)).to(view.view.device)  # pyright: ignore[reportUnknownMemberType]
-    return TensorWrite(view.flat, view.served(values, factor), positions)
-
-
 def _columns(
-    view: WeightView, norm_change: _NormChange, tensor: Tensor, by_name: Mapping[str, Tensor]
-) -> TensorWrite:
+    view: WeightView, norm_change: _NormChange, tensor: Tensor, factor: Tensor | None
+) -> ElementsWrite:
     assert norm_change.columns is not None, "all columns are filled, not patched"
     width = tensor.shape[-1]
     starts = np.arange(tensor.numel() // width, dtype=np.int64)[:, None] * width
     indices = (starts + norm_change.columns).reshape(-1)
     values = tensor.reshape(-1, width)[:, torch.from_numpy(norm_change.columns)].reshape(-1)  # pyright: ignore[reportUnknownMemberType]
-    return _elements(view, indices, values, by_name)
+    return ElementsWrite(view, indices, values, factor)
 
 
 def _is_same(view: WeightView, tensor: Tensor, factor: Tensor | None) -> bool:
-    expected = tensor.view(view.view.shape)
-    rows = max(1, COMPARE_ELEMENTS * len(expected) // max(1, expected.numel()))
-    for begin in range(0, len(expected), rows):
-        part = slice(begin, begin + rows)
-        served = view.served(expected[part], factor)
-        if not torch.equal(bits_of_elements(view.view[part]), bits_of_elements(served)):
-            return False
-    return True
+    return all(
+        torch.equal(bits_of_elements(served), bits_of_elements(view.served(rows, factor)))
+        for served, rows in view.parts(tensor)
+    )
 
 
 def bits_of_elements(tensor: Tensor) -> Tensor:

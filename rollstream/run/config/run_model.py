@@ -25,6 +25,7 @@ from rollstream.storage.identity import read_identity
 from rollstream.storage.model_folder.hf_folder import CONFIG, find_hf_folder, missing_checkpoint
 from rollstream.storage.model_folder.hf_weights import check_hf_weights
 from rollstream.storage.starting_model.manifest import (
+    ADAPTER,
     TASK_BYTES_MAX,
     TOKENIZER,
     ModelManifest,
@@ -182,7 +183,9 @@ def adapter_folder(c: Configuration, folder: Path) -> Path | None:
     if c.model.lora.path is None:
         return None
     local, stored_model = Path(c.model.lora.path).expanduser(), run_model(c, folder)
-    return local if stored_model is None else stored_model.adapter_folder(local, _cache(folder))
+    return (
+        local if stored_model is None else stored_model.host_folder(ADAPTER, local, _cache(folder))
+    )
 
 
 def model_source(c: Configuration, folder: Path) -> ModelSource | None:

@@ -16,6 +16,7 @@ from rollstream.run.config.sources import SettingLayers
 from rollstream.storage.identity import read_identity
 from rollstream.storage.model_folder.lora_folder import adapter_settings
 from rollstream.storage.settings import LoraSettings
+from rollstream.storage.starting_model.manifest import ADAPTER
 from rollstream.storage.stored_settings import recorded_settings
 from rollstream.storage.stores.connect import open_store
 
@@ -56,5 +57,7 @@ def stored_adapter(c: Configuration, folder: Path) -> LoraSettings | None:
     if model is None or c.model.lora.path is None or not model.has_adapter:
         return None
     with TemporaryDirectory(prefix="rollstream-adapter-") as cache:
-        adapter = adapter_settings(str(model.adapter_folder(Path(c.model.lora.path), Path(cache))))
+        adapter = adapter_settings(
+            str(model.host_folder(ADAPTER, Path(c.model.lora.path), Path(cache)))
+        )
     return adapter.model_copy(update={"path": c.model.lora.path})

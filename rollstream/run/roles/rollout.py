@@ -224,11 +224,7 @@ def build_rollout(context: RoleContext) -> RolloutLoop | None:
 
 def _open_follower(context: RoleContext) -> WeightsFollower:
     c = context.configuration
-    follower = WeightsFollower(
-        context.bus,
-        context.store,
-        large=c.rollouts.kind.large_weights,
-    )
+    follower = WeightsFollower(context.bus, context.store)
     episodes = {ABANDONED} if c.agent.is_active else frozenset[str]()
     follower.writes = SHARED_FEATURES | c.rollouts.kind.needs(c.rollouts) | episodes
     # After each fetch: takes the rollout's name again, should its object have been deleted.
@@ -291,9 +287,7 @@ def open_rollout_engine(
     manifest = read_manifest(context.store, announced.version, announced.manifest_hash)
     slots, context_max = c.rollouts.slots, c.rollouts.context_max
     kind, model = c.rollouts.kind, VersionModel(context.store, manifest)
-    opening = form_of(manifest).opening(
-        context.store, manifest, fetched.update.tensors, kind.large_weights == "streamed"
-    )
+    opening = form_of(manifest).opening(context.store, manifest, fetched.update.tensors)
     engine = kind.open(
         c,
         model,

@@ -93,7 +93,7 @@ def load_starting_model(c: Configuration, folder: Path) -> "PreTrainedModel":
     """
     # Imported here and below: a paced run needs no code of models, which takes seconds.
     from rollstream.storage.starting_model.models import load_model, load_stored_model
-    from rollstream.storage.starting_model.rows import StoredRows
+    from rollstream.storage.starting_model.rows import ModelRows
 
     stored_model = run_model(c, folder)
     if stored_model is None:
@@ -101,7 +101,7 @@ def load_starting_model(c: Configuration, folder: Path) -> "PreTrainedModel":
     local_folder = stored_model.whole_folder()
     if local_folder is not None:
         return load_model(str(local_folder))
-    return load_stored_model(str(model_folder(c, folder)), StoredRows(stored_model))
+    return load_stored_model(str(model_folder(c, folder)), ModelRows(stored_model))
 
 
 def _with_adapters(model: "PreTrainedModel", c: Configuration, folder: Path) -> "PreTrainedModel":
@@ -134,10 +134,10 @@ def shared_starting_model(configuration: Configuration, folder: Path) -> "Starti
     """Returns the model for several ranks, each of which reads only the rows that it will hold."""
     from rollstream.consumers.trainer.sharded.starting_model import StartingModel
     from rollstream.storage.starting_model.models import load_empty_model
-    from rollstream.storage.starting_model.rows import StoredRows
+    from rollstream.storage.starting_model.rows import ModelRows
 
     path, stored_model = str(model_folder(configuration, folder)), run_model(configuration, folder)
-    empty = load_empty_model(path, None if stored_model is None else StoredRows(stored_model))
+    empty = load_empty_model(path, None if stored_model is None else ModelRows(stored_model))
     if empty is not None:
         return StartingModel(_with_adapters(empty[0], configuration, folder), empty[1])
     # Its files have other names or shapes of tensors than the model: transformers converts them

@@ -9,8 +9,8 @@ from typing import Literal
 from rollstream.consumers.credit import GAE
 from rollstream.consumers.objective_settings import past_policies
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.producers.settings import STREAMED_BYTES
 from rollstream.run.sizes.shapes import ModelShape
+from rollstream.storage.settings import MEMORY_FILE_BYTES
 from rollstream.storage.weights.checkpoints import SHARD_BYTES as CHECKPOINT_FILE_BYTES
 
 # `benchmarks/sizes/plan_error.py` compares the sums with measured peaks.
@@ -338,9 +338,9 @@ def torch_engine_lines(
             "prefill and logits", passes + LOGITS_COPIES * FLOAT32 * slots * shape.vocabulary
         ),
         MemoryLine(
-            # A large version is streamed (`rollout/weights.py`).
+            # A larger version is in a file (`storage/weights/mapped.py`).
             "version held by the rollout",
-            published if published <= STREAMED_BYTES else 0.0,
+            published if published <= MEMORY_FILE_BYTES else 0.0,
         ),
         MemoryLine("an update's largest tensor", UPDATE_COPIES * head),
     )

@@ -14,8 +14,7 @@ from rollstream.producers.drafts.planner import HistoryAgreement
 from rollstream.producers.drafts.speculation import DraftedSequence, DraftsBuilder, Speculation
 from rollstream.producers.engines.base import DraftStats
 from rollstream.producers.engines.drafting import NO_DRAFT, Draft
-from rollstream.producers.engines.vllm.local.staging import open_shared
-from rollstream.storage.weights.streamed import path_of_open_file
+from rollstream.storage.weights.streamed import open_nameless, path_of_open_file
 from rollstream.streams.values import Drafts, accepted_tokens
 
 _ALL, _EACH = len(fields(DraftStats)), 6  # numbers of the totals, and of one place
@@ -66,7 +65,7 @@ def open_draft_counters(places: int) -> Generator[tuple[DraftCounters, str]]:
     """Creates counters, all zero, and yields them with the path at which another process can map
     them while the context is open.
     """
-    with open_shared("rollstream-tally") as file:
+    with open_nameless("rollstream-tally", in_memory=True) as file:
         file.write(bytes(8 * (_ALL + places * _EACH)))
         file.flush()
         yield DraftCounters(path_of_open_file(file)), path_of_open_file(file)

@@ -3,22 +3,20 @@ shared memory, their positions in a message.
 """
 
 import mmap
-import os
 import sys
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
-from typing import IO, Any, TypedDict, cast
+from typing import Any, TypedDict
 
 import torch
 
 from rollstream.storage.weights.mapped import MappedTensors
 from rollstream.storage.weights.resident import TensorPatch
-from rollstream.storage.weights.streamed import path_of_open_file
+from rollstream.storage.weights.streamed import open_nameless, path_of_open_file
 from rollstream.storage.weights.tensors import DTYPE_NAMES, DTYPES, tensor_bytes, tensor_of
 
 ALIGNMENT = 64  # bytes, of each tensor's begin in a staged file
@@ -46,7 +44,9 @@ class StagedFile:
         self, tensors: Iterable[tuple[str, torch.Tensor]], mapped: MappedTensors | None = None
     ) -> None:
         self._held = mapped
-        self._file = None if mapped is not None else open_shared("rollstream-weights")
+        self._file = (
+            None if mapped is not None else open_nameless("rollstream-weights", in_memory=True)
+        )
         self.entries: list[StagedTensor] = []
         for name, tensor in tensors:
             begin = self._write(tensor) if mapped is None else mapped.begin(tensor)
@@ -89,15 +89,6 @@ def staged_tensors(path: str, entries: Sequence[StagedTensor]) -> list[tuple[str
         )
         for e in entries
     ]
-
-
-def open_shared(name: str) -> IO[bytes]:
-    """Opens a file in memory, without a name, which the kernel frees after its last user. Outside
-    Linux it is a temporary file.
-    """
-    if sys.platform == "linux":
-        return os.fdopen(os.memfd_create(name), "w+b")
-    return cast(IO[bytes], tempfile.NamedTemporaryFile("w+b", prefix=f"{name}-"))
 
 
 NamedTensors = Sequence[tuple[str, torch.Tensor]]
