@@ -116,7 +116,7 @@ class BoundedConnection:
         return self._requests > 0, self._since_s
 
     def waits_for_client(self) -> bool:
-        """The client has to send a request or the rest of it, or to read."""
+        """Whether the client has to send a request or the rest of it, or to read."""
         cycle = self.cycle
         return cycle is None or cycle.response_complete or cycle.more_body
 

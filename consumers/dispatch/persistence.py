@@ -245,7 +245,7 @@ class DispatchPersistence:
         self._due_s = self.monotonic() + self.keep_s
 
     def load_lengths(self) -> LengthHistory:
-        """Empty if missing or damaged."""
+        """Returns the history; empty if missing or damaged."""
         try:
             return LengthHistory(
                 decode_json(self.store.get(LENGTHS_KEY), PersistedLengths, LENGTHS_KEY)

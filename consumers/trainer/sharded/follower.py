@@ -154,7 +154,7 @@ class FollowerLoop(StepLoop[TakeFollower]):
         return {"trainer_step": self.step}
 
     def checkpoint_state(self, step: int) -> Mapping[str, Any]:
-        """{}: rank 0 writes the state beside the tensors."""
+        """Returns {}: rank 0 writes the state beside the tensors."""
         return {}
 
 

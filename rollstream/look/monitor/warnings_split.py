@@ -37,8 +37,8 @@ class PipelineBalance:
     trainer_idle: float
 
     def gain(self, rollouts: int, trainer_gpus: int | None = None) -> float:
-        """Relative, in tokens per second of other numbers; without `trainer_gpus` the trainer stays
-        as it is.
+        """Returns the relative gain in tokens per second of other numbers; without `trainer_gpus`
+        the trainer stays as it is.
         """
         return self._speed(rollouts, trainer_gpus) / self._speed(self.rollouts, None) - 1
 
