@@ -16,7 +16,7 @@ CHECK_S = 0.5
 
 @dataclass(slots=True)
 class ConnectionBounds:
-    """And its open connections."""
+    """The bounds of one server, and its open connections."""
 
     connections_max: int
     head_s: float = 10.0

@@ -43,7 +43,7 @@ TopicPositions = Mapping[str, Mapping[int, Position]]
 
 @dataclass(frozen=True, slots=True)
 class PersistedGroup:
-    """Its prompt is read again from the log."""
+    """An open group; its prompt is read again from the log."""
 
     admitted: Admitted
     open: tuple[str, ...]

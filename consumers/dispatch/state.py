@@ -68,7 +68,7 @@ class UnfinishedGroup:
 
 @dataclass(frozen=True, slots=True)
 class VoidAssignment:
-    """Its group has ended, so its rollout must release the trajectory."""
+    """An assignment whose group has ended, so its rollout must release the trajectory."""
 
     group: UnfinishedGroup
     trajectory: str

@@ -52,7 +52,9 @@ class CardLayout:
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """Its least memory, part by part (`lines`), and the bytes `available` on a card."""
+    """A role that does not fit: its least memory, part by part (`lines`), and the bytes `available`
+    on a card.
+    """
 
     role: str
     lines: tuple[MemoryLine, ...]

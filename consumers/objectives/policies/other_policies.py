@@ -44,8 +44,8 @@ so each is read once.
 
 
 class OtherPolicies:
-    """Each a copy of `model` (float32, of version 0) or a model of its own. `follow` and `behind`
-    are to be called from the learner's thread, `logprobs` from any.
+    """The policies, each a copy of `model` (float32, of version 0) or a model of its own. `follow`
+    and `behind` are to be called from the learner's thread, `logprobs` from any.
     """
 
     def __init__(

@@ -74,8 +74,8 @@ class RankLost(RollstreamError, ConnectionError):
 
 
 class TermStart(Struct, frozen=True):
-    """Each rank compares the two hashes with its own; all load the first of `checkpoints` that no
-    rank finds damaged.
+    """What all ranks begin a term from: each rank compares the two hashes with its own; all load
+    the first of `checkpoints` that no rank finds damaged.
     """
 
     term: int

@@ -39,7 +39,7 @@ class Intervals:
 
 @dataclass(slots=True)
 class NumberSet:
-    """Its memory grows with the gaps between the whole numbers."""
+    """A set of whole numbers; its memory grows with the gaps between them."""
 
     # Groups end nearly in order, so the gaps are few.
     held: Intervals = field(default_factory=Intervals)

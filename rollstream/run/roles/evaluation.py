@@ -144,7 +144,7 @@ def stored_version(context: RoleContext, number: int) -> Version | None:
 
 @dataclass(slots=True)
 class Evaluator:
-    """One version after the other, each in a new engine."""
+    """Evaluates one version after the other, each in a new engine."""
 
     context: RoleContext
     task: Task

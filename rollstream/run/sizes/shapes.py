@@ -27,8 +27,8 @@ EXPERTS = ("mixtral", "qwen3_moe")
 
 @dataclass(frozen=True, slots=True)
 class ExpertSizes:
-    """Each layer has `count` experts with `intermediate` inner numbers each; each token uses `used`
-    of them.
+    """A mixture of experts: each layer has `count` experts with `intermediate` inner numbers each;
+    each token uses `used` of them.
     """
 
     count: int

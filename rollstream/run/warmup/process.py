@@ -22,7 +22,7 @@ POLL_S = 0.25
 
 
 class WarmupFailed(RollstreamError):
-    """It ended without having made a model."""
+    """The warm-up ended without having made a model."""
 
 
 class WarmupProcess:
