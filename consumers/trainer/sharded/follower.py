@@ -1,6 +1,5 @@
 """The trainer on a rank other than 0: it trains rank 0's takes from the ledger in the same order,
-and so enters the same collectives without commands. It appends no record; of versions and
-checkpoints it writes its part of the tensors.
+and so enters the same collectives without commands.
 """
 
 import logging

@@ -1,6 +1,5 @@
-"""Warns if GPUs are split badly between rollouts and trainer, and computes the gain of more
-rollouts by arithmetic: each side is as fast as its number of GPUs, the slower one decides, and the
-log shows how long each is idle. `rollstream tune` simulates it.
+"""Warns if GPUs are split badly between rollouts and trainer, by arithmetic: each side is as fast
+as its number of GPUs, the slower one decides, and the log shows how long each is idle.
 """
 
 from collections.abc import Iterator

@@ -4,7 +4,7 @@ of Scaling Reinforcement Learning Compute for LLMs" (2025, ScaleRL):
     R(C) = R0 + (A − R0) / (1 + (Cmid / C)^B)
 
 R0 is the reward at the start, A the asymptote, Cmid the compute of half of the gain, B the
-steepness. The fit is least squares; intervals are Student's, from the linearised model.
+steepness.
 """
 
 import math

@@ -1,9 +1,6 @@
 """`rollstream replay SOURCE… --offline CONFIG --out DIR`: trains on recorded trajectories, without
-rollouts, and writes a report.
-
-Sources are only read. Trajectories that meet `--where` are gathered into a log in DIR; a trainer
-with the settings of CONFIG, but no limit on lag, trains on them. The same command resumes; other
-sources or `--where` are refused in this DIR.
+rollouts and limit on lag, and writes a report. Sources are only read. The same command resumes;
+other sources or `--where` are refused in this DIR.
 """
 
 import argparse

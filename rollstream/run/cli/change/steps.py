@@ -1,9 +1,8 @@
 """`rollstream replay RUN --from-step N --out DIR` trains the steps after N again (`main`), `--to
 BUS` copies the records (`publish`).
 
-Training begins at the newest checkpoint up to N. A repeated step is right if its state hash equals
-the ledger's; with `--set` or `--where` the steps after N are an experiment and not compared. The
-run is only read; the same command resumes.
+A repeated step is right if its state hash equals the ledger's; with `--set` or `--where` the steps
+after N are an experiment and not compared. The run is only read; the same command resumes.
 """
 
 import argparse
