@@ -1,8 +1,8 @@
 """Rewards per turn or generated token, and from them an advantage for each token (process
 supervision, DeepSeekMath, arXiv 2402.03300, section 4.1.3). Pure.
 
-With `trainer.process_rewards` an annotation of `reward_terms` may be a vector. Names of a critic
-(`GAE`) and of a reference of scorers are here too, since this module loads no settings.
+Names of a critic (`GAE`) and of a reference of scorers are here too, since this module loads no
+settings.
 """
 
 from collections.abc import Sequence

@@ -22,7 +22,7 @@ __all__ = ["__version__", "open_run"]
 
 
 def __getattr__(name: str) -> str:
-    """Lazily, so that `--help` does not import numpy."""
+    """Resolves the version lazily, so that `--help` does not import numpy."""
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from rollstream.streams.release import RELEASE

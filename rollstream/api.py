@@ -1,11 +1,6 @@
 """Exports all names that user code imports, which keep their meaning from release to release
 (docs/reference/python-api.md). Importing it is light: torch, Kafka and DuckDB are imported on first
 use.
-
-Tasks: `Task`, `TaskPrompt`, `Turns`, `Reply`, `Score`, `Document`, `TaskText`, `TrainedTokenizer`,
-`shuffled`, `sandbox`. Scoring: `Finished`. Losses: `SurrogateInputs`, `check_surrogate`;
-advantages: `check_advantage`; choice: `GroupCandidate`, `check_choice`. A run as Arrow tables:
-`open_run`. Late rewards: `open_bus`, `publish`, `Annotation`.
 """
 
 from typing import TYPE_CHECKING, cast

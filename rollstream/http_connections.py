@@ -16,7 +16,7 @@ CHECK_S = 0.5
 
 @dataclass(slots=True)
 class ConnectionBounds:
-    """And its open connections."""
+    """The bounds of one server, and its open connections."""
 
     connections_max: int
     head_s: float = 10.0
@@ -116,7 +116,7 @@ class BoundedConnection:
         return self._requests > 0, self._since_s
 
     def waits_for_client(self) -> bool:
-        """The client has to send a request or the rest of it, or to read."""
+        """Whether the client has to send a request or the rest of it, or to read."""
         cycle = self.cycle
         return cycle is None or cycle.response_complete or cycle.more_body
 

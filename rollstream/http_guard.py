@@ -106,7 +106,7 @@ def host_name(host: str) -> str:
 
 
 def is_private_name(name: str) -> bool:
-    """No page of a stranger has it: an address, one label, or one of `PRIVATE_SUFFIXES`."""
+    """Whether no page of a stranger has it: an address, one label, or one of `PRIVATE_SUFFIXES`."""
     if not name or name.startswith(".") or not name.isascii():
         return False
     try:

@@ -45,8 +45,8 @@ def open_direct(url: str, timeout_s: float, context: SSLContext | None = None) -
 
 
 def without_proxy(environment: Mapping[str, str], url: str) -> dict[str, str]:
-    """Variables by which a program with this environment, in any language, reaches the host of
-    `url` without a proxy.
+    """Returns variables by which a program with this environment, in any language, reaches the host
+    of `url` without a proxy.
     """
     host = urlsplit(url).hostname or ""
     present = [environment[name] for name in NO_PROXY if environment.get(name)]

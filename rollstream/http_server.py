@@ -123,7 +123,7 @@ class BoundedServer(ThreadingHTTPServer):
 
     @property
     def port(self) -> int:
-        """Also if port 0 was requested."""
+        """Is known also if port 0 was requested."""
         return int(self.server_address[1])
 
     def end(self) -> None:
@@ -214,7 +214,7 @@ class BoundedServer(ThreadingHTTPServer):
                     connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Unless the client or the network caused the error."""
+        """Logs the error, unless the client or the network caused the error."""
         if isinstance(sys.exception(), ConnectionError):
             return
         log.warning("%s: a request of %s failed", self._thread.name, client_address, exc_info=True)

@@ -66,7 +66,7 @@ def explain_os_error(error: OSError) -> str:
 
 
 def is_of_the_machine(error: OSError) -> bool:
-    """The machine is the cause, not a mistake of a program or of a name."""
+    """Whether the machine is the cause, not a mistake of a program or of a name."""
     number = error.errno
     is_listed = number == errno.EMFILE or number in _ADVICE
     return is_listed and number not in _OF_A_PROGRAM

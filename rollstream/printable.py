@@ -150,7 +150,7 @@ class PrintableStream:
 
 
 def raw_stream(stream: TextIO) -> TextIO:
-    """Below a `PrintableStream`, or the stream itself."""
+    """Returns the stream below a `PrintableStream`, or the stream itself."""
     return getattr(stream, "raw_stream", stream)
 
 

@@ -39,7 +39,7 @@ class KvCache:
         return tokens
 
     def remove(self, trajectory: SimulatedTrajectory) -> None:
-        """And the prompt if no other trajectory uses it."""
+        """Removes it, and the prompt if no other trajectory uses it."""
         key = self._key(trajectory, trajectory.cached_under)
         self.tokens -= trajectory.done
         self.prompts[key] -= 1

@@ -160,8 +160,8 @@ def roofline_for(model: Model, constants: ConstantValues) -> Roofline:
 
 
 def kv_tokens(model: Model, policy: SchedulingPolicy, constants: ConstantValues) -> int:
-    """Tokens that fit a replica's cache beside the weights. Raises `ConfigurationError` if one
-    longest answer does not fit.
+    """Returns tokens that fit a replica's cache beside the weights. Raises `ConfigurationError` if
+    one longest answer does not fit.
     """
     share = constants["memory_share_colocated" if policy.colocated else "memory_share"]
     free = model.tp * constants["gpu_memory"] * share - model.weight_bytes()

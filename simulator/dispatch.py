@@ -59,7 +59,7 @@ class WavePlacement:
     def plan(
         self, groups: Sequence[list[SimulatedTrajectory]], rooms: Sequence[placement.RolloutRoom]
     ) -> dict[str, str]:
-        """Trajectory → rollout for those that fit."""
+        """Returns trajectory → rollout for those that fit."""
         return dict(placement.place_samples([self._work(group) for group in groups], rooms))
 
     def _work(self, group: list[SimulatedTrajectory]) -> placement.PlacementWork:
@@ -97,7 +97,7 @@ class LengthForecast:
         return 0.0 if length is None else length.mean
 
     def length_of(self, number: int) -> ExpectedLength | None:
-        """Mean and spread of the answers to this group's prompt, None without history."""
+        """Returns mean and spread of the answers to this group's prompt, None without history."""
         prompt = self.workload.prompt_of(number)
         if prompt not in self._known:
             # The answers of a pass before the first are known at the start, as in a run's second
@@ -191,7 +191,7 @@ class SimulatedDispatch:
         trajectory.restart()
 
     def gains(self, rollout: SimulatedRollout) -> bool:
-        """Once empty, it could take new work that it cannot take now."""
+        """Whether the rollout, once empty, could take new work that it cannot take now."""
         stale = rollout.replica.version < self.version
         return stale or (self.policy.batches and rollout.drawn >= self.quota)
 

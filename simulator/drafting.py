@@ -29,7 +29,7 @@ class DraftModel:
 def drafted_roofline(
     roofline: Roofline, rows: int, kv_tokens: float, known_share: float, model: DraftModel
 ) -> Roofline:
-    """Times of a step that yields one token of each of `rows` rows, of which the share
+    """Returns times of a step that yields one token of each of `rows` rows, of which the share
     `known_share` has a history: a fraction of a pass with drafts of the best length, or `roofline`
     if no draft is faster, as in the service.
     """

@@ -151,8 +151,8 @@ def environment_of(settings: EnvironmentSettings) -> EnvironmentWaits | None:
 
 
 def policy_names(settings: SimulationSettings) -> list[str]:
-    """Those of the ablation last. Raises `ConfigurationError` if one is unknown or there
-    is none.
+    """Returns the names, those of the ablation last. Raises `ConfigurationError` if one is unknown
+    or there is none.
     """
     names = [*settings.policies, *(ablation(settings.ablation) if settings.ablation else ())]
     for name in names:

@@ -1,10 +1,7 @@
-"""Simulates repack (moving the last running trajectories together, so that rollouts become empty)
-and the migration of outliers.
-
-1. `SimulatedRepack.check` calls the service's planners every few seconds and after each new
-   version, as in Laminar (arXiv 2510.12633).
-2. `send` takes the trajectories off their source, between two decode steps.
-3. `receive` resumes them after `Cluster.move_s` seconds; there they are prefilled again.
+"""Simulates repack and the migration of outliers. Every few seconds and after each new version
+`check` calls the service's planners, as in Laminar (arXiv 2510.12633); `send` takes trajectories
+off their source, between two decode steps; `receive` resumes them after `Cluster.move_s` seconds,
+prefilled again.
 """
 
 from collections import Counter

@@ -197,7 +197,7 @@ class Replica:
         return self.kv + len(self.running) * self._made(now_s)
 
     def steps_now(self, now_s: float) -> int:
-        """Decode steps until now. A running trajectory has generated this less its
+        """Returns decode steps until now. A running trajectory has generated this less its
         `step_offset`.
         """
         return self.steps + (self._made(now_s) if self.jump and now_s > self.begins_s else 0)

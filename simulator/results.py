@@ -65,7 +65,9 @@ class SimulatedTrainer:
     _lags: Counter[int] = field(default_factory=Counter[int])
 
     def receive(self, group: int, samples: list[SimulatedTrajectory]) -> None:
-        """Ordered by version (the newest with which any of its samples began), then number."""
+        """Queues a group, ordered by version (the newest with which any of its samples began), then
+        number.
+        """
         newest = max(trajectory.spans[0][0] for trajectory in samples)
         heappush(self.ready, (newest, group, tuple(samples)))
 
@@ -118,8 +120,8 @@ class SimulatedTrainer:
         return self.max_lag is not None and self.version - trajectory.spans[-1][0] > self.max_lag
 
     def _take(self, trajectory: SimulatedTrajectory) -> int:
-        """Tokens that the trainer computes: prompt and answer, masked ones included; 0 if the
-        sample is dropped.
+        """Returns tokens that the trainer computes: prompt and answer, masked ones included; 0 if
+        the sample is dropped.
         """
         if self._is_late(trajectory):
             self.dropped += 1

@@ -104,7 +104,7 @@ class Workload:
         return number % self.prompts
 
     def history(self, prompt: int) -> list[int]:
-        """Lengths of the prompt's answers in a pass before the first one."""
+        """Returns lengths of the prompt's answers in a pass before the first one."""
         return self._drawn(-1, prompt)
 
     def _drawn(self, pass_: int, prompt: int) -> list[int]:
@@ -214,7 +214,7 @@ class SimulatedTrajectory:
         return self.turn < len(self.turns)
 
     def stops_at(self) -> int:
-        """Answer tokens at which it next waits or ends."""
+        """Returns answer tokens at which it next waits or ends."""
         return self.turns[self.turn][0] if self.has_turn() else self.length
 
     def next_wait_s(self) -> float:

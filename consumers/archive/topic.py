@@ -45,7 +45,7 @@ class PendingRecords:
 
     @property
     def spans_days(self) -> bool:
-        """A record of a later day was read: the first file is complete."""
+        """Whether a record of a later day was read: the first file is complete."""
         return self._cut is not None
 
     def add(self, message: Message) -> None:
@@ -152,7 +152,7 @@ class TopicArchive:
         return has_read
 
     def finish(self) -> None:
-        """Up to the present end, however small the files."""
+        """Archives everything up to the present end, however small the files."""
         ends = self._bus.end(self._topic)
         while any(self._next[partition] < end for partition, end in ends.items()):
             if not self.advance(exact=True):
@@ -161,11 +161,11 @@ class TopicArchive:
             self._write(next(iter(self._pending)))
 
     def pending(self) -> int:
-        """Records that were read and are in no file yet; thread-safe."""
+        """Returns records that were read and are in no file yet; thread-safe."""
         return sum(len(records.messages) for records in list(self._pending.values()))
 
     def behind(self) -> int:
-        """Records of the log that are in no file yet; thread-safe."""
+        """Returns records of the log that are in no file yet; thread-safe."""
         ends = self._bus.end(self._topic)
         return sum(max(0, ends[p] - at.offset) for p, at in dict(self._archived).items())
 

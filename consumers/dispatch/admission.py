@@ -87,7 +87,7 @@ def start_version(pace: AdmissionPace, state: DispatchState, group: UnfinishedGr
 
 
 def room_to_admit(free: int, unassigned: int, held_max: int) -> int:
-    """How many samples may be admitted, with room for `free` new samples."""
+    """Returns how many samples may be admitted, with room for `free` new samples."""
     # Over unlike machines these wait for fast rollouts; among as many more are some for the slow
     # ones.
     return free - unassigned + (held_max if free > 0 else 0)

@@ -108,7 +108,9 @@ def continuations(
 
 
 def eligible_rollouts(state: DispatchState, version: Version | None) -> set[str]:
-    """Rollouts that serve `version` as their newest or are loading it. None: of any version."""
+    """Returns rollouts that serve `version` as their newest or are loading it. None: of any
+    version.
+    """
     serving = {
         n: rollout.status.version for n, rollout in state.rollouts.items() if is_serving(rollout)
     }
@@ -117,7 +119,7 @@ def eligible_rollouts(state: DispatchState, version: Version | None) -> set[str]
 
 
 def is_serving(seen: TrackedRollout) -> bool:
-    """The rollout has verified the version that it serves, and is not leaving."""
+    """Whether the rollout has verified the version that it serves, and is not leaving."""
     return seen.status.verified and seen.status.health != "leaving"
 
 
@@ -199,8 +201,8 @@ class FreeRoom:
 
 
 def slot_room(slots: int, queue_per_slot: float, parked: int) -> int:
-    """How many trajectories a rollout takes in all; `parked` ones wait for their environment
-    without a slot.
+    """Returns how many trajectories a rollout takes in all; `parked` ones wait for their
+    environment without a slot.
     """
     return slots + int(queue_per_slot * slots) + parked
 

@@ -260,7 +260,7 @@ class DispatchInbox:
         return self._prompts.pop(min(self._prompts)) if self._prompts else None
 
     def ahead(self) -> Sequence[records.Prompt]:
-        """Prompts that were read and not admitted yet, in their order."""
+        """Returns prompts that were read and not admitted yet, in their order."""
         return [self._prompts[group][0] for group in sorted(self._prompts)]
 
     @property

@@ -153,8 +153,8 @@ class RepackPlanner:
 
 
 def is_generating(state: DispatchState, trajectory: str, assignment: CurrentAssignment) -> bool:
-    """The assigned rollout lives, has published a partial under this assignment, and was not asked
-    to release it.
+    """Whether the assigned rollout lives, has published a partial under this assignment, and was
+    not asked to release it.
     """
     chain = state.chains.get(trajectory)
     is_here = not assignment.onward and not assignment.given_up and state.is_held(assignment)

@@ -43,7 +43,7 @@ TopicPositions = Mapping[str, Mapping[int, Position]]
 
 @dataclass(frozen=True, slots=True)
 class PersistedGroup:
-    """Its prompt is read again from the log."""
+    """An open group; its prompt is read again from the log."""
 
     admitted: Admitted
     open: tuple[str, ...]
@@ -245,7 +245,7 @@ class DispatchPersistence:
         self._due_s = self.monotonic() + self.keep_s
 
     def load_lengths(self) -> LengthHistory:
-        """Empty if missing or damaged."""
+        """Returns the history; empty if missing or damaged."""
         try:
             return LengthHistory(
                 decode_json(self.store.get(LENGTHS_KEY), PersistedLengths, LENGTHS_KEY)

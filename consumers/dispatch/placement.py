@@ -183,7 +183,9 @@ def _lay_out_kinds(
 
 
 def held_max(workers: Sequence[RolloutSpeed]) -> int:
-    """How many samples may wait for fast rollouts: as many as the faster kinds run together."""
+    """Returns how many samples may wait for fast rollouts: as many as the faster kinds run
+    together.
+    """
     slowest = min((worker.kind for worker in workers), default=0)
     return sum(worker.slots for worker in workers if worker.kind > slowest)
 

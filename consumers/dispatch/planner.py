@@ -48,7 +48,7 @@ class PlanDraft:
     """Trajectories that stay unassigned in this plan."""
 
     def rest(self, kind: str) -> list[UnassignedSamples]:
-        """Samples of this kind that no step has assigned or put off."""
+        """Returns samples of this kind that no step has assigned or put off."""
         settled = {assigned.record.trajectory for assigned in self.planned} | self.put_off
         parts = [samples.without(settled) for samples in self.unassigned if samples.kind == kind]
         return [part for part in parts if part.trajectories]

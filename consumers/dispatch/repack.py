@@ -48,8 +48,8 @@ class RepackMove:
 
 
 def is_candidate(load: RolloutLoad) -> bool:
-    """The rollout is at the end of its KV life cycle: use below capacity and falling, no request
-    waiting, room in its decode batch.
+    """Whether the rollout is at the end of its KV life cycle: use below capacity and falling, no
+    request waiting, room in its decode batch.
     """
     return (
         load.ready
@@ -191,8 +191,8 @@ class RunningRequest:
 
 
 def is_outlier(running: RunningRequest) -> bool:
-    """One of the last 10 % of its wave and longer than a threshold from history, so that it delays
-    newer weights on its rollout.
+    """Whether it is one of the last 10 % of its wave and longer than a threshold from history, so
+    that it delays newer weights on its rollout.
     """
     expected = running.expected
     if expected is None or running.unfinished > UNFINISHED_MAX:
@@ -206,8 +206,8 @@ def is_too_old(running: RunningRequest) -> bool:
 
 
 def is_worth_restarting(running: RunningRequest, budget: LagBudget | None) -> bool:
-    """The answer is dropped as it is but would be trained if restarted on the newest version: its
-    whole expected length must fit the lag budget.
+    """Whether the answer is dropped as it is but would be trained if restarted on the newest
+    version: its whole expected length must fit the lag budget.
     """
     expected = running.expected
     if (

@@ -71,7 +71,7 @@ class UnfinishedGroup:
 
 @dataclass(frozen=True, slots=True)
 class VoidAssignment:
-    """Its group has ended, so its rollout must release the trajectory."""
+    """An assignment whose group has ended, so its rollout must release the trajectory."""
 
     group: UnfinishedGroup
     trajectory: str
@@ -275,7 +275,9 @@ class DispatchState:
         self.rollouts[record.rollout] = TrackedRollout(record, now_s, fresh, peak, speed, reports)
 
     def silent(self, before_s: float) -> list[str]:
-        """Rollouts whose last status was read before this listening time, and the stuck ones."""
+        """Returns rollouts whose last status was read before this listening time, and the stuck
+        ones.
+        """
         return [name for name, rollout in self.rollouts.items() if rollout.at_s < before_s]
 
     def departed(self) -> list[str]:
@@ -302,7 +304,7 @@ class DispatchState:
         return counts
 
     def loading(self) -> dict[str, Version]:
-        """Rollouts that first load an older version from the store (`from_history`)."""
+        """Returns rollouts that first load an older version from the store (`from_history`)."""
         return {
             assignment.rollout: assignment.version
             for assignment in self.assignments.values()
@@ -318,7 +320,7 @@ class DispatchState:
         return self.groups[int(trajectory.rsplit(".", 1)[0])]
 
     def is_held(self, assignment: CurrentAssignment) -> bool:
-        """The assigned rollout lives, in the term of the assignment."""
+        """Whether the assigned rollout lives, in the term of the assignment."""
         rollout = self.rollouts.get(assignment.rollout)
         return rollout is not None and rollout.status.term == assignment.rollout_term
 

@@ -41,7 +41,9 @@ class UnassignedSamples:
         return self.how[self.trajectories[0]].version
 
     def is_probe(self) -> bool:
-        """Only the first sample of a group of unknown length, whose length predicts the others'."""
+        """Whether these are only the first sample of a group of unknown length, whose length
+        predicts the others'.
+        """
         return not self.mean and self.trajectories == self.group.admitted.trajectories[:1]
 
     def without(self, settled: set[str]) -> "UnassignedSamples":

@@ -199,7 +199,7 @@ class Reloaded(StepWithoutRoom):
 
 
 def idle_rollouts(state: DispatchState) -> list[str]:
-    """Serving rollouts without any work, preemptible ones last."""
+    """Returns serving rollouts without any work, preemptible ones last."""
     assigned = state.assigned_counts()
     idle = [
         (seen.status.preemptible, name)

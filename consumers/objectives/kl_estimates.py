@@ -8,7 +8,7 @@ from rollstream.consumers.objectives.ratios import bounded_log_ratio
 
 
 def reference_kl(logprobs: Tensor, reference: Tensor, form: str) -> Tensor:
-    """KL(π ‖ reference) for each trained token, differentiable in `logprobs` (Schulman,
+    """Returns KL(π ‖ reference) for each trained token, differentiable in `logprobs` (Schulman,
     "Approximating KL divergence", 2020): `k1`, `k2` or `k3`.
     """
     log_ratio = bounded_log_ratio(logprobs, reference)

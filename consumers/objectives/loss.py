@@ -80,7 +80,7 @@ def surrogate_loss(
 
 
 def objective_means(statistics: LossStatistics) -> dict[str, float]:
-    """Per trained token, of the sums that only some losses have."""
+    """Returns the means per trained token, of the sums that only some losses have."""
     tokens = max(statistics.tokens, 1.0)
     return {name: total / tokens for name, total in statistics.objective_sums.items() if total}
 

@@ -22,7 +22,7 @@ class MaskSettings(Protocol):
 def kept_tokens(
     token_log_ratio: Tensor, inputs: LossInputs, counts: Tensor, settings: MaskSettings
 ) -> Tensor | None:
-    """Which tokens [G] keep their loss; None if no mask is set.
+    """Returns which tokens [G] keep their loss; None if no mask is set.
 
     `mask_ratio` compares the token's own ratio (IcePop; masked importance sampling),
     `mask_sequence` the geometric mean over its sequence, `mask_negative` the mean log μ/π of

@@ -20,9 +20,9 @@ def bounded_log_ratio(logprobs: Tensor, others: Tensor) -> Tensor:
 def importance_log_ratio(
     token_log_ratio: Tensor, inputs: LossInputs, counts: Tensor, level: str
 ) -> Tensor:
-    """log π/μ of each trained token at the `level` of `trainer.ratio`: `token`; `sequence`, the
-    mean over its sequence's trained tokens (GSPO, arXiv 2507.18071); `product`, their sum; 0 for
-    `none`. `counts` are the trained tokens of each sequence.
+    """Returns log π/μ of each trained token at the `level` of `trainer.ratio`: `token`; `sequence`,
+    the mean over its sequence's trained tokens (GSPO, arXiv 2507.18071); `product`, their sum; 0
+    for `none`. `counts` are the trained tokens of each sequence.
     """
     if level == "token":
         return token_log_ratio

@@ -109,8 +109,8 @@ def trainer_state(
 
 
 def missing_records(state: TrainerState, end: Callable[[str], Mapping[int, int]]) -> str:
-    """Which records read at the checkpoint the log lacks, as the end of a sentence; "" if none.
-    `end` gives the ends of a topic's partitions.
+    """Returns which records read at the checkpoint the log lacks, as the end of a sentence; "" if
+    none. `end` gives the ends of a topic's partitions.
     """
     read = {"ledger": {"0": state.ledger}, **state.positions}
     for topic, by in read.items():
@@ -126,8 +126,8 @@ def missing_records(state: TrainerState, end: Callable[[str], Mapping[int, int]]
 
 
 def ledger_begin(state: TrainerState | None) -> tuple[Position, str]:
-    """Position and configuration hash from which a trainer reads the ledger: those of `state`, or
-    the begin.
+    """Returns position and configuration hash from which a trainer reads the ledger: those of
+    `state`, or the begin.
     """
     return (Position(), "") if state is None else (state.ledger, state.configuration_hash)
 

@@ -148,7 +148,7 @@ class StepPublisher:
         return 0 if highest is None else highest.number
 
     def checkpoint_age_s(self) -> float:
-        """Since the last checkpoint or the start."""
+        """Returns the seconds since the last checkpoint or the start."""
         return self._timer() - self._checkpoint_s
 
     def waiting(self) -> int:

@@ -35,8 +35,8 @@ def rounds(micro_batches: int, ranks: int) -> list[tuple[RankTurn, ...]]:
 
 
 def parts_of_round(samples: Sequence[int], shortages: int) -> int:
-    """Parts in which each rank trains its micro-batch of a round after `shortages` lacks of memory:
-    whole, halves, quarters, at most the `samples` of the largest micro-batch.
+    """Returns parts in which each rank trains its micro-batch of a round after `shortages` lacks of
+    memory: whole, halves, quarters, at most the `samples` of the largest micro-batch.
     """
     return min(2**shortages, max(samples))
 
@@ -81,7 +81,7 @@ VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
-    """This process is one rank of a group (`RANK` or `WORLD_SIZE` is set). Raises
+    """Whether this process is one rank of a group (`RANK` or `WORLD_SIZE` is set). Raises
     `ConfigurationError` if another one of `VARIABLES` is then missing.
     """
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
@@ -97,5 +97,5 @@ def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def rank_of(environment: Mapping[str, str] = os.environ) -> int:
-    """0 if this process was not started as a rank."""
+    """Returns 0 if this process was not started as a rank."""
     return int(environment["RANK"]) if is_launched(environment) else 0

@@ -203,8 +203,8 @@ class ArchiveBackedBus(BusWrapper):
         self._both: Bus | None = None
 
     def with_archive(self) -> Bus:
-        """Log and archive as one read-only bus; a read raises `PositionLost` where neither has the
-        record.
+        """Returns log and archive as one read-only bus; a read raises `PositionLost` where neither
+        has the record.
         """
         if self._both is None:
             # Imported here because it loads pyarrow, which takes seconds and is rarely needed.

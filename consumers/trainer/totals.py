@@ -96,8 +96,8 @@ def step_line(done: StepDone, publish_s: float | None) -> dict[str, Any]:
 def missing_lines(
     recorded: Mapping[int, StepDone], lines: Iterable[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Lines that the file lacks, in the order of steps: a crash between a `StepDone` and its line
-    loses the line.
+    """Returns lines that the file lacks, in the order of steps: a crash between a `StepDone` and
+    its line loses the line.
     """
     there = {(line.get("step"), line.get("time_s")) for line in lines}
     return [

@@ -78,7 +78,7 @@ class Backup:
 
 
 def encode_segment(messages: Sequence[Message]) -> bytes:
-    """MessagePack: a list of (offset, timestamp in ms, key, value or nil)."""
+    """Returns MessagePack: a list of (offset, timestamp in ms, key, value or nil)."""
     return msgspec.msgpack.encode([(m.offset, m.timestamp_ms, m.key, m.value) for m in messages])
 
 
@@ -90,7 +90,7 @@ def decode_segment(segment: LogSegment, data: bytes) -> list[Message]:
 
 
 def missing_ranges(begin: int, end: int, present: Iterable[LogSegment]) -> list[tuple[int, int]]:
-    """Offsets of `[begin, end)` that no segment holds."""
+    """Returns offsets of `[begin, end)` that no segment holds."""
     ranges: list[tuple[int, int]] = []
     at = begin
     for segment in sorted(present, key=lambda part: part.first):
@@ -151,8 +151,8 @@ class BackupCopy:
         return objects
 
     def files(self, folder: ContainedFolder) -> dict[str, BackupObject]:
-        """Those that a resumed run reads, by key. Raises `OutsideRun` if one is behind a link that
-        leaves the folder.
+        """Returns those that a resumed run reads, by key. Raises `OutsideRun` if one is behind a
+        link that leaves the folder.
         """
         prefixes = ("model/", *(f"{s.prefix}weights/v" for s in run_streams(self.store)))
         listed = [entry for prefix in prefixes for entry in self.store.list(prefix)]

@@ -64,7 +64,7 @@ def _files(folder: Path, closed: Collection[Path]) -> Iterator[Path]:
 
 
 def delete_files(folder: Path, files: FolderFiles) -> None:
-    """Except `LAST`, with the links and the folders that are empty then."""
+    """Deletes the files except `LAST`, with the links and the folders that are empty then."""
     for path in files.delete:
         if path.parent != folder or path.name not in LAST:
             path.unlink(missing_ok=True)

@@ -80,8 +80,8 @@ class ForkPlan:
     now: Configuration
 
     def changes(self) -> list[config.SettingChange]:
-        """Essential settings (those that a run records and compares) in which fork and parent
-        differ, without `OWN_SETTINGS`.
+        """Returns essential settings (those that a run records and compares) in which fork and
+        parent differ, without `OWN_SETTINGS`.
         """
         differences = config.setting_changes(
             config.essential_settings(self.before), config.essential_settings(self.now)
@@ -171,10 +171,10 @@ def find_checkpoint(store: ObjectStore, text: str) -> Checkpoint:
 
 
 def prompts_left_at(log: Bus, state: TrainerState, had: PromptsLeft) -> PromptsLeft:
-    """Prompts whose groups were neither trained nor closed up to the checkpoint's step. `had` are
-    those that the parent itself began with, `log` is its log or, where that is lost, its archive.
-    Raises `ConfigurationError` if a checkpoint of an earlier release needs admissions that `log`
-    lacks.
+    """Returns prompts whose groups were neither trained nor closed up to the checkpoint's step.
+    `had` are those that the parent itself began with, `log` is its log or, where that is lost, its
+    archive. Raises `ConfigurationError` if a checkpoint of an earlier release needs admissions that
+    `log` lacks.
     """
     if state.next_group:
         # The checkpoint names the groups that were open then. Groups that ended in later steps of
@@ -208,7 +208,7 @@ def _admitted_groups(log: Bus) -> dict[Address, int]:
 
 
 def _ended_later(log: Bus, state: TrainerState) -> set[int]:
-    """Groups that the ledger ends in a step after the checkpoint's."""
+    """Returns groups that the ledger ends in a step after the checkpoint's."""
     groups: set[int] = set()
     if log.end("ledger")[0] <= state.ledger.offset:
         return groups

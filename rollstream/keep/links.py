@@ -65,7 +65,7 @@ def _links(folder: Path, prefix: str, run_id: str, passed: set[Path]) -> Iterato
 
 
 def _roots() -> dict[str, bool]:
-    """Top folders that have declared keys, each with whether it may be a link."""
+    """Returns top folders that have declared keys, each with whether it may be a link."""
     roots: dict[str, bool] = {}
     for keys in declarations():
         root, slash, _ = keys.pattern.pattern.partition("/")

@@ -84,8 +84,8 @@ def sort_objects(
 
 
 def manifest_names(store: ObjectStore, listed: Iterable[ListedObject]) -> frozenset[str]:
-    """Files of the starting model and of versions that only the run's manifests can tell from a
-    user's (a hub model's licence). An unreadable manifest names none.
+    """Returns files of the starting model and of versions that only the run's manifests can tell
+    from a user's (a hub model's licence). An unreadable manifest names none.
     """
     odd = undecided(declarations(), (entry.key for entry in listed))
     names: set[str] = set()

@@ -63,8 +63,8 @@ PASSES_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class ObjectsPlan:
-    """Those to `delete`, in this order, those that the user keeps (`kept`), and `foreign` ones,
-    which are not the run's.
+    """A store's objects: those to `delete`, in this order, those that the user keeps (`kept`), and
+    `foreign` ones, which are not the run's.
     """
 
     delete: tuple[ListedObject, ...]

@@ -65,7 +65,7 @@ class PlanRequest:
 
     @property
     def step_tokens(self) -> float:
-        """Prompts included; both sides compute all of them."""
+        """Counts prompts, too; both sides compute all of them."""
         return self.trajectories * self.context / MEAN_SHARE
 
     @property
@@ -82,7 +82,7 @@ class PlanRequest:
 
 
 def usable(card: Accelerator) -> float:
-    """Bytes of a card that one training process can fill."""
+    """Returns bytes of a card that one training process can fill."""
     return card.memory * (1 - sums.FRAGMENTED) - sums.CONTEXT_BYTES
 
 
@@ -139,7 +139,7 @@ def _engine_cards(request: PlanRequest, cards: int) -> Sequence[int]:
 
 
 def vllm_tokens(request: PlanRequest, tensor_parallel: int, share: float) -> int:
-    """Tokens that vLLM caches in this share of its cards' memory."""
+    """Returns tokens that vLLM caches in this share of its cards' memory."""
     free = request.card.memory * share - total(_lines(request, tensor_parallel))
     return kv_tokens(request.shape, tensor_parallel, free)
 
@@ -186,7 +186,7 @@ def _embedded(request: PlanRequest, share: float, memory: float) -> EngineSize |
 
 
 def engine_lines(request: PlanRequest, engine: EngineSize) -> tuple[MemoryLine, ...]:
-    """Memory of one card, line by line."""
+    """Returns memory of one card, line by line."""
     if not engine.is_vllm:
         return sums.torch_engine_lines(request.shape, engine.slots, request.context, sums.BFLOAT16)
     lines = _lines(request, engine.tensor_parallel, engine.slots)
@@ -211,7 +211,7 @@ def least_lines(request: PlanRequest, cards: int) -> tuple[int, tuple[MemoryLine
 
 
 def kv_tokens(shape: ModelShape, tensor_parallel: int, free: float) -> int:
-    """Tokens that `free` bytes on each card can cache."""
+    """Returns tokens that `free` bytes on each card can cache."""
     # A card caches whole heads: with more cards than `kv_heads` each head is cached more than once.
     split = min(tensor_parallel, shape.kv_heads)
     return max(0, int(free * split / (sums.BFLOAT16 * shape.kv_numbers)))

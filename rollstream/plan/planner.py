@@ -52,7 +52,9 @@ class CardLayout:
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """Its least memory, part by part (`lines`), and the bytes `available` on a card."""
+    """A role that does not fit: its least memory, part by part (`lines`), and the bytes `available`
+    on a card.
+    """
 
     role: str
     lines: tuple[MemoryLine, ...]
@@ -165,7 +167,7 @@ def training_form(request: PlanRequest, ranks: int, recompute: bool) -> TrainerF
 
 
 def training_rate(request: PlanRequest, form: TrainerForm) -> float:
-    """Tokens per second on cards of their own."""
+    """Returns tokens per second on cards of their own."""
     link = request.link(form.ranks)
     return rates.train_tokens_per_s(request.shape, form, link, request.step_tokens)
 
@@ -173,7 +175,7 @@ def training_rate(request: PlanRequest, form: TrainerForm) -> float:
 def decoding_rate(
     request: PlanRequest, engine: EngineSize, engines_in_all: int
 ) -> tuple[float, float]:
-    """Rows that an engine decodes, and its tokens per second."""
+    """Returns rows that an engine decodes, and its tokens per second."""
     # The KV cache holds so many sequences of half the context; the lag bound admits so many
     # trajectories.
     rows = min(engine.slots, max(1, 2 * engine.kv_tokens // request.context))
@@ -291,8 +293,8 @@ def _rated(request: PlanRequest, layout: CardLayout) -> CardLayout:
 
 
 def shortages_of(request: PlanRequest) -> tuple[Shortage, ...]:
-    """Roles that do not fit even on as many cards as they can get; on a single card also trainer
-    and rollout together.
+    """Returns roles that do not fit even on as many cards as they can get; on a single card also
+    trainer and rollout together.
     """
     shape, card = request.shape, request.card
     alone = request.cards == 1

@@ -102,9 +102,9 @@ def rollout_lines(plan: RunPlan) -> tuple[MemoryLine, ...]:
 
 
 def transfer_seconds(plan: RunPlan) -> dict[str, dict[str, float]]:
-    """Seconds by the form of a version (full, delta, adapter) and by transfer: `publish` to the
-    store, `fetch` from there to one machine, `relay` from one machine to the next (overlaps in a
-    chain), `load` from host memory into the cards of one engine.
+    """Returns seconds by the form of a version (full, delta, adapter) and by transfer: `publish` to
+    the store, `fetch` from there to one machine, `relay` from one machine to the next (overlaps in
+    a chain), `load` from host memory into the cards of one engine.
     """
     request, layout = plan.request, plan.layout
     assert layout is not None

@@ -74,7 +74,9 @@ class MachineFile:
         )
 
     def commands(self, file: str) -> list[str]:
-        """Start the run on each of these machines; in brackets for the first alone."""
+        """Returns the commands that start the run on each of these machines; in brackets for the
+        first alone.
+        """
         if self.kind == "run":
             return [shell_command("run", file)]
         run = shell_words(file, "--run", "RUN")

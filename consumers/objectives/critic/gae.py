@@ -103,8 +103,8 @@ def _begins(counts: Indices) -> Indices:
 
 
 def value_losses(values: Tensor, old: Tensor, returns: Tensor, clip: float | None) -> Tensor:
-    """½ max((V − R)², (V' − R)²) of each action [K] with V' = V_old + clip(V − V_old, ±ε): the
-    squared error of PPO (arXiv 1707.06347, eq. 9) with its authors' value clipping (OpenAI
+    """Returns ½ max((V − R)², (V' − R)²) of each action [K] with V' = V_old + clip(V − V_old, ±ε):
+    the squared error of PPO (arXiv 1707.06347, eq. 9) with its authors' value clipping (OpenAI
     baselines, `ppo2`; arXiv 2005.12729, section 3).
     """
     losses = (values - returns).square()
@@ -130,8 +130,8 @@ class ValueStatistics:
     clipped: float = 0.0
 
     def metrics(self) -> dict[str, float]:
-        """Means per action. `explained_variance` is 1 − Var(error) / Var(return): 1 for exact
-        values, 0 for a constant; missing where the returns are equal.
+        """Returns means per action. `explained_variance` is 1 − Var(error) / Var(return): 1 for
+        exact values, 0 for a constant; missing where the returns are equal.
         """
         count = max(self.actions, 1.0)
         spread = self.returned_squared / count - (self.returned / count) ** 2

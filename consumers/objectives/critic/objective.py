@@ -62,7 +62,7 @@ class ValueModel(nn.Module):
         self._keep_in_fp32_modules_strict = {*exact, "value"}
 
     def of_states(self, states: Tensor) -> Tensor:
-        """[G], for the last hidden states [G, d]."""
+        """Returns [G], for the last hidden states [G, d]."""
         return F.linear(states.float(), self.value.weight, self.value.bias).squeeze(-1)
 
 

@@ -44,8 +44,8 @@ so each is read once.
 
 
 class OtherPolicies:
-    """Each a copy of `model` (float32, of version 0) or a model of its own. `follow` and `behind`
-    are to be called from the learner's thread, `logprobs` from any.
+    """The policies, each a copy of `model` (float32, of version 0) or a model of its own. `follow`
+    and `behind` are to be called from the learner's thread, `logprobs` from any.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class OtherPolicies:
                 policy.follow(version, parameters)
 
     def behind(self, samples: Sequence[Sample]) -> PastWeights:
-        """Weights of the versions that emitted these samples' tokens, where the proximal policy is
-        the behaviour policy; else {}.
+        """Returns weights of the versions that emitted these samples' tokens, where the proximal
+        policy is the behaviour policy; else {}.
         """
         if self._proximal is None or not self._proximal.is_behaviour:
             return {}
@@ -148,7 +148,7 @@ class FrozenPolicy:
         return self.score(to_device(token_rows([sample]), self._form.device))
 
     def score_each(self, samples: Sequence[Sample], past_weights: PastWeights) -> Tensor:
-        """Log-probabilities [G], each under the version of its span, whose weights are in
+        """Returns log-probabilities [G], each under the version of its span, whose weights are in
         `past_weights`.
         """
         numbers = {version: number for number, version in enumerate(past_weights)}

@@ -42,7 +42,7 @@ class ReferenceScorer:
         return number is None or number <= self._highest
 
     def score(self, record: Trajectory) -> Floats:
-        """Log-probabilities [G] of the generated tokens; 0 for abandoned ones. The record
+        """Returns log-probabilities [G] of the generated tokens; 0 for abandoned ones. The record
         `is_ready`. Raises `ConfigurationError` if its reference is no longer stored, `DecodeError`
         if no model can score it.
         """

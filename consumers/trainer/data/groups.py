@@ -58,13 +58,13 @@ class TrainerGroup:
 
     @property
     def released(self) -> int:
-        """Trajectories that do not count, because enough others ended first."""
+        """Returns trajectories that do not count, because enough others ended first."""
         missing = len(self.admitted.trajectories) - len(self.arrived)
         return missing if self.is_finished() else 0
 
     def is_complete(self) -> bool:
-        """All trajectories that count have arrived, and each live one has the annotations `names`
-        (a value, or the reason why there is none).
+        """Whether all trajectories that count have arrived, and each live one has the annotations
+        `names` (a value, or the reason why there is none).
         """
         return self.is_finished() and all(
             is_annotated(a.record, self.names, self.annotations.keys())
@@ -72,7 +72,7 @@ class TrainerGroup:
         )
 
     def is_overdue(self, now_s: float) -> bool:
-        """Its deadline has passed since this trainer read its admission."""
+        """Whether its deadline has passed since this trainer read its admission."""
         # Invariant 11: the time in which no trainer ran does not count.
         return now_s - self.since_s >= self.admitted.deadline_s
 
@@ -151,8 +151,8 @@ class GroupIntake:
         return {topic: dict(reader.positions) for topic, reader in self._readers.items()}
 
     def read_to(self) -> tuple[ReadTo, ...]:
-        """How far completions and annotations were read: every record before was added, counted or
-        ignored.
+        """Returns how far completions and annotations were read: every record before was added,
+        counted or ignored.
         """
         return tuple(
             ReadTo(

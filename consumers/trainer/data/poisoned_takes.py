@@ -113,7 +113,7 @@ class SupersededTakes:
         return replace(take, members=(), groups=living_groups)
 
     def closings(self, closed: Iterable[int]) -> list[records.GroupClosed]:
-        """Records that close the poisoned groups that are not in `closed`."""
+        """Returns records that close the poisoned groups that are not in `closed`."""
         closed_groups = set(closed)
         return [
             records.GroupClosed(group, "dead", f"{POISONED}: {why}", step)

@@ -25,7 +25,7 @@ class ReadyGroup:
     settings: SettingsSince | None = None
 
     def is_all_of(self, group: TrainerGroup) -> bool:
-        """No record of the group has arrived since this was made."""
+        """Whether no record of the group has arrived since this was made."""
         # A take states the positions read so far (`Take.read`) and must name every record of its
         # groups below them.
         annotation_count = sum(key[0] in group.arrived for key in group.annotations)

@@ -52,8 +52,8 @@ def names_needed(settings: "TrainerSettings") -> tuple[str, ...]:
 
 
 def is_annotated(record: Trajectory, names: Iterable[str], keys: Iterable[tuple[str, str]]) -> bool:
-    """Each of these annotations has arrived (a value, or the reason why there is none); a dead
-    trajectory needs none.
+    """Whether each of these annotations has arrived (a value, or the reason why there is none); a
+    dead trajectory needs none.
     """
     return record.finish == "dead" or all(
         (record.trajectory, name) in keys or (name == REWARD and record.reward is not None)
@@ -164,7 +164,7 @@ class Sample:
 
     @property
     def trained_tokens(self) -> NDArray[np.int64]:
-        """Indices among all tokens."""
+        """Returns indices among all tokens."""
         return np.flatnonzero(self.sources == GENERATED)[self.mask]
 
     @property

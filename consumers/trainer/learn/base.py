@@ -82,11 +82,11 @@ class Learner(Protocol):
         ...
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Bit for bit. Raises `ConfigurationError` for another model's state."""
+        """Restores bit for bit. Raises `ConfigurationError` for another model's state."""
         ...
 
     def state_hash(self) -> str:
-        """xxh3-128 of weights and optimiser state; depends on the number of processes."""
+        """Returns xxh3-128 of weights and optimiser state; depends on the number of processes."""
         ...
 
     def close(self) -> None: ...

@@ -160,10 +160,10 @@ def attend_joined(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within each sequence of a row, as an attention function of transformers:
-    `query` is [B, heads, N, D], the result [B, N, heads, D]. Sequences begin and end at the indices
-    `cu_seq_lens_q` (None: one sequence); a token sees at most `sliding_window` tokens. Raises
-    `TypeError` for a mask or capped scores.
+    """Returns causal attention within each sequence of a row, as an attention function of
+    transformers: `query` is [B, heads, N, D], the result [B, N, heads, D]. Sequences begin and end
+    at the indices `cu_seq_lens_q` (None: one sequence); a token sees at most `sliding_window`
+    tokens. Raises `TypeError` for a mask or capped scores.
     """
     if attention_mask is not None or others.get("softcap") is not None:
         raise TypeError("attention with a mask or capped scores")

@@ -127,12 +127,12 @@ class _Attend(torch.autograd.Function):
 
 
 def normalise(x: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x²) + eps) over the last dimension, without the norm's gain."""
+    """Returns x / sqrt(mean(x²) + eps) over the last dimension, without the norm's gain."""
     return _Normalise.apply(x, eps)  # pyright: ignore[reportReturnType]
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """silu(gate) · up [N, f]; `gate_up` [N, 2 f] holds gate, then up."""
+    """Returns silu(gate) · up [N, f]; `gate_up` [N, 2 f] holds gate, then up."""
     return _SwiGlu.apply(gate_up)  # pyright: ignore[reportReturnType]
 
 
@@ -177,8 +177,8 @@ def recompute(part: Callable[[Tensor], Tensor], x: Tensor, parameters: Sequence[
 
 
 def attend(query_key: Tensor, value: Tensor, heads: int, blocks: Sequence[SequenceBlock]) -> Tensor:
-    """Causal attention within each sequence of `blocks`, which cover each row once. `query_key` [N,
-    heads + kv heads, D] holds queries, then keys; `value` is [N, kv heads, D], the result [N,
-    heads, D].
+    """Returns causal attention within each sequence of `blocks`, which cover each row once.
+    `query_key` [N, heads + kv heads, D] holds queries, then keys; `value` is [N, kv heads, D], the
+    result [N, heads, D].
     """
     return _Attend.apply(query_key, value, heads, blocks)  # pyright: ignore[reportReturnType]

@@ -190,8 +190,8 @@ class TorchLearner:
         )
 
     def state(self, pool: BufferPool | None = None) -> dict[str, Tensor]:
-        """Masters and moments by prefixed name, and the counters: a copy, or the state itself with
-        a `pool` if `lends_state`.
+        """Returns masters and moments by prefixed name, and the counters: a copy, or the state
+        itself with a `pool` if `lends_state`.
         """
         if pool is not None and self.lends_state:
             return self._state()

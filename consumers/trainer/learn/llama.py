@@ -35,8 +35,8 @@ STATIC_ROPE = {"default", "linear", "llama3", "yarn"}  # frequencies do not depe
 
 
 def has_packed_form(model: PreTrainedModel) -> bool:
-    """One of the three classes, with full attention in all layers, SiLU and static rotary positions
-    (RoPE).
+    """Whether it is one of the three classes, with full attention in all layers, SiLU and static
+    rotary positions (RoPE).
     """
     config: Any = model.config
     if type(model) not in (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM):
@@ -90,7 +90,7 @@ class PackedDecoder:
         return scores._replace(states=hidden * gain) if self._keeps_states else scores
 
     def states(self, rows: TokenRows) -> Tensor:
-        """[G, d], before each trained token; differentiable."""
+        """Returns the states [G, d], before each trained token; differentiable."""
         return self._normed(rows) * self._named["model.norm.weight"]
 
     def _normed(self, rows: TokenRows) -> Tensor:
@@ -199,7 +199,9 @@ class PackedDecoder:
         return torch.cat([query.expand(self._heads, -1), key.expand(self._kv_heads, -1)])
 
     def _rotations(self, positions: Tensor) -> Tensor:
-        """[N, heads + kv heads, D/2] as complex numbers, by the model's own table."""
+        """Returns rotations [N, heads + kv heads, D/2] as complex numbers, by the model's own
+        table.
+        """
         length = int(positions.max()) + 1
         with torch.no_grad():
             steps = torch.arange(length, device=positions.device)[None]

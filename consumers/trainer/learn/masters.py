@@ -106,7 +106,7 @@ class Masters:
         return {name: views.get(id(tensor), tensor) for name, tensor in state.items()}
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
-        """Views of the parameters in a buffer with the layout of `flat`."""
+        """Returns views of the parameters in a buffer with the layout of `flat`."""
         return {place.name: place.view(flat) for place in self.slices}
 
     def add(self, flat: Tensor, gradients: Sequence[Tensor]) -> None:

@@ -49,7 +49,7 @@ class LogprobGap:
 
 @dataclass(frozen=True, slots=True)
 class LogprobGaps:
-    """One for each task, at its smallest lag, in the order of first tokens."""
+    """One gap for each task, at its smallest lag, in the order of first tokens."""
 
     by_task: tuple[tuple[str, LogprobGap], ...] = ()
 

@@ -103,7 +103,7 @@ class Objective(ABC):
 
     @abstractmethod
     def past(self, samples: Sequence[Sample]) -> PastWeights:
-        """Weights of earlier versions that the loss of these samples needs."""
+        """Returns weights of earlier versions that the loss of these samples needs."""
 
     @abstractmethod
     def leaves_policy(self, version: int) -> bool:

@@ -137,7 +137,7 @@ class PacedLearner:
 
 
 def make_weights(model: PacedModel) -> dict[str, Tensor]:
-    """bf16 tensors of the configured total size, from N(0, 0.02²) by the model's seed."""
+    """Returns bf16 tensors of the configured total size, from N(0, 0.02²) by the model's seed."""
     elements, weights = max(1, model.weights_bytes // 2), dict[str, Tensor]()
     while elements:
         rows = min(ROWS_MAX, elements // COLUMNS)

@@ -74,8 +74,8 @@ class PathRow:
 
 
 def path_rows(sample: Sample) -> list[PathRow]:
-    """Paths that have a trained token of their own; the only one if none has. Each generated token
-    is trained in the first path that has it, and context in the others.
+    """Returns paths that have a trained token of their own; the only one if none has. Each
+    generated token is trained in the first path that has it, and context in the others.
     """
     trained = sample.trained_tokens
     if not sample.branches:
@@ -193,7 +193,7 @@ def loss_inputs(samples: Sequence[Sample], version: int) -> LossInputs:
 
 
 def given_reference(samples: Sequence[Sample]) -> Tensor:
-    """Log-probabilities [G] under the reference, as a scorer computed them."""
+    """Returns log-probabilities [G] under the reference, as a scorer computed them."""
     logprobs: list[NDArray[np.float32]] = []
     for sample in samples:
         assert sample.reference is not None, f"{sample.trajectory} lacks its annotation"
@@ -208,8 +208,8 @@ def _advantages(sample: Sample, count: int) -> NDArray[np.float32]:
 
 
 def _sequence_blocks(lengths: Sequence[int]) -> tuple[list[SequenceBlock], int]:
-    """Blocks over these descending lengths, and their number of rows: neighbours padded to the
-    longest, at most `PADDING_ROWS_MAX` rows of padding each.
+    """Returns blocks over these descending lengths, and their number of rows: neighbours padded to
+    the longest, at most `PADDING_ROWS_MAX` rows of padding each.
     """
     blocks: list[SequenceBlock] = []
     rows = first = padding = 0
@@ -270,8 +270,8 @@ def token_grid(rows: TokenRows, packed: bool, width: int | None = None) -> Token
 
 
 def first_fit(lengths: Sequence[int], width: int) -> list[GridCell]:
-    """Grid row and first column of each sequence, in the first row with room. For descending
-    lengths this needs at most 11/9 of the fewest possible rows, plus one (Dósa 2007).
+    """Returns grid row and first column of each sequence, in the first row with room. For
+    descending lengths this needs at most 11/9 of the fewest possible rows, plus one (Dósa 2007).
     """
     used: list[int] = []
     places: list[GridCell] = []

@@ -44,7 +44,7 @@ class Float32Head:
         self._shell.__dict__.update(model.__dict__, _modules=modules)
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """[G, V] of `hidden` [G, d]."""
+        """Returns logits [G, V] of `hidden` [G, d]."""
         self._body.hidden = hidden.float()[None]
         output = type(self._shell).forward(self._shell, inputs_embeds=self._body.hidden)
         return output[0][0]
@@ -138,7 +138,7 @@ class AllowedTokens(NamedTuple):
     row: Tensor
 
     def without_others(self, logits: Tensor) -> Tensor:
-        """Logits [G, V] in which tokens outside of the sets have no probability."""
+        """Returns logits [G, V] in which tokens outside of the sets have no probability."""
         byte_bits = torch.arange(8, dtype=torch.uint8, device=logits.device)
         bits = self.bits.index_select(0, self.row.clamp(min=0))
         allowed = ((bits[:, :, None] >> byte_bits) & 1).bool().flatten(1)[:, : logits.shape[1]]
@@ -204,7 +204,7 @@ def score_hidden(
     temperature: Tensor,
     allowed: AllowedTokens | None = None,
 ) -> TokenScores:
-    """Where the logits are `hidden` [G, d] times `head` [V, d] transposed."""
+    """Scores where the logits are `hidden` [G, d] times `head` [V, d] transposed."""
     return score_through(
         lambda some: F.linear(some, head), head.shape[0], hidden, targets, temperature, allowed
     )

@@ -56,8 +56,8 @@ class LossStatistics:
         return self.ratio**2 / max(max(self.tokens, 1.0) * self.ratio_squared, 1e-300)
 
     def metrics(self) -> dict[str, float]:
-        """Means per trained token (`loss` per `weight`), maxima and counts. `kl` estimates KL(μ ‖
-        π) (k3 of Schulman, "Approximating KL divergence", 2020).
+        """Returns means per trained token (`loss` per `weight`), maxima and counts. `kl` estimates
+        KL(μ ‖ π) (k3 of Schulman, "Approximating KL divergence", 2020).
         """
         tokens = max(self.tokens, 1.0)
         return {

@@ -18,7 +18,7 @@ TOLERANCE = 1e-9
 
 
 def check_own_loss(settings: ObjectiveSettings) -> None:
-    """So that a learner refuses a user's function before the first take. Raises
+    """Tries the loss, so that a learner refuses a user's function before the first take. Raises
     `ConfigurationError`.
     """
     surrogate = find_surrogate(settings.loss)

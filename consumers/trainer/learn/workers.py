@@ -121,8 +121,8 @@ class BufferPool:
         return len(self._used)
 
     def copy(self, tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
-        """Floating-point tensors as `dtype` (None: unchanged); tied ones share memory. The copy has
-        no other user until `release`.
+        """Copies floating-point tensors as `dtype` (None: unchanged); tied ones share memory. The
+        copy has no other user until `release`.
         """
         untied, tied = untie(tensors)
         copy = self._memory(untied, dtype)

@@ -1,6 +1,5 @@
 """The trainer on a rank other than 0: it trains rank 0's takes from the ledger in the same order,
-and so enters the same collectives without commands. It appends no record; of versions and
-checkpoints it writes its part of the tensors.
+and so enters the same collectives without commands.
 """
 
 import logging
@@ -154,7 +153,7 @@ class FollowerLoop(StepLoop[TakeFollower]):
         return {"trainer_step": self.step}
 
     def checkpoint_state(self, step: int) -> Mapping[str, Any]:
-        """{}: rank 0 writes the state beside the tensors."""
+        """Returns {}: rank 0 writes the state beside the tensors."""
         return {}
 
 

@@ -64,8 +64,8 @@ class _Pass:
 
 
 def split_samples(samples: Sequence[Sample], parts: int) -> list[list[Sample]]:
-    """Parts as `divide` cuts the samples with a trained token. Each has such a sample or is empty;
-    the first has all others.
+    """Returns parts as `divide` cuts the samples with a trained token. Each has such a sample or is
+    empty; the first has all others.
     """
     trained = [sample for sample in samples if sample.mask.any()]
     split = [trained[start:end] for start, end in divide(len(trained), parts)]
@@ -151,7 +151,7 @@ class ShardedLearner:
             return self._shard.snapshot(dtype)
 
     def state(self, pool: BufferPool | None = None) -> RankTensors:
-        """This rank's rows: a copy, or the state itself if `lends_state`."""
+        """Returns this rank's rows: a copy, or the state itself if `lends_state`."""
         return RankTensors(self._shard.state(), self._ranks)
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:

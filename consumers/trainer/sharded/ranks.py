@@ -74,8 +74,8 @@ class RankLost(RollstreamError, ConnectionError):
 
 
 class TermStart(Struct, frozen=True):
-    """Each rank compares the two hashes with its own; all load the first of `checkpoints` that no
-    rank finds damaged.
+    """What all ranks begin a term from: each rank compares the two hashes with its own; all load
+    the first of `checkpoints` that no rank finds damaged.
     """
 
     term: int
@@ -108,7 +108,7 @@ class Ranks:
     def announce_start(
         self, term: int, model: str, settings: str, checkpoints: Iterable[CheckpointId]
     ) -> None:
-        """Once, on rank 0; the others wait in `await_start`."""
+        """Is called once, on rank 0; the others wait in `await_start`."""
         start = TermStart(term, model, settings, tuple(checkpoints))
         self.store.set(START_KEY, msgspec.json.encode(start).decode())
 
@@ -124,7 +124,7 @@ class Ranks:
         return msgspec.json.decode(self.store.get(START_KEY), type=TermStart)
 
     def has_ended(self) -> bool:
-        """Rank 0 has ended without an error. Raises `RankLost` if it is gone or silent."""
+        """Whether rank 0 has ended without an error. Raises `RankLost` if it is gone or silent."""
         return self._is_set(END_KEY)
 
     def end(self) -> None:

@@ -211,9 +211,9 @@ class Shard:
         return FrozenTensors(rows, shapes, owned.tied, dtype, self._ranks)
 
     def state(self) -> dict[str, Tensor]:
-        """This rank's rows (masters, moments, counters): the state itself where `lends_state`, else
-        a copy in host memory. With several ranks a name contains the rows (`part_name`). Not a
-        collective.
+        """Returns this rank's rows (masters, moments, counters): the state itself where
+        `lends_state`, else a copy in host memory. With several ranks a name contains the rows
+        (`part_name`). Not a collective.
         """
         mine: dict[str, Tensor] = {}
         is_lent, is_alone = self.lends_state, self._ranks.size == 1
@@ -260,7 +260,7 @@ class Shard:
         return lends_state(self.state_bytes, self._home)
 
     def state_hash(self) -> str:
-        """xxh3-128 over all ranks; another number of ranks gives another one."""
+        """Returns xxh3-128 over all ranks; another number of ranks gives another one."""
         flat = {
             p + name: rows for p, slices in self._state().items() for name, rows in slices.items()
         }

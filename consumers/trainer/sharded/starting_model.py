@@ -28,9 +28,9 @@ class StartingModel:
 
 
 def model_hash(start: StartingModel) -> str:
-    """xxh3-128, equal at ranks with equal starting models, over all tensors in memory and adapter
-    settings. Of parameters read by rows it covers only `ModelRows.identity` (configuration, headers
-    of files, first row of each tensor), so that it is fast.
+    """Returns xxh3-128, equal at ranks with equal starting models, over all tensors in memory and
+    adapter settings. Of parameters read by rows it covers only `ModelRows.identity` (configuration,
+    headers of files, first row of each tensor), so that it is fast.
     """
     hasher, tensors = xxhash.xxh3_128(), start.model.state_dict()
     adapter = attached_adapter(start.model)

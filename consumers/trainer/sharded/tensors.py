@@ -109,8 +109,8 @@ class TensorOwnership:
     def named(
         self, parameters: Mapping[str, Tensor], model: PreTrainedModel, dtype: torch.dtype
     ) -> dict[str, Tensor]:
-        """This rank's tensors of a version: `parameters` (the result of `gather`) and its buffers,
-        under all their names. Not a collective.
+        """Returns this rank's tensors of a version: `parameters` (the result of `gather`) and its
+        buffers, under all their names. Not a collective.
         """
         mine, values = dict(parameters), model.state_dict()
         for name in self._buffers:

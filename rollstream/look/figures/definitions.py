@@ -1,6 +1,5 @@
-"""Defines every figure that two places may show: no figure has two names. Report and explorer print
-label and definition from here, `docs/reference/figures.md` and the explorer's `figures.js` are
-generated from it, and `python -m benchmarks two_pages` compares what the places show.
+"""Defines every figure that two places may show: no figure has two names.
+`docs/reference/figures.md` and the explorer's `figures.js` are generated from it.
 
 A name is `SUBJECT.NAME`, of the run or of one step, group, rollout, role, task, evaluation or fate.
 Figures of a step have the names of its `StepDone`.

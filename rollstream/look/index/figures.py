@@ -85,8 +85,8 @@ def step_times(index: "RunIndex") -> Sequence[float]:
 
 
 def outcomes(index: "RunIndex") -> dict[str, int]:
-    """Admitted groups, groups by their end, and open groups; the latter add up to the admitted ones
-    (invariant 1). Groups whose admission is lost are in none.
+    """Returns admitted groups, groups by their end, and open groups; the latter add up to the
+    admitted ones (invariant 1). Groups whose admission is lost are in none.
     """
     counts: dict[str, int] = dict.fromkeys(("admitted", *ENDINGS, "open"), 0)
     rows = index.rows(
@@ -105,10 +105,10 @@ def finishes(index: "RunIndex") -> dict[str, int]:
 
 
 def reasons(index: "RunIndex", limit: int) -> list[dict[str, Any]]:
-    """Why groups and trajectories were not trained (`what`) and how often (`count`)."""
+    """Returns why groups and trajectories were not trained (`what`) and how often (`count`)."""
     return index.rows(REASONS, [limit])
 
 
 def rollout_totals(index: "RunIndex") -> Mapping[str, dict[str, Any]]:
-    """Trajectories and tokens of each rollout over all its terms."""
+    """Returns trajectories and tokens of each rollout over all its terms."""
     return {row["rollout"]: row for row in index.rows(ROLLOUTS)}

@@ -106,7 +106,7 @@ def prompts_left(
 
 @dataclass(frozen=True, slots=True)
 class ForkParent:
-    """Its folder, or only its store if log and folder are lost."""
+    """A forked run, or only its store if log and folder are lost."""
 
     where: str
     run: str

@@ -160,8 +160,8 @@ AND t.reward IS DISTINCT FROM n.value
 
 
 def light_batch(topic: str, table: pa.Table | None, unread: tuple[str, ...] = TOKENS) -> pa.Table:
-    """Rows with the columns of the index, none without a table. Columns that are `unread`, or that
-    files of an older release lack, are null.
+    """Returns rows with the columns of the index, none without a table. Columns that are `unread`,
+    or that files of an older release lack, are null.
     """
     fields: list[Any] = [
         field.with_nullable(True)

@@ -322,8 +322,8 @@ class RunFeed:
 
 
 def unarchived(bus: Bus, topic: str) -> ArchiveBacklog | None:
-    """Records that the archive has not committed; None if it has committed all, or never any: the
-    run has no archive.
+    """Returns records that the archive has not committed; None if it has committed all, or never
+    any: the run has no archive.
     """
     committed = bus.committed(ARCHIVE_GROUP, topic)
     if not committed:

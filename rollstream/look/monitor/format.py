@@ -32,7 +32,7 @@ def age(seconds: float) -> str:
 
 
 def count(value: float) -> str:
-    """Groups of three digits: `12 345`."""
+    """Returns groups of three digits: `12 345`."""
     return f"{value:,.0f}".replace(",", GAP)
 
 

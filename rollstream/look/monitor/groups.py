@@ -39,7 +39,7 @@ class Intervals:
 
 @dataclass(slots=True)
 class NumberSet:
-    """Its memory grows with the gaps between the whole numbers."""
+    """A set of whole numbers; its memory grows with the gaps between them."""
 
     # Groups end nearly in order, so the gaps are few.
     held: Intervals = field(default_factory=Intervals)
@@ -83,7 +83,7 @@ class WatchedGroup:
     living: int = 0
 
     def is_full(self) -> bool:
-        """No further completion of the group counts."""
+        """Whether no further completion of the group counts."""
         return is_group_full(len(self.trajectories), self.enough, self.living, len(self.finished))
 
     def update(self, time_s: float) -> None:
@@ -173,8 +173,8 @@ class GroupTracker:
             self._reopened.add(group)
 
     def outcomes(self) -> dict[str, int]:
-        """Admitted groups, groups by ending, and open groups. Once all records are read, endings
-        and open groups add up to the admitted ones (invariant 1).
+        """Returns admitted groups, groups by ending, and open groups. Once all records are read,
+        endings and open groups add up to the admitted ones (invariant 1).
         """
         ended = {ending: self.endings[ending] for ending in ENDINGS}
         is_open = len(self.open) + len(self._reopened)

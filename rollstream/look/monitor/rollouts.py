@@ -46,7 +46,7 @@ class RolloutSnapshot:
         return self.state not in ("silent", "leaving")
 
     def severity_key(self) -> tuple[bool, bool, float]:
-        """Silent rollouts first, then unverified ones, then the most idle."""
+        """Sorts silent rollouts first, then unverified ones, then the most idle."""
         return (self.state != "silent", self.verified, -self.recent_idle_share)
 
 

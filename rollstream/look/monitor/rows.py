@@ -88,7 +88,7 @@ def evaluation_text(at: RunSnapshot) -> str:
 
 
 def lag_text(at: RunSnapshot, when: str) -> str:
-    """Mean and maximum in the last step; `when` is a moment of `LAGS`."""
+    """Returns mean and maximum in the last step; `when` is a moment of `LAGS`."""
     mean = _metric(at, f"lag_{when}_mean", ".1f")
     return f"{mean} (max {_metric(at, f'lag_{when}_max', '.0f')})"
 

@@ -42,7 +42,7 @@ class DraftTotals:
 
     @property
     def per_step(self) -> float:
-        """Tokens that a trajectory gains in a forward pass; 1 without drafts."""
+        """Returns tokens that a trajectory gains in a forward pass; 1 without drafts."""
         return self.tokens / max(1, self.steps)
 
     @property
@@ -52,7 +52,7 @@ class DraftTotals:
 
     @property
     def wrong_per_token(self) -> float:
-        """Rejected draft tokens per generated token."""
+        """Returns rejected draft tokens per generated token."""
         return (self.guessed - self.right) / max(1, self.tokens)
 
     @property
@@ -200,8 +200,8 @@ class RecentSamples:
         return _histogram((sample.spans, sample.trainer_version) for sample in samples)
 
     def lag_when_trained(self) -> dict[int, int]:
-        """When a take named their trajectory, without tokens of abandoned turns; tokens above
-        `max_lag` were masked.
+        """Returns the tokens by lag when a take named their trajectory, without tokens of abandoned
+        turns; tokens above `max_lag` were masked.
         """
         # A take of step n trains from version n − 1.
         samples = ((self.finished.get(name), step - 1) for name, (step, _, _) in self.taken)
@@ -246,7 +246,9 @@ class RecentSamples:
         return totals
 
     def per_s(self, window_s: float, now_s: float) -> tuple[float, float]:
-        """Finished trajectories and their generated tokens, over the last `window_s` seconds."""
+        """Returns finished trajectories and their generated tokens, over the last `window_s`
+        seconds.
+        """
         samples = self.finished.values()
         recent = [sample for sample in samples if sample.finished_s >= now_s - window_s]
         if not recent:

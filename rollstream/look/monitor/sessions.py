@@ -31,8 +31,8 @@ class SessionPause:
 
 @dataclass(slots=True)
 class RunSessions:
-    """And the first starts of each process in them. `begin_s` is the time of the first event,
-    `ended_s` that of the last ending, None again after a start.
+    """The pauses of a run, and the first starts of each process in them. `begin_s` is the time of
+    the first event, `ended_s` that of the last ending, None again after a start.
     """
 
     begin_s: float | None = None

@@ -77,7 +77,7 @@ class RunSettings:
     """A `sqlite:` log has no other form."""
 
     def groups_max(self) -> int:
-        """Open groups that `max_lag` permits (invariant 5)."""
+        """Returns open groups that `max_lag` permits (invariant 5)."""
         if self.max_lag is None:
             return self.ready_groups_max
         return (self.max_lag + 1) * self.groups_per_step

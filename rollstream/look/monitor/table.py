@@ -43,7 +43,7 @@ NOTES_MAX = 4
 
 @dataclass(frozen=True, slots=True)
 class RolloutColumn:
-    """One cell per rollout. `styles` has one entry per cell, or is empty."""
+    """A column with one cell per rollout. `styles` has one entry per cell, or is empty."""
 
     head: str
     cells: Sequence[str]

@@ -1,6 +1,5 @@
-"""Warns if GPUs are split badly between rollouts and trainer, and computes the gain of more
-rollouts by arithmetic: each side is as fast as its number of GPUs, the slower one decides, and the
-log shows how long each is idle. `rollstream tune` simulates it.
+"""Warns if GPUs are split badly between rollouts and trainer, by arithmetic: each side is as fast
+as its number of GPUs, the slower one decides, and the log shows how long each is idle.
 """
 
 from collections.abc import Iterator
@@ -37,8 +36,8 @@ class PipelineBalance:
     trainer_idle: float
 
     def gain(self, rollouts: int, trainer_gpus: int | None = None) -> float:
-        """Relative, in tokens per second of other numbers; without `trainer_gpus` the trainer stays
-        as it is.
+        """Returns the relative gain in tokens per second of other numbers; without `trainer_gpus`
+        the trainer stays as it is.
         """
         return self._speed(rollouts, trainer_gpus) / self._speed(self.rollouts, None) - 1
 

@@ -63,7 +63,7 @@ def offset_gaps(files: Iterable[ReadableFile], partitions: Iterable[int]) -> lis
 
 
 def overlapping(files: Iterable[ReadableFile]) -> list[tuple[ReadableFile, ReadableFile]]:
-    """Pairs of files with common offsets: their rows would count twice."""
+    """Returns pairs of files with common offsets: their rows would count twice."""
     pairs: list[tuple[ReadableFile, ReadableFile]] = []
     before: ReadableFile | None = None
     for file in sorted(files, key=lambda file: (file.partition, file.first)):
@@ -184,7 +184,7 @@ class ArchivedFiles:
         return archived_run(self.location, self._all())
 
     def held(self, topic: str) -> list[ReadableFile]:
-        """Readable files. With `skip_corrupt` all of them are read first."""
+        """Returns readable files. With `skip_corrupt` all of them are read first."""
         if self.skip_corrupt:
             self.check(topic)
         return self._held(topic)

@@ -173,8 +173,8 @@ def bootstrap_interval(
     draws: int = 2000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Percentile interval of a statistic of `count` independent units. `statistic` gets the indices
-    of the drawn units, with repetitions; draws of which it is nan are left out.
+    """Returns percentile interval of a statistic of `count` independent units. `statistic` gets the
+    indices of the drawn units, with repetitions; draws of which it is nan are left out.
     """
     generator = np.random.default_rng(seed)
     drawn = (generator.integers(0, count, count) for _ in range(draws))

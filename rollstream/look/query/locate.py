@@ -148,7 +148,7 @@ def locate_asked_run(
 
 
 def may_hold_run(folder: Path) -> bool:
-    """It has the `config.json` of a run, and not of a model; True if it cannot be read."""
+    """Whether it has the `config.json` of a run, and not of a model; True if it cannot be read."""
     if not (folder / CONFIGURATION).exists():
         return False
     try:

@@ -40,8 +40,9 @@ def open_run_store(location: RunLocation, deadline_s: float = inf) -> "ObjectSto
 
 
 def open_run_log(location: RunLocation, store_s: float = inf) -> "Bus":
-    """Which the location must have. Records too large for the log are read from the store, if there
-    is one. Raises `BusError` within seconds if no Kafka broker accepts a connection.
+    """Opens the log, which the location must have. Records too large for the log are read from the
+    store, if there is one. Raises `BusError` within seconds if no Kafka broker accepts a
+    connection.
     """
     from rollstream.storage.claim_check import ClaimCheck
 
@@ -138,7 +139,7 @@ def _is_inside_run(location: RunLocation, name: str) -> bool:
 
 
 def refused_code(location: RunLocation, table: str = "trainer") -> tuple[str, ...]:
-    """Import paths in a table of the configuration that may not be imported."""
+    """Returns import paths in a table of the configuration that may not be imported."""
     names = tuple(sorted(code_names({table: location.table(table)})))
     return () if permits_run_code(location, names) else names
 

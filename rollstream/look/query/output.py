@@ -22,9 +22,9 @@ _NUMBERS = frozenset([*_WHOLE, *(f"U{kind}" for kind in _WHOLE), "FLOAT", "DOUBL
 
 
 def json_value(value: Any, is_exact: bool = False) -> Any:
-    """Times as ISO text or "infinity", durations as seconds, bytes as hex digits, decimals that no
-    float equals and other types as text. NaN and infinities become null, or with `is_exact` the
-    texts "NaN", "Infinity" and "-Infinity".
+    """Returns times as ISO text or "infinity", durations as seconds, bytes as hex digits, decimals
+    that no float equals and other types as text. NaN and infinities become null, or with `is_exact`
+    the texts "NaN", "Infinity" and "-Infinity".
     """
     if isinstance(value, float):
         if math.isfinite(value):
@@ -107,8 +107,8 @@ def table_lines(answer: "QueryResult", rows_max: int, width: int) -> Iterator[st
 
 
 def cell_text(value: Any) -> str:
-    """Short, for a table: null as "-", a long list or map by its first items and their number in
-    all, long text cut off.
+    """Returns a short text for a table: null as "-", a long list or map by its first items and
+    their number in all, long text cut off.
     """
     if value is None:
         return "-"
@@ -158,7 +158,7 @@ def _field(value: Any) -> Any:
 
 
 def _fitting(widths: Sequence[int], width: int) -> int:
-    """How many columns, from the left, fit into `width`; at least one."""
+    """Returns how many columns, from the left, fit into `width`; at least one."""
     used = 0
     for index, column_width in enumerate(widths):
         used += column_width + (3 if index else 0)

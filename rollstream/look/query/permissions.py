@@ -17,7 +17,7 @@ from rollstream.streams.kind import NamedBrokers, bus_kind
 
 
 def folder_of_url(url: str) -> Path | None:
-    """Absolute, of a `file:` or `sqlite:` URL."""
+    """Returns the absolute path of a `file:` or `sqlite:` URL."""
     scheme, _, rest = url.partition(":")
     return Path(rest.removeprefix("//")).absolute() if scheme in ("file", "sqlite") else None
 

@@ -84,7 +84,7 @@ def _verb(sql: str, kind: str) -> str:
 
 
 def explain_error(error: duckdb.Error, sql: str) -> ConfigurationError:
-    """DuckDB's message, with a hint where one exists."""
+    """Returns DuckDB's message, with a hint where one exists."""
     text = str(error).strip()
     missing = re.search(_NO_TABLE, text)
     if missing:
@@ -143,8 +143,8 @@ class QuerySession:
         self._opened = ExitStack()
 
     def answer(self, sql: str) -> QueryResult:
-        """Rows as Python values, in batches. Raises `ConfigurationError` for a wrong query and
-        `CorruptObject` for a damaged file, both here or while the batches are read.
+        """Returns the rows as Python values, in batches. Raises `ConfigurationError` for a wrong
+        query and `CorruptObject` for a damaged file, both here or while the batches are read.
         """
         with self._explained(sql):
             text = single_query(self.connection, sql)

@@ -4,7 +4,7 @@ of Scaling Reinforcement Learning Compute for LLMs" (2025, ScaleRL):
     R(C) = R0 + (A − R0) / (1 + (Cmid / C)^B)
 
 R0 is the reward at the start, A the asymptote, Cmid the compute of half of the gain, B the
-steepness. The fit is least squares; intervals are Student's, from the linearised model.
+steepness.
 """
 
 import math
@@ -108,7 +108,7 @@ def _risen(log_steepness: float, log_midpoint: float, compute: Floats) -> Floats
 
 
 def _slopes(theta: Floats, compute: Floats) -> Floats:
-    """Derivatives of the curve by the four parameters, one row per point."""
+    """Returns derivatives of the curve by the four parameters, one row per point."""
     risen = _risen(theta[2], theta[3], compute)
     bend = (theta[1] - theta[0]) * risen * (1 - risen) * math.exp(theta[2])
     positive = np.where(compute > 0, compute, 1.0)

@@ -28,7 +28,7 @@ BATCH_ROWS = 256  # per batch in memory
 def trajectory_records(
     session: QuerySession, where: str | None = None, view: str = "completions"
 ) -> Iterator[Trajectory]:
-    """Rows of a view that meet the SQL condition `where`, archived ones first. Void records
+    """Returns rows of a view that meet the SQL condition `where`, archived ones first. Void records
     (invariant 7) and rows that are not a record are left out.
     """
     condition = "true" if where is None else where

@@ -262,8 +262,8 @@ _READS_CATALOGUE = frozenset({"show", "describe", "information_schema", "duckdb_
 
 
 def views_named_in(sql: str) -> frozenset[str]:
-    """Those whose names occur in the query as words, or all of them if it reads DuckDB's catalogue.
-    A superfluous one costs time but never changes a result.
+    """Returns those whose names occur in the query as words, or all of them if it reads DuckDB's
+    catalogue. A superfluous one costs time but never changes a result.
     """
     words = set(_WORD.findall(sql.lower()))
     if words & _READS_CATALOGUE:
@@ -272,7 +272,7 @@ def views_named_in(sql: str) -> frozenset[str]:
 
 
 def uses_text(sql: str) -> bool:
-    """It calls a function that decodes tokens, which imports a tokenizer."""
+    """Whether it calls a function that decodes tokens, which imports a tokenizer."""
     return _TEXT.search(sql) is not None
 
 

@@ -69,7 +69,7 @@ def trains_on_cpu(c: Configuration) -> bool:
 
 
 def trainer_gpus(c: Configuration) -> int:
-    """Threads of all workers on the CPU, ranks on GPUs."""
+    """Returns threads of all workers on the CPU, ranks on GPUs."""
     if trains_on_cpu(c):
         return max(c.trainer.workers * c.trainer.threads, c.trainer.processes)
     return c.trainer.processes
@@ -165,7 +165,7 @@ def _repacks(c: Configuration, is_held: bool) -> tuple[float | None, ...]:
 
 
 def changed_settings(c: Configuration, choice: TuningChoice) -> Mapping[str, Any]:
-    """Dotted key → value, from the configuration's choice to this one."""
+    """Returns dotted key → value, from the configuration's choice to this one."""
     present, settings = choice_of(c), dict[str, Any]()
     if (choice.rollouts, choice.trainer_gpus) != (present.rollouts, present.trainer_gpus):
         settings |= _split_settings(c, present, choice)

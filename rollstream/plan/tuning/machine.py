@@ -63,8 +63,8 @@ class TuningMachine:
     unknown: tuple[str, ...] = ()
 
     def predicted(self, choice: TuningChoice, skip: int) -> Prediction | None:
-        """Means over `STEPS_MEASURED` steps after the first `skip`; None if a longest answer does
-        not fit, or no step ever completes.
+        """Returns means over `STEPS_MEASURED` steps after the first `skip`; None if a longest
+        answer does not fit, or no step ever completes.
         """
         if self.cores is None:
             return self._simulated(choice, skip, STEPS_MEASURED, 1.0)
@@ -339,7 +339,7 @@ def _paced_delay_s(run: RunMeasurements | None, recorded: Configuration | None) 
 
 
 def with_drafts(roofline: Roofline, gain: DraftGain) -> Roofline:
-    """Seconds per token of a row."""
+    """Returns seconds per token of a row."""
     # A pass computes more rows and gives more tokens.
     faster = scaled_roofline(roofline, gain.tokens_per_pass)
     return replace(

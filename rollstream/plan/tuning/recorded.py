@@ -100,6 +100,6 @@ def _read_model(model: Path, run: Path | None) -> "PreTrainedConfig | None":
 
 
 def folders_of(configured: RunFolder, run: RecordedRun | None) -> list[Path]:
-    """Folders of profiles: the configuration's run, then RUN."""
+    """Returns folders of profiles: the configuration's run, then RUN."""
     folders = [configured.path]
     return folders if run is None or run.folder is None else [*folders, run.folder]

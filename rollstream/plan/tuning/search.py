@@ -24,7 +24,7 @@ class PredictedChoice:
 
     @property
     def worth(self) -> float:
-        """Trained tokens per second, less the price of their lag."""
+        """Returns trained tokens per second, less the price of their lag."""
         return self.predicted.tokens_per_s * (1 - LAG_PRICE * self.predicted.lag_mean)
 
 
@@ -41,7 +41,7 @@ class TuningProposal:
 
     @property
     def gain(self) -> float | None:
-        """Relative, in tokens per second, over the present choice."""
+        """Returns the relative gain in tokens per second over the present choice."""
         if self.present is None or not self.present.predicted.tokens_per_s:
             return None
         return self.best.predicted.tokens_per_s / self.present.predicted.tokens_per_s - 1

@@ -44,7 +44,7 @@ def fit_template(
 def fit_data(
     c: Configuration, facts: TaskFacts, set_keys: frozenset[str]
 ) -> tuple[Configuration, list[str]]:
-    """Room for the longest prompt, and no more evaluation prompts than are held out."""
+    """Makes room for the longest prompt, and no more evaluation prompts than are held out."""
     changed: dict[str, Any] = {}
     lines: list[str] = []
     longest = facts.longest[0].tokens if facts.longest and facts.surveys else 0
@@ -104,7 +104,7 @@ def evaluated_tokens(c: Configuration, facts: TaskFacts) -> int:
 
 
 def held_out_within(facts: TaskFacts, limit: int) -> int:
-    """Held-out prompts of at most `limit` tokens; below 0 if unknown."""
+    """Returns held-out prompts of at most `limit` tokens; below 0 if unknown."""
     return facts.held_out - sum(p.is_held_out and p.tokens > limit for p in facts.longest)
 
 

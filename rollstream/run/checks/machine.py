@@ -212,7 +212,7 @@ def _ports(c: Configuration) -> Iterator[tuple[str, int, str]]:
 
 
 def _taken(host: str, port: int, what: str) -> str:
-    """Why no process can listen there; "" if one can."""
+    """Returns why no process can listen there; "" if one can."""
     if port > 65535:
         return f"port {port} ({what}) is above 65535"
     try:
@@ -280,7 +280,7 @@ def _room(folder: Path, place: Path, start_bytes: int, needed: int, advice: str)
 
 
 def unwritable_reason(folder: Path, place: Path, what: str = "the run's folder") -> str:
-    """Why no file can be made in `folder`; its parent `place` exists, or is `folder`."""
+    """Returns why no file can be made in `folder`; its parent `place` exists, or is `folder`."""
     if not place.is_dir():
         number, path = errno.ENOTDIR, f"{place}: "
     else:

@@ -87,8 +87,8 @@ class ModelProcess:
 
 
 def refusal(order: ModelOrder, context_max: Callable[[], int]) -> str:
-    """Why no role can use the model at `context_max` tokens, which are read once the model is
-    built; "" if nothing is known against it.
+    """Returns why no role can use the model at `context_max` tokens, which are read once the model
+    is built; "" if nothing is known against it.
     """
     import transformers
 

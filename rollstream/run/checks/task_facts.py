@@ -30,7 +30,7 @@ class OwnParts(msgspec.Struct, frozen=True):
 
     @property
     def is_heavy(self) -> bool:
-        """A try imports torch or transformers, which takes seconds."""
+        """Whether a try imports torch or transformers, which takes seconds."""
         return bool(self.renderer or self.objective or self.architecture)
 
 
@@ -75,7 +75,7 @@ class TaskFacts(msgspec.Struct, frozen=True):
 
     @property
     def has_rows(self) -> bool:
-        """Not if no row of all data sets can be used."""
+        """Whether a row of any data set can be used."""
         return not self.surveys or any(each.faults < each.sampled for each in self.surveys)
 
 

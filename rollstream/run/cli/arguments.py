@@ -97,7 +97,7 @@ class CommandParser(argparse.ArgumentParser):
         self.epilog = f"example{'s' if len(self.examples) > 1 else ''}:{lines}"
 
     def add_figures(self, *names: str) -> None:
-        """Definitions of the figures that the command prints."""
+        """Adds the definitions of the figures that the command prints."""
         from rollstream.look.figures.definitions import figure_of
 
         figures = [figure_of(name) for name in names]
@@ -125,7 +125,7 @@ class CommandParser(argparse.ArgumentParser):
         self._runs = ("run",)
 
     def add_runs(self, help: str) -> None:
-        """Any number; without one the command takes the newest."""
+        """Takes any number; without one the command takes the newest."""
         self.add_argument("runs", metavar="RUN", nargs="*", help=help)
         self._add_trust()
         self._runs = ("runs",)

@@ -54,7 +54,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def print_notes(report: CheckReport, console: Console) -> None:
-    """Before `rollstream run` starts: warnings, and defaults that became others."""
+    """Prints before `rollstream run` starts: warnings, and defaults that became others."""
     for finding in report.findings:
         if finding.verdict == "warning":
             _print(console, "warning", f"{finding.subject}: {finding.text}")

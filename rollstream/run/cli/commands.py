@@ -14,7 +14,7 @@ from rollstream.run.role_catalogue import ROLES
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Its module is below `rollstream.run.cli` (`role` for each role)."""
+    """A command; its module is below `rollstream.run.cli` (`role` for each role)."""
 
     name: str
     module: str

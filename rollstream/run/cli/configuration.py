@@ -89,8 +89,8 @@ def load_checked(arguments: argparse.Namespace) -> "tuple[CheckReport, RunFolder
 
 
 def recorded_settings(layers: SettingLayers, file: Path, folder: RunFolder) -> frozenset[str]:
-    """Those that come from the run's own `config.json`, where each setting stands, and not from the
-    user.
+    """Returns those that come from the run's own `config.json`, where each setting stands, and not
+    from the user.
     """
     if file.absolute() != folder.configuration:
         return frozenset()
@@ -100,7 +100,7 @@ def recorded_settings(layers: SettingLayers, file: Path, folder: RunFolder) -> f
 def change_findings(
     configuration: Configuration, folder: RunFolder, arguments: argparse.Namespace
 ) -> "list[Finding]":
-    """Settings that differ from those of the run in the folder."""
+    """Returns settings that differ from those of the run in the folder."""
     from rollstream.run.checks.findings import Finding
 
     if not folder.configuration.is_file() or not _is_changed(folder, arguments):
@@ -161,8 +161,8 @@ def _load_layers(arguments: argparse.Namespace) -> tuple[SettingLayers, RunFolde
 
 
 def warn_of_unused(file: Path, layers: SettingLayers, c: Configuration) -> None:
-    """Environment variables whose setting is not used because a run's `config.json` has another
-    value.
+    """Warns of environment variables whose setting is not used because a run's `config.json` has
+    another value.
     """
     # Roles have the environment of their supervisor, which prints these lines.
     if file.name != CONFIGURATION_FILE or PARENT_VARIABLE in os.environ:

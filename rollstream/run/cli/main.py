@@ -63,7 +63,7 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _is_interrupted(error: BaseException | None) -> bool:
-    """Ctrl-C is the cause of the error, which C++ code raises in its place."""
+    """Whether Ctrl-C is the cause of the error, which C++ code raises in its place."""
     while error is not None and "KeyboardInterrupt" not in f"{type(error).__name__} {error}":
         error = error.__cause__ or error.__context__
     return error is not None

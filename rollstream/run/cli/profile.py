@@ -1,6 +1,5 @@
 """`rollstream profile CONFIG`: measures the engine's decode steps over batch sizes and cached
-tokens, and fits a roofline. Rollouts take B_max from the file: the largest batch at which one more
-sequence hardly slows a step, up to which repack fills a rollout; `paced` can imitate the engine.
+tokens, and fits a roofline, from which rollouts take B_max and which `paced` imitates.
 """
 
 import argparse

@@ -45,8 +45,8 @@ log = logging.getLogger(__name__)
 
 
 class JsonLogFormatter(logging.Formatter):
-    """One JSON object a line: time (ISO 8601, UTC), level, logger, role, name, run, message and
-    exception, or null. `run` is empty before the configuration is loaded.
+    """Formats one JSON object a line: time (ISO 8601, UTC), level, logger, role, name, run, message
+    and exception, or null. `run` is empty before the configuration is loaded.
     """
 
     def __init__(self, role: str, name: str) -> None:

@@ -1,14 +1,10 @@
 """`rollstream run CONFIG`: runs all roles on this machine until the run is complete, stopped or
 failed; the same command resumes it.
 
-1. Make all checks, before anything is written.
-2. Write the configuration into the run's folder.
-3. Take the folder's lock: one supervisor at a time.
-4. Create the topics, and check that the store belongs to this run. A complete run continues with
-7.
-5. Warm up, unless a model is configured or present; put it into the store.
-6. Supervise the roles and show the live view.
-7. Print the summary and write the report.
+1. make all checks, before anything is written; 2. write the configuration; 3. take the folder's
+lock: one supervisor at a time; 4. create the topics, and check that the store belongs to this run
+(a complete run continues with 7); 5. warm up, unless there is a model, and put it into the store;
+6. supervise the roles and show the live view; 7. print the summary and write the report.
 """
 
 import argparse

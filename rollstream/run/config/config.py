@@ -275,7 +275,7 @@ def setting_value(configuration: Configuration, key: str) -> Any:
 
 
 def setting_scope(key: str) -> Scope:
-    """That of the setting, else of the innermost table around it that declares one, else
+    """Returns that of the setting, else of the innermost table around it that declares one, else
     `ESSENTIAL`.
     """
     scope, table = ESSENTIAL, Configuration
@@ -318,7 +318,9 @@ def _without_hosts(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fingerprint(configuration: Configuration) -> str:
-    """xxh3-128 of the settings that a run records, by which the ledger names a configuration."""
+    """Returns xxh3-128 of the settings that a run records, by which the ledger names a
+    configuration.
+    """
     text = json.dumps(_settings_to_record(configuration), sort_keys=True, separators=(",", ":"))
     return xxhash.xxh3_128(text.encode()).hexdigest()
 
@@ -389,7 +391,7 @@ RUN_KEYS = (RunKeys(CONFIGURATION_KEY, "later", "any"),)
 
 
 def store_configuration(store: ObjectStore, configuration: Configuration) -> None:
-    """Those that a run records, under their hash. Idempotent."""
+    """Stores those that a run records, under their hash. Idempotent."""
     settings = _settings_to_record(configuration)
     create_idempotent(store, configuration_key(fingerprint(configuration)), encode_json(settings))
 

@@ -88,8 +88,8 @@ _Fitted = Iterator[tuple[str, Any, str]]
 
 
 def longest_sequence(c: Configuration) -> int | None:
-    """Tokens that model, engine, and cache of the engine 'paced' take; None without a
-    known bound.
+    """Returns tokens that model, engine, and cache of the engine 'paced' take; None without a known
+    bound.
     """
     fields = model_fields(c.model.path, c.model.config)
     served = c.rollouts.kind.context_bound(fields)

@@ -52,7 +52,9 @@ def without_loss_table(key: str, origin: str) -> str:
 
 
 def twice_set_hint(error: Exception, data: bytes) -> str:
-    """About a TOML file that holds the loss as text and as a table; "" for another error."""
+    """Returns a hint about a TOML file that holds the loss as text and as a table; "" for another
+    error.
+    """
     forms = (rb"^\s*\[trainer\.loss\]", rb"^\s*loss\s*=")
     if "overwrite" in str(error) and all(re.search(form, data, re.MULTILINE) for form in forms):
         return f"; {TABLE} is there as text and as a table: keep one of both"

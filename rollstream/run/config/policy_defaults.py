@@ -38,8 +38,8 @@ def is_set(layers: SettingLayers, key: str) -> bool:
 
 
 def put_policy_defaults(layers: SettingLayers) -> None:
-    """Those that follow `rollouts.on_update`, which their origin names. Values that validation will
-    refuse give no defaults.
+    """Sets those that follow `rollouts.on_update`, which their origin names. Values that validation
+    will refuse give no defaults.
     """
     mode = layer_value(layers, "rollouts.on_update")
     for key, value in _defaults(layers, mode):
@@ -145,7 +145,7 @@ def layer_value(layers: SettingLayers, key: str) -> Any:
 
 
 def layer_count(layers: SettingLayers, key: str) -> int:
-    """0 if the value is no count."""
+    """Returns 0 if the value is no count."""
     value = layer_value(layers, key)
     is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
     return value if is_count else 0

@@ -69,7 +69,7 @@ def recorded_form(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> d
 
 
 def file_form(settings: Settings, defaults: Settings, prefix: str = "") -> dict[str, Any]:
-    """What `config.json` keeps, nested by table; `prefix` is that of the dotted keys."""
+    """Returns what `config.json` keeps, nested by table; `prefix` is that of the dotted keys."""
     nested = dict[str, Any]()
     default_values = defaults.model_dump(mode="json")
     for name, value in settings.model_dump(mode="json").items():

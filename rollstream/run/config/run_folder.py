@@ -155,7 +155,9 @@ def reach(configuration: Configuration, folder: Path) -> ObjectStore:
 def check_changes(
     folder: RunFolder, configuration: Configuration, accepted: bool
 ) -> list[SettingChange]:
-    """Since the run in this folder. Raises `ConfigurationError` as `write_configuration` does."""
+    """Returns the changes since the run in this folder. Raises `ConfigurationError` as
+    `write_configuration` does.
+    """
     recorded = essential_settings(load(folder.configuration))
     changes = setting_changes(recorded, essential_settings(configuration))
     where = f"{folder.path} holds a run"

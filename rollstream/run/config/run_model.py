@@ -89,7 +89,7 @@ def _store(c: Configuration, folder: Path, url: str) -> ObjectStore:
 
 
 def local_model_folder(c: Configuration, folder: Path) -> Path:
-    """That of `model.path`, else the warm-up's. It need not exist."""
+    """Returns that of `model.path`, else the warm-up's. It need not exist."""
     return find_hf_folder(c.model.path) if c.model.path else folder / MODEL
 
 

@@ -75,7 +75,7 @@ class SettingLayers:
 
 
 def file_layer(path: Path) -> SettingLayers:
-    """JSON if the name ends in `.json`, else TOML. Raises `ConfigurationError` if the file is
+    """Reads JSON if the name ends in `.json`, else TOML. Raises `ConfigurationError` if the file is
     missing, unreadable, or not valid.
     """
     data = b""
@@ -167,7 +167,7 @@ def setting_types(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
 
 
 def takes_text(kind: Any) -> bool:
-    """The setting holds text (or None)."""
+    """Whether the setting holds text (or None)."""
     if get_origin(kind) in (Union, types.UnionType):
         return set(get_args(kind)) <= {str, type(None)}
     return kind is str

@@ -102,8 +102,8 @@ class ProcessMetrics:
             self.readers.append(readers)
 
     def turn_by(self, stop: threading.Event) -> TimedStopEvent:
-        """Polled by the role's loop from now on, in place of its process's stop event; it is set
-        when `stop` is.
+        """Returns the event polled by the role's loop from now on, in place of its process's stop
+        event; it is set when `stop` is.
         """
         self.stop = TimedStopEvent(stop, self._clock)
         return self.stop

@@ -141,7 +141,7 @@ def check_vocabulary(configuration: Configuration, folder: Path, task: Task) -> 
 
 
 def prompt_tokens_max(configuration: Configuration) -> int:
-    """Leaving room for the longest answer."""
+    """Returns the most tokens, leaving room for the longest answer."""
     return configuration.rollouts.context_max - configuration.sampling.tokens_max
 
 

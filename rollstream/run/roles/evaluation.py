@@ -121,7 +121,7 @@ def _open_evaluator(context: RoleContext) -> "Evaluator":
 
 
 def due_numbers(c: Configuration, newest: int) -> list[int]:
-    """Up to `newest`, evaluated or not; version 0 is due."""
+    """Returns those up to `newest`, evaluated or not; version 0 is due."""
     last = [c.trainer.steps] if newest >= c.trainer.steps else []
     return sorted({*range(0, newest + 1, c.evaluation.every), *last})
 
@@ -129,22 +129,22 @@ def due_numbers(c: Configuration, newest: int) -> list[int]:
 def kept_versions(
     context: RoleContext, numbers: Sequence[int], announced: Mapping[int, Version]
 ) -> dict[int, Version]:
-    """Versions that still have objects: as announced, else of the highest term. The store is listed
-    once.
+    """Returns versions that still have objects: as announced, else of the highest term. The store
+    is listed once.
     """
     listed = {version.number: version for version in sorted(listed_versions(context.store))}
     return {n: announced.get(n, listed[n]) for n in numbers if n in listed}
 
 
 def stored_version(context: RoleContext, number: int) -> Version | None:
-    """Complete, of the highest term (a replaced trainer made one too)."""
+    """Returns a version that is complete, of the highest term (a replaced trainer made one too)."""
     listed = [v for v in listed_versions(context.store) if v.number == number]
     return next((v for v in sorted(listed, reverse=True) if is_whole(context.store, v)), None)
 
 
 @dataclass(slots=True)
 class Evaluator:
-    """One version after the other, each in a new engine."""
+    """Evaluates one version after the other, each in a new engine."""
 
     context: RoleContext
     task: Task
@@ -224,8 +224,8 @@ class Evaluator:
         return evaluation.line(version.number, seconds)
 
     def started_s(self) -> float | None:
-        """When version 0 was made, from which `seconds` counts to the creation of a line's version;
-        None if it was removed before its time was kept.
+        """Returns when version 0 was made, from which `seconds` counts to the creation of a line's
+        version; None if it was removed before its time was kept.
         """
         path = RunFolder(self.context.folder).metrics / "started.json"
         if not path.exists():

@@ -73,8 +73,8 @@ def _open_policy(
 
 @dataclass(slots=True)
 class ReferencePool:
-    """One verdict for each trajectory, one a `poll`, in the order of submission among those whose
-    reference exists. `wait` waits for that many seconds, or until the role is stopped.
+    """Gives one verdict for each trajectory, one a `poll`, in the order of submission among those
+    whose reference exists. `wait` waits for that many seconds, or until the role is stopped.
     """
 
     scorer: ReferenceScorer

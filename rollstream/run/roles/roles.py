@@ -153,8 +153,8 @@ def _acquire(context: RoleContext, candidate: LeaseCandidate) -> Lease:
 
 
 def run_prompts(context: RoleContext) -> bool:
-    """Four steps ahead of admission. Skipped rows of a data set are written to the run's metrics
-    and store.
+    """Publishes prompts four steps ahead of admission. Skipped rows of a data set are written to
+    the run's metrics and store.
     """
     from rollstream.look.monitor.state import PROMPTS_FILE, skipped_line
     from rollstream.producers.prompt_source import PromptSource

@@ -86,8 +86,8 @@ POLL_S = 0.02
 def run_profile(
     configuration: Configuration, folder: Path, model: "PreTrainedConfig"
 ) -> EngineProfile | None:
-    """That of `rollouts.profile`, else in the run's folder. Raises `ConfigurationError` if it is of
-    another engine or shape of model, or if the configured file is no profile.
+    """Returns that of `rollouts.profile`, else in the run's folder. Raises `ConfigurationError` if
+    it is of another engine or shape of model, or if the configured file is no profile.
     """
     engine = configuration.rollouts.engine
     rollouts = configuration.rollouts
@@ -280,8 +280,8 @@ def _open_first_engine(
 def open_rollout_engine(
     context: RoleContext, fetched: FetchedWeights, drafts: "RolloutDrafts | None" = None
 ) -> tuple[Engine, int]:
-    """Serving the fetched version, and its B_max: the configured one, else that of its step times,
-    else all slots.
+    """Returns the engine, which serves the fetched version, and its B_max: the configured one, else
+    that of its step times, else all slots.
     """
     c, announced = context.configuration, fetched.announced
     manifest = read_manifest(context.store, announced.version, announced.manifest_hash)

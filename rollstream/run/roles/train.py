@@ -185,7 +185,7 @@ def follow_rank_0(context: RoleContext, ranks: "Ranks") -> bool:
 
 
 def trainer_plan(context: RoleContext) -> TrainerPlan:
-    """Equal on every rank."""
+    """Returns a plan that is equal on every rank."""
     c = context.configuration
     archived = c.archive.topics if c.archive.enabled else ()
     rule = run_rule(c, context.folder)

@@ -159,7 +159,7 @@ def trainer_lines(shape: ModelShape, form: TrainerForm) -> tuple[MemoryLine, ...
 
 
 def reference_bytes(shape: ModelShape, settings: TrainerSettings) -> float:
-    """Weights of a reference of this shape in a scorer, on its device."""
+    """Returns weights of a reference of this shape in a scorer, on its device."""
     return (BFLOAT16 if settings.compute == "bfloat16" else FLOAT32) * shape.parameters
 
 
@@ -174,7 +174,7 @@ def _critic_bytes(shape: ModelShape, form: TrainerForm) -> float:
 
 
 def own_parameters(shape: ModelShape, form: TrainerForm) -> int:
-    """Trained by the fullest rank; an upper bound for an adapter."""
+    """Returns the parameters trained by the fullest rank; an upper bound for an adapter."""
     if form.lora_rank is not None:
         # All factors are divided like A, which has only as many rows as the adapter's rank.
         rows = -(-form.lora_rank // form.ranks)
@@ -190,8 +190,8 @@ def _held_parameters(shape: ModelShape, ranks: int) -> int:
 
 
 def _gathered_lines(shape: ModelShape, form: TrainerForm, passes: float) -> list[MemoryLine]:
-    """What FSDP2 holds beside a rank's slices (`shard_model`): layers, and one float32 group of
-    embedding, final norm and head.
+    """Returns what FSDP2 holds beside a rank's slices (`shard_model`): layers, and one float32
+    group of embedding, final norm and head.
     """
     if form.lora_rank is not None:
         # A frozen base is gathered in the type of the arithmetic; only factors have gradients.
@@ -238,7 +238,7 @@ def _pass_lines(shape: ModelShape, form: TrainerForm) -> list[MemoryLine]:
 
 
 def kept_bytes(shape: ModelShape, form: TrainerForm) -> float:
-    """That a micro-batch's forward pass keeps for the backward pass."""
+    """Returns the bytes that a micro-batch's forward pass keeps for the backward pass."""
     tokens, d = form.micro_batch_tokens, shape.hidden
     if form.is_packed and shape.experts is None:
         rotations = FLOAT32 * tokens * (shape.query_size + shape.kv_size)
@@ -263,8 +263,8 @@ def _packed_layer_bytes(shape: ModelShape, tokens: int) -> float:
 
 
 def general_layer_numbers(shape: ModelShape, item: int) -> float:
-    """Bytes per token that a layer of transformers keeps (Korthikanti et al., arXiv 2205.05198, for
-    this kind of layer).
+    """Returns bytes per token that a layer of transformers keeps (Korthikanti et al., arXiv
+    2205.05198, for this kind of layer).
     """
     d, q = shape.hidden, shape.query_size
     # Each norm's float32 input and two results.

@@ -32,7 +32,9 @@ def _generates_on_gpus(c: Configuration) -> bool:
 
 
 def unassigned_use(c: Configuration, cards: Sequence[GpuCard]) -> dict[str, Sequence[GpuCard]]:
-    """If `[devices]` assigns none: each process sees all `cards` and takes consecutive ones."""
+    """Returns the cards if `[devices]` assigns none: each process sees all `cards` and takes
+    consecutive ones.
+    """
     r, cards_by_process = c.rollouts, dict[str, Sequence[GpuCard]]()
     if _trains_on_gpus(c):
         # `cuda:1`; scorers with the reference share its first card.

@@ -27,8 +27,8 @@ EXPERTS = ("mixtral", "qwen3_moe")
 
 @dataclass(frozen=True, slots=True)
 class ExpertSizes:
-    """Each layer has `count` experts with `intermediate` inner numbers each; each token uses `used`
-    of them.
+    """A mixture of experts: each layer has `count` experts with `intermediate` inner numbers each;
+    each token uses `used` of them.
     """
 
     count: int
@@ -60,12 +60,12 @@ class ModelShape:
 
     @property
     def query_size(self) -> int:
-        """Numbers of one token's queries in one layer."""
+        """Returns numbers of one token's queries in one layer."""
         return self.heads * self.width
 
     @property
     def kv_size(self) -> int:
-        """Numbers of one token's keys in one layer; its values have as many."""
+        """Returns numbers of one token's keys in one layer; its values have as many."""
         return self.kv_heads * self.width
 
     @property
@@ -74,8 +74,8 @@ class ModelShape:
 
     @property
     def linear_layers(self) -> tuple[tuple[int, int], ...]:
-        """(inputs, outputs) of each matrix of one layer, of every expert: queries, keys, values and
-        attention's output, then gate, up and down.
+        """Returns (inputs, outputs) of each matrix of one layer, of every expert: queries, keys,
+        values and attention's output, then gate, up and down.
         """
         d, f = self.hidden, self.intermediate
         attention = (
@@ -150,7 +150,7 @@ class ModelShape:
 
     @property
     def feed_forward(self) -> int:
-        """Inner numbers of one token in one layer, over the experts that it uses."""
+        """Returns inner numbers of one token in one layer, over the experts that it uses."""
         return self.intermediate if self.experts is None else self._active_feed_forward
 
     @property

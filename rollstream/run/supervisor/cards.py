@@ -35,8 +35,8 @@ class GpuCard:
 
 
 def read_cards(environment: Mapping[str, str]) -> tuple[GpuCard, ...]:
-    """That a process with this environment sees; none if `nvidia-smi` is missing, fails, or takes
-    longer than `QUERY_S`.
+    """Returns the cards that a process with this environment sees; none if `nvidia-smi` is missing,
+    fails, or takes longer than `QUERY_S`.
     """
     try:
         completed = subprocess.run(
@@ -48,8 +48,8 @@ def read_cards(environment: Mapping[str, str]) -> tuple[GpuCard, ...]:
 
 
 def visible_cards(listing: str, visible: str | None) -> tuple[GpuCard, ...]:
-    """Those that `visible` (`CUDA_VISIBLE_DEVICES`: numbers or UUIDs, None for all) names, in its
-    order, from `QUERY`'s output `listing`. As in CUDA, the first unknown name ends the list.
+    """Returns those that `visible` (`CUDA_VISIBLE_DEVICES`: numbers or UUIDs, None for all) names,
+    in its order, from `QUERY`'s output `listing`. As in CUDA, the first unknown name ends the list.
     """
     by_name: dict[str, GpuCard] = {}
     for line in listing.splitlines():
@@ -192,8 +192,8 @@ def _check_overlaps(c: Configuration, assigned: Mapping[str, Sequence[int]]) -> 
 
 
 def visibility(assigned: Mapping[str, Sequence[GpuCard]], name: str) -> dict[str, str]:
-    """Variables with which the process `name` sees only its own cards; none if no process has
-    assigned cards.
+    """Returns variables with which the process `name` sees only its own cards; none if no process
+    has assigned cards.
     """
     if not assigned:
         return {}
@@ -205,9 +205,9 @@ _FIRST_PORT, _PORTS = 29_500, 10_000
 
 
 def ranks_of_slurm(environment: Mapping[str, str]) -> dict[str, str]:
-    """What `torchrun` sets for a rank, made from Slurm's variables, so that `srun` can start a
-    trainer's ranks; none outside of a step with several tasks, and if `RANK` or `WORLD_SIZE` is set
-    already.
+    """Returns what `torchrun` sets for a rank, made from Slurm's variables, so that `srun` can
+    start a trainer's ranks; none outside of a step with several tasks, and if `RANK` or
+    `WORLD_SIZE` is set already.
     """
     tasks, task = environment.get("SLURM_STEP_NUM_TASKS"), environment.get("SLURM_PROCID")
     if tasks is None or task is None or int(tasks) < 2 or {"RANK", "WORLD_SIZE"} & {*environment}:

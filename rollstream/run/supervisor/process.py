@@ -144,11 +144,11 @@ class ChildProcess:
             print(f"{self.log} is not rotated: {explain_os_error(error)}", file=sys.stderr)
 
     def terminate(self) -> None:
-        """SIGTERM: the role finishes its current work and exits. Does not wait."""
+        """Sends sIGTERM: the role finishes its current work and exits. Does not wait."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL; waits until the process has ended."""
+        """Sends sIGKILL; waits until the process has ended."""
         self._signal(signal.SIGKILL)
         self._process.wait()
 
@@ -168,7 +168,7 @@ def _opened_log(log: Path) -> BinaryIO:
 
 
 def warn_unwritten(path: Path, error: OSError, effect: str) -> None:
-    """About a file of the run's folder."""
+    """Logs a warning about a file of the run's folder."""
     _logger.warning("%s is not written: %s; %s", path, explain_os_error(error), effect)
 
 
@@ -218,7 +218,7 @@ class RestartPolicy:
     longest_s: float = 8.0
 
     def recent(self, deaths_s: Sequence[float], now_s: float) -> int:
-        """How many of these deaths (monotonic times) are at most `within_s` seconds old."""
+        """Returns how many of these deaths (monotonic times) are at most `within_s` seconds old."""
         return sum(1 for death in deaths_s if now_s - death < self.within_s)
 
     def delay_s(self, deaths_s: Sequence[float], now_s: float) -> float | None:

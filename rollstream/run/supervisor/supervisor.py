@@ -111,8 +111,8 @@ def _running(folder: Path, holder: str) -> str:
 
 
 def running_message(folder: Path) -> str:
-    """That a supervisor or a role of it holds the lock of the run's folder; "" if none does.
-    Nothing is made or changed.
+    """Returns that a supervisor or a role of it holds the lock of the run's folder; "" if none
+    does. Nothing is made or changed.
     """
     path = folder / "run.lock"
     try:

@@ -58,8 +58,8 @@ def run_rank_processes(line: Sequence[str], settings: TrainerSettings, signals: 
 def rank_group_environment(
     settings: TrainerSettings, port: int, environment: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """What all ranks share: their rendezvous, their parent's process id, with which they end
-    (`end_with_parent`), and their threads.
+    """Returns what all ranks share: their rendezvous, their parent's process id, with which they
+    end (`end_with_parent`), and their threads.
     """
     threads = str(threads_per_rank(settings))
     return {

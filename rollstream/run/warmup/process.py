@@ -22,7 +22,7 @@ POLL_S = 0.25
 
 
 class WarmupFailed(RollstreamError):
-    """It ended without having made a model."""
+    """The warm-up ended without having made a model."""
 
 
 class WarmupProcess:
@@ -48,9 +48,9 @@ class WarmupProcess:
         )
 
     def run(self, signals: StopSignals) -> bool:
-        """If it is needed. Returns True when there is a model to start from, False if the user
-        stopped it. Raises `WarmupFailed`, with the end of the log, if it left no model. The process
-        has ended then.
+        """Runs the warm-up if it is needed. Returns True when there is a model to start from, False
+        if the user stopped it. Raises `WarmupFailed`, with the end of the log, if it left no model.
+        The process has ended then.
         """
         if not self._needed:
             return True

@@ -271,7 +271,7 @@ def warm_up(
 
 
 def untrained_model(settings: ModelSettings, task: Task, seed: int) -> PreTrainedModel:
-    """Random weights from `seed`, the task's vocabulary, and the quickstart's sizes unless
+    """Returns random weights from `seed`, the task's vocabulary, and the quickstart's sizes unless
     `settings.config` has others.
     """
     tokenizer = task.tokenizer()

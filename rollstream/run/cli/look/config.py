@@ -274,8 +274,8 @@ def chosen_entries(key: str | None, entries: Sequence[SettingEntry]) -> list[Set
 def setting_lines(
     run: str | None, overrides: Sequence[str], entries: Sequence[SettingEntry]
 ) -> list[dict[str, str]]:
-    """JSON objects; `set_in` names the file, variable or option, or `the defaults`. `run` is a
-    run's folder or a configuration file.
+    """Returns JSON objects; `set_in` names the file, variable or option, or `the defaults`. `run`
+    is a run's folder or a configuration file.
     """
     path = None if run is None else Path(run)
     file = path / "config.json" if path and path.is_dir() else path
@@ -302,7 +302,7 @@ def setting_lines(
 
 
 def _value_text(key: str, values: dict[str, Any]) -> str:
-    """JSON without secrets; – for a setting of each table in a list."""
+    """Returns JSON without secrets; – for a setting of each table in a list."""
     value: Any = values
     for part in key.split("."):
         if not isinstance(value, dict):

@@ -11,7 +11,9 @@ TEXT_MAX = 100
 
 
 def episode_lines(record: Trajectory, decode: Callable[[Sequence[int]], str]) -> list[str]:
-    """Per turn, indented by the number of forks on its path, and one about the episode."""
+    """Returns lines per turn, indented by the number of forks on its path, and one about the
+    episode.
+    """
     lines: list[str] = []
     depths = branch_depths(record.turns, record.branches)
     for number, (turn, depth) in enumerate(zip(record.turns, depths, strict=True), start=1):

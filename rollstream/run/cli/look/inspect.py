@@ -41,8 +41,8 @@ if TYPE_CHECKING:  # imports pyarrow, and few trajectories have scores
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryToken:
-    """Its id (`number`), text (`piece`), and `label`: `prompt`, `environment` (a reply in a
-    dialogue) or the version, e.g. `v3`. Only generated tokens have `version`, `logprob` and the
+    """A token: its id (`number`), text (`piece`), and `label`: `prompt`, `environment` (a reply in
+    a dialogue) or the version, e.g. `v3`. Only generated tokens have `version`, `logprob` and the
     trainer's scores, where the run has some.
     """
 

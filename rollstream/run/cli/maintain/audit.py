@@ -1,6 +1,5 @@
 """`rollstream audit [RUN]`: checks invariants 1 to 7, and 11 for checkpoints
-(docs/reference/audit.md), from the end of this user's last audit unless `--whole`. Exit codes: 0
-all hold; 1 one is violated, and nothing else; 2 none is, but parts could not be checked or read.
+(docs/reference/audit.md), from the end of this user's last audit unless `--whole`.
 """
 
 import argparse

@@ -34,7 +34,7 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Lines that were not sent yet, and with `--follow` new ones until Ctrl-C."""
+    """Sends the lines that were not sent yet, and with `--follow` new ones until Ctrl-C."""
     logging.basicConfig(level=logging.WARNING, format="rollstream: %(message)s")
     folder = run_folder(arguments.run)
     metrics = _own_metrics(locate_run(str(folder.path)), arguments.to)

@@ -1,6 +1,5 @@
 """`rollstream rm RUN|URL`: shows what a run has in log, store and folder, asks, and deletes it
-(docs/how-to/delete-and-retain.md), nothing of a running or another run. Exit codes: 1 it is
-running, or log or store failed; 2 an argument is wrong or names no run; 130 not confirmed.
+(docs/how-to/delete-and-retain.md), nothing of a running or another run.
 """
 
 import argparse
