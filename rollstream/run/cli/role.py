@@ -1,6 +1,6 @@
-"""`rollstream ROLE CONFIG`, for every role of `run/role_catalogue.py`. Exit code 0: the role's work is
-done, with `--until-complete` also the run; 143: a clean stop by a signal, after which a supervisor
-restarts it, or 0 for a preemptible rollout.
+"""`rollstream ROLE CONFIG`, for every role of `run/role_catalogue.py`. Exit code 0: the role's work
+is done, with `--until-complete` also the run; 143: a clean stop by a signal, after which a
+supervisor restarts it, or 0 for a preemptible rollout.
 """
 
 import argparse
