@@ -170,7 +170,7 @@ def _views(rows: int, span: Sequence[float]) -> dict[str, list[str]]:
         return [f"r/0/lanes?i={math.floor(at / 2.0**z)}&z={z}" for at in times]
 
     return {
-        "overview": ["r/0/overview"],  # later answers are kept
+        "overview": ["r/0/sheet"],
         "steps": [f"r/0/steps?cursor={n}" for n in some(steps)],
         "step": [f"r/0/steps/{n}" for n in some(steps)],
         "groups": [f"r/0/groups?cursor={n}" for n in some(groups)],
@@ -325,7 +325,7 @@ class WatchingPage:
             self.is_watching.wait()
             if line.startswith(b"event: change"):
                 self.requests += 1
-                client.read("r/0/overview")
+                client.read("r/0/sheet")
                 if self.requests % 2:
                     client.read("r/0/steps")
                 else:

@@ -38,6 +38,11 @@ SELECT rollout, max(rollout_term) AS term, count(*) AS trajectories, sum(tokens)
     count(*) FILTER (finish = 'length') AS cut, count(*) FILTER (finish = 'dead') AS dead
 FROM t GROUP BY ALL ORDER BY ALL
 """
+TASKS = """
+SELECT task, count(*) AS trajectories, avg(reward) AS reward_mean,
+    avg(tokens) FILTER (finish != 'dead') AS tokens_mean
+FROM t GROUP BY ALL ORDER BY task LIMIT 100
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +117,8 @@ def reasons(index: "RunIndex", limit: int) -> list[dict[str, Any]]:
 def rollout_totals(index: "RunIndex") -> Mapping[str, dict[str, Any]]:
     """Returns trajectories and tokens of each rollout over all its terms."""
     return {row["rollout"]: row for row in index.rows(ROLLOUTS)}
+
+
+def task_totals(index: "RunIndex") -> list[dict[str, Any]]:
+    """Returns the trajectories, mean reward and mean tokens of each task."""
+    return index.rows(TASKS)

@@ -20,15 +20,16 @@ from rich.console import Console
 
 from rollstream.errors import RollstreamError
 from rollstream.look.explorer.serving.process import ExplorerProcess
+from rollstream.look.explorer.serving.report_file import write_report
 from rollstream.look.monitor.feed import JsonLinesTail
 from rollstream.look.monitor.observer import RunObserver
 from rollstream.look.monitor.sessions import ENDINGS
 from rollstream.look.monitor.snapshot import run_settings_of
 from rollstream.look.monitor.view import LiveView
+from rollstream.look.query.locate import locate_run
 from rollstream.look.query.own_runs import remember_begun
 from rollstream.look.report.summary import open_history, summarise
 from rollstream.look.report.untrained import drop_bias_warnings
-from rollstream.look.report.write import write_report
 from rollstream.printable import shell_command
 from rollstream.run.checks.machine import assigned_cards
 from rollstream.run.cli.arguments import CommandParser
@@ -220,7 +221,7 @@ def _end(folder: RunFolder, outcome: RunOutcome, console: Console, as_json: bool
             line = summary.line()
             if not as_json:
                 console.print(summary.table())
-            write_report(history, summary, folder.report)
+            write_report(history, summary, folder.report, locate_run(str(folder.path)), tell=warn)
         is_written = True
     # A long log takes long to read.
     except KeyboardInterrupt:

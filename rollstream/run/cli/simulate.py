@@ -11,8 +11,8 @@ from pathlib import Path
 from rich.table import Table
 
 from rollstream.errors import ConfigurationError
+from rollstream.look.explorer.serving.report_file import write_simulated
 from rollstream.look.query.locate import SIMULATION_FILE
-from rollstream.look.report.timeline import write_simulated
 from rollstream.plan.simulation_settings import load_simulation
 from rollstream.run.cli.arguments import CommandParser
 from rollstream.run.console import TerminalConsole
