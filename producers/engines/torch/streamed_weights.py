@@ -84,8 +84,9 @@ class StreamedWeights:
     """The served version's manifest; None during a load and after a failed one."""
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
-        """Returns the served weights do not change. Raises `WrongBase` for tensors without their
-        hashes after their deltas, and `EngineRefused` for one that the model cannot serve.
+        """Prepares an update; the served weights do not change. Raises `WrongBase` for tensors
+        without their hashes after their deltas, and `EngineRefused` for one that the model cannot
+        serve.
         """
         return replace(update, prepared=_Pass(self, _streamed(update)).collect())
 
