@@ -44,8 +44,8 @@ class PromptOrder:
     settings: SettingsSince | None = None
 
     def at(self, group: int) -> Prompt:
-        """Returns a pure function of the seed and the group's number. Raises `ConfigurationError`
-        for a prompt that is empty, longer than `tokens_max`, or that the task cannot make.
+        """Returns a prompt by the seed and the group's number alone. Raises `ConfigurationError`
+        for one that is empty, longer than `tokens_max`, or that the task cannot make.
         """
         try:
             prompt = self.prompt(self.seed, group)

@@ -113,7 +113,7 @@ class LeaseClaim:
         self._last_change_s = 0.0
 
     def attempt(self) -> Lease | None:
-        """Returns None if the lease may not be taken now, or another process was faster."""
+        """Returns the lease, None if it may not be taken now, or another process was faster."""
         present = read_role(self._store, self._candidate.role)
         if present is None:
             return self._take(None, "")

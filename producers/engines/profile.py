@@ -111,18 +111,37 @@ class TimedEngine:
     vocabulary: int
     clock: Callable[[], float] = time.perf_counter
 
+    def points(self) -> Iterator[StepTiming]:
+        """Measure every batch size (powers of two up to `slots`, and `slots`) at every length of
+        `KV_SHARES`.
+        """
+        rows = _batch_sizes(self.slots)
+        room = self.context_max - STEPS - 1
+        for length in sorted(
+            {min(room, max(2, int(share * self.context_max))) for share in KV_SHARES}
+        ):
+            for count in rows:
+                yield self._measure(count, length)
 
-def measure_points(timing: TimedEngine) -> Iterator[StepTiming]:
-    """Measure every batch size (powers of two up to `slots`, and `slots`) at every length of
-    `KV_SHARES`.
-    """
-    rows = _batch_sizes(timing.slots)
-    room = timing.context_max - STEPS - 1
-    for length in sorted(
-        {min(room, max(2, int(share * timing.context_max))) for share in KV_SHARES}
-    ):
-        for count in rows:
-            yield _measure(timing, count, length)
+    def _measure(self, rows: int, length: int) -> StepTiming:
+        engine, names = self.engine, [f"{rows}.{length}.{n}" for n in range(rows)]
+        for name in names:
+            engine.submit(_request(name, length, self.vocabulary, rows))
+        # Each call makes one decode step, and the first one also prefills.
+        times = [self._step() for _ in range(STEPS)]
+        # Other load on this machine can only make a step slower, so a low quantile is taken.
+        seconds = float(np.quantile(times[1 + SKIPPED_STEPS :], FASTEST_SHARE))
+        # Tokens in the cache for one row, as a mean over the counted steps: each adds one token.
+        cached = length - 1 + (1 + SKIPPED_STEPS + STEPS) / 2
+        for name in names:
+            engine.abort(name)
+        prefill_s = max(0.0, times[0] - seconds)
+        return StepTiming(rows, rows * cached, seconds, length - 1, prefill_s)
+
+    def _step(self) -> float:
+        began = self.clock()
+        self.engine.poll(0.0)
+        return self.clock() - began
 
 
 def fit_profile(
@@ -211,28 +230,6 @@ def _batch_sizes(slots: int) -> list[int]:
     while counts[-1] * 2 < slots:
         counts.append(counts[-1] * 2)
     return [*counts, slots] if slots > 1 else counts
-
-
-def _measure(timing: TimedEngine, rows: int, length: int) -> StepTiming:
-    engine, names = timing.engine, [f"{rows}.{length}.{n}" for n in range(rows)]
-    for name in names:
-        engine.submit(_request(name, length, timing.vocabulary, rows))
-    # Each call makes one decode step, and the first one also prefills.
-    times = [_step(timing) for _ in range(STEPS)]
-    # Other load on this machine can only make a step slower, so a low quantile is taken.
-    seconds = float(np.quantile(times[1 + SKIPPED_STEPS :], FASTEST_SHARE))
-    # Tokens in the cache for one row, as a mean over the counted steps: each step adds one token.
-    cached = length - 1 + (1 + SKIPPED_STEPS + STEPS) / 2
-    for name in names:
-        engine.abort(name)
-    prefill_s = max(0.0, times[0] - seconds)
-    return StepTiming(rows, rows * cached, seconds, length - 1, prefill_s)
-
-
-def _step(timing: TimedEngine) -> float:
-    began = timing.clock()
-    timing.engine.poll(0.0)
-    return timing.clock() - began
 
 
 def _request(name: str, length: int, vocabulary: int, seed: int) -> GenerationRequest:

@@ -78,6 +78,12 @@ class PartialLinks:
     by_offset: dict[int, Partial] = field(default_factory=dict[int, Partial])
     bytes: int = 0
 
+    def add(self, offset: int, partial: Partial, size: int) -> None:
+        self.bytes += size
+        # This bounds the memory: `LINKS_BYTES_MAX` per trajectory, and one read of other records.
+        if offset <= self.upto and self.bytes <= LINKS_BYTES_MAX:
+            self.by_offset[offset] = partial
+
 
 def extend_spans(spans: list[Span], span: Span) -> None:
     """Appends a span, joined to the last one if it continues that under the same version: invariant
@@ -142,13 +148,8 @@ def _collect(links: Mapping[str, PartialLinks], offset: int, value: bytes) -> No
         record = decode(value).record
     except DecodeError:
         return
-    if not isinstance(record, Partial) or record.trajectory not in links:
-        return
-    mine = links[record.trajectory]
-    mine.bytes += len(value)
-    # This bounds the memory: `LINKS_BYTES_MAX` per trajectory, and one read of other records.
-    if offset <= mine.upto and mine.bytes <= LINKS_BYTES_MAX:
-        mine.by_offset[offset] = record
+    if isinstance(record, Partial) and record.trajectory in links:
+        links[record.trajectory].add(offset, record, len(value))
 
 
 def _first_offset(request: ChainRequest) -> int:

@@ -39,6 +39,10 @@ class JudgedAnswer:
     task: str = ""
     prompt: int = 0
 
+    @property
+    def reward(self) -> float:
+        return 0.0 if self.verdict.dead else self.verdict.reward
+
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
@@ -127,7 +131,7 @@ def pass_at_k(counts: Sequence[tuple[int, int]]) -> dict[int, float]:
 def _by_prompt(answers: Sequence[JudgedAnswer]) -> tuple[tuple[int, int, float], ...]:
     rewards: dict[int, list[float]] = {}
     for answer in answers:
-        rewards.setdefault(answer.prompt, []).append(_reward(answer))
+        rewards.setdefault(answer.prompt, []).append(answer.reward)
     return tuple(
         (
             sum(reward >= RIGHT for reward in prompt_rewards),
@@ -146,11 +150,7 @@ def _by_task(answers: Sequence[JudgedAnswer]) -> dict[str, float]:
 
 
 def _accuracy(answers: Sequence[JudgedAnswer]) -> float:
-    return float(np.mean([_reward(answer) for answer in answers]))
-
-
-def _reward(answer: JudgedAnswer) -> float:
-    return 0.0 if answer.verdict.dead else answer.verdict.reward
+    return float(np.mean([answer.reward for answer in answers]))
 
 
 def _shares(answers: Sequence[JudgedAnswer]) -> dict[str, float]:

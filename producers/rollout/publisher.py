@@ -24,23 +24,6 @@ from rollstream.streams.records import Applied, Partial, RolloutStatus, Trajecto
 from rollstream.streams.values import Address, Version
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutCondition:
-    """`queued` trajectories wait outside of the engine. `verified` is False from a comparison that
-    found wrong tensors until their repair.
-    """
-
-    version: Version
-    health: Health
-    queued: int
-    quota_left: int
-    verified: bool
-    pulling: bool = False
-    versions: tuple[Version, ...] = ()
-    parked: int = 0
-    parked_max: int = 0
-
-
 @dataclass(slots=True)
 class RolloutPublisher:
     """The records of one rollout under one term. For the rollout's loop only."""
@@ -187,34 +170,50 @@ class RolloutPublisher:
         self.sender.send("applied", [(self.name, record)], on_refused=self._counted("applied"))
         self.apply_s.add(verdict.seconds)
 
-    def status(self, condition: RolloutCondition, stats: EngineStats) -> None:
+    def status(
+        self,
+        stats: EngineStats,
+        *,
+        version: Version,
+        health: Health,
+        queued: int,
+        quota_left: int,
+        verified: bool,
+        pulling: bool,
+        versions: tuple[Version, ...],
+        parked: int,
+        parked_max: int,
+    ) -> None:
+        """Publishes a heartbeat. `queued` trajectories wait outside of the engine; `verified` is
+        False from a comparison that found wrong tensors until their repair.
+        """
         now = self.clock()
         record = RolloutStatus(
             rollout=self.name,
             term=self.term,
             slots=stats.slots,
             running=stats.running,
-            waiting=stats.waiting + condition.queued,
+            waiting=stats.waiting + queued,
             kv_used=stats.kv_used,
             kv_capacity=stats.kv_capacity,
-            version=condition.version,
-            verified=condition.verified,
-            health=condition.health,
-            quota_left=condition.quota_left,
-            tokens_per_s=self.status_schedule.note_sent(condition.health, stats.tokens, now),
+            version=version,
+            verified=verified,
+            health=health,
+            quota_left=quota_left,
+            tokens_per_s=self.status_schedule.note_sent(health, stats.tokens, now),
             tokens_total=stats.tokens,
             idle_s=self.status_schedule.idle_s,
             time_s=now,
             busy_s=stats.busy_s,
             kv_previous=self.status_schedule.previous_kv(stats.kv_used, now),
             decode_batch_max=stats.slots if self.batch_max is None else self.batch_max,
-            pulling=condition.pulling,
-            queued=condition.queued,
+            pulling=pulling,
+            queued=queued,
             preemptible=self.preemptible,
-            versions=condition.versions,
+            versions=versions,
             url=self.url,
-            parked=condition.parked,
-            parked_max=condition.parked_max,
+            parked=parked,
+            parked_max=parked_max,
         )
         if self.heartbeat is None:
             key = f"{self.name}/{self.term}"

@@ -26,7 +26,6 @@ from rollstream.producers.rollout.assignments import (
 from rollstream.producers.rollout.heartbeat import Health
 from rollstream.producers.rollout.in_progress import InProgress
 from rollstream.producers.rollout.loop_metrics import rollout_metrics
-from rollstream.producers.rollout.publisher import RolloutCondition
 from rollstream.producers.rollout.tail_filling import TailFilling
 from rollstream.producers.rollout.turn_driver import RolloutParts, TurnDriver
 from rollstream.producers.rollout.weights import WeightsFollower
@@ -356,7 +355,8 @@ class RolloutLoop:
     def send_status(self, health: Health) -> None:
         inputs, verified = self._update_inputs(), self.follower.verified
         pulling = not verified or wants_update(self._effective_mode, inputs)
-        condition = RolloutCondition(
+        self.parts.publisher.status(
+            self.parts.engine.stats(),
             version=self.parts.engine.version,
             health=health,
             queued=len(self.assignments.waiting)
@@ -368,4 +368,3 @@ class RolloutLoop:
             parked=len(self.driver.parked),
             parked_max=self.driver.parked_max,
         )
-        self.parts.publisher.status(condition, self.parts.engine.stats())

@@ -82,7 +82,7 @@ def find_control_groups(
     mounts: str | None = None, groups: str | None = None, is_root: bool | None = None
 ) -> ControlGroups | None:
     """Returns None if this process is not root, or the controllers are missing or read-only. The
-    texts are those of /proc/self/mountinfo and /proc/self/cgroup.
+    arguments are the texts of /proc/self/mountinfo and /proc/self/cgroup.
     """
     if not (os.geteuid() == 0 if is_root is None else is_root):
         return None

@@ -116,8 +116,8 @@ class Automaton:
         return self._tokenizer
 
     def prompt(self, seed: int, position: int) -> TaskPrompt:
-        """Returns each epoch asks all training questions, the same for every seed, once in a new
-        order by the seed.
+        """Returns a question of the position's epoch, which asks all training questions, the same
+        for every seed, once in a new order by the seed.
         """
         epoch, index = shuffled(self._prompts, seed, position)
         return self._make_prompt(self._training_questions[index], epoch)

@@ -105,6 +105,20 @@ class MixturePart:
     weight: float
     task: Task
 
+    def holds_out(self) -> bool:
+        try:
+            self.task.held_out(1)
+        except TooFewHeldOut as error:
+            return error.available > 0
+        except ConfigurationError:
+            return True  # named where its prompts are asked for
+        return True
+
+    def labelled(self, prompt: TaskPrompt) -> TaskPrompt:
+        reference = json.dumps({"part": self.label, "of": prompt.reference})
+        stop = self.task.stop if prompt.stop is None else prompt.stop
+        return replace(prompt, reference=reference, task=self.label, stop=tuple(stop))
+
 
 def mix(parts: Sequence[MixturePart]) -> "TaskMixture":
     """Returns the mixture, an environment if any part is one. Raises `ConfigurationError` without a
@@ -158,7 +172,7 @@ class TaskMixture:
     def prompt(self, seed: int, position: int) -> TaskPrompt:
         at = self._cycle.at(position)
         part = self._parts[at.part]
-        return _labelled(part, part.task.prompt(seed, at.place))
+        return part.labelled(part.task.prompt(seed, at.place))
 
     def held_out(self, count: int) -> list[TaskPrompt]:
         """Returns prompts, mixed as the training prompts are. Raises `TooFewHeldOut` if a part has
@@ -171,7 +185,7 @@ class TaskMixture:
 
     @cached_property
     def unevaluated(self) -> list[str]:
-        return [part.label for part in self._parts if not _holds_out(part)]
+        return [part.label for part in self._parts if not part.holds_out()]
 
     def _held_out_order(self) -> Iterator[PartPosition]:
         silent = set(self.unevaluated)
@@ -224,7 +238,7 @@ class TaskMixture:
     def _held_out(self, number: int, count: int, total: int) -> list[TaskPrompt]:
         part = self._parts[number]
         try:
-            return [_labelled(part, prompt) for prompt in part.task.held_out(count)]
+            return [part.labelled(prompt) for prompt in part.task.held_out(count)]
         except TooFewHeldOut as error:
             first_missing = PartPosition(number, error.available)
             prompts_max = next(
@@ -268,22 +282,6 @@ class AsyncEnvironmentMixture(TaskMixture):
         if isawaitable(reply):
             reply = await reply
         return cast("Reply", reply)
-
-
-def _holds_out(part: MixturePart) -> bool:
-    try:
-        part.task.held_out(1)
-    except TooFewHeldOut as error:
-        return error.available > 0
-    except ConfigurationError:
-        return True  # named where its prompts are asked for
-    return True
-
-
-def _labelled(part: MixturePart, prompt: TaskPrompt) -> TaskPrompt:
-    reference = json.dumps({"part": part.label, "of": prompt.reference})
-    stop = part.task.stop if prompt.stop is None else prompt.stop
-    return replace(prompt, reference=reference, task=part.label, stop=tuple(stop))
 
 
 def part_reference(reference: str, label: str) -> str:

@@ -96,7 +96,9 @@ class Remainder:
         return self._tokenizer
 
     def prompt(self, seed: int, position: int) -> TaskPrompt:
-        """Returns each epoch asks all training questions once, in a new order by the seed."""
+        """Returns a question of the position's epoch, which asks all training questions once, in a
+        new order by the seed.
+        """
         questions = self._training_questions
         epoch, index = shuffled(len(questions), seed, position)
         return self._make_prompt(questions[index], epoch)

@@ -82,9 +82,9 @@ def encode_file(topic: str, messages: Sequence[Message], fence: Fence) -> Encode
     assert last.offset - first.offset == len(messages) - 1, "the messages have a gap"
     with FileWriter(topic) as writer:
         for group in _row_groups(messages):
-            classified = classify_rows(topic, group, {first.partition: fence})
-            fence = classified.fences.get(first.partition, fence)
-            writer.write(table_of(topic, group, classified))
+            rows, after = classify_rows(topic, group, {first.partition: fence})
+            fence = after.get(first.partition, fence)
+            writer.write(table_of(topic, group, rows))
         return writer.finish(first.offset, last.offset, fence)
 
 

@@ -178,10 +178,10 @@ class TopicView:
                 fences = {p: at.fence for p, at in self.positions.items()}
                 columns = self.columns
                 is_exact = columns is None or not {"original", "header"}.isdisjoint(columns)
-                classified = classify_rows(self._topic.name, segment, fences, is_exact)
-                for partition, fence in classified.fences.items():
+                rows, after = classify_rows(self._topic.name, segment, fences, is_exact)
+                for partition, fence in after.items():
                     self.positions[partition] = Position(self.positions[partition].offset, fence)
-                yield table_of(self._topic.name, segment, classified, self.columns)
+                yield table_of(self._topic.name, segment, rows, self.columns)
 
     def is_behind(self, ends: Mapping[int, int]) -> bool:
         return any(at.offset < ends.get(p, 0) for p, at in self.positions.items())

@@ -3,7 +3,6 @@
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import msgspec
 from msgspec.structs import fields, replace
@@ -57,27 +56,20 @@ class ArchiveRow(msgspec.Struct, frozen=True, gc=False):
     header: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
-class ClassifiedRows:
-    """In the order of the messages, and the fence of each partition after them."""
-
-    rows: Sequence[ArchiveRow]
-    fences: Mapping[int, Fence]
-
-
 def classify_rows(
     topic: str,
     messages: Sequence[Message],
     fences: Mapping[int, Fence] | None = None,
     is_exact: bool = True,
-) -> ClassifiedRows:
-    """Classifies consecutive messages; a partition without a fence starts with the empty one. With
-    `is_exact` False no row states whether its columns restore the record's bytes (a third of the
-    work). Raises `SequenceGap` if the log lost a record of a single-holder role.
+) -> tuple[list[ArchiveRow], dict[int, Fence]]:
+    """Returns consecutive messages as rows, and the fences after them; a partition without a fence
+    starts with the empty one. With `is_exact` False no row states whether its columns restore the
+    record's bytes (a third of the work). Raises `SequenceGap` if the log lost a record of a
+    single-holder role.
     """
     after = dict(fences or {})
     rows = [_row(topic, message, after, is_exact) for message in messages]
-    return ClassifiedRows(rows, after)
+    return rows, after
 
 
 def as_original(row: ArchiveRow, why: str) -> ArchiveRow:
@@ -98,7 +90,9 @@ def bytes_of(record: Record, topic: str, term: int | None, sequence: int | None)
 
 
 def with_default(record: Record, stated: bool) -> Record:
-    """Returns its encoding states (`stated`) or omits the float that equals its default."""
+    """Returns an equal record whose encoding states (`stated`) or omits the float that equals its
+    default.
+    """
     float_default = FLOAT_DEFAULTS[type(record)]
     if float_default is None or getattr(record, float_default[0]) != float_default[1]:
         return record

@@ -13,7 +13,6 @@ from rollstream.errors import CorruptObject, DecodeError, NewerRelease
 from rollstream.storage.archive.rows import (
     ARCHIVED_CLASSES,
     ArchiveRow,
-    ClassifiedRows,
     as_original,
     bytes_of,
     classify_rows,
@@ -41,14 +40,15 @@ _REFUSED = (OverflowError, pa.ArrowInvalid, pa.ArrowTypeError, UnicodeEncodeErro
 def table_of(
     topic: str,
     messages: Sequence[Message],
-    classified: ClassifiedRows | None = None,
+    rows: Sequence[ArchiveRow] | None = None,
     columns: Collection[str] | None = None,
 ) -> pa.Table:
-    """Returns one row per message, in order. Unless `classified`, they are as if the fence before
-    them were unknown. `columns` are by default all.
+    """Returns one row per message, in order. Without `rows`, the messages are classified as if the
+    fence before them were unknown. `columns` are by default all.
     """
     topic_columns(topic)
-    rows = classify_rows(topic, messages).rows if classified is None else classified.rows
+    if rows is None:
+        rows, _ = classify_rows(topic, messages)
     names = arrow_schema(topic).names if columns is None else columns
     try:
         return _table(topic, rows, names)

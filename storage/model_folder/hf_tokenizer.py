@@ -6,7 +6,6 @@ import ast
 import functools
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -185,28 +184,22 @@ def tokenizer_class(folder: Path, model: Path | None = None) -> str | None:
     if declared.endswith("LlamaTokenizer"):
         return None
     config = read_fields((model or folder) / CONFIG)
-    registered = tables.registered.get(str(config.get("model_type")))
+    registered_names, corrected = tables
+    registered = registered_names.get(str(config.get("model_type")))
     if registered is None or registered == declared:
         return GENERIC if declared in _GENERIC else declared
     if registered == _MISTRAL:
         return None
     if registered in _GENERIC:
         return GENERIC
-    is_corrected = bool({config.get("model_type"), config.get("model_name")} & tables.corrected)
+    is_corrected = bool({config.get("model_type"), config.get("model_name")} & corrected)
     name = registered if is_corrected else declared
     return GENERIC if name in _GENERIC else name
 
 
-@dataclass(frozen=True, slots=True)
-class _ClassTables:
-    """transformers' class for each model type, and the types whose folders name a wrong one."""
-
-    registered: Mapping[str, str]
-    corrected: frozenset[object]
-
-
 @functools.cache
-def _class_tables() -> _ClassTables | None:
+def _class_tables() -> tuple[Mapping[str, str], frozenset[object]] | None:
+    """transformers' class for each model type, and the types whose folders name a wrong one."""
     package = find_spec("transformers")
     if package is None or package.origin is None:
         return None
@@ -233,7 +226,7 @@ def _class_tables() -> _ClassTables | None:
         return None
     for model_type in corrected:
         registered.setdefault(model_type, GENERIC)
-    return _ClassTables(registered, frozenset(corrected))
+    return registered, frozenset(corrected)
 
 
 class _ConfigFile(msgspec.Struct, frozen=True):

@@ -186,8 +186,8 @@ class CachedObject:
             self._writer.release()
 
     def room(self) -> memoryview:
-        """Returns up to the end of the present chunk; empty when all bytes are here. Raises
-        `ObjectDropped`, and `StoreError` if the file system is full.
+        """Returns the memory up to the end of the present chunk; empty when all bytes are here.
+        Raises `ObjectDropped`, and `StoreError` if the file system is full.
         """
         if self._dropped:
             raise ObjectDropped(f"object {self.key} was dropped")

@@ -8,7 +8,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 
 from rollstream.errors import BusError
 from rollstream.metric_values import MetricValues
@@ -176,7 +175,8 @@ class PushingStore:
         self._push = ChainPush(directory, bytes_max, pace or BandwidthLimiter())
         self._pool = ThreadPoolExecutor(UPLOADS_MAX, "upload")
         self._lock = threading.Lock()
-        self._uploads: dict[Version, dict[str, _Upload]] = {}
+        # By version and key, the size in bytes and the upload.
+        self._uploads: dict[Version, dict[str, tuple[int, Future[str]]]] = {}
 
     def create(self, key: str, data: Data) -> str:
         version = version_of(key)
@@ -242,14 +242,14 @@ class PushingStore:
             self._wait()
         upload = self._pool.submit(create_idempotent, self._store, key, content)
         with self._lock:
-            self._uploads.setdefault(version, {})[key] = _Upload(len(content), upload)
+            self._uploads.setdefault(version, {})[key] = len(content), upload
             for old in sorted(self._uploads)[:-VERSIONS_MAX]:
                 del self._uploads[old]
 
     def _complete(self, version: Version) -> None:
         with self._lock:
             uploads = self._uploads.pop(version, {})
-        errors = [error for upload in uploads.values() if (error := upload.done.exception())]
+        errors = [error for _, upload in uploads.values() if (error := upload.exception())]
         if errors:
             raise errors[0]
 
@@ -261,16 +261,10 @@ class PushingStore:
                 for k, u in by_key.items()
                 if key in (None, k)
             ]
-        for upload in uploads:
-            upload.done.exception()
+        for _, upload in uploads:
+            upload.exception()
 
     def _waiting(self) -> int:
         with self._lock:
             uploads = [upload for by_key in self._uploads.values() for upload in by_key.values()]
-        return sum(upload.bytes for upload in uploads if not upload.done.done())
-
-
-@dataclass(frozen=True, slots=True)
-class _Upload:
-    bytes: int
-    done: Future[str]
+        return sum(size for size, upload in uploads if not upload.done())

@@ -106,30 +106,23 @@ class PartitionLease:
     expires_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionClaim:
-    """Leases to write (`held`) and to delete (`released`)."""
-
-    held: frozenset[int]
-    released: frozenset[int]
-
-
 def claim_partitions(
     member: str,
     members: Mapping[str, float],
     leases: Mapping[int, PartitionLease],
     partitions: int,
     now_s: float,
-) -> PartitionClaim:
-    """Returns a member's claim; `members` maps all members to their expiry times, and `member`
-    itself counts as alive. A new member gets its share once the others have released it.
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Returns the partitions that `member` holds and those that it releases; `members` maps all
+    members to their expiry times, and `member` itself counts as alive. A new member gets its share
+    once the others have released it.
     """
     alive = sorted({name for name, expires_s in members.items() if expires_s > now_s} | {member})
     # Dealt to the live members in turn, in the order of their names.
     share = {p for p in range(partitions) if alive[p % len(alive)] == member}
     mine = {p for p, lease in leases.items() if lease.owner == member and lease.expires_s > now_s}
     taken = {p for p, lease in leases.items() if lease.expires_s > now_s} - mine
-    return PartitionClaim(frozenset(share - taken), frozenset(mine - share))
+    return frozenset(share - taken), frozenset(mine - share)
 
 
 _TABLES = (
@@ -187,19 +180,19 @@ class SqliteGroups:
                 connection.execute(f"SELECT member, expires_s FROM members {_OF_GROUP}", of_group)
             )
             leases = _leases(connection, group, topic)
-            claimed = claim_partitions(member, members, leases, partitions, now_s)
+            claimed, released = claim_partitions(member, members, leases, partitions, now_s)
             connection.execute(
                 "INSERT OR REPLACE INTO members VALUES (?, ?, ?, ?)", (*of_group, member, expires_s)
             )
             connection.executemany(
                 f"DELETE FROM leases {_OF_GROUP} AND partition = ?",
-                [(*of_group, partition) for partition in claimed.released],
+                [(*of_group, partition) for partition in released],
             )
             connection.executemany(
                 "INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?)",
-                [(*of_group, partition, member, expires_s) for partition in claimed.held],
+                [(*of_group, partition, member, expires_s) for partition in claimed],
             )
-        return claimed.held
+        return claimed
 
     def commit_held(
         self, group: str, topic: str, member: str, positions: Mapping[int, Position]

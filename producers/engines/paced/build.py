@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from rollstream.producers.engines.paced.engine import PacedEngine, PacedShape, ScaledClock
+from rollstream.producers.engines.paced.engine import PacedEngine, ScaledClock
 from rollstream.producers.engines.paced.lengths import (
     LengthSampler,
     LogNormal,
@@ -34,7 +34,10 @@ def open_paced(
     `version` and updated, but compute nothing.
     """
     kv_tokens = settings.kv_tokens
-    shape = PacedShape(
+    return PacedEngine(
+        tensors,
+        version,
+        ScaledClock(settings.time_scale),
         slots=slots,
         context_max=context_max,
         kv_capacity=slots * context_max if kv_tokens is None else kv_tokens,
@@ -43,7 +46,6 @@ def open_paced(
         lengths=lengths_from(settings.lengths),
         emit_every=settings.emit_every,
     )
-    return PacedEngine(shape, tensors, version, ScaledClock(settings.time_scale))
 
 
 def roofline_from(settings: RooflineSettings) -> Roofline:

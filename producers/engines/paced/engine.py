@@ -62,17 +62,6 @@ a real engine would not have decoded either.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class PacedShape:
-    slots: int
-    context_max: int
-    kv_capacity: int
-    vocabulary: int
-    roofline: Roofline
-    lengths: LengthSampler
-    emit_every: int = 256
-
-
 class PacedEngine(QueuedEngine[PacedSequence]):
     """`tensors` are the weights of `version`, under any names and of any shapes; they are
     copied.
@@ -80,22 +69,30 @@ class PacedEngine(QueuedEngine[PacedSequence]):
 
     def __init__(
         self,
-        shape: PacedShape,
         tensors: Mapping[str, torch.Tensor],
         version: Version,
         pace: EngineClock,
+        *,
+        slots: int,
+        context_max: int,
+        kv_capacity: int,
+        vocabulary: int,
+        roofline: Roofline,
+        lengths: LengthSampler,
+        emit_every: int = 256,
     ) -> None:
-        assert min(shape.slots, shape.emit_every) >= 1, "one slot, and one token per emission"
-        assert shape.context_max >= 2, "a prompt token and a generated one"
-        if shape.kv_capacity < shape.context_max:
+        assert min(slots, emit_every) >= 1, "one slot, and one token per emission"
+        assert context_max >= 2, "a prompt token and a generated one"
+        if kv_capacity < context_max:
             raise EngineRefused(
-                f"a KV capacity of {shape.kv_capacity} tokens cannot hold one sequence of "
-                f"{shape.context_max} (paced.kv_tokens, rollouts.context_max)"
+                f"a KV capacity of {kv_capacity} tokens cannot hold one sequence of "
+                f"{context_max} (paced.kv_tokens, rollouts.context_max)"
             )
-        super().__init__(version, shape.slots, shape.context_max, shape.vocabulary)
-        self._shape, self._pace = shape, pace
+        super().__init__(version, slots, context_max, vocabulary)
+        self._roofline, self._lengths = roofline, lengths
+        self._emit_every, self._pace = emit_every, pace
         self._weights = _served(tensors, version)
-        self._batch = PacedBatch(shape.kv_capacity)
+        self._batch = PacedBatch(kv_capacity)
         # When the newest step ended, on the engine's clock.
         self._at_s = pace.now()
 
@@ -143,7 +140,7 @@ class PacedEngine(QueuedEngine[PacedSequence]):
             raise EngineRefused(
                 f"trajectory {request.trajectory!r}: sampling.stop leaves no token that continues"
             )
-        return PacedSequence(request, self.context_max, self.vocabulary, self._shape.lengths)
+        return PacedSequence(request, self.context_max, self.vocabulary, self._lengths)
 
     def _admit(self) -> None:
         if not self._rows:  # the engine was idle until now
@@ -159,15 +156,15 @@ class PacedEngine(QueuedEngine[PacedSequence]):
         return missing is not None
 
     def _prefill(self, tokens: int) -> None:
-        seconds = self._shape.roofline.prefill_s(tokens)
+        seconds = self._roofline.prefill_s(tokens)
         self._at_s += seconds
         self._busy_s += seconds
 
     def _step(self, end_s: float) -> bool:
         batch, now, can_wait = self._batch, self._pace.now(), not self._outbox
         # Only the steps up to the next event, whose times are known.
-        steps, rows = batch.steps_max(self._shape.emit_every), len(batch.rows)
-        ends = self._at_s + self._shape.roofline.ends_s(rows, batch.used, steps)
+        steps, rows = batch.steps_max(self._emit_every), len(batch.rows)
+        ends = self._at_s + self._roofline.ends_s(rows, batch.used, steps)
         if ends[0] > now and not can_wait:
             return False
         if ends[-1] > now and can_wait:
@@ -184,7 +181,7 @@ class PacedEngine(QueuedEngine[PacedSequence]):
         for sequence in list(batch.rows):
             if sequence.finish is not None:
                 self._end_turn(sequence, sequence.finish)
-            elif sequence.pending >= self._shape.emit_every:
+            elif sequence.pending >= self._emit_every:
                 self._emit(sequence)
         return self._pace.now() < end_s or bool(self._outbox)
 
@@ -203,7 +200,7 @@ class PacedEngine(QueuedEngine[PacedSequence]):
         self._batch.drop_cache(sequence)
 
     def _kv(self) -> tuple[int, int]:
-        return sum(row.cached for row in self._batch.rows), self._shape.kv_capacity
+        return sum(row.cached for row in self._batch.rows), self._batch.capacity
 
 
 def _served(tensors: Mapping[str, torch.Tensor], version: Version) -> ServedWeights:

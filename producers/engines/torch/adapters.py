@@ -53,12 +53,6 @@ class LoadedAdapter:
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterStack:
-    adapters: tuple[LoadedAdapter, ...]
-    layers: LayerFactors
-
-
-@dataclass(frozen=True, slots=True)
 class AdapterRoutes:
     """Maps the rows of a batch to adapters. Gathered row j is row `order[j]` of the batch, and row
     i of the batch is at `places[i]`. Each of `parts` is an adapter and the range [begin, end) of
@@ -68,7 +62,7 @@ class AdapterRoutes:
     parts: tuple[tuple[LoadedAdapter, int, int], ...]
     order: Tensor | None = None
     places: Tensor | None = None
-    stack: AdapterStack | None = None
+    stack: LayerFactors | None = None
 
     def add(self, out: Tensor, x: Tensor, layer: int, product: int) -> None:
         """Add the low-rank products of `x` (n, in) to `out` (n, out), in place."""
@@ -81,7 +75,7 @@ class AdapterRoutes:
         if self.stack is None:
             terms = self._by_version(rows, out.shape[1], layer, product)
         else:
-            factors = self.stack.layers[layer][product]
+            factors = self.stack[layer][product]
             if factors is None:
                 return
             each = rows.view(len(self.parts), -1, rows.shape[1])
@@ -113,7 +107,7 @@ class ServedAdapters:
     newest: Version | None = None
     latest: Version | None = None
     _last: LoadedAdapter | None = None
-    _stack: AdapterStack | None = None
+    _stack: tuple[tuple[LoadedAdapter, ...], LayerFactors] | None = None
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
         """Returns the update with its adapter in the served layout. Raises `EngineRefused`, which
@@ -191,14 +185,14 @@ class ServedAdapters:
     def _indices(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(self.device)  # pyright: ignore[reportUnknownMemberType]
 
-    def _stacked(self, adapters: tuple[LoadedAdapter, ...]) -> AdapterStack | None:
+    def _stacked(self, adapters: tuple[LoadedAdapter, ...]) -> LayerFactors | None:
         # Kept for later calls: adapters change far less often than rows.
-        if self._stack is None or self._stack.adapters != adapters:
+        if self._stack is None or self._stack[0] != adapters:
             layers = _stacked_layers([adapter.layers for adapter in adapters])
             if layers is None:
                 return None
-            self._stack = AdapterStack(adapters, layers)
-        return self._stack
+            self._stack = adapters, layers
+        return self._stack[1]
 
     def _layer(
         self,

@@ -123,21 +123,12 @@ class BatchSpeculation(Speculation):
         return sequence.tokens[max(0, end - self.source.context) : end].tolist()
 
 
-@dataclass(frozen=True, slots=True)
-class PackedDrafts:
-    """Holds the input of a pass over n tokens. `row_of` (n,) is the row of each token, `drawn` (n,
-    1) the uniform number with which the token after it is drawn.
-    """
-
-    drafted: DraftedTokens
-    row_of: torch.Tensor
-    drawn: torch.Tensor
-
-
 def pack_drafts(
     rows: Many[TorchSequence], drafts: Many[Many[int]], device: torch.device
-) -> PackedDrafts:
-    """Pack each row's newest token, whose KV is not cached yet, and its draft."""
+) -> tuple[DraftedTokens, torch.Tensor, torch.Tensor]:
+    """Packs each row's newest token, whose KV is not cached yet, and its draft: n tokens. Returns
+    also the row of each (n,) and the uniform number that draws the token after it (n, 1).
+    """
     counts = np.array([1 + len(draft) for draft in drafts])
     ahead = int(counts.max())
     ids: list[int] = []
@@ -161,7 +152,7 @@ def pack_drafts(
     )
     # The uniform number that a plain step would use at each position.
     drawn = torch.from_numpy(uniforms(keys, positions + 1)).to(device)  # pyright: ignore[reportUnknownMemberType]
-    return PackedDrafts(drafted, torch.from_numpy(row_of).to(device), drawn.unsqueeze(1))  # pyright: ignore[reportUnknownMemberType]
+    return drafted, torch.from_numpy(row_of).to(device), drawn.unsqueeze(1)  # pyright: ignore[reportUnknownMemberType]
 
 
 def count_accepted(drawn: Many[int], draft: Many[int], stop: Many[int]) -> tuple[int, bool]:

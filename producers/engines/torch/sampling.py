@@ -26,9 +26,27 @@ class SamplingPlan:
     stops: torch.Tensor
     """Stop tokens of each row: (largest number of them, rows or 1), padded with `NO_TOKEN`."""
 
+    def of_tokens(self, row_of: torch.Tensor) -> "SamplingPlan":
+        """Returns a plan by token; `row_of` (n,) is the row of each. `stops` is not expanded."""
+        if self.stops.shape[1] == 1:  # all rows have equal parameters
+            return self
+
+        def spread(values: torch.Tensor | None) -> torch.Tensor | None:
+            if values is None or values.shape[0] == 1:
+                return values
+            return values.index_select(0, row_of)
+
+        return replace(
+            self,
+            inverse_temperature=spread(self.inverse_temperature),
+            top_k=spread(self.top_k),
+            top_p=spread(self.top_p),
+            greedy=spread(self.greedy),
+        )
+
 
 def plan_sampling(rows: Sequence[Sampling], device: torch.device) -> SamplingPlan:
-    """Returns the plan of one `Sampling` fits any number of equal rows."""
+    """Returns the rows' plan; that of one `Sampling` fits any number of equal rows."""
 
     def column(values: list[float], dtype: torch.dtype) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype, device=device).unsqueeze(1)
@@ -50,23 +68,6 @@ def plan_sampling(rows: Sequence[Sampling], device: torch.device) -> SamplingPla
         greedy=column([float(value) for value in greedy], torch.bool) if any(greedy) else None,
         all_greedy=all(greedy),
         stops=torch.tensor(stops, dtype=torch.int64, device=device).t().contiguous(),
-    )
-
-
-def plan_of_rows(plan: SamplingPlan, row_of: torch.Tensor) -> SamplingPlan:
-    """Returns a plan by token; `row_of` (n,) is the row of each. `stops` is not expanded."""
-    if plan.stops.shape[1] == 1:  # all rows have equal parameters
-        return plan
-
-    def spread(values: torch.Tensor | None) -> torch.Tensor | None:
-        return values if values is None or values.shape[0] == 1 else values.index_select(0, row_of)
-
-    return replace(
-        plan,
-        inverse_temperature=spread(plan.inverse_temperature),
-        top_k=spread(plan.top_k),
-        top_p=spread(plan.top_p),
-        greedy=spread(plan.greedy),
     )
 
 

@@ -19,7 +19,7 @@ from rollstream.producers.engines.torch.draft_verify import (
     pack_drafts,
 )
 from rollstream.producers.engines.torch.rows import TorchSequence
-from rollstream.producers.engines.torch.sampling import draw_tokens, plan_of_rows
+from rollstream.producers.engines.torch.sampling import draw_tokens
 from rollstream.streams.values import Drafts, Floats, Tokens
 
 MEASURE_STEPS = 4  # one plain step in this many is measured while drafts are off
@@ -187,8 +187,7 @@ class SpeculativeBatch(DecodeBatch):
         if not self._composed:
             self._compose()
         drafts = self.drafting.make_drafts(self.rows)  # 2
-        packed = pack_drafts(self.rows, drafts, self.decoder.device)
-        drafted = packed.drafted
+        drafted, row_of, drawn = pack_drafts(self.rows, drafts, self.decoder.device)
         if self.decoder.adapters is not None:
             counts = [1 + len(draft) for draft in drafts]
             versions = [sequence.request.version for sequence in self.rows]
@@ -199,8 +198,8 @@ class SpeculativeBatch(DecodeBatch):
             )
         else:
             logits = self.decoder.verify(drafted, self.cache, self._used)
-        plan = plan_of_rows(self._plan, packed.row_of)
-        tokens, logprobs = draw_tokens(logits, plan, packed.drawn)
+        plan = self._plan.of_tokens(row_of)
+        tokens, logprobs = draw_tokens(logits, plan, drawn)
         rows = len(self.rows)
         ended = self._take(drafts, tokens[:, 0].tolist(), logprobs[:, 0].cpu().numpy())  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]  # 4
         self.gate.add_pass(rows, len(drafted.ids), self.gained, self._clock() - began)

@@ -24,7 +24,6 @@ from rollstream.producers.engines.profile import (
     StepTiming,
     TimedEngine,
     fit_profile,
-    measure_points,
     model_key,
     profile_path,
     read_profile,
@@ -136,7 +135,7 @@ def measure_profile(
     )
     timing = TimedEngine(engine, slots, context_max, int(model.config.vocab_size))
     points: list[StepTiming] = []
-    for point in measure_points(timing):
+    for point in timing.points():
         points.append(point)
         progress(point)
     key = model_key(model.config, kind.timed_settings(c.rollouts))

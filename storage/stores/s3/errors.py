@@ -123,8 +123,8 @@ class TimeLimits:
 
 
 def time_limits(deadline_s: float) -> TimeLimits:
-    """Returns a quarter of the deadline each, at most `CONNECT_S_MAX` for connecting and
-    `SILENCE_S_MAX` for waiting; the rest for beginning requests.
+    """Returns a quarter of the deadline for each limit, at most `CONNECT_S_MAX` for connecting and
+    `SILENCE_S_MAX` for waiting; the rest is for beginning requests.
     """
     connect_s = min(CONNECT_S_MAX, deadline_s / 4)
     silence_s = min(SILENCE_S_MAX, deadline_s / 4)

@@ -88,7 +88,7 @@ PART_STATES: tuple[PartState, ...] = ("differs", "unread", "same", "elsewhere")
 
 
 def combined(states: Collection[PartState]) -> PartState:
-    """Returns the tensor differs if any part does, and is the same only if no part is unread."""
+    """Returns `differs` if any part does, and `same` only if no part is unread."""
     for state in PART_STATES:
         if state in states:
             return state

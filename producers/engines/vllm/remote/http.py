@@ -52,8 +52,8 @@ _EVENTS = msgspec.json.Decoder(StreamEvent)
 
 
 def generate_body(request: CoreRequest, name: str) -> bytes:
-    """Returns a stream of tokens with their log-probabilities; `name` is this client's name of the
-    request.
+    """Returns the body of a request for a stream of tokens with their log-probabilities; `name` is
+    this client's name of it.
     """
     s = request.sampling
     sampling = {

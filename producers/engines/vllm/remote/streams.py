@@ -36,11 +36,6 @@ class TokenStream:
     task: "Future[None] | None" = None
 
 
-@dataclass(frozen=True, slots=True)
-class BrokenStream:
-    why: str
-
-
 @dataclass(slots=True)
 class TokenStreams:
     """`headers` are sent with every request; `host` names the server in errors."""
@@ -48,8 +43,8 @@ class TokenStreams:
     url: str
     headers: Mapping[str, str]
     host: str
-    _news: "queue.SimpleQueue[tuple[TokenStream, StepOutput | BrokenStream]]" = field(
-        default_factory=queue.SimpleQueue[tuple[TokenStream, StepOutput | BrokenStream]]
+    _news: "queue.SimpleQueue[tuple[TokenStream, StepOutput | str]]" = field(
+        default_factory=queue.SimpleQueue[tuple[TokenStream, StepOutput | str]]
     )
     _broken: str | None = None
     _open: dict[str, TokenStream] = field(default_factory=dict[str, TokenStream])
@@ -84,8 +79,8 @@ class TokenStreams:
                 return outputs
             if self._open.get(stream.key) is not stream:
                 continue  # closed meanwhile
-            if isinstance(news, BrokenStream):
-                self._broken = news.why
+            if isinstance(news, str):  # why the stream broke
+                self._broken = news
                 break
             if news.finish is not None:
                 del self._open[stream.key]
@@ -146,7 +141,7 @@ class TokenStreams:
             broken = f"{stream.key!r}: {error}"
         finally:
             if broken:
-                self._news.put((stream, BrokenStream(broken)))
+                self._news.put((stream, broken))
             stream.ended = True
 
     async def _events(self, body: bytes) -> AsyncIterator[bytes]:
