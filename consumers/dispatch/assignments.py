@@ -63,7 +63,7 @@ def continuation(
     attempt = 1 if assignment is None else assignment.attempt + 1
     moves = 0 if assignment is None else assignment.moves + 1
     # Without a partial, a trajectory that its rollout released has generated no tokens.
-    if chain is None:  # no partial: a trajectory that its rollout released has generated nothing
+    if chain is None:
         discards_tokens = assignment is not None and not assignment.given_up
         return Continuation("start", attempt, None, None, moves, discards_tokens)
     if keep_version and chain.version not in resumable:

@@ -94,10 +94,7 @@ class StepPublisher:
     """Publishes steps in a thread. An exception there or in the deletion thread is raised again in
     the trainer's: by `submit`, `check`, `await_room`, `await_lent`, `close`.
 
-    Stages (docs/reference/invariants.md, A trainer's step): 1. write the version's objects, the
-    manifest last; 2. swap `latest.json`: the version is believed; 3. announce it; 4. append
-    `StepDone`; 5. write the checkpoint if one is due; 6. delete what nothing needs, in the deletion
-    thread.
+    The stages of a step (docs/reference/invariants.md, A trainer's step):
 
     1. Write the version's objects, the manifest last; none if the version is believed already. Are
        its bits others, the run continues as a fork, and the next version is an anchor.

@@ -46,10 +46,6 @@ class WeightsFollower:
     engine's weights, and calls `compare`. One background thread fetches or compares, never both, so
     the tensors do not change between `take` and `verdict`.
 
-    The rollout calls `prefetch`, then `take`, swaps the engine's weights, and calls `compare`. One
-    background thread fetches or compares, never both, so the tensors do not change between `take`
-    and `verdict`.
-
     The topic of a named `stream` must exist (`bus.create([stream.topic])`, which may be repeated).
     """
 

@@ -1,7 +1,6 @@
 """The lag of a sample's tokens, and the masks that bound it (invariant 5)."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +10,6 @@ from rollstream.consumers.trainer.data.sample import (
 )
 from rollstream.streams import admissible
 from rollstream.streams.values import Span
-
-if TYPE_CHECKING:
-    pass
 
 
 def lag_of(span: Span, version: int) -> int:

@@ -9,7 +9,7 @@ Reading list: after `consumers/trainer/data/groups.py`, before `consumers/traine
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -26,10 +26,6 @@ from rollstream.consumers.trainer.data.sample import (
 from rollstream.consumers.trainer.data.training_rule import TrainingRule
 from rollstream.streams import admissible
 from rollstream.streams.records import Trajectory
-
-if TYPE_CHECKING:
-    pass
-
 
 REASON_MAX = 200  # characters of each reason in a group's `detail`: rollouts write them freely
 

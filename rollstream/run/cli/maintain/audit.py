@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from textwrap import fill
-from typing import TYPE_CHECKING
 
 from rollstream.consumers.audit.audit import Audit, continued_audit, utc_minute
 from rollstream.consumers.audit.folds import InvariantResult
@@ -20,9 +19,6 @@ from rollstream.look.query.looking import open_run_view
 from rollstream.run.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser
 from rollstream.run.signals import progress_line, warn
 from rollstream.storage.identity import check_readable
-
-if TYPE_CHECKING:
-    pass
 
 # Exit codes.
 KEPT, VIOLATED, UNCHECKED = 0, 1, 2
