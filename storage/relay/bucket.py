@@ -57,8 +57,8 @@ class BucketReader:
         return read
 
     def fetch(self, offers: Iterable[ObjectOffer], stop: threading.Event) -> bool:
-        """Read those that the cache accepts and whose retry is due; true if any was read to its
-        end. True if any was read to its end.
+        """Reads those that the cache accepts and whose retry is due; returns whether any was read
+        to its end.
         """
         read = False
         for offer in offers:
