@@ -1,4 +1,4 @@
-"""Roles and tools that read the log of a run.
+"""Roles and tools that read the log of a run. They never import producers.
 
 `trainer/` trains groups and publishes versions, by an objective of `objectives/`; `dispatch/`
 admits, places and moves trajectories, `archive/` writes the log as Parquet files: these are roles

@@ -1,10 +1,8 @@
-"""Rewards of the parts of a trajectory, per turn of an episode or per generated token, and from
-them an advantage for each token (process supervision, DeepSeekMath, arXiv 2402.03300, section
-4.1.3). Pure.
+"""Rewards per turn or generated token, and from them an advantage for each token (process
+supervision, DeepSeekMath, arXiv 2402.03300, section 4.1.3). Pure.
 
-With `trainer.process_rewards` an annotation of `reward_terms` may be a vector (`part_rewards`). A
-critic (`GAE`) and a reference of scorers (`scored_reference`) give credit too; their names are
-here, since this module loads no settings.
+Names of a critic (`GAE`) and of a reference of scorers are here too, since this module loads no
+settings.
 """
 
 from collections.abc import Sequence
@@ -23,8 +21,6 @@ Rewards = NDArray[np.float64]
 
 
 class ReferenceSettings(Protocol):
-    """The trainer's settings that name its reference, also as an audit reads them."""
-
     @property
     def reference_kl(self) -> float: ...
     @property
@@ -34,8 +30,8 @@ class ReferenceSettings(Protocol):
 
 
 def scored_reference(settings: ReferenceSettings) -> str:
-    """Returns the name of the reference whose log-probabilities scorers compute; "" if there is
-    none, or the trainer computes them itself.
+    """The reference whose log-probabilities scorers compute; "" if there is none, or the trainer
+    computes them itself.
     """
     is_scored = settings.reference_kl and settings.reference_by == "score"
     return settings.reference if is_scored else ""
@@ -43,8 +39,8 @@ def scored_reference(settings: ReferenceSettings) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartRewards:
-    """The rewards of a trajectory's parts: `ends` [parts], ascending, are the indices of their last
-    tokens among its `tokens` generated tokens.
+    """`ends` [parts], ascending, are the indices of the parts' last tokens among the trajectory's
+    `tokens` generated tokens.
     """
 
     tokens: int
@@ -56,9 +52,7 @@ class PartRewards:
         return float(self.rewards.sum())
 
     def plus(self, other: "PartRewards", weight: float = 1.0) -> "PartRewards":
-        """Returns the sum with `weight` times another term of the same trajectory; parts with the
-        same end become one.
-        """
+        """The sum with `weight` times another term; parts with the same end become one."""
         ends = np.union1d(self.ends, other.ends)
         rewards = np.zeros(len(ends))
         rewards[np.searchsorted(ends, self.ends)] += self.rewards
@@ -67,19 +61,16 @@ class PartRewards:
 
 
 def no_parts(tokens: int) -> PartRewards:
-    """Returns the sum of no terms."""
     return PartRewards(tokens, np.zeros(0, np.intp), np.zeros(0))
 
 
 def whole_reward(tokens: int, reward: float) -> PartRewards:
-    """Returns the reward as that of the only part of a trajectory of `tokens` generated tokens."""
     return PartRewards(tokens, np.array([tokens - 1]), np.array([reward], np.float64))
 
 
 def part_rewards(record: Trajectory, values: Sequence[float]) -> PartRewards | str:
-    """Returns the rewards that a term's values mean for a finished trajectory: one value counts at
-    its last token, one for each turn at the turn's last token, one for each generated token at that
-    token. For any other number returns the reason why there is no reward.
+    """One value counts at the last token, one for each turn at the turn's last token, one for each
+    generated token at that token. For any other number returns the reason why there is no reward.
     """
     tokens = len(record.logprobs)
     numbers = np.asarray(values, np.float64)
@@ -97,8 +88,8 @@ def part_rewards(record: Trajectory, values: Sequence[float]) -> PartRewards | s
 
 
 def turn_ends(record: Trajectory) -> NDArray[np.intp]:
-    """Returns the index, among the generated tokens, of the last one of each turn; a turn that
-    generated nothing ends with the one before it.
+    """The index, among the generated tokens, of each turn's last; a turn that generated nothing
+    ends with the one before it.
     """
     is_generated = record.sources == GENERATED
     before = np.cumsum(is_generated)
@@ -111,9 +102,8 @@ def turn_ends(record: Trajectory) -> NDArray[np.intp]:
 
 
 def token_advantages(parts: Sequence[PartRewards], each: Rewards) -> list[Rewards]:
-    """Returns the advantages of the generated tokens of each trajectory of a group: that of a token
-    is the sum of those of the parts that end at or after it. `each` has the advantages of all
-    parts, trajectory after trajectory.
+    """A token's advantage is the sum of those of the parts that end at or after it. `each` has the
+    advantages of all parts, trajectory after trajectory.
     """
     advantages: list[Rewards] = []
     first = 0

@@ -43,8 +43,7 @@ def open_engine(
     *,
     vllm: VllmSettings | None = None,
 ) -> Engine:
-    """Open the engine `name`, which serves `tensors` as `version`; `vllm` has the settings of that
-    engine. Raises `ConfigurationError` for an engine that computes no model, is not there or not
+    """Raises `ConfigurationError` for an engine that computes no model, is not there or not
     installed, and `EngineRefused` for a model that it cannot serve.
     """
     kind = engine_kind(name)

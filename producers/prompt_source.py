@@ -30,9 +30,8 @@ REFILL_PARTS = 4  # publish when a quarter of `ahead` was admitted: few appends 
 
 @dataclass(frozen=True, slots=True)
 class PromptOrder:
-    """Gives the prompt at each position of the order. `prompt` is the task's function of (seed,
-    position). Each group has `samples` samples and `redundancy` more, of which the first that end
-    count. `tokens_max` bounds a prompt (None: no bound); `settings` names the configuration.
+    """Each group has `samples` samples and `redundancy` more, of which the first that end count.
+    `tokens_max` bounds a prompt (None: no bound).
     """
 
     task: str
@@ -45,9 +44,8 @@ class PromptOrder:
     settings: SettingsSince | None = None
 
     def at(self, group: int) -> Prompt:
-        """Returns the prompt of a group, a pure function of the seed and the group's number. Raises
-        `ConfigurationError` for one that is empty, longer than `tokens_max`, or that the task
-        cannot make.
+        """Returns a prompt by the seed and the group's number alone. Raises `ConfigurationError`
+        for one that is empty, longer than `tokens_max`, or that the task cannot make.
         """
         try:
             prompt = self.prompt(self.seed, group)
@@ -88,10 +86,9 @@ class PromptOrder:
 
 @dataclass(slots=True)
 class PromptSource:
-    """Runs one term of the role. `ahead` bounds the published prompts that are not admitted;
-    `next_group` is the next one to publish, `admitted` the newest admitted one, -1 if none is. A
-    changed configuration, with the hash `configuration`, holds from the next prompt on, and every
-    later prompt names this group.
+    """`ahead` bounds the published prompts that are not admitted; `next_group` is the next one to
+    publish, `admitted` the newest admitted one, -1 if none is. A changed configuration, with the
+    hash `configuration`, holds from the next prompt on.
     """
 
     bus: Bus

@@ -1,6 +1,4 @@
-"""Names the skipped rows of a data set early: a thread beside the role `prompts` counts the tokens
-of rows that may be too long, the longest first.
-"""
+"""Counts beside the role `prompts` the tokens of rows that may be too long, the longest first."""
 
 import logging
 import threading
@@ -18,9 +16,8 @@ LOGGED_MAX = 20  # rows that the role's log names
 
 
 class RowWatch:
-    """Watches the rows of `task`; `note` gets the records whenever more rows are skipped, and at
-    the end. If too many are, `stop` is set and `close` raises the `ConfigurationError` that lists
-    them.
+    """`note` gets the records of skipped rows. If too many are, `stop` is set and `close` raises
+    the `ConfigurationError` that lists them.
     """
 
     def __init__(
@@ -39,7 +36,6 @@ class RowWatch:
         ]
 
     def start(self) -> None:
-        """Begins to count, if the task reads rows; they are read here."""
         if not isinstance(self._task, ReadsRows):
             return
         self._task.read_rows()

@@ -15,11 +15,6 @@ from rollstream.producers.engines.settings import RolloutFields
 from rollstream.producers.tasks.base import Option, TemplateValue
 from rollstream.storage.settings import INCIDENTAL, PROMPTED, Settings
 
-STREAMED_BYTES = 96 << 20
-"""A rollout keeps versions up to this size in its own memory, beside the engine, which saves time;
-it streams larger ones into the engine (`torch`) or maps them (`vllm`).
-"""
-
 
 class PartSettings(Settings):
     """One task of a mixture."""

@@ -22,7 +22,7 @@ __all__ = ["__version__", "open_run"]
 
 
 def __getattr__(name: str) -> str:
-    """Resolve `__version__` lazily, so that `--help` does not import numpy."""
+    """Resolves the version lazily, so that `--help` does not import numpy."""
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from rollstream.streams.release import RELEASE
@@ -33,9 +33,9 @@ def __getattr__(name: str) -> str:
 def open_run(
     url: "str | PathLike[str] | None" = None, name: str | None = None, skip_corrupt: bool = False
 ) -> "Run":
-    """Open a run as Arrow tables and records: by its folder, its name in `runs/`, its config.json,
-    or its archive (a folder or a store's URL). None opens the newest run in `runs/`. `name` selects
-    the run in an archive that holds several.
+    """A run as Arrow tables and records: by its folder, its name in `runs/`, its config.json, or
+    its archive (a folder or a store's URL); None opens the newest in `runs/`. `name` selects the
+    run in an archive that holds several.
     """
     from rollstream.look.query.trajectory import Run  # imports DuckDB and pyarrow
 

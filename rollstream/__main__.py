@@ -1,5 +1,5 @@
-"""Runs the command `rollstream`, also as `python -m rollstream`. Ctrl-C during the first imports
-ends the process at once, without a traceback.
+"""The command `rollstream`. Ctrl-C during the first imports ends the process at once, without a
+traceback.
 """
 
 import os

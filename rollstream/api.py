@@ -1,11 +1,6 @@
 """Exports all names that user code imports, which keep their meaning from release to release
 (docs/reference/python-api.md). Importing it is light: torch, Kafka and DuckDB are imported on first
 use.
-
-Tasks: `Task`, `TaskPrompt`, `Turns`, `Reply`, `Score`, `Document`, `TaskText`, `TrainedTokenizer`,
-`shuffled`, `sandbox`. Scoring: `Finished`. Losses: `SurrogateInputs`, `check_surrogate`;
-advantages: `check_advantage`; choice: `GroupCandidate`, `check_choice`. A run as Arrow tables:
-`open_run`. Late rewards: `open_bus`, `publish`, `Annotation`.
 """
 
 from typing import TYPE_CHECKING, cast
@@ -72,9 +67,9 @@ __getattr__ = lazy_exports(__name__)
 def publish(
     bus: Bus, topic: str, key: str, record: Record, partition: int | None = None
 ) -> Address:
-    """Append one record and return its address once it is durable. Raises `RecordTooLarge` before
-    anything is written, `BusError` with the record in doubt, and `ConfigurationError` for an
-    annotation under another key than its group, where no trainer would find it.
+    """Returns the record's address once it is durable. Raises `RecordTooLarge` before anything is
+    written, `BusError` with the record in doubt, and `ConfigurationError` for an annotation under
+    another key than its group, where no trainer would find it.
     """
     if not isinstance(cast(object, key), str):
         raise ConfigurationError(f"publish: a key is text, got {key!r}")

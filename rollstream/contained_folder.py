@@ -1,6 +1,5 @@
-"""Opens the files of a folder that may come from another user (`ContainedFolder`): regular files
-inside it, or inside folders that the user named. A followed link out of it would read, or change,
-the user's own files.
+"""Opens regular files of a folder that may come from another user, or of folders that the user
+named: a followed link out of it would read, or change, the user's own files.
 """
 
 import errno
@@ -20,8 +19,8 @@ TEXT_BYTES_MAX = 256 << 20
 
 
 def check_regular(*paths: str | Path, links: bool = True) -> None:
-    """Raise `OutsideRun` for the first path that leads to something other than a regular file or,
-    with `links`, a link to one. Missing files pass.
+    """Raises `OutsideRun` for the first path to something other than a regular file or, with
+    `links`, a link to one. Missing files pass.
     """
     for path in paths:
         with suppress(FileNotFoundError):
@@ -46,16 +45,16 @@ class ContainedFolder:
 
     @cached_property
     def also(self) -> tuple[Path, ...]:
-        """The other folders, evaluated when the first link leaves `root`."""
+        """Evaluated when the first link leaves `root`."""
         return tuple(Path(os.path.realpath(folder)) for folder in self._also())
 
     def contains(self, real: Path) -> bool:
-        """Returns whether a path without links is inside `root` or a folder that the user named."""
+        """A path without links is inside `root` or a folder that the user named."""
         return real.is_relative_to(self.root) or any(map(real.is_relative_to, self.also))
 
     def path(self, *parts: str | Path) -> Path:
-        """Returns the path of a file or folder without links; it need not exist. An absolute part
-        replaces those before it, as in `pathlib`.
+        """Returns the path without links; it need not exist. An absolute part replaces those before
+        it, as in `pathlib`.
         """
         joined = self.root.joinpath(*parts)
         real = Path(os.path.realpath(joined))
@@ -69,8 +68,8 @@ class ContainedFolder:
         return real
 
     def file(self, *parts: str | Path) -> Path:
-        """Returns the path of a regular file, without links. Raises `OutsideRun` for another kind,
-        and an `OSError` if nothing can be found there.
+        """Raises `OutsideRun` for another kind than a regular file, and an `OSError` if nothing is
+        there.
         """
         real = self.path(*parts)
         if not stat.S_ISREG(os.stat(real, follow_symlinks=False).st_mode):
@@ -80,14 +79,14 @@ class ContainedFolder:
         return real
 
     def has_file(self, *parts: str | Path) -> bool:
-        """Returns whether a regular file is there. Raises `OutsideRun` for a link that leaves."""
+        """Raises `OutsideRun` for a link that leaves."""
         try:
             return bool(self.file(*parts))
         except OSError:
             return False
 
     def open(self, *parts: str | Path) -> BinaryIO:
-        """Opens the file for reading. Raises as `file` does; never waits for a pipe."""
+        """Raises as `file`; never waits for a pipe."""
         path = self.file(*parts)
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         file = os.fdopen(os.open(path, flags), "rb")
@@ -98,9 +97,7 @@ class ContainedFolder:
         return file
 
     def read(self, *parts: str | Path, bytes_max: int = TEXT_BYTES_MAX) -> bytes:
-        """Returns the content of a file. Raises as `file` does, and `OutsideRun` for a file of more
-        than `bytes_max`.
-        """
+        """Raises as `file`, and `OutsideRun` for more than `bytes_max`."""
         with self.open(*parts) as file:
             size = os.fstat(file.fileno()).st_size
             # A sparse file needs no room on its disk.
@@ -113,9 +110,9 @@ class ContainedFolder:
             return file.read(size)
 
     def walk(self, *parts: str | Path, skip: Callable[[str], bool]) -> Iterator[tuple[str, int]]:
-        """Yields each regular file below a folder: its path from `root` on, as if links were
-        folders, and its bytes. Folders whose name `skip` accepts are left out, and links to a
-        folder that contains them.
+        """Each regular file below a folder: its path from `root` on, as if links were folders, and
+        its bytes. Folders whose name `skip` accepts are left out, and links to a folder that
+        contains them.
         """
         yield from self._walk(self.root.joinpath(*parts), (), skip)
 

@@ -18,7 +18,6 @@ class Deadline:
         self._end = clock() + seconds
 
     def remaining_s(self) -> float:
-        """Returns the seconds left, never below 0."""
         return max(0.0, self._end - self._clock())
 
     def passed(self) -> bool:

@@ -18,17 +18,15 @@ class RollstreamError(Exception):
 
 
 class ConfigurationError(RollstreamError, ValueError):
-    """A setting or argument is wrong or unknown, or does not fit another one or the run."""
+    """A setting or argument is wrong or unknown, or does not fit the rest or the run."""
 
 
 class SandboxRefused(ConfigurationError):
-    """This machine cannot provide the sandbox that is configured. The message names the remedy."""
+    """This machine cannot provide the configured sandbox; the message names the remedy."""
 
 
 class OutputLost(RollstreamError, OSError):
-    """The command's output cannot be written. `is_closed`: its reader closed the pipe, as `head`
-    does, which is no fault.
-    """
+    """`is_closed`: the output's reader closed the pipe, as `head` does, which is no fault."""
 
     def __init__(self, text: str, is_closed: bool) -> None:
         super().__init__(text)
@@ -36,7 +34,7 @@ class OutputLost(RollstreamError, OSError):
 
 
 class TooFewHeldOut(ConfigurationError):
-    """A task holds out fewer prompts (`available`) than an evaluation was set to use."""
+    """Fewer prompts (`available`) than an evaluation uses."""
 
     def __init__(self, message: str, available: int) -> None:
         super().__init__(message)
@@ -48,9 +46,7 @@ class AdapterMissing(ConfigurationError):
 
 
 class OutsideRun(ConfigurationError):
-    """A link of a run leaves its folder, or a file of it is not regular. Commands that look at a
-    run do not open it (`contained_folder.py`).
-    """
+    """A link of a run leaves its folder, or a file of it is not regular; not opened."""
 
 
 class ReadOnly(RollstreamError, PermissionError):
@@ -58,36 +54,34 @@ class ReadOnly(RollstreamError, PermissionError):
 
 
 class DecodeError(RollstreamError, ValueError):
-    """Bytes are not a record that this reader understands; such bytes are moved to topic `dead`."""
+    """Bytes that this reader does not understand; moved to topic `dead`."""
 
 
 class UnknownSchema(DecodeError):
-    """The bytes are an undamaged record, of a schema that is unknown to this reader."""
+    """An undamaged record of an unknown schema."""
 
 
 class NewerRelease(RollstreamError, NotImplementedError):
-    """The log or store holds content that only a newer release understands (invariant 14). A role
-    that reads it ends and commits no position after it, for a newer release to resume there.
+    """Content that only a newer release understands (invariant 14). A role that reads it ends and
+    commits no position after it.
     """
 
 
 class BusError(RollstreamError, OSError):
-    """The log could not perform an operation. Except with a `SequenceGap`, acknowledged records are
-    not lost.
-    """
+    """Except with a `SequenceGap`, acknowledged records are not lost."""
 
 
 class TopicMissing(BusError, LookupError):
-    """The log has no topic of this name; usually the run has not created its topics yet."""
+    """Usually the run has not created its topics yet."""
 
 
 class BusTimeout(BusError, TimeoutError):
-    """The log did not answer before the deadline; whether the request took effect is unknown."""
+    """Whether the request took effect is unknown."""
 
 
 class PositionLost(BusError, LookupError):
-    """The record at a reader's position was truncated or compacted away. The reader's owner decides
-    where to continue, since records are skipped.
+    """The record at a reader's position was truncated or compacted away; the reader's owner decides
+    where to continue.
     """
 
 
@@ -104,9 +98,7 @@ class StoreError(RollstreamError, OSError):
 
 
 class StoreTimeout(StoreError, TimeoutError):
-    """The object store did not answer before the deadline; whether the request took effect is
-    unknown.
-    """
+    """Whether the request took effect is unknown."""
 
 
 class ObjectMissing(StoreError, FileNotFoundError):
@@ -118,27 +110,23 @@ class ObjectExists(StoreError, FileExistsError):
 
 
 class SwapLost(StoreError):
-    """A compare-and-swap changed nothing: the object is in another state, usually because another
-    process was first.
-    """
+    """The object is in another state, usually because another process was first."""
 
 
 class CorruptObject(StoreError, ValueError):
-    """Stored content differs from its recorded hash or size, or cannot be read. It was not used."""
+    """Stored content differs from its recorded hash or size, or cannot be read; not used."""
 
 
 class Fenced(RollstreamError, PermissionError):
-    """A higher term holds this role: the process with the lower term exits (invariant 7)."""
+    """A higher term holds this role: the lower one's process exits (invariant 7)."""
 
 
 class LeaseHeld(RollstreamError, BlockingIOError):
-    """Another living process holds a role's lease, a file's lock, or a membership in a consumer
-    group.
-    """
+    """Another process holds a role's lease, a file's lock, or a membership in a consumer group."""
 
 
 class EngineRefused(RollstreamError, ValueError):
-    """The engine cannot serve this model, version or request; the message names the reason."""
+    """This model, version or request; the message names the reason."""
 
 
 class ContextFull(EngineRefused):
@@ -146,10 +134,10 @@ class ContextFull(EngineRefused):
 
 
 class EngineUnavailable(RollstreamError, ValueError):
-    """An engine or server could not be opened, or refused a version; another start may succeed."""
+    """An engine or server was not opened, or refused a version; another start may succeed."""
 
 
 class EveryGroupDied(RollstreamError, RuntimeError):
-    """Every group ended dead or expired: a tool, a program or a judge fails in every episode.
-    Another start helps if the cause has passed.
+    """Dead or expired: a tool, a program or a judge fails in every episode. Another start helps if
+    the cause has passed.
     """

@@ -1,6 +1,5 @@
-"""Lets a module with names for user code import them on first use (PEP 562), so importing it never
-imports torch, DuckDB or a Kafka client. They are declared once, by its imports under
-`TYPE_CHECKING`; all other code imports from the defining module.
+"""Imports names for user code on first use (PEP 562), so that importing a package never imports
+torch, DuckDB or a Kafka client.
 """
 
 import ast
@@ -12,7 +11,7 @@ from pathlib import Path
 
 
 def lazy_exports(package: str) -> Callable[[str], object]:
-    """Returns a `__getattr__` that imports the package's names declared under `TYPE_CHECKING`."""
+    """A `__getattr__` that imports the names declared under `TYPE_CHECKING`."""
 
     def load(name: str) -> object:
         module = _declared(package).get(name)

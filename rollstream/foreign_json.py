@@ -1,6 +1,6 @@
-"""Parses JSON of another program into a value or a `ValueError`, in time and memory proportional to
-the bytes. Depth is bounded: the libraries raise `RecursionError` for deep nesting, and a value
-nested nearly so deep ends its caller at a copy.
+"""Parses JSON of another program in time and memory proportional to the bytes. Depth is bounded:
+the libraries raise `RecursionError` for deep nesting, and a value nested nearly so deep ends its
+caller at a copy.
 """
 
 import json
@@ -13,8 +13,8 @@ _T = TypeVar("_T")
 
 
 def parse_json(data: bytes | str, type_: type[_T]) -> _T:
-    """Returns the value of this type in `data`. Raises ValueError if `data` is not strict JSON, not
-    a value of the type, or nested too deeply.
+    """Raises ValueError if `data` is not strict JSON, not a value of the type, or nested too
+    deeply.
     """
     # `rollstream --help` need not wait for it.
     import msgspec
@@ -30,9 +30,9 @@ def parse_json(data: bytes | str, type_: type[_T]) -> _T:
 def parse_loose_json(
     data: bytes | str, make: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None = None
 ) -> Any:
-    """Returns the value in `data`, which may have `NaN` and `Infinity`, as Python's library writes
-    them; `make` makes each object of its pairs, else the last of a repeated name counts. Raises
-    ValueError as `parse_json` does.
+    """Parses JSON with `NaN` and `Infinity`, as Python's library writes them; `make` makes each
+    object of its pairs, else the last of a repeated name counts. Raises ValueError as `parse_json`
+    does.
     """
     try:
         value = json.loads(data, object_pairs_hook=make)

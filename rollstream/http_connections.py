@@ -1,8 +1,8 @@
-"""Bounds the connections of a server that uvicorn runs, which itself waits for ever: their number,
-size and time of a request's head, time of its body, and the time that a response is left unread.
+"""Bounds a uvicorn server, which itself waits for ever: number of connections, size and time of a
+request's head, time of its body, and the time that a response is left unread.
 
-At `connections_max` a new one takes the place of the one that has waited longest for its client,
-never of one whose request is being answered.
+At `connections_max` a new connection takes the place of the one that has waited longest for its
+client, never of one whose request is being answered.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ CHECK_S = 0.5
 
 @dataclass(slots=True)
 class ConnectionBounds:
-    """Holds the bounds of one server, and its open connections."""
+    """The bounds of one server, and its open connections."""
 
     connections_max: int
     head_s: float = 10.0
@@ -29,7 +29,7 @@ class ConnectionBounds:
     _check: asyncio.TimerHandle | None = None
 
     def add(self, connection: "BoundedConnection") -> None:
-        """Add a connection, and close one that waits for its client if there are too many."""
+        """Closes one that waits for its client if there are too many."""
         if len(self._open) >= self.connections_max:
             waiting = [other for other in self._open if other.waits_for_client()]
             if waiting:
@@ -54,9 +54,9 @@ class ConnectionBounds:
 
 
 class BoundedConnection:
-    """Adds bounds to a protocol class of uvicorn, before which it stands in the list of bases. It
-    uses uvicorn's `cycle`, the newest request, `connections`, those of its server, and the hooks
-    `on_response_complete` and `send_400_response`.
+    """Stands before a protocol class of uvicorn in the list of bases. It uses uvicorn's `cycle`,
+    the newest request, `connections`, those of its server, and the hooks `on_response_complete` and
+    `send_400_response`.
     """
 
     bounds: ConnectionBounds
@@ -100,9 +100,7 @@ class BoundedConnection:
         cast(Any, super()).on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse bytes that are no HTTP. Where an answer has begun, or may have no body (HEAD), the
-        connection ends.
-        """
+        """Where an answer has begun, or may have no body (HEAD), the connection ends."""
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             # Else uvicorn lets an earlier request's answer follow, which h11 refuses by an error.
@@ -114,7 +112,7 @@ class BoundedConnection:
         cast(Any, super()).send_400_response(msg)
 
     def rank(self) -> tuple[bool, float]:
-        """Returns the order in which connections are closed: first those without any request."""
+        """The order in which connections are closed: first those without any request."""
         return self._requests > 0, self._since_s
 
     def waits_for_client(self) -> bool:
@@ -123,7 +121,6 @@ class BoundedConnection:
         return cycle is None or cycle.response_complete or cycle.more_body
 
     def is_late(self, now_s: float) -> bool:
-        """Whether the client has exceeded a time."""
         unread = self.transport.get_write_buffer_size()
         if not unread or unread < self._unread:
             self._unread_since_s = now_s
@@ -150,8 +147,8 @@ class BoundedConnection:
 
 
 def bounded_protocol(bounds: ConnectionBounds, kind: str = "auto") -> type[asyncio.Protocol]:
-    """Returns a protocol class for `uvicorn.Config(http=…)` with these bounds: uvicorn's h11, or
-    with `auto` httptools where it is installed.
+    """Returns the bounded protocol for `uvicorn.Config(http=…)`: uvicorn's h11, or with `auto`
+    httptools where it is installed.
     """
     if kind == "h11":
         from uvicorn.protocols.http.h11_impl import H11Protocol as Protocol
@@ -162,8 +159,8 @@ def bounded_protocol(bounds: ConnectionBounds, kind: str = "auto") -> type[async
 
 
 def connections_allowed(limit: int) -> int:
-    """Returns `limit`, or half of the files that this process may open: without free files no
-    connection could be accepted, nor an old one closed.
+    """`limit`, or half of the files that this process may open: without free files no connection
+    could be accepted, nor an old one closed.
     """
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return limit if files == resource.RLIM_INFINITY else max(8, min(limit, files // 2))

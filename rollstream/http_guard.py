@@ -1,5 +1,4 @@
-"""Decides by Host and Origin whether a request may come from a web page of another user
-(`HostRule`).
+"""Decides by Host and Origin whether a request may come from a web page of another user.
 
 Any page can send requests to any address, and resolve its own name to this machine (DNS rebinding):
 the Host is then that name, without an Origin for a GET. So a server answers only under names that
@@ -27,10 +26,10 @@ _RESOLVER = Path("/etc/resolv.conf")
 
 @dataclass(frozen=True, slots=True)
 class HostRule:
-    """States under which Host a server answers, and to which Origin. `hosts` are exact values with
-    their ports; `names` are host names without port, or with a first dot for all below.
-    `private_names` adds addresses, names without a dot and `PRIVATE_SUFFIXES`; with `any_host`
-    another secret keeps pages out. `advice` ends the refusal of `{host}`.
+    """`hosts` are exact values with their ports; `names` are host names without port, or with a
+    first dot for all below. `private_names` adds addresses, names without a dot and
+    `PRIVATE_SUFFIXES`; with `any_host` another secret keeps pages out. `advice` ends the refusal of
+    `{host}`.
     """
 
     hosts: frozenset[str] = frozenset()
@@ -46,8 +45,8 @@ class HostRule:
     def refusal(
         self, hosts: Sequence[str], origins: Sequence[str], fetch_site: str = "", mode: str = ""
     ) -> str:
-        """Returns why a request with these headers is refused; "" if it may be served. `fetch_site`
-        and `mode` are its Sec-Fetch-Site and Sec-Fetch-Mode.
+        """ "" if the request may be served. `fetch_site` and `mode` are its Sec-Fetch-Site and
+        Sec-Fetch-Mode.
         """
         if len(hosts) > 1 or not (hosts or self.private_names or self.any_host):
             return "a request has one Host"
@@ -61,7 +60,7 @@ class HostRule:
         return ""
 
     def serves(self, host: str) -> bool:
-        """Whether requests with this Host, in lower case, are answered."""
+        """The Host is in lower case."""
         if host in self.hosts or self.any_host:
             return True
         name = host_name(host)
@@ -78,8 +77,8 @@ class HostRule:
 def program_rule(
     listens: str, extra_names: Iterable[str] = (), environment: Mapping[str, str] = os.environ
 ) -> HostRule:
-    """Returns the rule of a server for programs, which listens at the host `listens` and is reached
-    under `extra_names`, too.
+    """Returns the rule for a server that listens at the host `listens` and is reached under
+    `extra_names`, too.
     """
     listed = environment.get(HOSTS_VARIABLE, "").lower().split(",")
     entries = {entry.strip().rstrip("/") for entry in listed}
@@ -99,9 +98,7 @@ def _entry_name(entry: str) -> str:
 
 
 def host_name(host: str) -> str:
-    """Returns the name or address in a Host header, without port, brackets and the final dot of a
-    full name.
-    """
+    """Returns the host name without port, brackets and the final dot of a full name."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     name = host.partition(":")[0] if host.count(":") < 2 else host
@@ -109,9 +106,7 @@ def host_name(host: str) -> str:
 
 
 def is_private_name(name: str) -> bool:
-    """Whether no page of a stranger has this host name: it is an address, has one label, or one of
-    `PRIVATE_SUFFIXES`.
-    """
+    """Whether no page of a stranger has it: an address, one label, or one of `PRIVATE_SUFFIXES`."""
     if not name or name.startswith(".") or not name.isascii():
         return False
     try:
@@ -123,8 +118,8 @@ def is_private_name(name: str) -> bool:
 
 @functools.cache
 def machine_names() -> frozenset[str]:
-    """Returns the host name of this machine, alone and in each domain in which the resolver
-    searches. No name server is asked.
+    """This machine's name, alone and in each domain in which the resolver searches. No name server
+    is asked.
     """
     name = socket.gethostname().lower()
     try:

@@ -1,6 +1,6 @@
-"""Which HTTP requests may go through a proxy of the environment (`http_proxy`, `all_proxy` …):
-those to hosts that the user names elsewhere (an object store, a judge), never to this machine or
-the run's processes: a proxy has another loopback and may not know them.
+"""Which HTTP requests may use a proxy of the environment (`http_proxy`, `all_proxy` …): those to
+hosts that the user names elsewhere (an object store, a judge), never to this machine or the run's
+processes, which a proxy may not know.
 """
 
 import urllib.request
@@ -16,7 +16,7 @@ NO_PROXY = ("no_proxy", "NO_PROXY")
 
 
 def is_this_machine(host: str) -> bool:
-    """Returns whether a host, a name or an address without port, is always this machine itself."""
+    """A name or an address without port that is always this machine itself."""
     name = host.strip("[]").partition("%")[0].rstrip(".").lower()
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -29,13 +29,13 @@ def is_this_machine(host: str) -> bool:
 
 
 def may_use_proxy(url: str | None) -> bool:
-    """Returns whether a request to a URL that the user named may go through a proxy."""
+    """Decides for a URL that the user named."""
     return not is_this_machine(urlsplit(url or "").hostname or "")
 
 
 def open_direct(url: str, timeout_s: float, context: SSLContext | None = None) -> HTTPResponse:
-    """Open the URL of a process of this run or machine, without a proxy. Raises `HTTPError` for a
-    status of 400 and above, `OSError` without answer.
+    """Opens the URL of a process of this run or machine. Raises `HTTPError` for a status of 400 and
+    above, `OSError` without answer.
     """
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     if context is not None:
@@ -45,8 +45,8 @@ def open_direct(url: str, timeout_s: float, context: SSLContext | None = None) -
 
 
 def without_proxy(environment: Mapping[str, str], url: str) -> dict[str, str]:
-    """Returns the variables by which a program with this environment, in any language, reaches the
-    host of `url` without a proxy.
+    """Returns variables by which a program with this environment, in any language, reaches the host
+    of `url` without a proxy.
     """
     host = urlsplit(url).hostname or ""
     present = [environment[name] for name in NO_PROXY if environment.get(name)]

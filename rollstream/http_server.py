@@ -1,4 +1,4 @@
-"""A bounded HTTP server in threads (`BoundedServer`); a subclass of `HttpResponder` answers.
+"""A bounded HTTP server in threads; a subclass of `HttpResponder` answers.
 
 A connection above `requests_max` takes the place of the one that has waited longest for a request;
 if all are being answered, it gets 503. A client that stalls for the responder's `timeout`, or takes
@@ -34,8 +34,8 @@ _BUSY = b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nRetry-After: 1\r\nConnection
 
 
 class HttpResponder(BaseHTTPRequestHandler):
-    """The base class of request handlers. A subclass defines `do_GET` and the like, and sets
-    `timeout` in seconds. Requests are not logged.
+    """A subclass defines `do_GET` and the like, and sets `timeout` in seconds. Requests are not
+    logged.
     """
 
     server: "BoundedServer"  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -50,7 +50,7 @@ class HttpResponder(BaseHTTPRequestHandler):
         super().handle_one_request()
 
     def parse_request(self) -> bool:
-        """Read the headers of a request; refuse a Host or Origin that the server's rule refuses."""
+        """Refuses a Host or Origin that the server's rule refuses."""
         is_parsed = super().parse_request()
         self.server.has_head(self.connection)
         return is_parsed and not self._is_refused()
@@ -74,23 +74,23 @@ class HttpResponder(BaseHTTPRequestHandler):
         pass
 
     def head(self, status: int, length: int, headers: Mapping[str, str]) -> None:
-        """Send the status and the headers of a response whose body has `length` bytes."""
+        """Sends the head of a response whose body has `length` bytes."""
         self.send_response_only(status)
         for name, value in {"Content-Length": str(length), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
 
     def content(self, status: int, kind: str, body: bytes) -> None:
-        """Send a whole response of content type `kind`, without its body if the request is HEAD."""
+        """Sends a response of content type `kind`, without its body if the request is HEAD."""
         self.head(status, len(body), {"Content-Type": kind, "X-Content-Type-Options": "nosniff"})
         if self.command != "HEAD":
             self.wfile.write(body)
 
 
 class BoundedServer(ThreadingHTTPServer):
-    """Accepts connections, which the standard library calls requests, in a thread until `end` is
-    called, and serves each in another, at most `requests_max` at a time. Raises `OSError` if the
-    address is unavailable.
+    """Accepts connections, which the standard library calls requests, in a thread until `end`, and
+    serves each in another, at most `requests_max` at a time. Raises `OSError` if the address is
+    unavailable.
     """
 
     daemon_threads = True
@@ -123,22 +123,22 @@ class BoundedServer(ThreadingHTTPServer):
 
     @property
     def port(self) -> int:
-        """The bound port, also if port 0 was requested."""
+        """Is known also if port 0 was requested."""
         return int(self.server_address[1])
 
     def end(self) -> None:
-        """Stop accepting connections and close the socket; those in progress are not awaited."""
+        """Connections in progress are not awaited."""
         self.shutdown()
         self.server_close()
         self._thread.join()
 
     def server_bind(self) -> None:
-        """Bind without the look-up of the host's full name, which may wait for a name server."""
+        """Binds without the look-up of the host's full name, which may wait for a name server."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), self.port
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve the connection in a new thread, or answer 503 if all others are being answered."""
+        """Serves in a new thread, or answers 503 if all others are being answered."""
         is_placed = self._free.acquire(blocking=False)
         if not is_placed and self._end_longest_wait():
             is_placed = self._free.acquire(timeout=PLACE_S)
@@ -159,7 +159,7 @@ class BoundedServer(ThreadingHTTPServer):
             self._free.release()
 
     def note_refusal(self, refusal: str) -> None:
-        """Log the first refused request for each reason: a scraper shows only the status."""
+        """The first for each reason: a scraper shows only the status."""
         with self._states:
             if refusal in self._refusals or len(self._refusals) == REFUSALS_MAX:
                 return
@@ -167,20 +167,19 @@ class BoundedServer(ThreadingHTTPServer):
         log.warning("%s: a request is refused: %s", self._thread.name, refusal)
 
     def wait_for_head(self, connection: socket.socket, seconds: float) -> None:
-        """Count a connection as waiting for a request's head, at most for `seconds`."""
+        """Lets the connection wait at most for `seconds`."""
         now_s = time.monotonic()
         with self._states:
             has_served = connection in self._had_request
             self._waiting[connection] = has_served, now_s, now_s + seconds
 
     def has_head(self, connection: socket.socket) -> None:
-        """Count a connection as served: a request's head has arrived."""
         with self._states:
             self._waiting.pop(connection, None)
             self._had_request.add(connection)
 
     def service_actions(self) -> None:
-        """End the connections whose heads are late; called between two looks at the socket."""
+        """Ends the connections whose heads are late; called between two looks at the socket."""
         now_s = time.monotonic()
         with self._states:
             late = [
@@ -215,7 +214,7 @@ class BoundedServer(ThreadingHTTPServer):
                     connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log the error that ended a connection, unless the client or the network did."""
+        """Logs the error, unless the client or the network caused the error."""
         if isinstance(sys.exception(), ConnectionError):
             return
         log.warning("%s: a request of %s failed", self._thread.name, client_address, exc_info=True)

@@ -1,7 +1,6 @@
-"""Imports code that a setting names as `module:attribute` (`find_callable`) and options of
-registries (`load_option`). Child processes run with `-P`: a `storage.py` in the working directory
-must not hide a module of Rollstream or Python; `find_callable` appends that directory to the
-search.
+"""Imports code that a setting names as `module:attribute`, and options of registries. Child
+processes run with `-P`: a `storage.py` in the working directory must not hide a module of
+Rollstream or Python; `find_callable` appends that directory to the search.
 """
 
 import os
@@ -40,17 +39,14 @@ _NEW_FOLDERS = {
 
 
 def load_option(name: str) -> Any:
-    """Imports and returns the object that `module:attribute` of a registry (`ENGINES`, `STORES` and
-    the like) names.
-    """
+    """`module:attribute` of a registry (`ENGINES`, `STORES` and the like)."""
     module, _, attribute = name.partition(":")
     return getattr(import_module(module), attribute)
 
 
 def find_callable(path: str, setting: str) -> Callable[..., object]:
-    """Import the callable that `path`, a text `module:attribute`, names, perhaps in the working
-    directory. Raises `ConfigurationError`, which names `setting` and the cause, or the new name for
-    one of release 0.1.
+    """`path` is `module:attribute`, perhaps in the working directory. Raises `ConfigurationError`,
+    which names `setting` and the cause, or the new name for one of release 0.1.
     """
     module_name, colon, attribute = path.partition(":")
     if not (colon and module_name and attribute):
@@ -88,7 +84,6 @@ def find_callable(path: str, setting: str) -> Callable[..., object]:
 
 
 def _spelling(module_name: str, attribute: str) -> str:
-    """Returns the module's name of a file that was named by its path; "" if unknown."""
     file = Path(module_name if module_name.endswith(".py") else f"{module_name}.py").expanduser()
     file = Path(os.path.relpath(file)) if file.is_absolute() else Path(os.path.normpath(file))
     parts = file.with_suffix("").parts
@@ -108,8 +103,8 @@ def _hidden_hint(module: ModuleType, name: str) -> str:
 
 
 def find_function(path: str, setting: str, arguments: Sequence[str]) -> Callable[..., object]:
-    """Import as `find_callable` does, and check that the function can be called with these
-    `arguments`, named for the error message.
+    """Finds the function as `find_callable`, checking that the function can be called with these
+    `arguments`, named for the message.
     """
     function = find_callable(path, setting)
     try:
@@ -128,24 +123,22 @@ def find_function(path: str, setting: str, arguments: Sequence[str]) -> Callable
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
-    """Returns the end of an error message about an unknown name, `; did you mean 'x'?`, or "" if no
-    name is similar enough (`cutoff`, from 0 to 1).
+    """The end of an error message, `; did you mean 'x'?`, or "" if no name is similar enough
+    (`cutoff`, from 0 to 1).
     """
     near = get_close_matches(name, list(names), n=1, cutoff=cutoff)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """Returns the command line that runs `module` in a child process with this Python; its
-    environment must contain `module_environment()`.
+    """Runs `module` in a child process with this Python; its environment must contain
+    `module_environment()`.
     """
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def module_environment() -> dict[str, str]:
-    """Returns the variable `PYTHONPATH` with which a child process finds Rollstream, if one is
-    needed.
-    """
+    """`PYTHONPATH` with which a child process finds Rollstream, if one is needed."""
     root = str(Path(__file__).resolve().parents[1])
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     is_installed = Path(root).name in ("site-packages", "dist-packages")

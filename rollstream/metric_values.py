@@ -1,4 +1,4 @@
-"""The form in which a role offers its metrics: values by name (docs/reference/metrics.md).
+"""A role's metrics: values by name (docs/reference/metrics.md).
 
 The HTTP endpoint calls `metric_values()` from another thread at any moment: it only reads, never
 waits for work, and copies values that change. Counts of one event change under one lock, or are
@@ -16,20 +16,18 @@ LAG_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32)
 
 
 class MetricHistogram:
-    """Counts values in buckets, and keeps their `sum`. A value counts in the bucket of the smallest
-    of the ascending `bounds` that is not below it, or in a last one above all. One thread adds, any
-    thread reads: `state` is replaced at once.
+    """A value counts in the bucket of the smallest of the ascending `bounds` that is not below it,
+    or in a last one above all. One thread adds, any thread reads: `state` is replaced at once.
     """
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
         self.state: tuple[tuple[int, ...], float] = ((0,) * (len(self.bounds) + 1), 0.0)
-        """The number of values in each bucket alone, and the sum. Prometheus expects running
-        totals, which the endpoint computes.
+        """Counts of each bucket alone, and the sum. Prometheus expects running totals, which the
+        endpoint computes.
         """
 
     def add(self, value: float, times: int = 1) -> None:
-        """Count the value `times` times."""
         counts, total = self.state
         at = bisect_left(self.bounds, value)
         self.state = (
@@ -38,7 +36,7 @@ class MetricHistogram:
         )
 
     def counts(self) -> tuple[int, ...]:
-        """Returns the number of values in each bucket alone."""
+        """Returns the counts of each bucket alone."""
         return self.state[0]
 
     @property
@@ -61,8 +59,8 @@ MetricValues: TypeAlias = Mapping[str, MetricValue]
 
 @runtime_checkable
 class ProvidesMetrics(Protocol):
-    """Offers metrics. Not every bus does, so the user of a bus checks this by `isinstance`."""
+    """Not every bus has metrics, so its user checks this by `isinstance`."""
 
     def metric_values(self) -> MetricValues:
-        """Returns the present values; any thread may call it."""
+        """Any thread may call it."""
         ...

@@ -1,6 +1,4 @@
-"""Failure and remedy for error numbers of the operating system, for every message about a file,
-folder, socket or process.
-"""
+"""Failure and remedy by error number of the operating system."""
 
 import errno
 import os
@@ -54,7 +52,7 @@ _PROBE_BYTES = 1 << 16
 
 
 def explain_os_error(error: OSError) -> str:
-    """Returns the failure in the system's words, and the remedy."""
+    """The failure in the system's words, and the remedy."""
     number = error.errno
     said = error.strerror or str(error) or type(error).__name__
     if number == errno.EMFILE:
@@ -68,15 +66,15 @@ def explain_os_error(error: OSError) -> str:
 
 
 def is_of_the_machine(error: OSError) -> bool:
-    """Returns whether the machine is the cause, and not a mistake of a program or of a name."""
+    """Whether the machine is the cause, not a mistake of a program or of a name."""
     number = error.errno
     is_listed = number == errno.EMFILE or number in _ADVICE
     return is_listed and number not in _OF_A_PROGRAM
 
 
 def failure_to_open(path: Path) -> OSError | None:
-    """Returns the error with which the system refuses to open `path` for writing, else None, for
-    libraries that report no reason. Nothing is made.
+    """Returns the error with which the system refuses to open `path` for writing, for libraries
+    that report no reason. Nothing is made.
     """
     try:
         if path.exists():
@@ -91,9 +89,7 @@ def failure_to_open(path: Path) -> OSError | None:
 
 
 def failure_to_write(folder: Path) -> OSError | None:
-    """Returns the error with which the system refuses to write a temporary file in the folder; else
-    None.
-    """
+    """Returns the error with which the system refuses to write a temporary file."""
     try:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             file.write(bytes(_PROBE_BYTES))

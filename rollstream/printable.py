@@ -1,6 +1,6 @@
-"""Makes text, and all output of a command, safe for a terminal: escape sequences in another user's
-record, answer or file name could rewrite lines, hide text, or type. Control characters but line
-breaks and tabs become escapes of JSON's form, also in a file, which is looked at later.
+"""Makes all output of a command safe for a terminal: escape sequences in another user's record,
+answer or file name could rewrite lines, hide text, or type. Control characters but line breaks and
+tabs become escapes of JSON's form, also in a file.
 """
 
 import codecs
@@ -31,14 +31,14 @@ def _escaped(match: "re.Match[str]") -> str:
 
 
 def shell_command(*words: object) -> str:
-    """Returns the command `rollstream WORDS` in one line that a user may paste into bash: words of
-    another user have no meaning to the shell. Every printed command is written by this function.
+    """`rollstream WORDS` in one line that a user may paste into bash: words of another user have no
+    meaning to the shell. Every printed command is written by this function.
     """
     return f"rollstream {shell_words(*words)}"
 
 
 def shell_words(*words: object) -> str:
-    """Returns words in one line, each quoted for bash."""
+    """Returns the shell words in one line, each quoted for bash."""
     return " ".join(map(_quoted, map(str, words)))
 
 
@@ -77,9 +77,8 @@ codecs.register_error("rollstream.substitutes", _substituted)
 
 
 class OutputStream:
-    """Writes to the text stream `stream` of this process, None if it was closed before the start. A
-    write that fails raises `OutputLost`; a `lasting` stream drops its text from then on, and calls
-    `note` once, but not for a closed pipe.
+    """`stream` is None if it was closed before the start. A write that fails raises `OutputLost`; a
+    `lasting` stream drops its text from then on, and calls `note` once, but not for a closed pipe.
     """
 
     def __init__(self, stream: TextIO | None, lasting: bool = False) -> None:
@@ -133,9 +132,7 @@ class OutputStream:
 
 
 class PrintableStream:
-    """Writes to `raw_stream` and makes all text printable. Intended escape sequences are written to
-    `raw_stream`.
-    """
+    """Intended escape sequences are written to `raw_stream`."""
 
     def __init__(self, stream: TextIO | None, lasting: bool = False) -> None:
         self.raw_stream = OutputStream(stream, lasting)
@@ -158,15 +155,15 @@ def raw_stream(stream: TextIO) -> TextIO:
 
 
 def protect_output() -> None:
-    """Make all output that this process prints by Python printable, tracebacks and logs too. A lost
-    stderr ends nothing.
+    """All output that this process prints by Python, tracebacks and logs too. A lost stderr ends
+    nothing.
     """
     sys.stdout, sys.stderr = _protected(sys.stdout), _protected(sys.stderr, lasting=True)
 
 
 def outlast_output() -> None:
-    """Let a command whose work is more than its output outlast it: lost text is dropped, with a
-    note on stderr.
+    """Is called for a command whose work is more than its output: lost text is dropped, with a note
+    on stderr.
     """
     stream = raw_stream(sys.stdout)
     if isinstance(stream, OutputStream):

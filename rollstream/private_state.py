@@ -1,8 +1,6 @@
 """The user's private folder on this machine: facts about runs that a run, perhaps another user's,
-cannot state about itself.
-
-Reading creates nothing. Writing creates the folder with mode 0700 and files with mode 0600, which
-appear whole or not at all. A folder that cannot be used never fails a command.
+cannot state about itself. Reading creates nothing. Writing creates the folder with mode 0700 and
+files with mode 0600, whole or not at all. A folder that cannot be used never fails a command.
 """
 
 import os
@@ -17,8 +15,8 @@ FILE_BYTES_MAX = 1 << 20
 
 
 def state_folder() -> Path:
-    """Returns the folder's path, which need not exist: `ROLLSTREAM_STATE`, else `rollstream` in
-    `XDG_STATE_HOME`, else `~/.local/state/rollstream`.
+    """`ROLLSTREAM_STATE`, else `rollstream` in `XDG_STATE_HOME`, else `~/.local/state/rollstream`;
+    it need not exist.
     """
     configured = Path(os.environ.get(STATE_VARIABLE, ""))
     # A relative value counts as unset, as the XDG specification requires: the working directory may
@@ -33,8 +31,8 @@ def state_folder() -> Path:
 
 
 def read_private(name: str, bytes_max: int = FILE_BYTES_MAX) -> bytes | None:
-    """Returns the content of the file `name` of the folder; None if there is none, if it is larger
-    than `bytes_max`, or not a regular file of this user that others cannot write.
+    """Returns None if the file is missing, larger than `bytes_max`, or not a regular file of this
+    user that others cannot write.
     """
     try:
         descriptor = os.open(state_folder() / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -51,7 +49,7 @@ def read_private(name: str, bytes_max: int = FILE_BYTES_MAX) -> bytes | None:
 
 
 def write_private(name: str, content: bytes) -> bool:
-    """Replace the file `name` of the folder. Returns whether that was possible."""
+    """Returns whether the file could be replaced."""
     path = state_folder() / name
     try:
         state_folder().mkdir(mode=0o700, parents=True, exist_ok=True)

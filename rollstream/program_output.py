@@ -1,5 +1,5 @@
 """Passes the output of a user's code on to its rollout's log: whole lines, printable, and at most
-so many bytes for each episode, reward or reply. The bytes left out are counted in one line.
+so many bytes for each episode, reward or reply; the bytes left out are counted.
 """
 
 import os
@@ -17,8 +17,8 @@ DRAIN_S = 1.0
 
 
 class ProgramOutput:
-    """Takes the bytes that programs print and gives printable lines to `write`. The room of an
-    ended episode or call is not added to the next one's.
+    """Gives printable lines to `write`. The room of an ended episode or call is not added to the
+    next one's.
     """
 
     def __init__(self, write: Callable[[bytes], object], room: int = EPISODE_BYTES) -> None:
@@ -28,11 +28,10 @@ class ProgramOutput:
         self.last = ""
 
     def allow(self) -> None:
-        """Make room for the output of a further episode or call."""
         self._room = EPISODE_BYTES
 
     def take(self, data: bytes) -> None:
-        """Take the next bytes; whole lines are passed on."""
+        """Passes on whole lines."""
         if not self._room:
             self._left_out += len(data)
             return
@@ -46,7 +45,7 @@ class ProgramOutput:
             self._line = bytearray()
 
     def end(self) -> None:
-        """Pass on the last line, and state how much was left out."""
+        """Passes on the last line, and how much was left out."""
         if self._line:
             self._pass(bytes(self._line))
             self._line = bytearray()
@@ -75,7 +74,7 @@ class ProgramOutput:
 
 
 class OutputPipe:
-    """A pipe, `writer`; a thread passes on its content to the file `sink` by `ProgramOutput`."""
+    """A thread passes the content of the pipe `writer` on to the file `sink`."""
 
     def __init__(self, sink: int) -> None:
         self._reader, self.writer = os.pipe()
@@ -89,8 +88,6 @@ class OutputPipe:
         self.output.end()
 
     def close(self) -> None:
-        """Close the writer and pass on its content, without a wait for a child that still has the
-        pipe.
-        """
+        """Closes without a wait for a child that still has the pipe."""
         os.close(self.writer)
         self._thread.join(DRAIN_S)

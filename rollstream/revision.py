@@ -11,8 +11,8 @@ _GIT_TIMEOUT_S = 5.0
 
 
 def code_revision(package: Path = _PACKAGE) -> str:
-    """Returns the commit, with `+changes` if tracked files differ from it; `unknown` for a copy of
-    the sources that is neither built nor a checkout.
+    """`+changes` if tracked files differ; `unknown` for a copy of the sources that is neither built
+    nor a checkout.
     """
     if (package / "_revision.py").is_file():
         return str(import_module("rollstream._revision").REVISION)

@@ -1,5 +1,5 @@
 """Temporary folders that outlive no process for long, since copies of a log have gigabytes: each
-holder has a lock, which the kernel frees at its death, and the next process that makes a folder
+has a lock, which the kernel frees at its holder's death, and the next process that makes a folder
 removes those without one.
 """
 
@@ -19,9 +19,7 @@ FRESH_S = 60.0
 
 
 class TemporaryFolder:
-    """Has a new private folder at `path`, whose name begins with `rollstream-` and `kind`, until
-    `close` or the end of the `with` block.
-    """
+    """New and private, at `path`, until `close` or the end of the `with` block."""
 
     def __init__(self, kind: str) -> None:
         prefix = f"rollstream-{kind}-"
@@ -31,7 +29,6 @@ class TemporaryFolder:
         fcntl.flock(self._lock, fcntl.LOCK_SH)
 
     def close(self) -> None:
-        """Remove the folder; idempotent."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

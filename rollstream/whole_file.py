@@ -1,7 +1,4 @@
-"""Writes a file that readers see whole or not at all: into a folder that may come from another user
-(`whole_file`: nothing there is written through), or to a path that the user typed (`output_file`:
-links are followed, pipes and devices are written to).
-"""
+"""Writes a file that readers see whole or not at all."""
 
 import errno
 import os
@@ -20,9 +17,9 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def whole_file(path: Path) -> Generator[Path]:
-    """Yield the path of a new, empty file beside `path`, for the block to write; when the block
-    ends, it replaces what has the name `path`, also a link, and after an error it is removed. An
-    `OSError` about the new file names `path` instead.
+    """A new, empty file beside `path`, for the block to write; at its end it replaces what has the
+    name `path`, also a link (in a folder of another user nothing is written through), and after an
+    error it is removed. An `OSError` about it names `path`.
     """
     if not path.name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -45,9 +42,9 @@ def whole_file(path: Path) -> Generator[Path]:
 
 @contextmanager
 def output_file(path: Path, is_typed: bool = True) -> Generator[Path]:
-    """As `whole_file`, for a path that the user typed: a link's target is replaced and not the
-    link, and a pipe or device gets the content once the block ends. Without `is_typed`, e.g. for a
-    default name in a run's folder, as `whole_file`.
+    """Returns the output file as `whole_file`, for a path that the user typed: a link's target is
+    replaced, and a pipe or device gets the content once the block ends. Without `is_typed`, e.g.
+    for a default name in a run's folder, as `whole_file`.
     """
     if is_typed and _is_written_through(path):
         with tempfile.TemporaryDirectory(prefix="rollstream-output-") as folder:
@@ -61,8 +58,8 @@ def output_file(path: Path, is_typed: bool = True) -> Generator[Path]:
 
 
 def check_output(path: Path) -> None:
-    """Raise the `OSError` with which `output_file` would fail because of the folder, before the
-    work whose result is written there.
+    """Raises the `OSError` that `output_file` would raise because of the folder, before the work
+    whose result is written there.
     """
     if _is_written_through(path):
         if path.is_dir():

@@ -2,10 +2,10 @@
 (`docs/explanation/simulator.md`).
 
 `experiment` turns settings into runs and estimates real ones. `simulation` is the loop over the
-events of a `world`, with its failures: rollouts (`cluster`, with the engine in `replica`, `cache`,
-`drafting`, `step_times`, `usage`), `dispatch`, `repack`. `policies` are the compared schedules,
-`settings` and `workload` the work, `constants` every assumed number, `results` the measurements,
-`saved_runs` their file.
+events of a `world`: rollouts (`cluster`, with the engine in `replica`, `cache`, `drafting`,
+`step_times`, `usage`), `dispatch`, `repack`. `policies` are the compared schedules, `settings` and
+`workload` the work, `constants` the assumed numbers, `results` the measurements, `saved_runs` their
+file.
 """
 
 if __name__ == "simulator":  # found beside the package, in a checkout

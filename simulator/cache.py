@@ -1,6 +1,4 @@
-"""Counts the tokens in the KV cache of a simulated replica. A group's prompt is cached once per
-version, as in engines with a prefix cache.
-"""
+"""Counts the tokens in the KV cache of a simulated replica."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -9,30 +7,29 @@ from dataclasses import dataclass, field
 from rollstream.simulator.workload import SimulatedTrajectory
 
 PromptKey = tuple[int, int] | str
-"""Group and version of a cached prompt, or the trajectory's name if prompts are not shared."""
+"""The trajectory's name if prompts are not shared."""
 
 
 @dataclass(slots=True, eq=False)
 class KvCache:
-    """With `shares_prompts` the prompt of a group is prefilled and cached once under each version,
-    while one of its trajectories is in the cache. The caller adds the tokens that running
-    trajectories generate.
+    """With `shares_prompts` a group's prompt is prefilled and cached once under each version, as in
+    engines with a prefix cache. The caller adds generated tokens.
     """
 
     shares_prompts: bool = False
     tokens: int = 0
     prompts: Counter[PromptKey] = field(default_factory=Counter[PromptKey])
-    """By prompt in the cache, the number of cached trajectories that use it."""
+    """By prompt, the number of cached trajectories that use it."""
 
     def missing(self, trajectory: SimulatedTrajectory, version: int) -> int:
-        """Returns the tokens of the trajectory that are not in the cache of this version."""
+        """The trajectory's tokens that are not in the cache of this version."""
         if trajectory.is_held:
             return 0
         has_prompt = self.prompts[self._key(trajectory, version)] > 0
         return trajectory.done + (0 if has_prompt else trajectory.prompt)
 
     def add(self, trajectory: SimulatedTrajectory, version: int) -> int:
-        """Cache the trajectory; returns the tokens to prefill, 0 if it is still held."""
+        """Returns the tokens to prefill, 0 if it is still held."""
         tokens = self.missing(trajectory, version)
         if not trajectory.is_held:
             trajectory.cached_under = version
@@ -42,7 +39,7 @@ class KvCache:
         return tokens
 
     def remove(self, trajectory: SimulatedTrajectory) -> None:
-        """Remove the trajectory's tokens, and its prompt if no other trajectory uses it."""
+        """Removes it, and the prompt if no other trajectory uses it."""
         key = self._key(trajectory, trajectory.cached_under)
         self.tokens -= trajectory.done
         self.prompts[key] -= 1
@@ -52,7 +49,7 @@ class KvCache:
         trajectory.is_held = False
 
     def compute_again(self, trajectories: Iterable[SimulatedTrajectory], version: int) -> None:
-        """Replace the content by these trajectories, computed under this version."""
+        """Replaces the content by these trajectories, computed under this version."""
         self.tokens = 0
         self.prompts.clear()
         for trajectory in trajectories:

@@ -1,5 +1,5 @@
-"""The machines of a simulation (`Cluster`), made of a model, a number of GPUs, a policy and the
-constants (`cluster_of`), the work (`Job`), and dispatch's state.
+"""The machines of a simulation (`Cluster`), made of a model, GPUs, a policy and the constants, the
+work (`Job`), and dispatch's state.
 """
 
 from collections.abc import Mapping
@@ -19,87 +19,76 @@ ConstantValues = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Rollouts, their sizes (in sequences and tokens), and the costs of generation, training,
-    transfers and failures (in seconds).
-    """
+    """Sizes in sequences and tokens, costs in seconds."""
 
     rollouts: int
     roofline: Roofline
-    """The seconds of a decode step and of a prefill, as functions of rows and tokens."""
+    """Seconds of a decode step and of a prefill by rows and tokens."""
     slots: int
-    """Sequences that a rollout decodes together at most."""
     kv_capacity: int
-    """Capacity of one rollout's KV cache, in tokens."""
+    """Of one rollout, in tokens."""
     batch_max: int
-    """Batch size at which another row is no longer nearly free in a decode step."""
+    """From it on another row is no longer nearly free in a decode step."""
     train_token_s: float
-    """Seconds of training per token, on all training GPUs together."""
+    """Per token, on all training GPUs together."""
     train_fixed_s: float
-    """Seconds of a step beside its tokens."""
     update_s: float
-    """Seconds for which a rollout stands still to take new weights."""
+    """A rollout stands still to take new weights."""
     publish_s: float = 0.0
-    """Seconds for which the trainer stands still after a step."""
+    """The trainer stands still after a step."""
     arrive_s: float = 0.0
-    """Seconds from a step's end until rollouts can take its version."""
+    """From a step's end until rollouts can take its version."""
     kv_reserve: float = 0.01
-    """Share of the KV cache that is kept free at admission, and freed when the cache is full."""
+    """Share of the KV cache kept free at admission, and freed when the cache is full."""
     move_s: float = 0.0
-    """Seconds for which a moved trajectory stands still before its prefill."""
+    """A moved trajectory stands still before its prefill."""
     repack_every_s: float = 5.0
-    """Seconds between two checks for repack."""
     speeds: tuple[float, ...] = (1.0,)
-    """Relative speeds of the rollouts; the list repeats."""
+    """Relative; the list repeats."""
     kv_shares: tuple[float, ...] = (1.0,)
-    """Each rollout's KV cache as a share of `kv_capacity`; the list repeats."""
+    """Shares of `kv_capacity`; the list repeats."""
     failures_per_hour: float = 0.0
-    """Failures of each rollout, which lose the tokens since its last partial."""
+    """Of each rollout; they lose the tokens since its last partial."""
     preemptions_per_hour: float = 0.0
-    """Preemptions of each rollout, which come with notice and lose no tokens."""
+    """Of each rollout, with notice: no tokens are lost."""
     repair_s: float = 252.0
-    """Seconds from the end of a rollout until it is back."""
+    """From the end of a rollout until it is back."""
     partial_every: int = 256
     """Tokens between two partials of a trajectory."""
     drafts: DraftModel | None = None
-    """How drafts from earlier answers fare, under policies with `drafts`."""
+    """Under policies with `drafts`."""
     rollouts_per_host: int = 1
-    """Rollouts that pull their weights over one host's link."""
     host_pull_s: float = 0.0
-    """Seconds for which a pull occupies the link of its host, where pulls queue."""
+    """A pull occupies the link of its host, where pulls queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The size of the training job and the settings of dispatch."""
-
     groups_per_step: int
     steps: int
     skip: int = 0
-    """Steps before the measurement starts."""
     max_lag: int = 4
     """Policies with `bounded` limit the lag to this many steps, the others the groups that are
     admitted and not trained to (`max_lag` + 1) · `groups_per_step`.
     """
     quota: int = 0
-    """Most new trajectories of a rollout under one version; 0 stands for 2 × slots."""
+    """New trajectories of a rollout under one version; 0: 2 × slots."""
     queue_per_slot: float = 1.0
-    """Trajectories that may wait in a rollout, as a multiple of its slots."""
+    """Trajectories that may wait, as a multiple of slots."""
     dispatch_every_s: float = 0.25
-    """Seconds between two rounds of dispatch."""
     ready_groups_max: int = 0
-    """Most admitted groups that no step has taken, without `bounded`; 0 stands for `max_lag` ·
-    `groups_per_step`.
+    """Admitted groups that no step has taken, without `bounded`; 0: `max_lag` · `groups_per_step`.
     """
     micro_batch_tokens: int = 0
     """A step that starts early takes groups once they have so many tokens, or if they complete it;
     0: a sixteenth of its groups at a time.
     """
     ends: bool = False
-    """Admit only the groups of `steps` steps, as a real run does."""
+    """Admits only the groups of `steps` steps, as a real run does."""
 
 
 def constant_values(**changed: float) -> dict[str, float]:
-    """Returns all constants with the `changed` ones replaced. Raises `ConfigurationError` for
+    """Returns the constant values with the `changed` ones replaced. Raises `ConfigurationError` for
     unknown names.
     """
     unknown = sorted(set(changed) - set(CONSTANTS))
@@ -113,9 +102,9 @@ def constant_values(**changed: float) -> dict[str, float]:
 def cluster_of(
     model: Model, gpus: int, share: float, policy: SchedulingPolicy, constants: ConstantValues
 ) -> Cluster:
-    """Returns the cluster of `gpus` GPUs. `share` of them generate and the others train; under a
-    `colocated` policy all do both in turn. Raises `ConfigurationError` if one side gets too few
-    GPUs, or if a replica cannot hold the model and one longest answer.
+    """`share` of the `gpus` generate and the others train; under a `colocated` policy all do both
+    in turn. Raises `ConfigurationError` if one side gets too few GPUs, or if a replica cannot hold
+    the model and one longest answer.
     """
     generating = gpus if policy.colocated else round(gpus * share / model.tp) * model.tp
     training = gpus if policy.colocated else gpus - generating
@@ -171,8 +160,8 @@ def roofline_for(model: Model, constants: ConstantValues) -> Roofline:
 
 
 def kv_tokens(model: Model, policy: SchedulingPolicy, constants: ConstantValues) -> int:
-    """Returns the tokens that fit a replica's cache beside the weights. Raises `ConfigurationError`
-    if one longest answer does not fit.
+    """Returns tokens that fit a replica's cache beside the weights. Raises `ConfigurationError` if
+    one longest answer does not fit.
     """
     share = constants["memory_share_colocated" if policy.colocated else "memory_share"]
     free = model.tp * constants["gpu_memory"] * share - model.weight_bytes()
@@ -187,15 +176,15 @@ def kv_tokens(model: Model, policy: SchedulingPolicy, constants: ConstantValues)
 
 
 def published_bytes(model: Model, policy: SchedulingPolicy, constants: ConstantValues) -> float:
-    """Returns the bytes of a version: of all weights, or of an adapter."""
+    """Returns the published bytes of all weights, or of an adapter."""
     return model.weight_bytes() * (constants["adapter_share"] if policy.adapters else 1.0)
 
 
 def transfers_s(
     model: Model, policy: SchedulingPolicy, constants: ConstantValues, generating: int
 ) -> tuple[float, float, float]:
-    """Returns three durations of a new version, in seconds: each rollout stands still to load it,
-    the trainer stands still to publish it, and from the end of the step until rollouts can load it.
+    """Returns the seconds of a new version: each rollout stands still to load it, the trainer
+    stands still to publish it, and from the end of the step until rollouts can load it.
     """
     size = published_bytes(model, policy, constants)
     if policy.colocated:
@@ -214,33 +203,28 @@ def transfers_s(
 
 @dataclass(slots=True, eq=False)
 class SimulatedRollout:
-    """The simulated dispatch's state of one rollout, and the rollout's replica."""
+    """Dispatch's state of one rollout, and its replica."""
 
     replica: Replica
     speed: float = 1.0
     kind: int = 0
-    """The rank of its kind of machine by speed, 0 for the slowest (`dispatch/kinds.py`)."""
+    """By speed, 0 for the slowest (`dispatch/kinds.py`)."""
     alive: bool = True
     failing: str = ""
-    """Why the rollout dies at the end of its present decode step: `failure` or `preemption`; else
-    "".
-    """
+    """Why it dies at the end of its present decode step: `failure` or `preemption`; else ""."""
     pulling: bool = False
-    """The rollout loads new weights and takes no work."""
+    """It loads new weights and takes no work."""
     wanted: int = 0
-    """The version that the rollout takes next or is taking."""
+    """The version that it takes next or is taking."""
     draining: bool = False
-    """The rollout has used up its quota and a newer version is available; for the timeline only."""
+    """It has used up its quota and a newer version is available; for the timeline only."""
     moving: dict[str, str] | None = None
-    """Trajectories that the rollout is about to give up → target rollout, or "" for a restart."""
+    """Trajectories that it is about to give up → target rollout, or "" for a restart."""
     expecting: int = 0
-    """Number of trajectories on their way to the rollout."""
+    """Trajectories on their way to it."""
     drawn: int = 0
-    """Number of new trajectories since the rollout took its version, or under `batches` became
-    empty.
-    """
+    """New trajectories since it took its version, or under `batches` became empty."""
     tokens: float = 0.0
-    """Predicted tokens of the rollout's trajectories."""
     kv_previous: int = 0
     """Cached tokens at the last repack check; with `SchedulingPolicy.peak` the most under the
     present version.
@@ -256,7 +240,7 @@ class SimulatedRollout:
 
 @dataclass(slots=True)
 class SimulatedGroup:
-    """A group that is admitted and not complete: `missing` of its samples have not finished."""
+    """Admitted and not complete: `missing` of its samples have not finished."""
 
     wave: int
     missing: int

@@ -1,7 +1,6 @@
-"""Every number that the simulator assumes, with its source; all were written before any result.
-
-A constant is known from a source, or assumed within a range, over which `benchmarks/simulator/`
-prints the results. None is fitted to a published ratio of two policies' speeds, and none may be.
+"""Every number that the simulator assumes, with its source, known or within a range, over which
+`benchmarks/simulator/` prints the results; all were written before any result. None is fitted to a
+published ratio of two policies' speeds, and none may be.
 """
 
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A number with its unit and source; `low` and `high` are the range of an assumed value."""
+    """`low` and `high` are the range of an assumed value."""
 
     value: float
     unit: str
@@ -19,12 +18,12 @@ class Constant:
 
 
 def known(value: float, unit: str, source: str) -> Constant:
-    """Returns a constant that its source states, or that the experiment sets."""
+    """Its source states it, or the experiment sets it."""
     return Constant(value, unit, source, value, value)
 
 
 def assumed(value: float, unit: str, why: str, low: float, high: float) -> Constant:
-    """Returns a constant that is assumed: `why` gives the reason, `low` and `high` the range."""
+    """`why` gives the reason."""
     assert low <= value <= high
     return Constant(value, unit, why, low, high)
 
@@ -146,7 +145,7 @@ CONSTANTS = {
     "steps": known(10, "", "length of the experiment"),
     "steps_skipped": known(3, "", "buffers fill and tails form before it is measured"),
 }
-"""All constants by name; a configuration's table `[constants]` replaces values.
+"""A configuration's table `[constants]` replaces values.
 
 The sources are the papers of Laminar (arXiv 2510.12633), RhymeRL (arXiv 2508.18588) and AReaL
 (arXiv 2505.24298), and the libraries verl, vLLM and Megatron-LM. TP is tensor parallelism, MFU the
@@ -157,8 +156,8 @@ groups as one step trains.
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A decoder's shape, from its published config.json. One replica runs on `tp` GPUs by tensor
-    parallelism (assumed).
+    """The sizes from its published config.json. One replica runs on `tp` GPUs by tensor parallelism
+    (assumed).
     """
 
     parameters: float
@@ -168,7 +167,6 @@ class Model:
     tp: int
 
     def weight_bytes(self) -> float:
-        """Returns the bytes of all weights in bf16."""
         return 2.0 * self.parameters
 
     def kv_bytes(self) -> float:
@@ -184,5 +182,4 @@ MODELS = {
 }
 
 ROLLOUT_SHARES = (0.25, 0.5, 0.75)
-"""Shares of the GPUs that may generate; a policy that separates the two runs with its fastest one.
-"""
+"""Of the GPUs; a policy that separates generation runs with its fastest share."""

@@ -1,5 +1,5 @@
-"""Dispatch of the simulated cluster, by the planners of the real service. They see only what the
-service sees: the length of an unfinished answer is hidden.
+"""Dispatch of the simulated cluster, by the service's planners. They see only what the service
+sees: the length of an unfinished answer is hidden.
 """
 
 from collections import Counter, OrderedDict
@@ -36,7 +36,7 @@ class WavePlacement:
     def lay_out(
         self, wave: int, means: Sequence[float], rollouts: Sequence[SimulatedRollout]
     ) -> None:
-        """Lay out the wave over these rollouts; `means` are its prompts' predicted lengths."""
+        """`means` are its prompts' predicted lengths."""
         workers = [
             placement.RolloutSpeed(
                 rollout.replica.name, rollout.speed, kind=rollout.kind, slots=self.slots
@@ -59,7 +59,7 @@ class WavePlacement:
     def plan(
         self, groups: Sequence[list[SimulatedTrajectory]], rooms: Sequence[placement.RolloutRoom]
     ) -> dict[str, str]:
-        """Returns trajectory → rollout for the trajectories that fit."""
+        """Returns trajectory → rollout for those that fit."""
         return dict(placement.place_samples([self._work(group) for group in groups], rooms))
 
     def _work(self, group: list[SimulatedTrajectory]) -> placement.PlacementWork:
@@ -82,8 +82,8 @@ def _even_layout(
 
 @dataclass(slots=True, eq=False)
 class LengthForecast:
-    """Predicts the length of an answer from earlier answers to the prompt of a group, as the
-    service's `LengthHistory`, without a history by task.
+    """Predicts from earlier answers to a group's prompt, as the service's `LengthHistory`, without
+    a history by task.
     """
 
     workload: Workload
@@ -92,7 +92,7 @@ class LengthForecast:
     )
 
     def mean(self, number: int) -> float:
-        """Returns the predicted tokens of one answer of this group, 0 without history."""
+        """Returns the mean of one answer, 0 without history."""
         length = self.length_of(number)
         return 0.0 if length is None else length.mean
 
@@ -123,9 +123,8 @@ UNBOUNDED = 1 << 30  # room of a rollout that takes any number of trajectories
 
 @dataclass(slots=True, eq=False)
 class SimulatedDispatch:
-    """Admits groups and places their trajectories. The simulator's loop calls `assignments` in each
-    dispatch round and `finish` for each sample, and keeps `closed`, `trained` and `version` up to
-    date.
+    """The loop calls `assignments` in each round and `finish` for each sample, and keeps `closed`,
+    `trained` and `version` up to date.
     """
 
     slots: int  # of each rollout: the most trajectories that it decodes together
@@ -142,24 +141,23 @@ class SimulatedDispatch:
     trained: int = 0  # groups that the trainer has taken
     version: int = 0  # the newest version that rollouts can take
     groups: dict[int, SimulatedGroup] = field(default_factory=dict[int, SimulatedGroup])
-    """Groups by number that have unfinished samples."""
     unplaced: list[list[SimulatedTrajectory]] = field(
         default_factory=list[list[SimulatedTrajectory]]
     )
-    """For each admitted group the trajectories that were never placed on a rollout."""
+    """Trajectories that were never placed on a rollout, by admitted group."""
     parts: dict[str, list[list[SimulatedTrajectory]]] = field(
         default_factory=dict[str, list[list[SimulatedTrajectory]]]
     )
     """By rollout, the parts of waves that it has not started (`wave = "own"`)."""
     unassigned: list[SimulatedTrajectory] = field(default_factory=list[SimulatedTrajectory])
-    """Trajectories that have lost their rollout, because it died or gave them up."""
+    """Trajectories whose rollout died or gave them up."""
     restarts: int = 0  # trajectories that had tokens and restarted from the prompt
     lost_tokens: int = 0  # generated tokens that restarts and failures have lost
     _ended: Counter[int] = field(default_factory=Counter[int])  # finished samples by wave
 
     def assignments(self) -> Iterator[tuple[SimulatedTrajectory, SimulatedRollout]]:
-        """Run one dispatch round. Yields each assignment, which the caller submits to the rollout
-        before it takes the next one.
+        """Returns the assignments of one round; the caller submits each before it takes the next
+        one.
         """
         yield from self._place_unassigned()
         self._admit()
@@ -171,7 +169,7 @@ class SimulatedDispatch:
     def finish(
         self, trajectory: SimulatedTrajectory, rollout: SimulatedRollout
     ) -> list[SimulatedTrajectory] | None:
-        """Note a finished sample; returns all samples of its group if it was the last one."""
+        """Returns all samples of its group if it was the last one."""
         group = self.groups[trajectory.group]
         group.missing -= 1
         group.finished.append(trajectory)
@@ -198,7 +196,7 @@ class SimulatedDispatch:
         return stale or (self.policy.batches and rollout.drawn >= self.quota)
 
     def unfinished(self) -> dict[int, float]:
-        """Returns the unfinished share of each wholly admitted open wave."""
+        """The unfinished share of each wholly admitted open wave."""
         size = self.pace.groups_per_step * self.workload.samples
         growing = self._wave()
         waves = {group.wave for group in self.groups.values() if group.wave < growing}
@@ -211,8 +209,8 @@ class SimulatedDispatch:
         generated: int,
         unfinished: float,
     ) -> RunningRequest:
-        """Returns a running trajectory for the service's planners, with its `generated` tokens so
-        far and the `unfinished` share of its wave.
+        """Returns the request for the service's planners, with its `generated` tokens so far and
+        the `unfinished` share of its wave.
         """
         lag_left = None
         if self.pace.max_lag is not None:

@@ -10,10 +10,9 @@ from rollstream.producers.engines.roofline import Roofline
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """The share `found` of the look-ups finds a draft; each drafted token is accepted with
-    probability `rate` if all before it are. A look-up takes `lookup_s` seconds of every row in
-    every pass; a draft has at most `longest` tokens. `gains[d]` is the expected number of accepted
-    tokens of d.
+    """The share `found` of the look-ups finds a draft of at most `longest` tokens; each is accepted
+    with probability `rate` if all before it are. A look-up takes `lookup_s` seconds of every row in
+    every pass. `gains[d]` is the expected number of accepted tokens of d.
     """
 
     found: float
@@ -30,7 +29,7 @@ class DraftModel:
 def drafted_roofline(
     roofline: Roofline, rows: int, kv_tokens: float, known_share: float, model: DraftModel
 ) -> Roofline:
-    """Returns the times of a step that yields one token of each of `rows` rows, of which the share
+    """Returns times of a step that yields one token of each of `rows` rows, of which the share
     `known_share` has a history: a fraction of a pass with drafts of the best length, or `roofline`
     if no draft is faster, as in the service.
     """

@@ -1,4 +1,4 @@
-"""Runs simulations: every policy on every cluster, each under its fastest split of the GPUs
+"""Simulates every policy on every cluster, each under its fastest split of the GPUs
 (`run_policies`), or the speed of a real run (`predict`). No constant is fitted to a run.
 """
 
@@ -34,9 +34,7 @@ from rollstream.simulator.workload import AnswerLengths, EnvironmentWaits, Workl
 
 @dataclass(frozen=True, slots=True)
 class PolicyRun:
-    """The result of one policy on one cluster, and the share of the GPUs that generated
-    (`colocated`: 1).
-    """
+    """The result, with the share of the GPUs that generated (`colocated`: 1)."""
 
     cluster: ClusterSettings
     share: float
@@ -45,8 +43,6 @@ class PolicyRun:
 
 @dataclass(frozen=True, slots=True)
 class SimulationSetup:
-    """Simulates policies with one model on a number of GPUs, under the workload of `settings`."""
-
     model: Model
     gpus: int
     constants: ConstantValues
@@ -55,8 +51,8 @@ class SimulationSetup:
     scale: int = 1
 
     def run(self, policy: SchedulingPolicy, share: float) -> SimulationResult:
-        """Simulate one policy where `share` of the GPUs generate. Raises `ConfigurationError` if
-        the model and its longest answer do not fit.
+        """`share` of the GPUs generate. Raises `ConfigurationError` if the model and its longest
+        answer do not fit.
         """
         settings, constants = self.settings, self.constants
         cluster = cluster_of(self.model, max(1, self.gpus // self.scale), share, policy, constants)
@@ -84,8 +80,8 @@ class SimulationSetup:
     def best(
         self, policy: SchedulingPolicy, shares: tuple[float, ...] = ROLLOUT_SHARES
     ) -> tuple[float, SimulationResult]:
-        """Returns the share of `shares` under which the policy is fastest (1 if `colocated`), and
-        its result. Impossible shares are skipped; raises `ConfigurationError` if all are.
+        """The fastest share (1 if `colocated`), and its result. Impossible ones are skipped; raises
+        `ConfigurationError` if all are.
         """
         runs: list[tuple[float, SimulationResult]] = []
         refused = ConfigurationError("rollout_share: none was given")
@@ -116,7 +112,7 @@ class SimulationSetup:
 def setup_of(
     settings: SimulationSettings, cluster: ClusterSettings, constants: ConstantValues
 ) -> SimulationSetup:
-    """Returns the setup of one cluster. Raises `ConfigurationError` for an unknown model."""
+    """Raises `ConfigurationError` for an unknown model."""
     if cluster.model not in MODELS:
         names = ", ".join(MODELS)
         raise ConfigurationError(f"clusters: model {cluster.model!r} is unknown; known: {names}")
@@ -140,8 +136,8 @@ def distribution_of(
 
 
 def environment_of(settings: EnvironmentSettings) -> EnvironmentWaits | None:
-    """Returns the environment between turns; None if answers have one turn. Raises
-    `ConfigurationError` for a 99th percentile below the median.
+    """Returns None if answers have one turn. Raises `ConfigurationError` for a 99th percentile
+    below the median.
     """
     if settings.turns_mean <= 1:
         return None
@@ -155,8 +151,8 @@ def environment_of(settings: EnvironmentSettings) -> EnvironmentWaits | None:
 
 
 def policy_names(settings: SimulationSettings) -> list[str]:
-    """Returns the names of all policies to simulate, those of the ablation last. Raises
-    `ConfigurationError` if one is unknown or there is none.
+    """Returns the names, those of the ablation last. Raises `ConfigurationError` if one is unknown
+    or there is none.
     """
     names = [*settings.policies, *(ablation(settings.ablation) if settings.ablation else ())]
     for name in names:
@@ -167,7 +163,7 @@ def policy_names(settings: SimulationSettings) -> list[str]:
 
 
 def run_policies(settings: SimulationSettings) -> Iterator[PolicyRun]:
-    """Yield the result of every policy on every cluster, each as soon as it is simulated."""
+    """Yields each result as soon as it is simulated."""
     constants = checked_constants(constant_values(**settings.constants))
     names = policy_names(settings)
     for cluster in settings.clusters:
@@ -179,7 +175,7 @@ def run_policies(settings: SimulationSettings) -> Iterator[PolicyRun]:
 
 
 def checked_constants(constants: Mapping[str, float]) -> ConstantValues:
-    """Returns the constants unchanged. Raises `ConfigurationError` if they cannot be simulated."""
+    """Returns them unchanged. Raises `ConfigurationError` if they cannot be simulated."""
     for name in ("groups_per_step", "samples_per_group", "steps", "slots", "length_max",
                  "prompt_tokens", "waves_outstanding", "length_median"):  # fmt: skip
         if constants[name] < 1:
@@ -205,13 +201,13 @@ def checked_constants(constants: Mapping[str, float]) -> ConstantValues:
 
 ROUND_S, MOVE_S = 0.05, 0.1  # of the real dispatch: seconds between two rounds, and of a move
 PREDICTED = {"keep_version": OURS, "in_flight": IN_FLIGHT, "in_flight_recompute": PARTIAL}
-"""Value of `rollouts.on_update` → the policy that treats running sequences so."""
+"""By `rollouts.on_update`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Predicted means from the end of step `Job.skip` (0: from the first assignment) to the end of
-    the last step; the lag is that of the trained tokens.
+    """Means from the end of step `Job.skip` (0: from the first assignment) to the end of the last
+    step; the lag is that of the trained tokens.
     """
 
     tokens_per_s: float
@@ -224,10 +220,9 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class RunPolicy:
-    """How a real run schedules: `on_update` and `repack` are its settings, and `Job.max_lag` if
-    `bounded`, else `Job.ready_groups_max`. `drafts`: tokens are drafted as `Cluster.drafts` states;
-    `adapters`: versions are low-rank adapters; `prefix`: a rollout caches the prompt of a group
-    once.
+    """`on_update` and `repack` are a real run's settings, and `Job.max_lag` if `bounded`, else
+    `Job.ready_groups_max`. `drafts`: tokens are drafted as `Cluster.drafts` states; `adapters`:
+    versions are low-rank adapters; `prefix`: a rollout caches the prompt of a group once.
     """
 
     on_update: str
@@ -238,7 +233,7 @@ class RunPolicy:
     prefix: bool = False
 
     def scheduling(self) -> SchedulingPolicy:
-        """Returns the simulator's switches. Raises `ConfigurationError`: unknown `on_update`."""
+        """Raises `ConfigurationError` for an unknown `on_update`."""
         if self.on_update not in PREDICTED:
             raise ConfigurationError(
                 f"on_update must be one of {', '.join(PREDICTED)}, got {self.on_update!r}"
@@ -262,11 +257,11 @@ class RunPolicy:
 def predict(
     cluster: Cluster, job: Job, workload: Workload, run: RunPolicy, *, ends: bool = True
 ) -> Prediction:
-    """Predict the speed of a real run by simulating all its steps. With `ends` the run admits only
-    the groups of its steps, without it the load stays constant.
+    """Simulates all steps of a real run. With `ends` it admits only the groups of its steps, else
+    the load stays constant.
 
-    The times in `cluster` are measured in the real run's seconds: `arrive_s` from a step's end
-    until rollouts can load its version, `update_s` from the decision to load it until the rollout
+    Times in `cluster` are measured in the real run's seconds: `arrive_s` from a step's end until
+    rollouts can load its version, `update_s` from the decision to load it until the rollout
     generates again. Raises `ConfigurationError` if `run.on_update` is unknown or a longest answer
     does not fit the KV cache.
     """

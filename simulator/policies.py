@@ -16,29 +16,23 @@ from rollstream.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class SchedulingPolicy:
-    """One way to overlap generation and training."""
-
     name: str
     colocated: bool = False
     """The same accelerators generate, then train."""
     wave: Literal["all", "own"] | None = None
-    """Which rollouts must finish a wave before the next one starts: all together, or each its own
-    part.
-    """
+    """Finishes before the next wave starts: all rollouts together, or each its own part."""
     on_update: Literal["keep_version", "in_flight", "in_flight_recompute"] = "keep_version"
     """A new version lets running sequences keep theirs, or continue under the new one, with their
     KV cache kept or computed again.
     """
     relay: bool = False
-    """Weights wait beside every rollout, and each pulls on its own. Otherwise one collective
-    transfer stops rollouts and trainer.
+    """Weights wait beside every rollout, and each pulls alone. Otherwise one collective transfer
+    stops rollouts and trainer.
     """
     bounded: bool = True
-    """The job's `max_lag` bounds admission. Otherwise only the amount of finished, untrained work
-    does.
-    """
+    """The job's `max_lag` bounds admission, else only the amount of finished, untrained work."""
     lag: int | None = None
-    """A lag bound of the policy that replaces the job's."""
+    """A bound of the policy that replaces the job's."""
     strict: bool = False
     """Tokens above the bound are not trained (invariant 5). The published systems bound admission
     only.
@@ -50,7 +44,7 @@ class SchedulingPolicy:
     early_start: bool = False
     """A step starts with the first groups that are ready."""
     repack: bool = False
-    """The last trajectories of rollouts that ramp down (`peak`) are packed onto fewer rollouts."""
+    """The last trajectories of rollouts that ramp down (`peak`) move onto fewer rollouts."""
     peak: bool = False
     """A rollout ramps down once its KV cache use is below its maximum since the last pull, as in
     the service. Otherwise: below the use at the last check (Laminar).
@@ -75,7 +69,7 @@ class SchedulingPolicy:
 
     @property
     def drains(self) -> bool:
-        """Whether a rollout must finish its work before it takes new weights."""
+        """A rollout must finish its work before it takes new weights."""
         return self.on_update == "keep_version" and not self.adapters
 
 
@@ -125,11 +119,11 @@ MECHANISMS = {
     "drafts": "drafts",
     "prefix": "prefix",
 }
-"""Name of a mechanism in a policy's name (`ours-repack`) → the field that switches it."""
+"""Its name in a policy's (`ours-repack`) → the field that switches it."""
 
 
 def policy_of(name: str) -> SchedulingPolicy:
-    """Returns the policy of this name. `laminar-repack` is `laminar` without repack."""
+    """`laminar-repack` is `laminar` without repack."""
     base, *without = name.split("-")
     if base not in POLICIES:
         names = ", ".join(POLICIES)
@@ -147,7 +141,7 @@ def policy_of(name: str) -> SchedulingPolicy:
 
 
 def ablation(name: str) -> Iterator[str]:
-    """Yield the policy's name, then the name without each single mechanism."""
+    """The policy's name, then the name without each single mechanism."""
     yield name
     yield from (
         f"{name}-{m}" for m, switch in MECHANISMS.items() if getattr(policy_of(name), switch)

@@ -1,10 +1,7 @@
-"""Simulates repack (moving the last running trajectories together, so that rollouts become empty)
-and the migration of outliers.
-
-1. `SimulatedRepack.check` calls the service's planners every few seconds and after each new
-   version, as in Laminar (arXiv 2510.12633).
-2. `send` takes the trajectories off their source, between two decode steps.
-3. `receive` resumes them after `Cluster.move_s` seconds; there they are prefilled again.
+"""Simulates repack and the migration of outliers. Every few seconds and after each new version
+`check` calls the service's planners, as in Laminar (arXiv 2510.12633); `send` takes trajectories
+off their source, between two decode steps; `receive` resumes them after `Cluster.move_s` seconds,
+prefilled again.
 """
 
 from collections import Counter
@@ -21,17 +18,14 @@ RESTART = ""  # in place of a target's name: the trajectory restarts from its pr
 
 @dataclass(frozen=True, slots=True)
 class ArrivingMove:
-    """Trajectories on their way to the rollout `target`."""
-
     target: str
     trajectories: tuple[SimulatedTrajectory, ...]
 
 
 @dataclass(slots=True, eq=False)
 class SimulatedRepack:
-    """Plans moves and carries them out in `world`. `moves` counts moves of one or several
-    trajectories from one rollout to another, `moved` their trajectories, and `restarts` those that
-    restarted instead.
+    """`moves` counts moves of one or several trajectories from one rollout to another, `moved`
+    their trajectories, and `restarts` those that restarted instead.
     """
 
     world: World
@@ -58,8 +52,8 @@ class SimulatedRepack:
             self._move_outliers([load for load in loads if load.rollout not in taking])
 
     def send(self, rollout: SimulatedRollout) -> None:
-        """Take the requested trajectories that still run off `rollout`, their source, and plan
-        their arrival or restart them. To be called between two decode steps of `rollout`.
+        """Takes the requested trajectories that still run off `rollout`, and plans their arrival or
+        restarts them. Between two decode steps.
         """
         world, requested = self.world, rollout.moving or {}
         rollout.moving = None
@@ -104,7 +98,7 @@ class SimulatedRepack:
         world.plan_dispatch()
 
     def cancel(self, rollout: SimulatedRollout) -> None:
-        """Cancel the requested moves from `rollout`, which died before `send` was called."""
+        """Cancels the moves for a rollout that died before `send` was called."""
         if rollout.moving is not None:
             self._correct_expected(rollout.moving, {})
             rollout.moving = None
@@ -147,16 +141,16 @@ class SimulatedRepack:
         rollouts = self.world.rollouts
         free = [load for load in loads if rollouts[load.rollout].is_open()]
         running = {request.trajectory: request for request in self._running()}
-        plan = repack.plan_outliers(list(running.values()), free, self._budget())
+        moves, restarts = repack.plan_outliers(list(running.values()), free, self._budget())
         requested: dict[str, dict[str, str]] = {}
-        for name, target in {**plan.moves, **dict.fromkeys(plan.restarts, RESTART)}.items():
+        for name, target in {**moves, **dict.fromkeys(restarts, RESTART)}.items():
             requested.setdefault(running[name].rollout, {})[name] = target
         for source, names in requested.items():
             rollouts[source].moving = names
             self._request_moves(rollouts[source])
 
     def _budget(self) -> repack.LagBudget | None:
-        """Returns the budget of `plan_outliers`; None while a quantity is unknown."""
+        """Returns None while a quantity is unknown."""
         world = self.world
         speeds = [
             1 / rollout.replica.jump_roofline.step_s(rows, rollout.replica.kv_now(world.now))

@@ -31,9 +31,9 @@ def scaled_roofline(roofline: Roofline, speed: float) -> Roofline:
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """Decodes in jumps of several steps: a jump lasts until the next answer ends or waits, a wait
-    ends, or the cache is full. At `due_s` (None: no work) `Simulation` calls `finish_jump`, handles
-    failures, new weights and moves, which happen only between two steps, and calls `start_jump`.
+    """Decodes in jumps: one lasts until the next answer ends or waits, a wait ends, or the cache is
+    full. At `due_s` (None: no work) `Simulation` calls `finish_jump`, handles failures, new weights
+    and moves, which happen only between two steps, and calls `start_jump`.
 
     At most `slots` trajectories run. `capacity` and `reserve` are tokens of the KV cache; a
     trajectory joins others only if `reserve` tokens stay free.
@@ -47,34 +47,30 @@ class Replica:
     longest_first: bool = False
     cache: KvCache = field(default_factory=KvCache)
     drafts: DraftModel | None = None
-    """How drafts from earlier answers fare; None: no drafts."""
     holds_kv: bool = True
-    """A trajectory that waits for its environment keeps its tokens in the cache."""
+    """While it waits for its environment."""
     adapters: bool = False
-    """Versions are served side by side: a trajectory runs under its own to its end."""
+    """A trajectory runs under its own version to its end."""
     version: int = 0
     running: dict[str, SimulatedTrajectory] = field(default_factory=dict[str, SimulatedTrajectory])
-    """In the order in which they joined the batch."""
+    """In the order of joining."""
     waiting: list[SimulatedTrajectory] = field(default_factory=list[SimulatedTrajectory])
     parked: dict[str, SimulatedTrajectory] = field(default_factory=dict[str, SimulatedTrajectory])
-    """Trajectories that wait for their environment and do not decode."""
+    """Waiting for their environment, without decoding."""
     returns: list[tuple[float, str]] = field(default_factory=list[tuple[float, str]])
     """Heap of (time, trajectory whose wait ends then), also of trajectories that left."""
     ends: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     """Heap of (step, trajectory that ends or waits then), also of trajectories that left."""
     steps: int = 0
-    """Decode steps up to the present jump's start."""
+    """Up to the present jump's start."""
     known: int = 0
-    """Running trajectories to whose prompts earlier answers are known."""
+    """Running trajectories with earlier answers to their prompts."""
     begins_s: float = 0.0
-    """Time at which decoding of the present jump starts: after stalls and prefill."""
+    """Decoding of the present jump starts: after stalls and prefill."""
     jump: int = 0
-    """Steps of the present jump."""
     jump_roofline: Roofline = field(init=False)
-    """Times of the present jump's steps, with drafts."""
     due_s: float | None = None
     ready_s: float = 0.0
-    """The replica stands still until then."""
     usage: ReplicaUsage = field(default_factory=ReplicaUsage)
 
     def __post_init__(self) -> None:
@@ -82,12 +78,12 @@ class Replica:
 
     @property
     def kv(self) -> int:
-        """Tokens in the cache at the present jump's start."""
+        """Returns the tokens at the present jump's start."""
         return self.cache.tokens
 
     def submit(self, trajectory: SimulatedTrajectory, now_s: float) -> None:
-        """Queue the trajectory; it runs from the end of the present step on if it fits. Resumed
-        trajectories come first; `longest_first` puts the longest predicted of each kind first.
+        """It runs from the end of the present step on if it fits. Resumed trajectories come first;
+        `longest_first` puts the longest predicted of each kind first.
         """
         # Its environment is not ready yet.
         if trajectory.ready_s > now_s:
@@ -109,7 +105,6 @@ class Replica:
             self.due_s = self.begins_s + seconds_of_steps(self.jump_roofline, rows, self.kv, steps)
 
     def finish_jump(self, now_s: float) -> list[SimulatedTrajectory]:
-        """Complete the jump; returns the trajectories that it finished."""
         rows, kv = len(self.running), self.kv
         self.steps += self.jump
         self.cache.tokens += rows * self.jump
@@ -136,7 +131,9 @@ class Replica:
         return finished
 
     def start_jump(self, now_s: float) -> None:
-        """Make room if the cache is full, take in trajectories that fit, and plan the next jump."""
+        """Makes room if the cache is full, takes in trajectories that fit, and plans the
+        next jump.
+        """
         if self.is_empty():
             self.due_s = None
             return
@@ -156,8 +153,8 @@ class Replica:
         self._next_jump()
 
     def update(self, version: int, now_s: float, stall_s: float, recompute: bool) -> None:
-        """Take new weights, which stops the replica for `stall_s`; with `recompute`, prefill all
-        cached sequences again. Call it between two steps.
+        """Stops the replica for `stall_s`; with `recompute`, prefills all cached sequences again.
+        Between two steps.
         """
         for trajectory in self.running.values():
             trajectory.done = self.steps - trajectory.step_offset
@@ -172,7 +169,7 @@ class Replica:
             self.ready_s += seconds
 
     def remove_all(self) -> list[SimulatedTrajectory]:
-        """Remove and return all trajectories. Call it between two steps."""
+        """To be called between two steps."""
         removed = [self.remove(name) for name in [*self.running, *self.parked]] + self.waiting
         for trajectory in self.waiting:
             if trajectory.is_held:
@@ -183,9 +180,7 @@ class Replica:
         return removed
 
     def remove(self, name: str) -> SimulatedTrajectory:
-        """Remove and return a trajectory that runs or waits for its environment. Call it between
-        two steps.
-        """
+        """It runs or waits for its environment. Between two steps."""
         if name in self.parked:
             trajectory = self.parked.pop(name)
             if trajectory.is_held:
@@ -202,13 +197,13 @@ class Replica:
         return self.kv + len(self.running) * self._made(now_s)
 
     def steps_now(self, now_s: float) -> int:
-        """Returns the decode steps until now. A running trajectory has generated this number minus
-        its `step_offset` of tokens.
+        """Returns decode steps until now. A running trajectory has generated this less its
+        `step_offset`.
         """
         return self.steps + (self._made(now_s) if self.jump and now_s > self.begins_s else 0)
 
     def totals(self, now_s: float) -> UsageTotals:
-        """Returns the usage totals now, with the elapsed part of the present jump."""
+        """Returns the totals with the elapsed part of the present jump."""
         usage, kv = self.usage, self.kv_now(now_s)
         begins_s = min(max(self.begins_s, usage.until_s), now_s) if self.jump else now_s
         kv_s = self.kv * (begins_s - usage.until_s) + (self.kv + kv) / 2 * (now_s - begins_s)

@@ -16,9 +16,7 @@ CHUNKS = 16  # with `early_start` a piece of a step has a 16th of its groups, bu
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStep:
-    """One trained step, which makes version `number`: its times, trained samples and tokens, and
-    trained tokens by lag.
-    """
+    """Makes version `number`."""
 
     number: int
     begun_s: float
@@ -27,18 +25,17 @@ class SimulatedStep:
     tokens: int
     lags: Counter[int]
     dropped: int
-    """Samples of which all tokens were above the lag bound."""
+    """Samples with all tokens above the lag bound."""
     masked: int
-    """Tokens of other samples above the lag bound."""
+    """Of other samples, above the lag bound."""
 
 
 @dataclass(slots=True, eq=False)
 class SimulatedTrainer:
-    """Trains complete groups, oldest first, one piece of work at a time: a whole step or, with
-    `early_start`, a part of one. `begin` starts a piece and returns its duration, after which the
-    caller calls `end`.
+    """Trains complete groups, oldest first, a whole step at a time or, with `early_start`, a part.
+    `begin` returns the duration, after which the caller calls `end`.
 
-    A piece takes `token_s` per token, and the last piece of a step `fixed_s` more. Tokens above
+    A piece takes `token_s` per token, and the last one of a step `fixed_s` more. Tokens above
     `max_lag` are masked; a sample that has no others is dropped (invariant 5).
     """
 
@@ -53,10 +50,10 @@ class SimulatedTrainer:
     ready: list[tuple[int, int, tuple[SimulatedTrajectory, ...]]] = field(
         default_factory=list[tuple[int, int, tuple[SimulatedTrajectory, ...]]]
     )
-    """Heap of complete groups that no step has taken, in the order of `receive`."""
+    """Heap of complete groups that no step has taken, as received."""
     steps: list[SimulatedStep] = field(default_factory=list[SimulatedStep])
     expired: int = 0
-    """Groups of which all samples were above the lag bound."""
+    """Groups with all samples above the lag bound."""
     samples_expired: int = 0
     taken: int = 0
     begun_s: float | None = None
@@ -68,14 +65,14 @@ class SimulatedTrainer:
     _lags: Counter[int] = field(default_factory=Counter[int])
 
     def receive(self, group: int, samples: list[SimulatedTrajectory]) -> None:
-        """Queue a complete group, by its version (the newest with which any of its samples began),
-        then number.
+        """Queues a group, ordered by version (the newest with which any of its samples began), then
+        number.
         """
         newest = max(trajectory.spans[0][0] for trajectory in samples)
         heappush(self.ready, (newest, group, tuple(samples)))
 
     def begin(self, now_s: float) -> float | None:
-        """Take the groups of the next piece and return its seconds; None if too few are ready."""
+        """Takes the groups of the next piece and returns its seconds; None if too few are ready."""
         missing = self.groups_per_step - self.taken
         self._expire()
         if not self.ready or (len(self.ready) < missing and not self._may_start()):
@@ -94,7 +91,7 @@ class SimulatedTrainer:
         return seconds
 
     def end(self, now_s: float) -> SimulatedStep | None:
-        """End the piece that `begin` started; returns the step if this was its last piece."""
+        """Returns the step if this was its last piece."""
         self.busy_s += self._piece_s
         if self.taken < self.groups_per_step:
             return None
@@ -123,8 +120,8 @@ class SimulatedTrainer:
         return self.max_lag is not None and self.version - trajectory.spans[-1][0] > self.max_lag
 
     def _take(self, trajectory: SimulatedTrajectory) -> int:
-        """Returns the tokens that the trainer computes for the sample: prompt and answer, masked
-        tokens included; 0 if it is dropped.
+        """Returns tokens that the trainer computes: prompt and answer, masked ones included; 0 if
+        the sample is dropped.
         """
         if self._is_late(trajectory):
             self.dropped += 1
@@ -146,9 +143,9 @@ ARROWS_MAX = 4_000  # arrows in the timeline
 
 @dataclass(frozen=True, slots=True)
 class SampleCounts:
-    """Counts over the whole run. Every admitted sample is in exactly one of `trained`, `dropped`
-    (by lag), `expired` (with its group), `ready` (in a complete group that waits for training),
-    `finished_open` (in an incomplete group) and `unfinished` (invariant 1).
+    """Counts samples over the whole run. Every admitted sample is in exactly one of `trained`,
+    `dropped` (by lag), `expired` (with its group), `ready` (in a complete group), `finished_open`
+    (in an incomplete group) and `unfinished` (invariant 1).
 
     `moves` and `moved_samples` are those of repack and migration, `pulls` loads of a version,
     `restarts` samples that lost tokens, `preempted` sequences put back into a queue for want of KV
@@ -180,8 +177,8 @@ class SampleCounts:
 
 @dataclass(frozen=True, slots=True)
 class TimelineArrow:
-    """One event of the timeline, by `kind`: `move` to another rollout; `pull`, the rollout loads a
-    version; `drain`, from now on it only finishes its work (`target` is `source`).
+    """`move` to another rollout; `pull`, the rollout loads a version; `drain`, from now on it only
+    finishes its work (`target` is `source`).
     """
 
     kind: str
@@ -193,9 +190,7 @@ class TimelineArrow:
 
 @dataclass(frozen=True, slots=True)
 class RolloutBars:
-    """The bars of one rollout in the timeline: start and end of decoding in seconds, and the
-    version.
-    """
+    """The bars in the timeline: start and end of decoding in seconds, and the version."""
 
     name: str
     bars: tuple[tuple[float, float, int], ...]
@@ -203,26 +198,25 @@ class RolloutBars:
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """The measurements from the end of step `Job.skip` to the end of the last step; `seconds`,
-    `counts`, `steps`, `rows` and `arrows` cover the whole run.
+    """Measures from the end of step `Job.skip` to the end of the last step; `seconds`, `counts`,
+    `steps`, `rows` and `arrows` cover the whole run.
     """
 
     policy: str
     tokens_per_s: float
-    """Trained tokens per second."""
     generated_per_s: float
     step_s: float
     kv_utilisation: float
-    """Used share of the KV cache, the mean over time and rollouts."""
+    """Mean over time and rollouts."""
     kv_utilisation_held: float
-    """The same over the time in which the cache of a rollout holds any tokens."""
+    """The same while a rollout's cache holds any tokens."""
     idle_share: float
-    """Share of the rollouts' time in which they neither decode nor prefill; without the time of
-    training where the same cards train.
+    """Of the rollouts' time: neither decoding nor prefill; without the time of training where the
+    same cards train.
     """
     trainer_idle_share: float
     lags: dict[int, float]
-    """Share of the trained tokens by their lag when they were trained."""
+    """Of the trained tokens, when they were trained."""
     seconds: float
     counts: SampleCounts
     steps: tuple[SimulatedStep, ...]
@@ -269,8 +263,8 @@ def lag_shares(steps: Sequence[SimulatedStep]) -> dict[int, float]:
 
 @dataclass(slots=True, eq=False)
 class SimulationRecorder:
-    """Collects the results of a run by its `note_…` methods. The measured window starts when step
-    `Job.skip` ends, at `since_s`; `before` holds the rollouts' totals of that time.
+    """The measured window starts when step `Job.skip` ends, at `since_s`; `before` holds the
+    rollouts' totals of that time.
     """
 
     cluster: Cluster
@@ -286,7 +280,7 @@ class SimulationRecorder:
     arrows: list[TimelineArrow] = field(default_factory=list[TimelineArrow])
 
     def note_step(self, step: SimulatedStep, trainer_busy_s: float) -> None:
-        """Note a finished step. `trainer_busy_s` is the time that the trainer has worked so far."""
+        """`trainer_busy_s` is the time that the trainer has worked so far."""
         if step.number == self.job.skip:
             self.since_s, self.before = step.ended_s, self._totals(step.ended_s)
             self.trainer_before_s = trainer_busy_s
@@ -309,9 +303,7 @@ class SimulationRecorder:
     def result(
         self, now_s: float, moves: int, moved_samples: int, failures: int
     ) -> SimulationResult:
-        """Returns the results of a run that ends at `now_s`; the other numbers are for
-        `SampleCounts`.
-        """
+        """Returns the result of a run that ends at `now_s`."""
         steps = tuple(self.trainer.steps)
         measured = steps[self.job.skip :]
         window_s = max(1e-12, now_s - self.since_s)

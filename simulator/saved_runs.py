@@ -25,9 +25,7 @@ def save_runs(runs: Sequence[PolicyRun], path: Path) -> None:
 
 
 def load_saved_runs(path: Path) -> tuple[PolicyRun, ...]:
-    """Returns the runs of the file. Raises `ConfigurationError` if it is damaged or of another
-    kind.
-    """
+    """Raises `ConfigurationError` if the file is damaged or of another kind."""
     try:
         value: Any = parse_loose_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

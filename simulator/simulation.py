@@ -1,5 +1,5 @@
-"""The loop of the simulator: it takes event after event from the `World` and calls the parts that
-react. Equal inputs give equal runs: all randomness comes from the workload's seed.
+"""The loop of the simulator, over the events of the `World`. Equal inputs give equal runs: all
+randomness comes from the workload's seed.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class FaultInjector:
             self._plan(rollout)
 
     def start_failing(self, rollout: SimulatedRollout) -> None:
-        """Let the rollout die at the end of its present decode step."""
+        """It dies at the end of its present decode step."""
         if not rollout.alive:
             return
         cluster = self.world.cluster
@@ -42,7 +42,7 @@ class FaultInjector:
         self.world.plan_wake(rollout)
 
     def kill(self, rollout: SimulatedRollout) -> None:
-        """End the rollout between two decode steps; dispatch gets all its trajectories."""
+        """Ends the rollout between two decode steps; dispatch gets all its trajectories."""
         world, sudden = self.world, rollout.failing == "failure"
         self.repacking.cancel(rollout)
         for trajectory in rollout.replica.remove_all():
@@ -76,13 +76,13 @@ STEP_S_MAX = 86_400.0  # virtual seconds without a step, after which the run cou
 def simulate(
     cluster: Cluster, job: Job, policy: SchedulingPolicy, workload: Workload
 ) -> SimulationResult:
-    """Run until the last step is trained. Raises `ConfigurationError` if a step cannot complete."""
+    """Runs until the last step is trained. Raises `ConfigurationError` if a step cannot
+    complete.
+    """
     return Simulation(World(cluster, job, policy, workload)).run()
 
 
 class Simulation:
-    """Runs a world from its first events; every policy runs through the same handlers."""
-
     def __init__(self, world: World) -> None:
         self.world = world
         self.repacking = SimulatedRepack(world)
@@ -103,8 +103,8 @@ class Simulation:
         )
 
     def advance(self) -> bool:
-        """Handle the next event and return True; False once the last step has ended. Raises
-        `ConfigurationError` if a step cannot complete.
+        """Handles the next event; False once the last step has ended. Raises `ConfigurationError`
+        if a step cannot complete.
         """
         world, steps = self.world, self.world.trainer.steps
         if len(steps) >= world.job.steps:

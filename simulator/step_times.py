@@ -1,6 +1,5 @@
-"""The time of many decode steps, and the steps within a time, as pure functions. While no
-trajectory joins or leaves, the cache grows by one token per row and step, so times sum in closed
-form.
+"""The time of many decode steps, and the steps within a time. While no trajectory joins or leaves,
+the cache grows by one token per row and step, so times sum in closed form.
 """
 
 from math import ceil, sqrt
@@ -9,8 +8,8 @@ from rollstream.producers.engines.roofline import Roofline
 
 
 def seconds_of_steps(roofline: Roofline, rows: int, kv_tokens: float, steps: int) -> float:
-    """Returns the seconds of the next `steps` steps of the same rows: up to rounding, the last
-    value of `Roofline.ends_s`.
+    """Returns the seconds of steps of the same rows: up to rounding, the last value of
+    `Roofline.ends_s`.
     """
     free = min(steps, _compute_bound_steps(roofline, rows, kv_tokens))
     reading = steps - free
@@ -22,7 +21,7 @@ def seconds_of_steps(roofline: Roofline, rows: int, kv_tokens: float, steps: int
 
 
 def steps_lasting(roofline: Roofline, rows: int, kv_tokens: float, seconds: float) -> int:
-    """Returns the smallest number of steps that takes at least `seconds`."""
+    """The smallest number of steps that takes at least `seconds`."""
     if seconds <= 0:
         return 0
     steps = _estimated_steps(roofline, rows, kv_tokens, seconds)

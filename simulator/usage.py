@@ -7,9 +7,8 @@ BARS_MAX = 2_000  # the timeline draws at most this many bars of one rollout
 
 @dataclass(slots=True)
 class ReplicaUsage:
-    """A replica's work since the start. `busy_s` is decoding and prefill, `kv_s` the integral of
-    cached tokens, `held_s` the time in which there were any; `bars` are times of decoding under one
-    version.
+    """Since the start. `busy_s` is decoding and prefill, `kv_s` the integral of cached tokens,
+    `held_s` the time in which there were any; `bars` are times of decoding under one version.
     """
 
     until_s: float = 0.0
@@ -24,7 +23,7 @@ class ReplicaUsage:
     def add_jump(
         self, begins_s: float, now_s: float, kv: tuple[int, int], tokens: int, version: int
     ) -> None:
-        """Add a finished jump, with `kv[0]` cached tokens before it and `kv[1]` after it."""
+        """Adds the jump with `kv[0]` cached tokens before it and `kv[1]` after it."""
         if kv[0]:
             self.held_s += now_s - self.until_s
         if not tokens:
@@ -50,8 +49,6 @@ class ReplicaUsage:
 
 @dataclass(frozen=True, slots=True)
 class UsageTotals:
-    """The totals of one or several rollouts at one time."""
-
     busy_s: float = 0.0
     kv_s: float = 0.0
     held_s: float = 0.0

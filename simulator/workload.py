@@ -1,5 +1,4 @@
-"""The work of every scheduling policy: the lengths of answers, drawn (`Workload`) or recorded
-(`RecordedWorkload`).
+"""The lengths of answers, drawn (`Workload`) or recorded (`RecordedWorkload`).
 
 Drawn lengths are a function of (seed, pass over the prompts, prompt) alone, so all policies get the
 same work. Answers to one prompt correlate (a Gaussian copula): a length is the quantile of a normal
@@ -30,9 +29,8 @@ TOPIC = {"trajectories", "topic=trajectories"}  # names of the folder of an arch
 
 @dataclass(frozen=True, slots=True)
 class AnswerLengths:
-    """Maps normal deviates to answer lengths by the quantiles of `distribution`, cut at `longest`.
-    `correlation` is the share of a deviate's variance that all answers to one prompt have in
-    common.
+    """Quantiles of `distribution`, cut at `longest`, by normal deviates. `correlation` is the share
+    of a deviate's variance that all answers to one prompt have in common.
     """
 
     distribution: LengthDistribution
@@ -46,7 +44,7 @@ class AnswerLengths:
         object.__setattr__(self, "table", table)
 
     def from_deviates(self, deviates: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Returns the length for each deviate, in whole tokens from 1 to `longest`."""
+        """Returns lengths in whole tokens from 1 to `longest`."""
         drawn = np.interp(deviates, DEVIATES, self.table)
         return np.clip(np.rint(drawn), 1, self.longest).astype(np.int64)
 
@@ -59,9 +57,9 @@ takes until the next one.
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentWaits:
-    """Answers have several turns, between which the environment (a tool, a sandbox) works: their
-    number is geometric with this mean, their ends are uniform over the answer. With `holds_kv` a
-    waiting trajectory's tokens stay in the cache.
+    """Between the turns of an answer the environment (a tool, a sandbox) works: their number is
+    geometric with this mean, their ends are uniform over the answer. With `holds_kv` a waiting
+    trajectory's tokens stay in the cache.
     """
 
     turns_mean: float
@@ -83,8 +81,8 @@ class EnvironmentWaits:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The groups of a run, by their numbers in the order of admission: `prompts` prompts of
-    `prompt_tokens` tokens, repeated pass after pass, with `samples` answers each.
+    """Groups by their numbers in the order of admission: `prompts` prompts of `prompt_tokens`
+    tokens, repeated pass after pass, with `samples` answers each.
     """
 
     lengths: AnswerLengths
@@ -106,7 +104,7 @@ class Workload:
         return number % self.prompts
 
     def history(self, prompt: int) -> list[int]:
-        """Returns the lengths of the prompt's answers in a pass before the first one."""
+        """Returns lengths of the prompt's answers in a pass before the first one."""
         return self._drawn(-1, prompt)
 
     def _drawn(self, pass_: int, prompt: int) -> list[int]:
@@ -122,9 +120,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class RecordedWorkload(Workload):
-    """The recorded answers of a run, group by group; missing answers are drawn. There is no history
-    at the start.
-    """
+    """Group by group; missing answers are drawn. There is no history at the start."""
 
     groups: tuple[tuple[int, ...], ...] = ()
 
@@ -138,9 +134,9 @@ class RecordedWorkload(Workload):
 
 
 def read_lengths(path: str, column: str) -> LengthTrace:
-    """Returns the recorded lengths in ascending order: from a text file with one a line, a Parquet
-    file, or a folder of these such as an archive, where `column` holds lengths, or lists whose
-    sizes are the lengths. Those below 1 are skipped. Raises `ConfigurationError`.
+    """Reads the lengths in ascending order, those below 1 skipped: from a text file with one a
+    line, a Parquet file, or a folder of these such as an archive, where `column` holds lengths, or
+    lists whose sizes are the lengths. Raises `ConfigurationError`.
     """
     where = Path(path)
     if where.is_dir() or where.suffix == ".parquet":
@@ -183,9 +179,9 @@ def _read(file: Path, column: str) -> list[float]:
 
 @dataclass(slots=True, eq=False)
 class SimulatedTrajectory:
-    """One trajectory in a replica or between two: `prompt` tokens, the final `length` of the
-    answer, which no planner sees, `done` tokens so far, the forecast `predicted`. `spans` are
-    (version, tokens generated under it) in order (invariant 3).
+    """`prompt` tokens, the final `length` of the answer, which no planner sees, `done` tokens so
+    far, the forecast `predicted`. `spans` are (version, tokens generated under it) in order
+    (invariant 3).
     """
 
     name: str
@@ -197,7 +193,6 @@ class SimulatedTrajectory:
     done: int = 0
     spans: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     span_tokens: int = 0
-    """Number of `done` tokens that are in `spans`."""
     step_offset: int = 0
     """While it runs, the answer has (decode steps of its replica - `step_offset`) tokens; `done`
     follows when the trajectory stops or the weights change.
@@ -205,34 +200,30 @@ class SimulatedTrajectory:
     attempt: int = 1
     moves: int = 0
     version: int = -1
-    """Under `keep_version` the version under which the trajectory started; -1 before."""
+    """Under `keep_version` the one under which it started; -1 before."""
     turns: Turns = ()
-    """Ends of turns at which the trajectory waits for its environment."""
     turn: int = 0
-    """Number of these waits that have begun."""
     ready_s: float = 0.0
-    """Time at which the present wait ends."""
     is_known: bool = False
-    """Earlier answers to the same prompt are known, from which drafts are made."""
+    """Earlier answers to the prompt are known, from which drafts are made."""
     is_held: bool = False
-    """The trajectory is in the cache although it does not run."""
+    """In the cache although it does not run."""
     cached_under: int = -1
-    """Version under which it was cached."""
 
     def has_turn(self) -> bool:
         return self.turn < len(self.turns)
 
     def stops_at(self) -> int:
-        """Returns the number of answer tokens at which it next waits or ends."""
+        """Returns answer tokens at which it next waits or ends."""
         return self.turns[self.turn][0] if self.has_turn() else self.length
 
     def next_wait_s(self) -> float:
-        """Begin the next wait; returns how long it lasts."""
+        """Returns how long the wait lasts."""
         self.turn += 1
         return self.turns[self.turn - 1][1]
 
     def close_span(self, version: int) -> None:
-        """Add the tokens since the last span to a span of this version."""
+        """Adds the tokens since the last span."""
         if self.done > self.span_tokens:
             if self.spans and self.spans[-1][0] == version:
                 before = self.spans.pop()[1]
@@ -242,7 +233,7 @@ class SimulatedTrajectory:
             self.span_tokens = self.done
 
     def remove_newest(self, tokens: int) -> None:
-        """Remove the newest `tokens` tokens, which no partial holds."""
+        """Tokens that no partial holds."""
         self.done -= tokens
         self.turn = min(self.turn, sum(at <= self.done for at, _ in self.turns))
         self.span_tokens = min(self.span_tokens, self.done)

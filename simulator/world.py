@@ -24,9 +24,7 @@ rollout dies after its present decode step; `back`, it restarts.
 
 
 class World:
-    """The rollouts, the dispatcher, the trainer and the heap of planned events; `now` is virtual
-    time in seconds.
-    """
+    """`now` is virtual time in seconds."""
 
     def __init__(
         self, cluster: Cluster, job: Job, policy: SchedulingPolicy, workload: Workload
@@ -42,7 +40,7 @@ class World:
             for index, rollout in enumerate(rollouts)
         }
         self.links_free_s: dict[int, float] = {}
-        """By host, the time at which the pulls so far leave its link."""
+        """By host, when the pulls so far leave its link."""
         waves_ready = max(1, job.max_lag) * job.groups_per_step  # besides the groups in training
         outstanding = job.ready_groups_max or waves_ready
         waves = job.steps if job.ends else 1 << 40
@@ -64,11 +62,10 @@ class World:
         self.events = 0
         self.now = 0.0
         self.visible_version = 0
-        """Newest version that rollouts can take."""
         self.dispatch_planned = False
 
     def plan(self, at_s: float, kind: Kind, subject: object) -> None:
-        """Add an event of this kind at time `at_s`; `subject` is the object that it concerns."""
+        """`subject` is the object that the event concerns."""
         self.events += 1
         heappush(self.heap, (at_s, self.events, kind, subject))
 
@@ -80,8 +77,8 @@ class World:
         return kind, subject
 
     def plan_dispatch(self, after_s: float | None = None) -> None:
-        """Plan a dispatch round after `after_s` (by default the job's interval), unless one is
-        planned already.
+        """Plans a round after `after_s` (by default the job's interval), unless a round is planned
+        already.
         """
         if not self.dispatch_planned:
             self.dispatch_planned = True
@@ -93,8 +90,8 @@ class World:
             self.plan(rollout.replica.due_s, "wake", rollout)
 
     def check_empty(self, rollout: SimulatedRollout) -> None:
-        """If the rollout has no work left, plan a dispatch round for it, begin its next batch, and
-        under `keep_version` let it pull a newer version.
+        """If the rollout has no work left, plans a dispatch round for it, begins its next batch,
+        and under `keep_version` lets it pull a newer version.
         """
         if not rollout.replica.is_empty() or rollout.expecting or not rollout.is_open():
             return
@@ -105,7 +102,7 @@ class World:
             self.pull(rollout)
 
     def pull(self, rollout: SimulatedRollout) -> None:
-        """Load the newest version; the rollout takes no work until it is loaded."""
+        """The rollout takes no work until the newest version is loaded."""
         rollout.pulling, rollout.wanted = True, self.visible_version
         lasts_s = self.pull_s(rollout)
         self.recorder.note_pull(rollout, self.now, lasts_s)
@@ -123,8 +120,8 @@ class World:
 def rollouts_of(
     cluster: Cluster, policy: SchedulingPolicy, holds_kv: bool = True
 ) -> list[SimulatedRollout]:
-    """Returns the cluster's rollouts; the entries of `speeds` and `kv_shares` repeat in order. With
-    `holds_kv` trajectories that wait for their environment stay in the cache.
+    """Entries of `speeds` and `kv_shares` repeat in order. With `holds_kv` trajectories that wait
+    for their environment stay in the cache.
     """
     width = len(str(cluster.rollouts - 1))
     speeds = [cluster.speeds[n % len(cluster.speeds)] for n in range(cluster.rollouts)]

@@ -1,5 +1,5 @@
-"""Keeps large records out of the log: `ClaimCheck` puts their bytes into the object store as a blob
-and appends a `Claim` that names it; `BlobCollector` deletes blobs that no kept record can name.
+"""Keeps large records out of the log: their bytes are a blob in the object store, which a `Claim`
+in the log names.
 """
 
 import dataclasses
@@ -29,9 +29,7 @@ RUN_KEYS = (RunKeys(_KEY, "claimed", linked=True),)
 
 
 class BlobKey(NamedTuple):
-    """Holds a blob's topic, the hour of its upload (`upload_hour`), and the hash of its content
-    (`found`).
-    """
+    """A blob's topic, the hour of its upload (`upload_hour`), and its content's hash."""
 
     topic: str
     hour: str
@@ -44,7 +42,6 @@ def upload_hour(time_s: float) -> str:
 
 
 def blob_key(topic: str, hour: str, digest: str) -> str:
-    """Returns the blob's key; `digest` is the hash of its content."""
     return f"blobs/{topic}/{hour}/{digest}"
 
 
@@ -56,7 +53,7 @@ def parse_blob_key(key: str) -> BlobKey | None:
 @dataclasses.dataclass(frozen=True, slots=True)
 class _BlobHour:
     """The blobs of one topic and hour. `keys` is one hash of all their keys, unchanged since
-    `since_s`. `ends` are the topic's ends, read once `keys` had been the same for `SETTLED_S`.
+    `since_s`; `ends` are the topic's ends, read once that had lasted `SETTLED_S`.
     """
 
     keys: str
@@ -66,11 +63,9 @@ class _BlobHour:
 
 class BlobCollector:
     """Deletes the blobs that no kept record can name, all blobs of one hour and topic together.
-    After a restart it observes all hours again.
 
-    The hour in a blob's key only groups blobs: no clocks are compared. A writer that is suspended
-    between upload and append for longer than `SETTLED_S` may append a claim without a blob: the run
-    counts it as dead long before, and the claim goes to `dead`.
+    A writer that is suspended between upload and append for longer than `SETTLED_S` may append a
+    claim without a blob: the run counts it as dead long before, and the claim goes to `dead`.
     """
 
     def __init__(
@@ -80,8 +75,8 @@ class BlobCollector:
         self._known: dict[tuple[str, str], _BlobHour] = {}
 
     def run(self) -> int:
-        """Delete the blobs of the hours that no kept record can name any more; returns their
-        number. To be called repeatedly: hours are compared with the previous call.
+        """Returns the number of deleted blobs. To be called repeatedly: hours are compared with the
+        previous call.
         """
         topics = {topic.name for topic in catalogue()}
         listed: dict[tuple[str, str], list[str]] = {}
@@ -116,9 +111,9 @@ class BlobCollector:
 
 
 class ClaimCheck(BusWrapper):
-    """Implements `Bus` over `log`, which carries values up to `bytes_max`, and `store`, which holds
-    the larger ones under `blobs/<topic>/<hour>/<hash>`. Callers see the bytes that were appended.
-    In a compacted topic no value becomes a claim; the topic's own limit refuses large ones.
+    """`log` carries values up to `bytes_max`, `store` holds the larger ones under
+    `blobs/<topic>/<hour>/<hash>`. In a compacted topic no value becomes a claim; the topic's own
+    limit refuses large ones.
     """
 
     def __init__(
@@ -133,8 +128,8 @@ class ClaimCheck(BusWrapper):
         self._record_bytes_max = {topic.name: topic.record_bytes_max for topic in catalogue()}
 
     def create(self, topics: Sequence[Topic]) -> None:
-        """Create the topics in the log with the limit `bytes_max`, so that a broker needs no room
-        for large records.
+        """Creates the topics with the limit `bytes_max`, so that a broker needs no room for large
+        records.
         """
         super().create([self._log_topic(topic) for topic in topics])
         self._record_bytes_max |= {topic.name: topic.record_bytes_max for topic in topics}
@@ -182,8 +177,8 @@ class ClaimCheck(BusWrapper):
         return _ClaimCheckGroupReader(self, self._below.join(group, topic, member))
 
     def redeem(self, message: Message) -> Message:
-        """Returns the message, which is a claim, with the bytes that were appended in its place.
-        Raises `StoreError` if the store does not answer: the caller repeats the read.
+        """Returns the bytes that were appended in the claim's place. Raises `StoreError` if the
+        store does not answer: the caller repeats the read.
 
         Any program may append a claim: it is returned unchanged, and goes to `dead`, if the blob is
         outside of `blobs/<topic>/`, missing, damaged, of another size, larger than the topic's
@@ -281,7 +276,7 @@ def is_claim(message: Message) -> bool:
 
 
 def open_log(bus_url: str, store_url: str, sync: Literal["normal", "full"] = "normal") -> Bus:
-    """Returns the bus at `bus_url` with its large records in the store at `store_url`. With `full`
-    acknowledged writes to local folders (SQLite, `file:`) also survive a power loss.
+    """Returns the bus with its large records in the store. With `full` acknowledged writes to local
+    folders (SQLite, `file:`) also survive a power loss.
     """
     return ClaimCheck(open_bus(bus_url, sync=sync), open_store(store_url, sync))

@@ -1,6 +1,5 @@
-"""`run.json` identifies the run (invariant 15), and holds the hash of its configuration and the
-features that a program must have to act on it (invariant 14). A role reads it before it takes a
-lease: a program that may not act fences no other.
+"""`run.json` identifies the run (invariant 15). A role reads it before it takes a lease: a program
+that may not act fences no other.
 """
 
 import logging
@@ -21,18 +20,16 @@ log = logging.getLogger(__name__)
 
 RUN_KEYS = (RunKeys(re.compile(re.escape(IDENTITY_KEY)), "cut", "any", IDENTITY),)
 DELETED = "deleted"
-"""A feature that no release has: `rollstream rm` adds it to a run's needs, so that no program acts
-on it.
-"""
+"""A feature that no release has: a deleted run needs it, so that no program acts on it."""
 SWAPS_MAX = 20  # the competitors are starting roles and one trainer
 
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
-    """The drawn `id` and the name `run`. `configuration` is the hash of the present configuration
-    ("" until one was recorded), `release` the release that recorded it, `needs` the features that a
-    release must have to act on the run (`streams/release.py`), `day` the day on which the run
-    began, as `2026-11-29` ("" for runs of older releases).
+    """`configuration` is the hash of the present configuration ("" until one was recorded),
+    `release` the release that recorded it, `needs` the features that a release must have to act on
+    the run (`streams/release.py`), `day` the day on which the run began, as `2026-11-29` ("" for
+    runs of older releases).
     """
 
     id: str
@@ -45,9 +42,9 @@ class RunIdentity:
 
 
 def read_or_create_identity(store: ObjectStore, run: str) -> RunIdentity:
-    """Returns the run's identity and creates it if the store has none. Raises `NewerRelease` if
-    this release lacks a feature that the run needs, and `ConfigurationError` if the store holds
-    another run or the run was deleted.
+    """Creates the identity if the store has none. Raises `NewerRelease` if this release lacks a
+    feature that the run needs, and `ConfigurationError` if the store holds another run or the run
+    was deleted.
     """
     for _ in range(2):
         try:
@@ -85,8 +82,8 @@ def _new_identity(run: str) -> RunIdentity:
 
 
 def mark_deleted(store: ObjectStore, run: str, deleted: bool = True) -> None:
-    """Mark the run as deleted, or with `deleted` False remove the mark. Idempotent. A starting role
-    reads the mark and ends; a running role within a minute.
+    """Marks the run as deleted, or with `deleted` False not. Idempotent. A starting role reads the
+    mark and ends; a running role within a minute. With `deleted` False the mark is removed.
     """
     for _ in range(SWAPS_MAX):
         try:
@@ -112,8 +109,7 @@ def mark_deleted(store: ObjectStore, run: str, deleted: bool = True) -> None:
 
 def check_exists(store: ObjectStore, run: str) -> None:
     """Raise `ConfigurationError` if the run was deleted, or if the store holds another run. A role
-    calls this after it took a lease: `rollstream rm` may have marked the run since the role first
-    read it.
+    calls this after it took a lease, before which the run may have been deleted.
     """
     try:
         read_for_acting(store, run)
@@ -124,7 +120,7 @@ def check_exists(store: ObjectStore, run: str) -> None:
 
 
 def read_identity(store: ObjectStore) -> RunIdentity | None:
-    """Returns the identity of the run in this store, deleted or not; None without a run."""
+    """Returns the identity of a run, deleted or not."""
     try:
         return decode_json(store.get(IDENTITY_KEY), RunIdentity, IDENTITY_KEY)
     except errors.ObjectMissing:
@@ -132,8 +128,8 @@ def read_identity(store: ObjectStore) -> RunIdentity | None:
 
 
 def check_readable(store: ObjectStore) -> None:
-    """Raise `NewerRelease` if the run in this store needs a feature that this release lacks, so
-    that its records would be misjudged. A deleted run may be read.
+    """Raise `NewerRelease` if the run needs a feature that this release lacks. A deleted run may be
+    read.
     """
     identity = read_identity(store)
     if identity is not None:

@@ -12,9 +12,9 @@ log = logging.getLogger(__name__)
 
 
 def renew_once(lease: Lease, held_s: float, clock: Callable[[], float]) -> float:
-    """Renew once and return the time of the last successful renewal: now, or `held_s` (that of the
-    one before) if the store failed. Raises `Fenced` if another process has the role, or if no
-    renewal has succeeded for the lease's duration.
+    """Renews once; returns the time of the last successful renewal, `held_s` if the store failed.
+    Raises `Fenced` if another process has the role, or if no renewal has succeeded for the lease's
+    duration.
     """
     now = clock()  # before the swap, so not later than any candidate can see the renewal
     try:
@@ -30,10 +30,9 @@ def renew_once(lease: Lease, held_s: float, clock: Callable[[], float]) -> float
 
 
 class LeaseRenewal:
-    """A context manager that renews a lease in the background, every third of its duration. If
-    another process has the role, after an unexpected error, or if the store fails for the whole
-    duration, `lost` is set and `on_lost` called once: the holder must stop. Leaving the block does
-    not release the lease.
+    """Renews a lease in the background, every third of its duration. If another process has the
+    role, after an unexpected error, or if the store fails for the whole duration, `lost` is set and
+    `on_lost` called once: the holder must stop. Leaving the block does not release the lease.
     """
 
     def __init__(

@@ -22,10 +22,9 @@ POLL_S_MAX = 1.0  # longest pause between two polls
 
 @dataclass(frozen=True, slots=True)
 class LeaseCandidate:
-    """Describes a process that requests a role. `holder` is its name for messages, `duration_s` the
-    time after which its lease counts as abandoned unless renewed, `nonce` a random text that only
-    this process uses. `handed_nonce` is the nonce of the last holder, if the supervisor has reaped
-    that process: then no wait is needed.
+    """`holder` is a name for messages, `duration_s` the time after which the lease counts as
+    abandoned unless renewed, `nonce` a random text that only this process uses. `handed_nonce` is
+    the nonce of the last holder, if the supervisor has reaped that process: then no wait is needed.
     """
 
     role: str
@@ -36,18 +35,17 @@ class LeaseCandidate:
 
 
 def may_take(record: RoleRecord, handed_nonce: str | None, unchanged_s: float) -> bool:
-    """Returns whether a process may take the lease `record`, which it has seen unchanged for
-    `unchanged_s` on its own monotonic clock: the lease's duration has passed, it was released, or
-    `handed_nonce` is the holder's nonce.
+    """Returns whether the lease's duration has passed (`unchanged_s` is on the process's own
+    monotonic clock), it was released, or `handed_nonce` is the holder's nonce.
     """
     handed = handed_nonce is not None and handed_nonce == record.nonce
     return record.released or handed or unchanged_s >= record.duration_s
 
 
 class Lease:
-    """Holds a role under `term`; different threads may renew and release it. Of a holder that is
-    suspended for longer than the lease's duration, the next renewal raises `Fenced`, and the
-    records that it appends until then are void by their term (invariant 7).
+    """Threads may renew and release it. Of a holder that is suspended for longer than the lease's
+    duration, the next renewal raises `Fenced`, and the records that it appends until then are void
+    by their term (invariant 7).
     """
 
     def __init__(self, store: ObjectStore, record: RoleRecord, etag: str) -> None:
@@ -100,9 +98,7 @@ class Lease:
 
 
 class LeaseClaim:
-    """Tries to take a role for one candidate, at each `attempt`. It keeps the etag that it read
-    last, and the time at which it first read it.
-    """
+    """Keeps the etag that it read last, and the time at which it first read it."""
 
     def __init__(
         self,
@@ -117,7 +113,7 @@ class LeaseClaim:
         self._last_change_s = 0.0
 
     def attempt(self) -> Lease | None:
-        """Returns the lease if it may be taken now and no other process was faster, else None."""
+        """Returns the lease, None if it may not be taken now, or another process was faster."""
         present = read_role(self._store, self._candidate.role)
         if present is None:
             return self._take(None, "")
@@ -154,9 +150,7 @@ def acquire_lease(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Lease:
-    """Wait until the role may be taken, and return its lease under the next term. Raises
-    `LeaseHeld` if that takes longer than `wait_s`.
-    """
+    """Waits until the role may be taken. Raises `LeaseHeld` if that takes longer than `wait_s`."""
     claim = LeaseClaim(store, candidate, clock)
     give_up = clock() + wait_s
     while True:

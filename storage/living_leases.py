@@ -17,10 +17,9 @@ def living_leases(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[RoleRecord]:
-    """Returns leases of `roles` whose holders live: those renewed at the first poll that finds
-    renewals, so other holders may live too; [] if none is renewed for the longest duration of these
-    leases. Raises `LeaseHeld` at once for a lease of more than `watch_s_max`, which a store of
-    another user may state.
+    """Returns the leases renewed at the first poll that finds renewals, so other holders may live
+    too; [] if none is renewed for the longest duration of these leases. Raises `LeaseHeld` at once
+    for a lease of more than `watch_s_max`, which a store of another user may state.
     """
     leases = {role: stored for role in roles if (stored := read_role(store, role)) is not None}
     unreleased = {role: stored for role, stored in leases.items() if not stored[0].released}

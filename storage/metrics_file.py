@@ -1,6 +1,5 @@
-"""A metrics file: JSON lines that one process appends and others may read. A kill can leave only
-the last line incomplete, which the next writer removes and readers ignore. A number that is not
-finite becomes null.
+"""JSON lines that one process appends. A kill can leave only the last line incomplete, which the
+next writer removes and readers ignore.
 """
 
 import errno
@@ -20,8 +19,8 @@ TAIL_BYTES = 1 << 16  # an incomplete line is searched for in so many last bytes
 
 
 class MetricsFile:
-    """Appends to a file in a run's folder `metrics/`, as its only writer. The constructor removes
-    an incomplete last line. With `bytes_max` None the file is never thinned.
+    """The only writer of a file in a run's folder `metrics/`. With `bytes_max` None the file is
+    never thinned.
     """
 
     def __init__(self, path: str | Path, bytes_max: int | None = FILE_BYTES_MAX) -> None:
@@ -35,8 +34,8 @@ class MetricsFile:
         return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Append one line. If it cannot be written completely, nothing of it stays in the file, and
-        `StoreError` is raised.
+        """Appends one line. If it cannot be written completely, nothing of it stays in the file,
+        and `StoreError` is raised.
         """
         data = msgspec.json.encode(line) + b"\n"
         with translate_os_errors("write", self._path):
@@ -67,9 +66,8 @@ class MetricsFile:
 
 
 def thinned(lines: Sequence[bytes]) -> list[bytes]:
-    """Returns the lines that a thinned file keeps: all lines in the newer half of the bytes, and at
-    most half of the older ones, evenly spaced in time (every second one if a line has no `time_s`,
-    or all have the same). So a file keeps ever fewer older lines, back to its begin.
+    """Returns all lines in the newer half of the bytes, and at most half of the older ones, evenly
+    spaced in time (every second one if times are missing or equal).
     """
     older, bytes_to_pass = 0, sum(map(len, lines)) // 2
     while older < len(lines) and bytes_to_pass > 0:
@@ -99,8 +97,8 @@ def _time_s(line: bytes) -> float | None:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """Returns all complete lines, oldest first; none without a file. Raises `CorruptObject`, which
-    names the line, if one is not JSON.
+    """Returns the lines, oldest first; none without a file. Raises `CorruptObject`, which names the
+    line, if one is not JSON.
     """
     try:
         with translate_os_errors("read", Path(path)):

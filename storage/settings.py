@@ -53,6 +53,8 @@ class Settings(BaseModel):
 
 
 RANK_MAX = 512
+MEMORY_FILE_BYTES = 96 << 20
+"""A rollout holds versions up to this size in memory, larger ones in a file in `TMPDIR`."""
 
 
 class LoraSettings(Settings):

@@ -1,5 +1,5 @@
-"""Records which rows of a run's data set are skipped, as one object of its store: the audit names
-them, on any host and long after.
+"""A run's skipped rows, as one object of its store: the audit names them, on any host and long
+after.
 """
 
 import re
@@ -17,9 +17,7 @@ NAMED_MAX = 100  # rows by their places; the counts cover all
 
 
 class SkippedRecord(msgspec.Struct, frozen=True):
-    """States how many of the `rows` of one data set are `skipped`; `named` are the first of them,
-    each with its file, its line and the reason.
-    """
+    """`named` are the first skipped rows, each with its file, its line and the reason."""
 
     data_set: str
     rows: int
@@ -35,7 +33,6 @@ class SkippedRecord(msgspec.Struct, frozen=True):
 
 
 def write_skipped_rows(store: ObjectStore, records: tuple[SkippedRecord, ...]) -> None:
-    """Write the records, in place of earlier ones. Only the role `prompts` calls this."""
     store.put(SKIPPED_KEY, msgspec.json.encode(records))
 
 

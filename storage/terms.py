@@ -1,6 +1,6 @@
 """Gives a term to each start of a process, by compare-and-swap of small objects under `roles/`. No
 two starts under one name get the same, and a name's terms only grow: each restart fences the
-earlier process. A single-holder role has its term in its lease.
+earlier process.
 """
 
 import random
@@ -20,10 +20,8 @@ from rollstream.storage.stores.run_keys import LEASES, RunKeys
 ROLLOUTS, RELAYS = "rollouts", "relays"
 """The roles with many holders."""
 RELAY_TERMS = "chain"
-"""The single name under which the terms of all relays are counted, so that they order the relays.
-"""
+"""All relays have terms under this one name, so that they order the relays."""
 SINGLE_HOLDERS = ("trainer", "dispatch", "prompts", "archive")
-"""The roles with a lease."""
 REPLAYS = "replay"  # a replay takes the term of its records under this role and name
 STREAMS = "streams"  # the publishers of named weight streams, each under its stream's name
 _NAMED = "|".join((ROLLOUTS, RELAYS, REPLAYS, STREAMS))
@@ -41,17 +39,15 @@ SWAPS_MAX = 100
 SUSPECTS_MAX = 1000  # records whose names wait for the next look at the store
 LOOKUP_S = 1.0  # between two reads of the store for one name, or two listings for unknown names
 BACKOFF_S, BACKOFF_S_MAX = 0.02, 10.0
-"""The longest random pause after a first lost swap, doubled at each, and its bound. All relays of a
-cluster take terms under one name: of N processes that swap at once one wins, so they need N round
-trips in any case; the pauses grow until about one swaps at a time.
+"""The longest random pause after a lost swap, doubled at each, and its bound. All relays take terms
+under one name: of N that swap at once one wins; the pauses grow until about one swaps at a time.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class RoleRecord:
-    """The content of a single-holder role's lease: the holder under `term`, its random `nonce`
-    (`LeaseCandidate`), the number of renewals, and after how many seconds without a renewal another
-    process may take the lease (`duration_s`). `released`: another may take it at once.
+    """A lease: its holder under `term`, a random `nonce`, and after how many seconds without a
+    renewal another process may take it. `released`: another may take it at once.
     """
 
     role: str
@@ -65,9 +61,7 @@ class RoleRecord:
 
 @dataclass(frozen=True, slots=True)
 class NameRecord:
-    """The content of a name's object: a name of a role with many holders, and the term of its
-    newest start.
-    """
+    """A name of a role with many holders, and the term of its newest start."""
 
     role: str
     name: str
@@ -80,11 +74,8 @@ STARTS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class TermGeneration:
-    """A role's generation counter, which keeps terms growing although objects of names are deleted
-    (`RoleTerms.retire`). A term is generation · 2²⁰ + start; start counts the starts of a name in
-    that generation. Each creation of a name's missing object takes a new generation, so no term is
-    taken twice. The counter is created before the first deletion; until then names begin in
-    generation 0.
+    """A term is generation · 2²⁰ + start; start counts the starts of a name in that generation.
+    Each creation of a name's missing object takes a new generation, so no term is taken twice.
     """
 
     role: str
@@ -108,7 +99,7 @@ def _name_key(role: str, name: str) -> str:
 
 
 def read_role(store: ObjectStore, role: str) -> tuple[RoleRecord, str] | None:
-    """Returns the role's record and the etag to swap it by; None if the role was never held."""
+    """Returns the role's record with the etag to swap it by; None if the role was never held."""
     return _read(store, role_key(role), RoleRecord)
 
 
@@ -127,9 +118,9 @@ def next_term(
     uniform: Callable[[float, float], float] = random.uniform,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Returns a term that no other start under this name has or had, higher than all before; the
-    first is 1, or the first of a new generation (`TermGeneration`). A term that the caller does not
-    use is skipped. Raises `StoreError` after `SWAPS_MAX` lost swaps.
+    """Returns a term higher than all terms that this name had; the first is 1, or the first of a
+    new generation. A term that the caller does not use is skipped. Raises `StoreError` after
+    `SWAPS_MAX` lost swaps.
     """
     key, is_late = _name_key(role, name), False
     for lost in range(SWAPS_MAX):
@@ -154,8 +145,8 @@ def next_term(
 
 
 def hold_name(store: ObjectStore, role: str, name: str) -> None:
-    """Create this name's object again if it was deleted although a process still uses the name. The
-    object gets a new term; the holder keeps its own, lower one.
+    """Create the object again if it was deleted although a process uses the name. It gets a new
+    term; the holder keeps its own, lower one.
     """
     if not newest_term(store, role, name):
         next_term(store, role, name)
@@ -166,8 +157,8 @@ def _generation_key(role: str) -> str:
 
 
 def is_generation(key: str) -> bool:
-    """Returns whether the object is a role's generation counter. A program that copies `roles/`
-    must copy counters last, so that none is older than an object that took a generation from it.
+    """Returns whether it is a generation counter: a program that copies `roles/` must copy these
+    last, so that none is older than an object that took a generation from it.
     """
     return key.startswith("roles/") and key.endswith("/generation")
 
@@ -194,8 +185,8 @@ def newest_term(store: ObjectStore, role: str, name: str) -> int:
 
 
 def retired_term_max(store: ObjectStore, role: str) -> int:
-    """Returns the last term of the newest generation, a bound on the terms of retired names
-    (`RoleTerms.retire`); 0 if there are none.
+    """Returns the last term of the newest generation, a bound on retired names' terms; 0 if there
+    are none.
     """
     counter = _read(store, _generation_key(role), TermGeneration)
     return 0 if counter is None else (counter[0].generation + 1) * STARTS
@@ -209,10 +200,10 @@ def role_names(store: ObjectStore, role: str) -> list[str]:
 
 @dataclass(slots=True)
 class RoleTerms:
-    """Checks by the store's objects whether the name and term in a record of a rollout or relay are
-    true ones: each takes its term before its first record. Otherwise a forged status of `rollout-0`
-    in term 1 000 would make the living rollout of term 1 a zombie and end its process. The store is
-    read for the same name at most every `LOOKUP_S`.
+    """Checks whether a record of a rollout or relay has a true name and term: each takes its term
+    before its first record. Otherwise a forged status of `rollout-0` in term 1 000 would make the
+    living rollout of term 1 a zombie and end its process. The store is read for the same name at
+    most every `LOOKUP_S`.
     """
 
     store: ObjectStore
@@ -225,16 +216,15 @@ class RoleTerms:
     )
 
     def suspect(self, role: str, name: str, term: int, label: str) -> None:
-        """Note a record of this name and term, for which `has_taken` was false. The store may have
-        been read before the record was written: a process of a new run that starts second writes
-        its first records within `LOOKUP_S` of the first one's.
+        """Note a record for which `has_taken` was false: the store may have been read before the
+        record was written.
         """
         if len(self._suspects) < SUSPECTS_MAX:
             self._suspects.append((role, name, term, label, self.monotonic()))
 
     def confirmed(self) -> Counter[str]:
-        """Returns, by label, the number of suspected records whose term the store lacked when it
-        was read after them. Others stay suspected, or are dropped because their term was taken.
+        """Returns, by label, the suspected records whose term the store lacked when it was read
+        after them.
         """
         suspects, self._suspects = self._suspects, []
         counts = Counter[str]()
@@ -249,7 +239,7 @@ class RoleTerms:
         return counts
 
     def has_taken(self, role: str, name: str, term: int) -> bool:
-        """Returns whether a process may have this name and term: a term up to the name's newest."""
+        """Returns whether the term is at most the name's newest."""
         if term <= self._highest.get((role, name), 0):
             return term > 0
         if not is_key(name) or "/" in name or len(name) > PART_BYTES_MAX:
@@ -258,18 +248,16 @@ class RoleTerms:
         return 0 < term <= self._highest.get((role, name), 0)
 
     def retire(self, role: str, terms: Mapping[str, int]) -> None:
-        """Delete the objects of the names in `terms`, which died long ago under these terms, so
-        that the number of objects is bounded; a name that has taken a higher term since then stays.
-        Idempotent.
+        """Delete the objects of names that died long ago under these terms; one with a higher term
+        stays. Idempotent.
 
         A deletion does no harm, however late it takes effect, because each creation of a missing
         object takes a new generation (`TermGeneration`):
 
-        | interleaving | possible failure | prevented by | |---|---|---| | the name starts between
-        dispatch's read and deletion | a term twice | a new generation | | a suspended dispatch
-        repeats its successor's deletion | a term twice | a new generation | | the name starts and
-        loads its model for minutes | name unknown | comparing the term | | a holder resumes after
-        its object was deleted | name unknown | `hold_name` |
+        * The name starts between dispatch's read and deletion: a new generation, no term twice.
+        * A suspended dispatch repeats its successor's deletion: the same.
+        * The name starts and loads its model for minutes: the comparison of terms keeps it known.
+        * A holder resumes after its object was deleted: `hold_name`.
 
         A rollout calls `hold_name` after each fetch of a version.
         """

@@ -1,7 +1,4 @@
-"""Opens the ways of weight versions beside the object store, by names: for a rollout
-(`WeightSource`) and the trainer (`PublishHook`). Both are stores and promise no more than the
-object store.
-"""
+"""Opens the ways of weight versions beside the object store, which promise no more than it."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,7 +17,7 @@ PUBLISH_HOOKS: Mapping[str, str] = {"relay": "rollstream.storage.relay.opening:o
 
 
 class WeightSource(ObjectStore, Protocol):
-    """Reads versions' objects by a shorter way, or from the store behind it where that fails."""
+    """Reads by a shorter way, or from the store behind it where that fails."""
 
     def metric_values(self) -> MetricValues: ...
 
@@ -39,7 +36,6 @@ class PublishHook(ObjectStore, Protocol):
 def open_weight_source(
     store: ObjectStore, settings: RelaySettings, folder: Path
 ) -> WeightSource | None:
-    """Returns the source of the settings; None: versions are read from the store."""
     if not settings.enabled:
         return None
     opener: Callable[[ObjectStore, RelaySettings, Path], WeightSource]
@@ -48,7 +44,6 @@ def open_weight_source(
 
 
 def open_publish_hook(store: ObjectStore, bus: Bus, settings: RelaySettings) -> PublishHook | None:
-    """Returns the hook of the settings; None: versions are written to the store alone."""
     if not settings.enabled or not settings.push_bytes_max:
         return None
     opener: Callable[[ObjectStore, Bus, RelaySettings], PublishHook]
@@ -57,7 +52,6 @@ def open_publish_hook(store: ObjectStore, bus: Bus, settings: RelaySettings) -> 
 
 
 def settle(store: ObjectStore) -> None:
-    """Wait until every object created so far is stored."""
     # Any other store writes nothing in the background.
     if isinstance(store, PublishHook):
         store.settle()

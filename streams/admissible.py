@@ -48,27 +48,26 @@ REFUSED_ANNOTATIONS = "refused_annotations"
 """Name of the count in `StepDone.counts`: annotations refused since the previous step."""
 
 LOGPROB_MIN, LOGPROB_MAX = -1e5, 0.1
-"""Bounds of the log-probability of a sampled token. Engines write -9999 for an impossible token,
-and rounding in 16 bits puts a certain token a little above 0.
+"""Engines write -9999 for an impossible token, and rounding in 16 bits puts a certain one a little
+above 0.
 """
 TEMPERATURE_MIN, TEMPERATURE_MAX = 1e-3, 1e3
-"""Logits are divided by the temperature in float32. At the minimum a logit of 100 becomes 1e5, the
-size of `LOGPROB_MIN`; at the maximum it becomes .1.
+"""In float32, at the minimum a logit of 100 becomes 1e5, the size of `LOGPROB_MIN`; at the maximum
+.1.
 """
 REFERENCE_LOGPROBS = "reference_logprobs"
-"""Name of the annotation that has, for each generated token of a trajectory, its log-probability
-under the run's reference policy at the trajectory's temperature. Abandoned tokens have any value.
+"""The annotation with each generated token's log-probability under the reference policy at the
+trajectory's temperature. Abandoned tokens have any value.
 """
 _SHOWN_MAX = 200  # characters of a detail: a number of a record may have thousands of digits
 SCORES_MAX, LABEL_MAX = 64, 200
-"""Most parts of one reward, and most characters of a task's name or of a part's name."""
+"""Most parts of one reward; most characters of a task's or part's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingBounds:
-    """Bounds the trajectories that can be trained with a run's model and settings; the defaults set
-    no bound. Token ids must be below `vocabulary`, and a trajectory has at most `context_max`
-    tokens. With `keep_version` (the policy of that name) all its tokens are of one version.
+    """Token ids must be below `vocabulary`, and a trajectory has at most `context_max` tokens. With
+    `keep_version` (the policy of that name) all its tokens are of one version.
     """
 
     vocabulary: int = 1 << 32
@@ -78,17 +77,17 @@ class TrainingBounds:
 
 @dataclass(frozen=True, slots=True)
 class BelievedVersions:
-    """Describes the versions that were believed at some moment: one of each number up to `highest`.
-    `terms` are ascending pairs (first number, term): the term published that number and the
-    following ones, up to the next pair. Terms of numbers before the first pair are unknown.
+    """`terms` are ascending pairs (first number, term) of versions up to `highest`: the term
+    published that number and the following ones, up to the next pair. Terms of numbers before the
+    first pair are unknown.
     """
 
     highest: int
     terms: tuple[tuple[int, int], ...] = ()
 
     def is_believed(self, version: Version) -> bool:
-        """Returns whether the number is at most `highest`, and its term published that number or
-        the number's term is unknown.
+        """Returns whether it is at most `highest`, and published by its number's term, if that is
+        known.
         """
         if version.number > self.highest:
             return False
@@ -96,8 +95,8 @@ class BelievedVersions:
         return not at or self.terms[at - 1][1] == version.term
 
     def up_to(self, version: Version | None) -> "BelievedVersions | None":
-        """Returns the versions that were believed while `version` was the highest one; None if
-        `version` is None (unknown).
+        """Returns what was believed while `version` was the highest one; None if that is
+        unknown.
         """
         return None if version is None else BelievedVersions(version.number, self.terms)
 
@@ -105,8 +104,8 @@ class BelievedVersions:
 def believed_terms(
     versions: Iterable[Version], before: Iterable[tuple[int, int]] = ()
 ) -> tuple[tuple[int, int], ...]:
-    """Returns `BelievedVersions.terms` of these versions, after the pairs of `before` that begin
-    below the lowest of their numbers.
+    """Returns `BelievedVersions.terms`, after the pairs of `before` that begin below the lowest
+    number.
     """
     terms = list(before)
     for version in sorted(versions):
@@ -129,10 +128,10 @@ class Refusal:
 def refusal(
     record: Trajectory, bounds: TrainingBounds, believed: BelievedVersions | None = None
 ) -> Refusal | None:
-    """Returns why the finished trajectory cannot be trained, or None if it can.
+    """Returns why the finished trajectory cannot be trained, or None.
 
     An accepted trajectory fits the model and the learner's arrays and gives finite float32 losses
-    and gradients. A refused one is a dead member of its group and is counted by its `RefusalKind`.
+    and gradients.
 
     Without `believed` version numbers have no upper bound.
     """
@@ -153,29 +152,25 @@ def refusal(
 
 
 def is_group_full(samples: int, needed: int, living: int, arrived: int) -> bool:
-    """Returns whether a group of this number of samples waits for no further completion. `arrived`
-    counts the first completions of its trajectories, `living` those that are not dead. With
-    redundancy the group needs fewer, `needed` (0: all): later completions are surplus, never
-    failures, and not trained (invariants 1 and 2).
+    """Returns whether a group of so many samples waits for no further completion; `living` are not
+    dead. With redundancy the group needs fewer, `needed` (0: all): later completions are surplus,
+    never failures, and not trained (invariants 1 and 2).
     """
     return arrived >= samples or (needed > 0 and living >= needed)
 
 
 def is_bounded_number(value: float) -> bool:
-    """Returns whether a reward, score or annotation value is finite and within the bounds."""
     return -NUMBER_MAX <= value <= NUMBER_MAX  # false for NaN
 
 
 def is_usable_annotation(note: Annotation) -> bool:
-    """Returns whether an annotation has values within the bounds, or a reason why it has none."""
+    """Returns whether it has values within the bounds, or a reason why there are none."""
     values = note.values
     return bool(note.reason) or (len(values) > 0 and bool((np.abs(values) <= NUMBER_MAX).all()))
 
 
 def reference_problem(record: Trajectory, values: Floats) -> str:
-    """Returns why the values of an annotation `REFERENCE_LOGPROBS` cannot be the trajectory's, or
-    "" if they can.
-    """
+    """Returns why values of `REFERENCE_LOGPROBS` cannot be the trajectory's, or ""."""
     if len(values) != len(record.logprobs):
         return f"{len(values)} values for {len(record.logprobs)} generated tokens"
     low, high = float(values.min()), float(values.max())
@@ -253,8 +248,8 @@ def _refuse_turns(record: Trajectory) -> Refusal | None:
 
 
 def turns_problem(turns: Sequence[Turn], sources: Sources) -> str:
-    """Returns why these cannot be the turns of an episode whose tokens have these `sources`, or "".
-    The turns tile the tokens, and exactly the tokens that a turn sampled are generated.
+    """Returns "" if the turns tile the tokens, and exactly the tokens that a turn sampled are
+    generated.
     """
     sampled = np.zeros(len(sources), np.bool_)
     before = 0
@@ -330,7 +325,7 @@ def _refuse_numbers(record: Trajectory) -> Refusal | None:
 def refused_score(
     reward: float | None, scores: Mapping[str, float], task: str = ""
 ) -> Refusal | None:
-    """Returns why a reward with these named scores cannot be trained on; None if it can."""
+    """Returns why the reward and scores cannot be trained on."""
     if reward is not None and not is_bounded_number(reward):
         return Refusal("reward", f"a reward of {reward:g}, beyond ±{NUMBER_MAX:g}")
     if not all(map(is_bounded_number, scores.values())):
@@ -342,8 +337,8 @@ def refused_score(
 
 
 COUNT_MAX = 1 << 53
-"""Largest count or number accepted from another program: exact in JSON everywhere, and a sum of a
-few of them stays within 64 bits.
+"""Largest count accepted from another program: exact in JSON everywhere, and a sum of a few stays
+within 64 bits.
 """
 
 
@@ -356,11 +351,11 @@ def is_version(version: Version) -> bool:
 
 
 def malformed_partial(link: Partial) -> str:
-    """Returns why the partial cannot be part of a trajectory's chain of partials, or "" if it can.
-    Its spans must tile its generated tokens, under versions within bounds; each token is generated
-    or the environment's (without `sources` all are generated), but an episode's first partial
-    begins with the program's prompt; log-probabilities are finite; arrays have rows of its tokens
-    or earlier ones, and this release has what it needs.
+    """Returns why the partial cannot be part of a trajectory's chain, or "". Its spans must tile
+    its generated tokens, under versions within bounds; each token is generated or the environment's
+    (without `sources` all are generated), but an episode's first partial begins with the program's
+    prompt; log-probabilities are finite; arrays have rows of its tokens or earlier ones, and this
+    release has what it needs.
     """
     if not (is_count(link.start) and is_count(link.attempt)):
         return "its start or its attempt is out of bounds"

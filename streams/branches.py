@@ -1,8 +1,8 @@
-"""Reads the branches of an episode (`Branch`), by pure functions that every reader shares: its
-tokens are flat, in the order in which the turns entered the log, but form a tree.
+"""Reads the branches of an episode, whose tokens are flat, in the order in which the turns entered
+the log, but form a tree (`Branch`).
 
-A trajectory without branches is one path. Not every branch is a fork: where turns are generated
-together, a turn that continues a path has other turns between.
+Not every branch is a fork: where turns are generated together, a turn that continues a path has
+other turns between.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -20,7 +20,6 @@ Indices = NDArray[np.int64]
 
 
 def branch_problem(length: int, branches: Sequence[Branch]) -> str:
-    """Returns why these cannot be the branches of a trajectory of `length` tokens, or ""."""
     before = 0
     for branch in branches:
         if not before < branch.start < length:
@@ -33,9 +32,7 @@ def branch_problem(length: int, branches: Sequence[Branch]) -> str:
 
 
 def path_to(index: int, branches: Sequence[Branch]) -> Indices:
-    """Returns the flat indices of the path that ends with the token at `index`, included; empty for
-    -1.
-    """
+    """Returns the flat indices of the path up to `index`, included; empty for -1."""
     parts: list[Indices] = []
     at, number = index, len(branches) - 1
     while at >= 0:
@@ -48,8 +45,8 @@ def path_to(index: int, branches: Sequence[Branch]) -> Indices:
 
 
 def leaves(length: int, branches: Sequence[Branch]) -> list[Indices]:
-    """Returns one path for each token that no other token continues, in the order of these tokens.
-    Together the paths hold every token.
+    """Returns one path for each token that no other token continues. Together the paths hold every
+    token.
     """
     if not branches:
         return [np.arange(length)]
@@ -63,7 +60,7 @@ def _leaf_ends(length: int, branches: Sequence[Branch]) -> list[int]:
 
 
 def continued_tokens(turns: Sequence[Turn], branches: Sequence[Branch]) -> list[int]:
-    """Returns for each turn the token that it continues, -1 if it begins a path of its own."""
+    """Returns each turn's continued token, -1 for a turn that begins a path of its own."""
     at_of = {branch.start: branch.at for branch in branches}
     return [at_of.get(turn.start, turn.start - 1) for turn in turns]
 
@@ -71,7 +68,7 @@ def continued_tokens(turns: Sequence[Turn], branches: Sequence[Branch]) -> list[
 def reached_turns(
     turns: Sequence[Turn], branches: Sequence[Branch], turn_numbers: Iterable[int]
 ) -> frozenset[int]:
-    """Returns the indices of these turns and of the turns whose answers are on their paths."""
+    """Returns these turns and those whose answers are on their paths."""
     turn_of = np.full(turns[-1].end if turns else 0, -1, np.int64)  # of each generated token
     for number, turn in enumerate(turns):
         turn_of[turn.generated : turn.end] = number
@@ -85,7 +82,7 @@ def reached_turns(
 def kept_tokens(
     turns: Sequence[Turn], branches: Sequence[Branch], abandoned: Collection[int]
 ) -> NDArray[np.bool_]:
-    """Returns a mask of an episode's tokens, true on the paths of turns that are not abandoned."""
+    """Returns a mask, true on the paths of turns that are not abandoned."""
     mask = np.zeros(turns[-1].end if turns else 0, np.bool_)
     for number, turn in enumerate(turns):
         if number not in abandoned:

@@ -17,8 +17,7 @@ LEASE_S = 10.0  # a member of a consumer group loses its partitions if it does n
 
 
 class AppendEntry(msgspec.Struct, frozen=True, gc=False):
-    """Describes one record to append. A `value` of None is a tombstone, which marks the key as
-    deleted. Without `partition` the key chooses it (`partition_of`). Without `timestamp_ms` the
+    """A `value` of None is a tombstone, which marks the key as deleted. Without `timestamp_ms` the
     bus's clock stamps the record; a copy of a record has the timestamp of the original.
     """
 
@@ -39,34 +38,29 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
 
 class GroupReader(Protocol):
-    """Reads one topic as a member of a consumer group. The member's partitions may change between
-    polls.
-    """
+    """The member's partitions may change between polls."""
 
     def poll(self, wait_s: float, records_max: int = 512) -> list[Message]:
-        """Returns the next records of the partitions held now, from the group's committed positions
-        on; [] if there were none within `wait_s`. `records_max=0` reads nothing and only keeps the
-        membership alive.
+        """Returns records from the group's committed positions on; [] if nothing came within
+        `wait_s`. `records_max=0` reads nothing and only keeps the membership alive.
         """
         ...
 
     def commit(self, before: Mapping[int, int] | None = None) -> None:
-        """Mark all records that `poll` returned as processed; of a partition in `before` only those
-        below that offset. Partitions that were lost meanwhile are not committed: their new owner
-        reads those records again.
+        """Mark polled records as processed; of a partition in `before` only those below that
+        offset. Partitions that were lost meanwhile are not committed: their new owner reads those
+        records again.
         """
         ...
 
     def pass_lost(self) -> dict[int, int]:
-        """Skip the truncated records after `poll` raised `PositionLost`: the next `poll` continues
-        at the first kept record, and the next `commit` stores the new positions. Returns the number
-        of skipped offsets by partition.
+        """Continues after `poll` raised `PositionLost`: the next `poll` begins at the first kept
+        record, and the next `commit` stores the new positions. Returns the number of skipped
+        offsets by partition.
         """
         ...
 
-    def close(self) -> None:
-        """Leave the group; its partitions are free at once."""
-        ...
+    def close(self) -> None: ...
 
 
 class Bus(Protocol):
@@ -88,18 +82,14 @@ class Bus(Protocol):
     """
 
     def create(self, topics: Sequence[Topic]) -> None:
-        """Create the missing topics. An existing topic with other settings raises `BusError`, which
+        """Creates the missing topics; an existing one with other settings raises `BusError`, which
         names the difference.
         """
         ...
 
-    def settings(self, topic: str) -> Topic:
-        """Returns the settings that the topic was created with."""
-        ...
+    def settings(self, topic: str) -> Topic: ...
 
-    def partitions(self, topic: str) -> int:
-        """Returns the topic's number of partitions."""
-        ...
+    def partitions(self, topic: str) -> int: ...
 
     def append(self, topic: str, entries: Sequence[AppendEntry]) -> list[int]:
         """Append the entries and return their offsets in the same order, once all are durable."""
@@ -115,17 +105,15 @@ class Bus(Protocol):
         wait_s: float = 0.0,
         exact: bool = True,
     ) -> list[Message]:
-        """Returns records of the partitions in `positions`, each from the given offset on,
-        partition after partition: at least one if any exists, whatever its size; [] if none was
-        appended within `wait_s`. Unless `exact`, [] may also mean that existing records have not
-        arrived yet: for polling loops, because an exact [] costs a request to the brokers.
+        """Returns records of each partition from the given offset on, one after another: at least
+        one if any exists, whatever its size; [] if none was appended within `wait_s`. Unless
+        `exact`, [] may also mean that existing records have not arrived yet: for polling loops,
+        because an exact [] costs a request to the brokers.
         """
         ...
 
     def begin(self, topic: str) -> dict[int, int]:
-        """Returns the first kept offset per partition; it equals the end if the partition holds no
-        record.
-        """
+        """Returns the first kept offset, which equals the end if the partition holds no record."""
         ...
 
     def end(self, topic: str) -> dict[int, int]:
@@ -144,10 +132,6 @@ class Bus(Protocol):
         """Remove records below these offsets, but never a partition's last record."""
         ...
 
-    def join(self, group: str, topic: str, member: str) -> GroupReader:
-        """Join the consumer group as `member`; returns the reader of its share of the topic."""
-        ...
+    def join(self, group: str, topic: str, member: str) -> GroupReader: ...
 
-    def close(self) -> None:
-        """Close files and connections."""
-        ...
+    def close(self) -> None: ...

@@ -9,8 +9,8 @@ from rollstream.streams.topics import Topic
 
 
 def check_same_settings(existing: Topic, requested: Topic) -> None:
-    """Raise `BusError`, naming each setting in which an existing topic differs from the requested
-    one. An existing topic may accept larger records, as topics of earlier runs do.
+    """Raise `BusError`, naming each difference. An existing topic may accept larger records, as
+    topics of earlier runs do.
     """
     larger = max(existing.record_bytes_max, requested.record_bytes_max)
     requested = dataclasses.replace(requested, record_bytes_max=larger)
@@ -27,7 +27,6 @@ def check_same_settings(existing: Topic, requested: Topic) -> None:
 
 
 def check_entries(topic: Topic, entries: Sequence[AppendEntry]) -> None:
-    """Raise if an entry is too large or names a partition that does not exist."""
     for entry in entries:
         size = len(entry.key) + len(entry.value or b"")
         if size > topic.record_bytes_max:

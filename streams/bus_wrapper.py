@@ -9,8 +9,8 @@ from rollstream.streams.topics import Topic
 
 
 class BusWrapper:
-    """Passes every call to the bus `below`, so it gives the same guarantees; closing the wrapper
-    closes `below`. A class that changes a bus (claim check, fault injection) derives from this one.
+    """Passes every call to the bus `below`, and closes it. What changes a bus (claim check, fault
+    injection) derives from this class.
     """
 
     def __init__(self, below: Bus) -> None:

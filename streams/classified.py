@@ -1,5 +1,5 @@
-"""Which bytes of a topic are a record that counts (`classify_message`): what a reader returns, the
-archive keeps and the commands that show a log show.
+"""Which bytes of a topic are a record that counts, the same for readers, the archive and the
+commands that show a log.
 """
 
 import msgspec
@@ -17,9 +17,8 @@ BLOB_SHOWN = 300  # most characters of a blob's key in a reason
 
 
 class ClassifiedMessage(msgspec.Struct, frozen=True, gc=False):
-    """Holds the result of `classify_message`: a record that counts, a `void` record (invariant 7),
-    or bytes that are not a record of the topic, with the `reason` ("" for a record). `decoded` is
-    set whenever the bytes could be decoded.
+    """A record that counts, a `void` one (invariant 7), or bytes that are no record of the topic,
+    with the `reason`.
 
     `newer`: a single-holder role's topic has a complete record of an unknown form, or an `Opened`
     that needs a feature which this release lacks (invariant 14); "" otherwise, and for a void
@@ -41,10 +40,9 @@ class ClassifiedMessage(msgspec.Struct, frozen=True, gc=False):
 def classify_message(
     value: bytes, fence: Fence, *, topic: str, fenced: bool, compacted: bool
 ) -> tuple[Fence, ClassifiedMessage]:
-    """Returns the fence after a message of `topic`, and the message's classification; `fence` is
-    the one before it. `fenced`: a single-holder role writes the topic, so each record needs an
-    envelope and passes the fence. `compacted`: compaction may have removed earlier records. Raises
-    `SequenceGap` if the log lost a record before this one.
+    """Returns the fence after a message, and its classification. `fenced`: a single-holder role
+    writes the topic, so each record needs an envelope and passes the fence. Raises `SequenceGap` if
+    the log lost a record before this one.
     """
     decoded, envelope, reason, newer = _decode_with_envelope(value, topic, fenced)
     void = False

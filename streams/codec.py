@@ -1,6 +1,6 @@
 """Encodes records to bytes and decodes them (docs/reference/wire-format.md): a prefix with a
-checksum, a JSON header, and arrays, aligned to 8 bytes. Equal records give equal bytes. Any bytes
-decode to a record or raise `DecodeError`, in memory that is bounded by their length.
+checksum, a JSON header, and arrays, aligned to 8 bytes. Any bytes decode to a record or raise
+`DecodeError`, in memory that is bounded by their length.
 """
 
 import math
@@ -43,8 +43,8 @@ _JSON_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=False):
-    """Identifies a record of a single-holder role: by the role, the holder's term, and a sequence
-    number, which counts the term's records in the partition from 0 (`Opened`) on.
+    """The role, the holder's term, and a sequence number, which counts the term's records in the
+    partition from 0 (`Opened`) on.
     """
 
     role: str
@@ -55,9 +55,7 @@ class Envelope(msgspec.Struct, frozen=True, gc=False):
 # A field that equals its default is absent from the header (`omit_defaults`), so the defaults of a
 # schema must never change.
 class Decoded(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Holds a record, and its envelope if a single-holder role wrote it. The header is this struct
-    as JSON.
-    """
+    """The header is this struct as JSON."""
 
     record: Record
     envelope: Envelope | None = None
@@ -74,8 +72,8 @@ class _AnyHeader(msgspec.Struct):
 
 
 def _arrays_of(schema: type[Record]) -> tuple[tuple[str, np.dtype[Any], int, bool], ...]:
-    """Returns name, dtype and bytes per item of each array field, and whether it may be None: a
-    field whose key in the header ends in NumPy's kind and item size (`tokens:u4`).
+    """Returns name, dtype, bytes per item, and whether it may be None, of each field whose key in
+    the header ends in NumPy's kind and item size (`tokens:u4`).
     """
     # The arrays follow the header in the order of the class; those of a newer release come after
     # them.
@@ -103,15 +101,14 @@ _any_decoder = msgspec.json.Decoder(_AnyHeader)
 
 
 def record_hash(data: bytes) -> str:
-    """Returns the xxh3-64 of an encoded record's bytes in hex. The ledger names records by it."""
+    """Returns the xxh3-64 of the bytes in hex, by which the ledger names records."""
     return xxh3_64_hexdigest(data)
 
 
 def encode(record: Record, envelope: Envelope | None = None) -> bytes:
-    """Returns the bytes of a record; equal records give equal bytes. Raises ValueError, which names
-    the field, for an array of the wrong type, for a NaN or an infinity outside of arrays, and for a
-    text that UTF-8 cannot encode; no other error. Every record that `decode` returns can be
-    encoded.
+    """Returns the bytes; equal records give equal bytes. Raises ValueError, which names the field,
+    for an array of the wrong type, for a NaN or an infinity outside of arrays, and for a text that
+    UTF-8 cannot encode; no other error. Every record that `decode` returns can be encoded.
     """
     parts: list[Any] = [b""]
     size = total = 0
@@ -142,9 +139,9 @@ def encode(record: Record, envelope: Envelope | None = None) -> bytes:
 
 
 def decode(data: bytes) -> Decoded:
-    """Verify the checksum and return the record in `data`. Its arrays are read-only views of
-    `data`. Unknown fields and arrays are ignored. Raises `UnknownSchema` for an unknown schema, and
-    another `DecodeError` for damaged bytes or a missing field that has no default.
+    """Verifies the checksum; the record's arrays are read-only views of `data`. Unknown fields and
+    arrays are ignored. Raises `UnknownSchema` for an unknown schema, and another `DecodeError` for
+    damaged bytes or a missing field that has no default.
     """
     head = _checked_header(data)
     try:
@@ -171,9 +168,7 @@ def decode(data: bytes) -> Decoded:
 
 
 def is_canonical(data: bytes, decoded: Decoded) -> bool:
-    """Returns whether `encode` would give exactly the bytes `data` for `decoded`, which was decoded
-    from them.
-    """
+    """Returns whether `encode` would give exactly the bytes from which `decoded` was decoded."""
     head = _encoder.encode(decoded)
     end = _PREFIX_BYTES + len(head)
     if data[_PREFIX_BYTES:end] != head:
@@ -195,8 +190,8 @@ def header_bytes(data: bytes) -> bytes:
 
 
 def envelope_of(data: bytes) -> Envelope | None:
-    """Returns the envelope of an encoded record, None if it has none. The record's schema and
-    fields may be unknown to this release. Raises `DecodeError` for bytes that are not a record.
+    """Returns the envelope, None without one; the record's schema and fields may be unknown to this
+    release. Raises `DecodeError` for bytes that are not a record.
     """
     try:
         return _any_decoder.decode(_checked_header(data)).envelope
@@ -246,9 +241,8 @@ def _unknown_bytes(header: memoryview, schema: type[Record], at: int) -> int:
 
 
 def _array(value: Any, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Returns `value` as a contiguous array; only the memory layout is converted. Raises
-    ValueError, whose text begins with `name`, unless it is an array of one dimension and of
-    `dtype`.
+    """Returns a contiguous array; only the memory layout is converted. Raises ValueError, which
+    begins with `name`, unless `value` is an array of one dimension and of `dtype`.
     """
     if not isinstance(value, ndarray):
         raise ValueError(f"{name} must be an array, not {value!r}")

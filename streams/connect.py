@@ -18,26 +18,23 @@ def open_bus(
     clock: Callable[[], float] = time.time,
     sync: Literal["normal", "full"] = "normal",
 ) -> Bus:
-    """Opens the bus at `url`; a URL of another form raises `ConfigurationError`. `clock` stamps
-    records; on SQLite it also measures how long a group's member holds its partitions. With
-    `sync="full"` acknowledged records survive power loss on SQLite; on Kafka the brokers' replicas
-    keep them.
+    """Opens the bus; raises `ConfigurationError` for a URL of another form. `clock` stamps records;
+    on SQLite it also measures leases. With `sync="full"` acknowledged records survive power loss on
+    SQLite.
     """
     return _kind(url).open(url, clock, sync)
 
 
 def open_bus_for_reading(url: str, folder: ContainedFolder | None) -> Bus:
-    """Opens the bus at `url` for a reader of a run, which may come from another user: nothing is
-    made or changed, and a write raises `ReadOnly`. `folder` is that of a `sqlite:` bus. For another
-    one the caller has checked that secrets may be sent to its hosts; their first answer is waited
-    for a few seconds.
+    """Opens a bus for a reader: nothing is made or changed, and a write raises `ReadOnly`. `folder`
+    is that of a `sqlite:` bus.
     """
     return _kind(url).open_for_reading(url, folder)
 
 
 def check_reachable(url: str, wait_s: float = 5.0) -> None:
-    """Raise `BusError` if no server of the log accepts a connection; each is tried for at most
-    `wait_s`. A log in a folder has no server.
+    """Raise `BusError` if no server accepts a connection within `wait_s` each. A log in a folder
+    has none.
     """
     # The bus itself waits a minute for brokers that restart; a wrong URL should fail sooner.
     if (kind := bus_kind(url)) is not None:

@@ -1,7 +1,5 @@
-"""The topic `dead`: messages that cannot be decoded as a record of their topic, with the reason.
-
-Only one role, the topic's owner, appends them, each once; other readers only count them. Otherwise
-an unreadable message of 1 MiB would be copied by every reader and after every restart.
+"""The topic `dead`: only a topic's owner writes dead letters; otherwise an unreadable message of 1
+MiB would be copied by every reader and after every restart.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,16 +15,13 @@ from rollstream.streams.topics import DEAD, DEAD_BYTES_EXTRA, RECORD_BYTES_MAX
 from rollstream.streams.writer import KeyedRecord, publish_all
 
 ORIGINAL_BYTES_MAX = RECORD_BYTES_MAX - DEAD_BYTES_EXTRA
-"""Most original bytes that a dead letter keeps, so that none is larger than a record of the log may
-be.
-"""
+"""Most original bytes in a dead letter, so that none is larger than a record may be."""
 KEY_CHARACTERS_MAX = 200  # of the original key, which is the dead letter's key too
 
 
 class DeadLetterWriter:
-    """Appends the dead letters of one topic, each once, for the topic's owner: the trainer owns
-    admissions, trajectories and annotations, dispatch the other topics. One thread only. Only two
-    owners at once (one that was suspended, and its successor) may append a letter twice.
+    """One thread, for the topic's owner: the trainer owns admissions, trajectories and annotations,
+    dispatch the other topics.
     """
 
     def __init__(self, bus: Bus, topic: str) -> None:
@@ -34,8 +29,8 @@ class DeadLetterWriter:
         self._appended_to: dict[int, int] | None = None  # highest offset, by partition
 
     def append(self, unreadable: Sequence[tuple[Message, str]]) -> None:
-        """Append these messages with their reasons, except those that an earlier call or process
-        appended. The messages of a partition must be in ascending order of their offsets.
+        """Appends all but what an earlier call or process appended. The messages of a partition
+        must be in ascending order.
         """
         if not unreadable:
             return
@@ -66,9 +61,8 @@ class DeadLetterWriter:
 
 
 class DeadLetterReader:
-    """Reads the dead letters of all topics, from the oldest kept one on. `is_whole` is True while
-    the reader has missed none that expired. A run of release 0.1.0 has a topic `<topic>.dead` for
-    each topic; those of the given `topics` are read too.
+    """`is_whole` is True while the reader has missed none that expired. A run of release 0.1.0 has
+    a topic `<topic>.dead` for each topic; those of the given `topics` are read too.
     """
 
     def __init__(self, bus: Bus, topics: Iterable[str]) -> None:

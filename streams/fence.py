@@ -18,10 +18,10 @@ from rollstream.streams.values import Address
 def advance_fence(
     fence: Fence, envelope: Envelope, *, opens: bool, compacted: bool
 ) -> tuple[Fence, bool]:
-    """Returns the fence after a record, and whether the record counts (False: it is void). `opens`:
-    the record is an `Opened`. `compacted`: compaction makes holes, so only terms and repeats are
-    checked. Raises `SequenceGap` if the log lost a record. Examples (`t2 #5` is record 5 of term 2,
-    `Opened 2` the first record of term 2):
+    """Returns the fence after a record, and whether the record counts. `opens`: the record is an
+    `Opened`. `compacted`: compaction makes holes, so only terms and repeats are checked. Raises
+    `SequenceGap` if the log lost a record. Examples (`t2 #5` is record 5 of term 2, `Opened 2` the
+    first record of term 2):
 
     * A zombie: `Opened 2`, then a late record of term 1 → void, because its writer was replaced.
     * An append repeated in doubt: `t2 #5`, `t2 #5` → the repeat is void.
@@ -29,11 +29,10 @@ def advance_fence(
     * A lost record: `t2 #5`, `t2 #7` → `SequenceGap`, so no reader continues past a hole.
     * A lost opening: `t1 #5`, `t3 #4` → `SequenceGap` too.
 
-    A reader that has only the empty `Fence()` may start in the middle of a topic. The first record
-    then sets its fence, `presumed` until an `Opened` is read: that record may be a zombie's, whose
-    successor's `Opened` is before the reader's start. So a presumed fence accepts a record of a
-    higher term without its `Opened` (`t1 #9`, then `t2 #5`), which on any other fence is a lost
-    opening.
+    A reader that starts in the middle has the fence `Fence()`, and after the first record one that
+    is `presumed` until an `Opened` is read: that record may be a zombie's, whose successor's
+    `Opened` is before the reader's start. So a presumed fence accepts a record of a higher term
+    without its `Opened` (`t1 #9`, then `t2 #5`), which on any other fence is a lost opening.
     """
     presumed = not opens and (fence.presumed or fence == Fence())
     after = Fence(envelope.term, envelope.sequence + 1, presumed)
@@ -59,16 +58,14 @@ def advance_fence(
 TRUNCATED_GROUP = "truncated"
 """Consumer group that stores the positions below which each topic is truncated."""
 DISPATCH_GROUP, ARCHIVE_GROUP = "dispatch", "archive"
-"""Consumer groups of the positions from which dispatch can rebuild, and up to which the archive has
-archived.
-"""
+"""Positions from which dispatch can rebuild, and up to which the archive has archived."""
 REBUILD_TOPICS = ("admissions", "trajectories", "ledger", "applied")
 """Topics from which dispatch rebuilds its state and which other roles need too."""
 
 
 def truncate(bus: Bus, topic: str, before: Mapping[int, Position]) -> dict[int, int]:
-    """Remove the records below the positions `before`; one at or below the topic's present begin
-    changes nothing. Returns by partition the number of offsets removed.
+    """Removes the records below `before`; a position at or below the topic's present begin changes
+    nothing. Returns by partition the number of offsets removed.
 
     (1) The positions are committed with their fences; (2) the records are removed. A crash between
     the two steps only keeps records that no reader needs.
@@ -88,9 +85,8 @@ def truncate(bus: Bus, topic: str, before: Mapping[int, Position]) -> dict[int, 
 
 
 def renew_truncated(bus: Bus, topic: str) -> None:
-    """Commit again the positions below which the topic is truncated. To be called at least every
-    few days: a Kafka broker drops a position, with its fence, `offsets.retention.minutes` (7 days
-    by default) after its last commit.
+    """Commits the positions again, every few days: a Kafka broker drops a position, with its fence,
+    `offsets.retention.minutes` (7 days by default) after its last commit.
     """
     committed = bus.committed(TRUNCATED_GROUP, topic)
     if committed:
@@ -98,9 +94,8 @@ def renew_truncated(bus: Bus, topic: str) -> None:
 
 
 def earliest_positions(candidates: Iterable[Mapping[int, Position]]) -> dict[int, Position]:
-    """Returns the least position of each partition. Each candidate states the positions that one
-    reader needs; a partition that any candidate lacks is left out, because its needed records are
-    unknown.
+    """Returns the least positions. Each candidate states one reader's; a partition that any lacks
+    is left out, because its needed records are unknown.
     """
     bounds = list(candidates)
     if not bounds:
@@ -110,8 +105,8 @@ def earliest_positions(candidates: Iterable[Mapping[int, Position]]) -> dict[int
 
 
 def position_before(bus: Bus, topic: str, address: Address) -> Position:
-    """Returns the position from which the record at `address`, which must count, is the next one,
-    with the fence before it. Raises `PositionLost` if it was removed.
+    """Returns the position with the fence before the record, which must count. Raises
+    `PositionLost` if it was removed.
     """
     messages = bus.read(topic, {address.partition: address.offset}, records_max=1)
     if not messages or messages[0].offset != address.offset or messages[0].value is None:

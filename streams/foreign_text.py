@@ -1,6 +1,5 @@
-"""Cleans text and JSON of other programs, so that a record can hold them: halves of surrogate pairs
-from JavaScript programs that cut a text, `NaN`, nesting deeper than a stack, numbers of thousands
-of digits.
+"""Cleans foreign text and JSON for records: halves of surrogate pairs from JavaScript programs that
+cut a text, `NaN`, nesting deeper than a stack, numbers of thousands of digits.
 """
 
 import json
@@ -10,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 DEPTH_MAX = 128
-"""Deepest nesting of foreign JSON. A JSON schema takes two levels for each nested object; encoders
-and chat templates that walk it need a few frames a level, of Python's 1 000.
+"""A JSON schema takes two levels for each nested object; encoders and chat templates need a few
+frames a level, of Python's 1 000.
 """
 PORT_MAX = 65535
 DIGITS_MAX = 300  # of a whole number: those of the largest float
@@ -25,9 +24,8 @@ class ForeignValueRefused(ValueError):
 
 
 def joined_parts(parts: Sequence[object]) -> str:
-    """Returns the text of a message whose content is a list of parts in OpenAI's protocol: texts,
-    or objects with a `text`, joined without a separator. Raises `ForeignValueRefused`, which names
-    the type, for another part, such as an image.
+    """Returns texts, or objects with a `text`, in OpenAI's protocol. Raises `ForeignValueRefused`,
+    which names the type, for another part.
     """
     texts: list[str] = []
     for part in parts:
@@ -43,8 +41,8 @@ def joined_parts(parts: Sequence[object]) -> str:
 
 
 def clean_text(text: str) -> str:
-    """Returns the text with U+FFFD for each half of a surrogate pair without its other half; two
-    halves that follow each other become their character.
+    """Returns the text with U+FFFD for each unpaired half of a surrogate pair; two halves in order
+    become their character.
     """
     if text.isascii():
         return text
@@ -56,15 +54,13 @@ def clean_text(text: str) -> str:
 
 
 def whole_number(text: str) -> int | None:
-    """Returns the number that the text is, of at most 18 digits; None for any other text."""
+    """Returns a number of at most 18 digits; None for any other text."""
     # `isdigit` takes signs such as `²`, which `int` refuses, and `int` refuses 5 000 digits.
     return int(text) if _WHOLE.fullmatch(text) else None
 
 
 def reason_text(reason: object, characters_max: int = _REASON_MAX) -> str:
-    """Returns a reason of another program, or an exception, as clean text of at most so many
-    characters.
-    """
+    """Returns a program's reason, or an exception, as clean text."""
     try:
         text = reason if isinstance(reason, str) else str(reason)
     except Exception:  # noqa: BLE001 (code of others: the reason stays without its text)
@@ -73,10 +69,7 @@ def reason_text(reason: object, characters_max: int = _REASON_MAX) -> str:
 
 
 def clean_json(value: object, depth_max: int = DEPTH_MAX) -> Any:
-    """Returns a decoded JSON value with clean texts. Raises `ForeignValueRefused` for nesting
-    deeper than `depth_max`, numbers that are not finite, and whole numbers of more than
-    `DIGITS_MAX` digits.
-    """
+    """Returns the value with clean texts."""
     if isinstance(value, str):
         return clean_text(value)
     if isinstance(value, bool) or value is None:
@@ -100,8 +93,8 @@ def clean_json(value: object, depth_max: int = DEPTH_MAX) -> Any:
 
 
 def read_json(data: str | bytes | bytearray) -> Any:
-    """Returns the clean value of foreign JSON text (`clean_json`). Raises `ForeignValueRefused` for
-    text that is not JSON, too.
+    """Returns the value as `clean_json`; raises `ForeignValueRefused` for text that is not JSON,
+    too.
     """
     try:
         return clean_json(json.loads(data))

@@ -1,5 +1,5 @@
-"""A kind of log before one is opened (`BusKind`). `BUSES` names the kinds by strings, so that a
-process imports no client that its run does not use.
+"""A kind of log before one is opened; `BUSES` names the kinds by strings, so that a process imports
+no client that its run does not use.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,8 +23,8 @@ BUSES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class LogContents:
-    """Lists the topics and consumer groups of one run by their full names in the log. `bytes` is
-    the size of all topics, `where` the folder or the cluster. False if there are none.
+    """Full names in the log. `bytes` is the size of all topics, `where` the folder or the cluster.
+    False if there are none.
     """
 
     where: str
@@ -62,8 +62,8 @@ class BusKind(Protocol):
         ...
 
     def identity(self, url: str) -> str:
-        """Returns the part of the URL that names the data; the rest may change during a run
-        (invariant 15).
+        """Returns what names the data; the rest of the URL may change during a run (invariant
+        15).
         """
         ...
 
@@ -84,26 +84,20 @@ class BusKind(Protocol):
         ...
 
     def check_client(self, url: str) -> None:
-        """Raise `ConfigurationError` for a reason that keeps this process from using the log: no
-        client installed, a missing secret or file, a folder on a network file system.
+        """Raise `ConfigurationError` if this process cannot use the log: no client, a missing
+        secret or file, a folder on a network file system.
         """
         ...
 
-    def open(self, url: str, clock: Callable[[], float], sync: Literal["normal", "full"]) -> "Bus":
-        """Open the log (`connect.open_bus`)."""
-        ...
+    def open(
+        self, url: str, clock: Callable[[], float], sync: Literal["normal", "full"]
+    ) -> "Bus": ...
 
-    def open_for_reading(self, url: str, folder: "ContainedFolder | None") -> "Bus":
-        """Open the log for a reader (`connect.open_bus_for_reading`)."""
-        ...
+    def open_for_reading(self, url: str, folder: "ContainedFolder | None") -> "Bus": ...
 
-    def contents(self, url: str) -> LogContents:
-        """Returns what a run has in the log (`removal.log_contents`)."""
-        ...
+    def contents(self, url: str) -> LogContents: ...
 
-    def remove(self, url: str, contents: LogContents) -> None:
-        """Remove what a run has in the log (`removal.remove_log`)."""
-        ...
+    def remove(self, url: str, contents: LogContents) -> None: ...
 
 
 @cache
@@ -113,7 +107,7 @@ def _load(name: str) -> BusKind:
 
 
 def bus_kind(url: str) -> BusKind | None:
-    """Returns the kind of log that a URL names; None if there is none of this form."""
+    """Returns None for a URL of another form."""
     names = (name for name in BUSES if url.startswith(name) and len(url) > len(name))
     return next(map(_load, names), None)
 

@@ -26,9 +26,7 @@ NEAR_OFFSETS = 512  # addresses within this many offsets of the first share one 
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):
-    """Holds one record as read from the log. `data` are its encoded bytes; the ledger names a
-    record by its address and the `hash` of these bytes.
-    """
+    """The ledger names a record by its address and the `hash` of its encoded bytes, `data`."""
 
     topic: str
     address: Address
@@ -47,8 +45,8 @@ class Received(msgspec.Struct, frozen=True, gc=False):
 
 
 def from_begin(bus: Bus, topic: str) -> dict[int, Position]:
-    """Returns for each partition the position from which readers start, with the fence there: the
-    one that `fence.truncate` committed last, or the topic's begin if that is later.
+    """Returns the position that `fence.truncate` committed last, or the topic's begin if that is
+    later.
     """
     committed = bus.committed(TRUNCATED_GROUP, topic)
     begin = bus.begin(topic).items()
@@ -56,15 +54,13 @@ def from_begin(bus: Bus, topic: str) -> dict[int, Position]:
 
 
 def from_end(bus: Bus, topic: str) -> dict[int, Position]:
-    """Returns the positions after all present records. Their fences are empty: the first record
-    that is read sets its partition's.
-    """
+    """Returns positions with empty fences: the first record that is read sets its partition's."""
     return {partition: Position(offset) for partition, offset in bus.end(topic).items()}
 
 
 def read_at(bus: Bus, topic: str, address: Address) -> Received:
-    """Returns the record at this address, even if it is void. Raises `PositionLost` if it was
-    truncated or compacted away.
+    """Returns the record, even a void one. Raises `PositionLost` if it was truncated or compacted
+    away.
     """
     return read_all_at(bus, topic, [address])[0]
 
@@ -113,17 +109,14 @@ def _received_at(topic: str, message: Message) -> Received:
 
 
 class TopicReader:
-    """Reads one topic, from `positions` on: the next offset of each partition with the fence there.
-    A poll that raises moves no position.
+    """A poll that raises moves no position.
 
-    Every record of a single-holder role's topic passes the fence. Void records and tombstones are
-    skipped; `Opened` records are returned only if `with_opened`. At a record that this release does
-    not understand (`ClassifiedMessage.newer`) every poll raises `NewerRelease`.
+    Void records and tombstones are skipped; `Opened` records are returned only if `with_opened`. At
+    a record that this release does not understand (`ClassifiedMessage.newer`) every poll raises
+    `NewerRelease`.
 
-    `dead` counts messages that are not a record, `void` records that the fence refused. `lost` is
-    for the reader's user: how often reading continued after a truncation. `dead_letters`, which one
-    reader of each topic has, gets the messages that are not a record before any later record is
-    returned.
+    `dead_letters`, which one reader of each topic has, gets the messages that are not a record
+    before any later record is returned.
     """
 
     def __init__(
@@ -154,8 +147,8 @@ class TopicReader:
     def poll(
         self, wait_s: float = 0.0, records_max: int = 512, *, exact: bool = True
     ) -> list[Received]:
-        """Returns the next records, at most `records_max`; [] if none came within `wait_s`. Without
-        `exact`, [] may also mean that existing records have not arrived yet (`Bus.read`).
+        """Returns [] if none came within `wait_s`, or without `exact`, if existing records have not
+        arrived yet (`Bus.read`).
         """
         deadline = Deadline(wait_s, self._monotonic)
         while True:
@@ -171,14 +164,12 @@ class TopicReader:
                 return received
 
     def follow(self, wait_s: float = 0.0, records_max: int = 512) -> list[Received]:
-        """Returns the next records that arrive within `wait_s`: `poll` without `exact`, for polling
-        loops. [] does not mean that the end is reached.
-        """
+        """Calls `poll` without `exact`: [] does not mean that the end is reached."""
         return self.poll(wait_s, records_max, exact=False)
 
     def read_to(self, ends: Mapping[int, int]) -> list[Received]:
-        """Returns all records below the offsets `ends`, by partition; later records stay unread.
-        The log must reach these offsets.
+        """Returns the records below the offsets `ends`, which the log must reach; later records
+        stay unread.
         """
         return [received for batch in self.batches_to(ends) for received in batch]
 

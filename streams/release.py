@@ -1,7 +1,6 @@
-"""This release and the features of the log that it knows: programs of two releases agree on what
-records mean, or one refuses to act (invariant 14). A feature is a schema that came after release
-0.1.0, or a word where a known schema changed its meaning; each term's `Opened` lists those that
-readers need and the holder knows.
+"""The features of the log that this release knows: programs of two releases agree on what records
+mean, or one refuses to act (invariant 14). A feature is a schema that came after release 0.1.0, or
+a word where a known schema changed its meaning.
 """
 
 from collections.abc import Collection, Mapping
@@ -33,26 +32,23 @@ NEEDED_BY_TOPIC: Mapping[str, tuple[str, ...]] = {
         WEIGHTS_HASH,
     ),
 }
-"""The features that a reader of a single-holder role's topic must know, by topic (`Opened.needs`):
-every schema that any run may have there beyond `FIRST_RELEASE_SCHEMAS`, and the words for changed
-meanings. A feature that only some settings write is in `run.json` where they are set
-(`FEATURES_OF_SETTINGS`), so that an earlier release continues the other runs.
+"""What a reader of a topic must know (`Opened.needs`): every schema beyond `FIRST_RELEASE_SCHEMAS`,
+and the words for changed meanings. A feature that only some settings write is in `run.json` where
+they are set (`FEATURES_OF_SETTINGS`), so that an earlier release continues the other runs.
 """
 
 NEEDED_FEATURES = tuple(
     sorted({feature for needs in NEEDED_BY_TOPIC.values() for feature in needs})
 )
-"""All features of `NEEDED_BY_TOPIC`, recorded in `run.json`: a role must know them to act on a run
-once a trainer of this release has acted on it.
+"""In `run.json` once a trainer of this release has acted on the run, so that every role must know
+them.
 """
 
 SHARED_FEATURES = frozenset[str]().union(*SCHEMAS_BY_TOPIC.values()) - FIRST_RELEASE_SCHEMAS
 """Schemas beyond `FIRST_RELEASE_SCHEMAS` that this release writes in topics of many writers."""
 
 EPOCHS = "takes_repeated/1"
-"""The trainer trains each batch more than once (`trainer.epochs`); in `run.json` only. A reader
-that has not read `run.json` meets the unknown schema itself.
-"""
+"""The trainer trains each batch more than once (`trainer.epochs`); in `run.json` only."""
 
 ADAPTERS = "adapters"
 """Versions are adapters (records `weights/1` of the kind `adapter`); in `run.json` only."""
@@ -64,8 +60,7 @@ would take their tokens for one sequence; in `run.json` only.
 
 ABANDONED = "agents/abandoned"
 """Episodes may have turns that are not trained (`Trajectory.abandoned`), and more branches than
-paths, because turns are generated together. A reader without it would train abandoned turns. In
-`run.json`, and checked by the rollouts in the trainer's `Opened.knows`.
+paths, because turns are generated together. A reader without it would train abandoned turns.
 """
 
 REDUNDANCY = "redundancy"
@@ -116,9 +111,8 @@ def missing_features(
 
 
 def check_readable_by(opened: Opened, written: Collection[str] = SHARED_FEATURES) -> None:
-    """Raise `NewerRelease` if the holder of a role, which `opened` describes, does not know all
-    features `written` by this program in topics of many writers: it would dead-letter these
-    records.
+    """Raise `NewerRelease` if a role's holder lacks one of the features `written` by this program:
+    it would dead-letter these records.
     """
     features = missing_features(written, opened.knows)
     if features:
@@ -130,8 +124,8 @@ def check_readable_by(opened: Opened, written: Collection[str] = SHARED_FEATURES
 
 
 def upgrade_advice(release: str) -> str:
-    """Returns the user's remedy, as the end of an error message about a log or store that a newer
-    release wrote. `release` is that release, "" if unknown.
+    """Returns the end of an error message about what a newer release wrote; `release` is "" if
+    unknown.
     """
     newer = f"release {release}" if release else "a newer release"
     return f"this is rollstream {RELEASE}: run {newer} or a later one here (docs/how-to/upgrade.md)"

@@ -1,8 +1,7 @@
-"""Lists and removes the topics and consumer groups of one run, and nothing of another: one prefix
-on a Kafka cluster may begin with another (`a` and `a.b`).
+"""Removes one run's topics and groups, and nothing of another: one prefix on a cluster may begin
+with another (`a` and `a.b`).
 
-The topics decide which groups are whose, so groups are removed first. After an interruption the
-same calls remove the rest.
+The topics decide which groups are whose, so groups are removed first.
 """
 
 import time
@@ -29,8 +28,8 @@ CONFIGURED_MAX = 2048
 
 
 def remove_empty_folder(folder: Path) -> None:
-    """Remove an empty folder, and the link through which it was named. The folder stays, empty,
-    where it is a mount point or its parent is read-only.
+    """Removes an empty folder, with the link through which it was named. A mount point, or a folder
+    in a read-only one, stays.
     """
     with suppress(OSError):
         folder.resolve().rmdir()
@@ -39,17 +38,15 @@ def remove_empty_folder(folder: Path) -> None:
 
 
 def topic_names() -> tuple[str, ...]:
-    """Returns the name of every topic that a run of this or an earlier release may have, but those
-    of named weight streams; runs of 0.1.0 have a `<topic>.dead` for each topic.
+    """Returns the topics of this or an earlier release, without named weight streams; runs of 0.1.0
+    have a `<topic>.dead` for each topic.
     """
     names = [topic.name for topic in catalogue()]
     return tuple(dict.fromkeys([*names, *(f"{n}.dead" for n in names if not n.endswith("dead"))]))
 
 
 def names_of_topics(present: Iterable[str]) -> tuple[str, ...]:
-    """Returns those of the names that a topic of a run may have: those of `topic_names` in its
-    order, then those of named weight streams.
-    """
+    """Returns those of `topic_names` in its order, then those of named weight streams."""
     names, fixed = {*present}, topic_names()
     streams = sorted(name for name in names.difference(fixed) if run_topic(name))
     return (*(name for name in fixed if name in names), *streams)
@@ -63,11 +60,9 @@ def own_topics(prefix: str, present: Collection[str]) -> tuple[str, ...]:
 
 
 def own_groups(prefix: str, topics: Collection[str], groups: Iterable[str]) -> tuple[str, ...]:
-    """Returns the consumer groups, among `groups`, of the run with this prefix. Pure.
-
-    A group `PREFIX.GROUP.TOPIC` belongs to the longest prefix of a run that fits; a prefix is a
-    run's if `topics` has its ledger. A run without a prefix owns only the groups of its own
-    programs (`GROUPS`), because other programs use such names too.
+    """Returns the run's groups: `PREFIX.GROUP.TOPIC` belongs to the longest prefix of a run that
+    fits; a prefix is a run's if `topics` has its ledger. A run without a prefix owns only the
+    groups of its own programs (`GROUPS`).
     """
     ledgers = (name for name in topics if name.endswith(".ledger"))
     others = {name.removesuffix(".ledger") for name in ledgers} - {prefix}
@@ -87,15 +82,13 @@ def own_groups(prefix: str, topics: Collection[str], groups: Iterable[str]) -> t
 
 
 def log_contents(url: str) -> LogContents:
-    """Returns the topics and groups of the run at this URL, if any. Raises `LeaseHeld` if a
-    consumer group on Kafka has members.
-    """
+    """Raises `LeaseHeld` if a consumer group on Kafka has members."""
     kind = bus_kind(url)
     return LogContents(url, (), (), 0) if kind is None else kind.contents(url)
 
 
 def remove_log(url: str, contents: LogContents) -> None:
-    """Remove the run's topics and groups; missing ones are no error. `contents` must come from
+    """Removes a run's topics and groups; missing ones are no error. `contents` must come from
     `log_contents` of the same URL. Raises `BusError` if the brokers keep some.
     """
     if (kind := bus_kind(url)) is not None:
@@ -103,9 +96,7 @@ def remove_log(url: str, contents: LogContents) -> None:
 
 
 def log_run_id(url: str) -> str:
-    """Returns the id of the run whose log this is; "" if the log has no ledger or its first
-    `CONFIGURED_MAX` records do not state it.
-    """
+    """Returns "" if the log has no ledger or its first `CONFIGURED_MAX` records do not state it."""
     from rollstream.streams.reader import TopicReader, from_begin
     from rollstream.streams.records import Configured
 
@@ -130,9 +121,8 @@ def _opened(url: str) -> "Bus":
 
 
 def living_rollouts(url: str, watch_s: float) -> bool:
-    """Returns whether a rollout or relay of the run lives: whether a record arrives in its topic
-    `status` within `watch_s`. Returns False at once if the newest status of each states that it is
-    leaving.
+    """Returns whether a record arrives in `status` within `watch_s`; False at once if the newest
+    status of each rollout and relay states that it is leaving.
     """
     from rollstream.streams.reader import TopicReader, from_begin
 

@@ -1,17 +1,17 @@
-"""Estimates how many tokens a running answer still generates, and whether another one ends before
-it: the rule by which dispatch and rollouts fill tails (docs/explanation/scheduling.md).
+"""How many tokens an answer still generates: the rule by which dispatch and rollouts fill tails
+(docs/explanation/scheduling.md).
 """
 
 FIT_MARGIN = 1.5  # an answer fits if it may be this many times as long as expected
 FILL_LAG_MAX = 4
 """A version fills no tails once the newest is more than this many after it: each added answer is
-trained at such a lag, and makes the steps of the tail longer.
+trained at such a lag.
 """
 
 
 def tokens_left(predicted: int, generated: int, tokens_max: int) -> int:
-    """Returns how many tokens an answer is expected to generate still, of `tokens_max` in all; 0 if
-    its length was not predicted.
+    """Returns how many tokens are still expected, of `tokens_max` in all; 0 if the length was not
+    predicted.
     """
     if not predicted:
         return 0
@@ -22,6 +22,6 @@ def tokens_left(predicted: int, generated: int, tokens_max: int) -> int:
 
 def fits_tail(predicted: float, tail: float) -> bool:
     """Returns whether an answer of this predicted length (0: unknown) ends before one that has
-    `tail` tokens left. One of unknown length does not.
+    `tail` tokens left.
     """
     return 0 < FIT_MARGIN * predicted <= tail

@@ -1,11 +1,8 @@
-"""Named arrays with rows for tokens of a trajectory, beside its tokens: the tokens that the engine
-could choose from, the experts that it used, and so on. An engine emits rows with its tokens, a
-rollout collects them (`GrowingArrays`), records carry them compressed, and readers find them by
-name (`TokenArrays`).
+"""Named arrays with rows for tokens of a trajectory.
 
 An array covers the tokens for which an engine wrote it, no others. After a resume on an engine that
-does not write it, the tokens of the earlier engine keep their rows, and the later ones have none:
-the engine that generated a token without a row did nothing that the array would describe.
+does not write it, the later tokens have none: that engine did nothing that the array would
+describe.
 """
 
 import re
@@ -27,27 +24,25 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     name: np.dtype(name).newbyteorder("<")
     for name in ("bool", "uint8", "uint16", "int32", "int64", "float16", "float32")
 }
-"""The types of items; on the wire they are little-endian. A further one needs a word in `needs`."""
+"""On the wire little-endian; a further type needs a word in `needs`."""
 NAME = re.compile(r"[a-z][a-z0-9_]{0,63}", re.ASCII)
 ARRAYS_MAX, DIMENSIONS_MAX = 16, 4
 ROW_BYTES_MAX = 1 << 16
 """Most bytes of one row: a bit for each of 524 288 tokens."""
 DECODED_BYTES_MAX = 1 << 30
-"""Most bytes of a record's rows in memory: bits of 150 000 tokens at 57 000 positions. Compressed
-they are bounded by the record.
-"""
+"""Most bytes of a record's rows in memory: bits of 150 000 tokens at 57 000 positions."""
 WINDOW_BYTES_MAX = 8 << 20  # memory of the decoder beside its output; zstd's levels to 19 fit
 LEVEL = 1
 _SHOWN_MAX = 200  # characters of a reason: a number of a record may have thousands of digits
 
 ALLOWED = "allowed"
-"""The tokens from which the engine chose each token, as bits: uint8 [vocabulary / 8], the lowest
-bit first; tokens beyond the row's end were not allowed. Log-probabilities are of the distribution
-over the allowed tokens, so a trainer must leave out the others too.
+"""As bits, uint8 [vocabulary / 8], the lowest bit first; tokens beyond the row's end were not
+allowed. Log-probabilities are of the distribution over the allowed tokens, so a trainer must leave
+out the others too.
 """
 NEEDED_ARRAYS: Mapping[str, str] = {ALLOWED: ALLOWED_TOKENS}
 """Arrays that change what the log-probabilities mean → the word in a record's `needs`: a reader
-that ignored the array would train wrongly. All other arrays are information.
+that ignored the array would train wrongly.
 """
 
 
@@ -60,16 +55,14 @@ class ArrayPiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenArray:
-    """One array in memory: `values` [rows, *shape], and the indices `tokens` [rows] of their tokens
-    among all tokens of the trajectory, ascending.
-    """
+    """`values` [rows, *shape], and the indices `tokens` [rows] among all tokens, ascending."""
 
     values: NDArray[Any]
     tokens: NDArray[np.int64]
 
     def at(self, indices: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        """Returns the rows of the tokens `indices` [n], zeros where there is none, and whether
-        [n] there is one.
+        """Returns the rows of `indices` [n], zeros where there is none, and whether [n] there is
+        one.
         """
         places = np.searchsorted(self.tokens, indices).clip(max=len(self.tokens) - 1)
         is_covered = self.tokens[places] == indices
@@ -80,9 +73,7 @@ class TokenArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenArrays:
-    """The arrays of one record, decoded when they are asked for. Those of a record without any
-    (`NO_ARRAYS`) cost nothing.
-    """
+    """Decoded when they are asked for; `NO_ARRAYS` cost nothing."""
 
     pieces: tuple[ArrayPiece, ...] = ()
 
@@ -92,8 +83,8 @@ class TokenArrays:
     def get(
         self, name: str, dtype: str | None = None, shape: tuple[int, ...] | None = None
     ) -> TokenArray | None:
-        """Returns the array `name`; None if the record has none, or not of this `dtype` and row
-        `shape`. Raises `DecodeError` for damaged bytes, which `arrays_problem` finds beforehand.
+        """Returns None if the record has none, or not of this `dtype` and row `shape`. Raises
+        `DecodeError` for damaged bytes, which `arrays_problem` finds beforehand.
         """
         for head, data in self.pieces:
             is_other = dtype not in (None, head.dtype) or shape not in (None, head.shape)
@@ -117,9 +108,7 @@ def arrays_of(record: Partial | Trajectory) -> TokenArrays:
 
 
 def array_fields(pieces: Iterable[ArrayPiece]) -> dict[str, Any]:
-    """Returns the fields of a record that carries these pieces, in their order; {} for none. Pieces
-    of one name, type and shape become one array.
-    """
+    """Returns {} for none. Pieces of one name, type and shape become one array."""
     joined: dict[tuple[str, str, tuple[int, ...]], list[ArrayPiece]] = {}
     for piece in pieces:
         joined.setdefault((piece.head.name, piece.head.dtype, piece.head.shape), []).append(piece)
@@ -140,8 +129,8 @@ def array_fields(pieces: Iterable[ArrayPiece]) -> dict[str, Any]:
 
 
 def make_piece(name: str, values: NDArray[Any], start: int) -> ArrayPiece:
-    """Returns the rows `values` [n, *shape] of the tokens from index `start` on. The dtype is one
-    of `DTYPES`, and n is above 0.
+    """Returns rows [n, *shape], n above 0, of the tokens from index `start` on; the dtype is one of
+    `DTYPES`.
     """
     dtype = DTYPES[values.dtype.name]
     data = zstandard.ZstdCompressor(LEVEL).compress(np.ascontiguousarray(values, dtype).tobytes())
@@ -152,8 +141,8 @@ def make_piece(name: str, values: NDArray[Any], start: int) -> ArrayPiece:
 
 @dataclass(slots=True)
 class GrowingArrays:
-    """The arrays of a trajectory while it is generated, in pieces; the first `flushed` of them are
-    in partials. `ends` has the end of the newest row of each array.
+    """The first `flushed` pieces are in partials; `ends` has the end of the newest row of each
+    array.
     """
 
     pieces: list[ArrayPiece] = field(default_factory=list[ArrayPiece])
@@ -162,15 +151,13 @@ class GrowingArrays:
 
     @classmethod
     def resumed(cls, pieces: Iterable[ArrayPiece]) -> "GrowingArrays":
-        """Returns the arrays of a resumed chain, all of which count as flushed."""
         chain = list(pieces)
         ends = {piece.head.name: piece.head.ranges[-1].end for piece in chain}
         return cls(chain, len(chain), ends)
 
     def add(self, arrays: Mapping[str, NDArray[Any]], end: int, first: int) -> None:
-        """Append the rows of the tokens before index `end`, each array's last row being that of
-        the newest token. Rows of tokens before `first`, and up to the newest row that the array
-        has, are left out.
+        """Appends rows that end before index `end`. Those of tokens before `first`, and up to the
+        array's newest row, are left out.
         """
         for name, rows in arrays.items():
             start = max(end - len(rows), first, self.ends.get(name, 0))
@@ -179,8 +166,8 @@ class GrowingArrays:
                 self.pieces.append(make_piece(name, rows[len(rows) - (end - start) :], start))
 
     def flush(self, end: int) -> Sequence[ArrayPiece]:
-        """Returns the rows that are in no partial yet, of tokens before index `end`, and counts
-        them as flushed.
+        """Returns the rows that are in no partial yet, of tokens before index `end`; they count as
+        flushed.
         """
         waiting, due, later = self.pieces[self.flushed :], list[ArrayPiece](), list[ArrayPiece]()
         for piece in waiting:
@@ -207,8 +194,8 @@ def _split(piece: ArrayPiece, end: int) -> tuple[list[ArrayPiece], list[ArrayPie
 
 
 def heads_problem(record: Partial | Trajectory, length: int) -> str:
-    """Returns why these cannot be arrays of a trajectory whose tokens end at index `length`, or "".
-    Nothing is decompressed.
+    """Returns "" for heads that fit a trajectory whose tokens end at index `length`. Nothing is
+    decompressed.
     """
     if record.needs and (missing := missing_features(record.needs)):
         return f"it needs {', '.join(missing)}, which this release lacks"[:_SHOWN_MAX]
@@ -252,8 +239,8 @@ def _head_problem(head: ArrayHead, length: int) -> str:
 
 
 def trainable_arrays(record: Partial | Trajectory) -> dict[str, TokenArray]:
-    """Returns the arrays of a record whose heads fit (`heads_problem`). Raises `DecodeError` if
-    they cannot be trained on: rows must open to their stated size, and their numbers be finite.
+    """Returns the arrays, for heads that fit. Raises `DecodeError` unless rows open to their stated
+    size, and their numbers are finite.
     """
     arrays: dict[str, TokenArray] = {}
     for head, data in arrays_of(record).pieces:
@@ -279,8 +266,8 @@ def arrays_problem(record: Partial | Trajectory) -> str:
 def allowed_problem(
     array: TokenArray | None, tokens: Tokens, sources: Sources, vocabulary: int
 ) -> str:
-    """Returns why this array `ALLOWED` cannot be that of these tokens, or "": a token that was
-    generated was allowed, and a row has no more than a bit for each token of the `vocabulary`.
+    """Returns "" if each generated token was allowed, and a row has no more than a bit for each
+    token of the `vocabulary`.
     """
     if array is None:
         return ""
@@ -298,9 +285,7 @@ def allowed_problem(
 
 
 def array_order_problem(links: Iterable[Sequence[ArrayHead]]) -> str:
-    """Returns why these heads of consecutive partials cannot be those of one trajectory, or "": no
-    token has two rows of one array.
-    """
+    """Returns "" if no token has two rows of one array in these consecutive partials."""
     covered: dict[str, int] = {}
     for heads in links:
         for head in heads:
@@ -335,7 +320,7 @@ def _decompressed(head: ArrayHead, data: bytes | memoryview) -> NDArray[Any]:
 
 
 def token_indices(ranges: Sequence[TokenRange]) -> NDArray[np.int64]:
-    """Returns the indices of the tokens of these ranges, of which there is at least one."""
+    """Returns the indices of these ranges, of which there is at least one."""
     return np.concatenate([np.arange(part.start, part.end) for part in ranges])
 
 

@@ -1,8 +1,8 @@
-"""Defines all topics of a run (`catalogue`): their names, retention and numbers of partitions.
+"""All topics of a run.
 
-There are three ways to remove records (`Topic.cleanup`). A `safe` topic is truncated only below the
-oldest record that an open group, a kept checkpoint, dispatch's rebuild or the archive needs, never
-by time. A `compact` topic keeps the newest record of each key. The topic `dead` is kept by `time`.
+A `safe` topic is truncated only below the oldest record that an open group, a kept checkpoint,
+dispatch's rebuild or the archive needs, never by time. A `compact` topic keeps the newest record of
+each key. The topic `dead` is kept by `time`.
 """
 
 import re
@@ -11,9 +11,7 @@ from typing import Literal
 from zlib import crc32
 
 DEAD = "dead"
-"""The topic to which the unreadable records of all topics go. Runs of release 0.1.0 have one topic
-`<topic>.dead` for each topic instead.
-"""
+"""Runs of release 0.1.0 have one topic `<topic>.dead` for each topic instead."""
 DEAD_RETENTION_S = 7 * 24 * 3600.0
 KEY_BYTES_MAX = 1 << 16  # room for a key beside a value that is just too small for a claim check
 DEAD_BYTES_EXTRA = 1 << 16  # what a `Dead` has beside the original bytes: address, reason, header
@@ -21,20 +19,18 @@ DEAD_BYTES_EXTRA = 1 << 16  # what a `Dead` has beside the original bytes: addre
 TOMBSTONE_S = 24 * 3600.0
 DEAD_BYTES_MAX = (16 << 20) + DEAD_BYTES_EXTRA
 RECORD_BYTES_MAX = 1 << 20
-"""Larger records, up to their topic's `record_bytes_max`, go to the object store (claim check).
-A compacted topic refuses them.
-"""
+"""Larger records go to the object store (claim check); a compacted topic refuses them."""
 NUMBER_MAX = 1e6
-"""Bound of rewards, scores and annotation values. An advantage is then at most 2e6, and a gradient
+"""Bounds rewards, scores and annotation values. An advantage is then at most 2e6, and a gradient
 norm squares sums of them over tokens: (2e6 · 1e6 tokens)² = 4e24 is far below the largest float32,
-3e38. The constant is here because queries, which must start fast, import this file but not NumPy.
+3e38.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """Names one topic and its limits. `record_bytes_max` counts a record's key and value. Without
-    `retention_s` no record is removed by its age.
+    """`record_bytes_max` counts a record's key and value. Without `retention_s` no record is
+    removed by its age.
     """
 
     name: str
@@ -47,7 +43,7 @@ class Topic:
 
 
 ARCHIVED_TOPICS = ("trajectories", "annotations", "ledger", "admissions", "applied")
-"""Topics that the archive keeps; `rollstream query` has a view of the same name for each."""
+"""The archive keeps them; `rollstream query` has a view of the same name for each."""
 
 
 STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
@@ -56,17 +52,13 @@ _STREAM_TOPIC = "weight-stream-"  # without a dot, so it is no topic of a run wi
 
 
 def announcement_topic(stream: str = "") -> Topic:
-    """Returns the topic that announces the versions of a weight stream: `weights` for the policy's,
-    which has no name, and a topic of its own for each named one, created with the stream.
-    """
+    """Returns `weights` for the policy's versions, and a topic of its own for each named stream."""
     name, writer = (_STREAM_TOPIC + stream, "streams") if stream else ("weights", "trainer")
     return Topic(name, cleanup="compact", record_bytes_max=RECORD_BYTES_MAX, writer=writer)
 
 
 def run_topic(name: str) -> Topic | None:
-    """Returns the topic of a run with this name, of the catalogue or of a named weight stream; None
-    for another name.
-    """
+    """Returns the topic of the catalogue or of a named weight stream; None for another name."""
     stream = name.removeprefix(_STREAM_TOPIC)
     if stream != name and STREAM_NAME.fullmatch(stream):
         return announcement_topic(stream)
@@ -74,24 +66,22 @@ def run_topic(name: str) -> Topic | None:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """Returns the partition of a key: its CRC-32 (IEEE) modulo the number of partitions, in every
-    back end and for programs in any language.
+    """Returns the key's CRC-32 (IEEE) modulo `partitions`, in every back end and for programs in
+    any language.
     """
     return crc32(key) % partitions
 
 
 def is_in_key_partition(group: int, partition: int, partitions: int) -> bool:
-    """Returns whether `partition` is the one to which the group's key belongs. A record of the
-    group in another partition must be ignored: the order between partitions differs from reader to
-    reader, so readers would disagree about the first completion (invariant 2).
+    """Whether the group's key belongs to `partition`. A group's record in another partition must be
+    ignored: the order between partitions differs from reader to reader, so readers would disagree
+    about the first completion (invariant 2).
     """
     return 0 <= group < 1 << 63 and partition_of(str(group).encode(), partitions) == partition
 
 
 def catalogue(spread: int = 4) -> tuple[Topic, ...]:
-    """Returns all topics of a run. `spread` is the number of partitions of topics that many
-    processes share.
-    """
+    """`spread` is the number of partitions of topics that many processes share."""
     return (
         Topic("prompts", writer="prompts"),
         Topic("admissions", writer="dispatch"),
@@ -108,7 +98,7 @@ def catalogue(spread: int = 4) -> tuple[Topic, ...]:
 
 
 def is_dead_letter_topic(topic: str) -> bool:
-    """Returns whether the topic holds dead letters: of all topics, or of one in a run of 0.1.0."""
+    """Returns whether it has the dead letters of all topics, or of one in a run of 0.1.0."""
     source, dot, last = topic.rpartition(".")
     return last == DEAD and (not dot or source in _CATALOGUE)
 

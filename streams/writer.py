@@ -35,9 +35,8 @@ def publish(
 
 
 def publish_all(bus: Bus, topic: str, records: Sequence[KeyedRecord]) -> list[Address]:
-    """Append records and return their addresses once all are durable. Raises `RecordTooLarge`
-    before any is written, and `BusError` with the records in doubt: a caller that sends them again
-    may append a record twice.
+    """Appends records, durable on return. Raises `RecordTooLarge` before any is written, and
+    `BusError` with the records in doubt: a caller that sends them again may append a record twice.
     """
     partitions = bus.partitions(topic)
     return append_encoded(bus, topic, [_encoded_entry(keyed, partitions) for keyed in records])
@@ -51,8 +50,8 @@ def append_encoded(bus: Bus, topic: str, entries: Sequence[AppendEntry]) -> list
 def encode_each(
     bus: Bus, topic: str, records: Sequence[KeyedRecord]
 ) -> tuple[list[AppendEntry], dict[int, str]]:
-    """Returns the records that the topic can hold, encoded, and by index the reasons why it cannot
-    hold the others: they do not encode, or are too large.
+    """Returns the encoded records, and by index the reasons why the topic cannot hold the
+    others.
     """
     partitions, settings = bus.partitions(topic), bus.settings(topic)
     entries: list[AppendEntry] = []
@@ -76,9 +75,7 @@ def _encoded_entry(keyed: KeyedRecord, partitions: int) -> AppendEntry:
 
 
 class FencedWriter:
-    """Writes the records of one term of a role to one topic; threads may share it. `open` must be
-    called first.
-    """
+    """One term of a role, one topic; threads may share it. `open` must be called first."""
 
     def __init__(
         self, bus: Bus, topic: str, role: str, term: int, *, retry_s: float = RETRY_S
@@ -94,9 +91,8 @@ class FencedWriter:
         self._broken = ""
 
     def open(self) -> dict[int, int]:
-        """Append `Opened` to every partition: from there on, records of lower terms are void.
-        Returns the offset of `Opened` by partition; before the role acts, it must read the topic up
-        to these offsets.
+        """Appends `Opened`, from which on records of lower terms are void. Returns the offset of
+        `Opened` by partition; before the role acts, it must read the topic up to these offsets.
         """
         needs = NEEDED_BY_TOPIC.get(self._topic.name, ())
         opened = Opened(self._role, self._term, RELEASE, needs, tuple(sorted(KNOWN_FEATURES)))
@@ -105,9 +101,9 @@ class FencedWriter:
         return {address.partition: address.offset for address in at}
 
     def append(self, records: Sequence[KeyedRecord]) -> list[Address]:
-        """Append records, in this order within each partition, and return their addresses once all
-        are durable. Raises `RecordTooLarge` before any is written. Raises `BusError` if they stay
-        in doubt, and then at every later call.
+        """Appends in this order within each partition; all are durable on return. Raises
+        `RecordTooLarge` before any is written. Raises `BusError` if they stay in doubt, and then at
+        every later call.
 
         If a batch was appended twice, the addresses may be those of the second copies, which have
         the same bytes.
@@ -128,8 +124,8 @@ class FencedWriter:
             return at
 
     def positions(self) -> dict[int, Position]:
-        """Returns, by partition, the position after all records that this writer has appended, with
-        the fence there.
+        """Returns the positions after all records that this writer has appended, with the fence
+        there.
         """
         with self._lock:
             return {

@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.histospec.plot import picture
 from rollstream.errors import ConfigurationError
-from rollstream.look.report.page import Chart, Series
+from rollstream.look.report.chart import Chart, Series
 from studies.draws import (
     CHOICES,
     FAMILIES,

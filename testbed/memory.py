@@ -173,13 +173,15 @@ class MemoryBus:
     def claim(self, group: str, topic: str, member: str, partitions: int) -> frozenset[int]:
         with self._changed:
             state, now_s = self._group(group, topic), self._clock()
-            claimed = claim_partitions(member, state.members, state.leases, partitions, now_s)
+            claimed, released = claim_partitions(
+                member, state.members, state.leases, partitions, now_s
+            )
             state.members[member] = now_s + self._lease_s
-            for partition in claimed.released:
+            for partition in released:
                 del state.leases[partition]
-            for partition in claimed.held:
+            for partition in claimed:
                 state.leases[partition] = PartitionLease(member, now_s + self._lease_s)
-            return claimed.held
+            return claimed
 
     def commit_held(
         self, group: str, topic: str, member: str, positions: Mapping[int, Position]

@@ -8,7 +8,6 @@ import secrets
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -35,25 +34,23 @@ from rollstream.streams.records import WeightsAnnounced
 from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Version
 from rollstream.streams.writer import FencedWriter
+from testbed.run_driver import RunDriver, RunProcess
 from testbed.servers.guard import memory_folder
 from testbed.waiting import WAIT_S, wait_for
 
 RUN = "relays"
 
 
-@dataclass
-class RelayProcess:
+@dataclass(eq=False)
+class RelayProcess(RunProcess):
     """One `rollstream relay`; `folder` is its shared memory."""
 
-    name: str
-    process: subprocess.Popen[bytes]
-    folder: Path
-    log: Path
+    folder: Path = Path()
 
     @property
     def url(self) -> str:
-        wait_for(lambda: (self.folder / "url").exists() or self.process.poll() is not None)
-        assert self.process.poll() is None, self.log.read_text()
+        wait_for(lambda: (self.folder / "url").exists() or self.is_over)
+        assert not self.is_over, self.describe()
         return (self.folder / "url").read_text()
 
     def status(self) -> dict[str, Any]:
@@ -73,13 +70,6 @@ class RelayProcess:
 
     def receives(self, key: str, at_least: int) -> bool:
         return self.status()["receiving"].get(key, [0])[0] >= at_least
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
 
 
 @dataclass
@@ -106,12 +96,12 @@ class RelayNet:
 
     def __exit__(self, *_: object) -> None:
         for relay in self.relays:
-            if relay.process.poll() is None:
-                relay.signal(signal.SIGCONT)
-                relay.signal(signal.SIGTERM)
+            if not relay.is_over:
+                relay.send_signal(signal.SIGCONT)
+                relay.send_signal(signal.SIGTERM)
         for relay in self.relays:
             try:
-                relay.process.wait(WAIT_S)
+                relay.wait(None)
             except subprocess.TimeoutExpired:
                 relay.kill()
         shutil.rmtree(self.memory, ignore_errors=True)
@@ -178,19 +168,10 @@ class RelayNet:
             "relay.enabled": "true",
             **{f"relay.{key}": str(value) for key, value in settings.items()},
         }
-        words = [word for key, value in places.items() for word in ("--set", f"{key}={value}")]
-        log = self.folder / f"{name}.log"
+        places = [f"{key}={value}" for key, value in places.items()]
         (folder / "url").unlink(missing_ok=True)
-        with log.open("a") as file:
-            process = subprocess.Popen(
-                [
-                    sys.executable, "-m", "rollstream", "relay", str(configuration),
-                    "--run", str(self.folder / "run"), "--name", name,
-                    *words,
-                ],
-                stdout=file, stderr=file,
-            )  # fmt: skip
-        relay = RelayProcess(name, process, folder, log)
+        started = RunDriver(self.folder / "run", configuration, places).start(name, command="relay")
+        relay = RelayProcess(name, started.process, started.log, started.begin, folder)
         self.relays.append(relay)
         wait_for(lambda: relay.url)
         return relay

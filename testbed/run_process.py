@@ -1,30 +1,30 @@
-"""`rollstream run` as a process of a test, and the counts of its log afterwards. They are the same
-over every bus and store, since the run's own configuration names them. Import it as
-`testbed.run_process` everywhere.
+"""A small run of real processes for tests (`started`, `by_hand`), and the counts of its log
+afterwards. They are the same over every bus and store, since the run's own configuration names
+them. Import it as `testbed.run_process` everywhere.
 """
 
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
-
-import psutil
 
 from rollstream.errors import TopicMissing
 from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.registry import load_task
 from rollstream.run.config.config import load
-from rollstream.run.config.run_folder import open_run_log_for_writing, store_url
+from rollstream.run.config.run_folder import (
+    folder_of_run,
+    open_run_log_for_writing,
+    store_url,
+    write_configuration,
+)
 from rollstream.storage.archive.log_view import LogView
-from rollstream.storage.metrics_file import read_metrics
 from rollstream.storage.starting_model.models import build_model
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.records import Admitted, GroupClosed, Record, StepDone, Take, Trajectory
 from testbed.kills.aims import AimFolder
-from testbed.waiting import WAIT_S
+from testbed.run_driver import RunDriver
 
 Kind = TypeVar("Kind", bound=Record)
 
@@ -53,58 +53,40 @@ def random_model(folder: Path) -> Path:
     return folder
 
 
-def run_line(
-    configuration: Path, folder: Path, settings: Sequence[str], module: str = "rollstream"
-) -> list[str]:
-    """The command line of a run with `settings` in addition to its configuration."""
-    line = [sys.executable, "-m", module, "run", str(configuration), "--run", str(folder)]
-    return [*line, *(word for setting in settings for word in ("--set", setting))]
-
-
-@contextmanager
-def running(
-    line: Sequence[str],
-    output: Path,
-    *,
-    cwd: Path | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> Generator[subprocess.Popen[bytes]]:
-    """A process of its own whose output is appended to `output`; it and its children are killed at
-    the end of the block.
-    """
-    with output.open("ab") as file:
-        process = subprocess.Popen(
-            line, cwd=cwd, env=environment, stdout=file, stderr=subprocess.STDOUT
-        )
-    try:
-        yield process
-    finally:
-        kill_all(process)
-
-
-def kill_all(process: subprocess.Popen[bytes]) -> None:
-    """Kills a supervisor by its id; its roles end with it, and all have ended when this returns."""
-    if process.poll() is None:
-        children = psutil.Process(process.pid).children(recursive=True)
-        process.kill()
-        process.wait(WAIT_S)
-        psutil.wait_procs(children, timeout=WAIT_S)
+def tiny(
+    folder: Path, model: Path, more: Sequence[str] = (), aims: AimFolder | None = None
+) -> RunDriver:
+    """The small run with `more` in addition to its settings; `aims` are at its roles."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    configuration = folder.parent / "tiny.toml"
+    configuration.write_text('run = "tiny"\n')
+    settings = [*SETTINGS, f"model.path={model}", *more]
+    module = "rollstream" if aims is None else "testbed.kills.aimed_role"
+    return RunDriver(folder, configuration, settings, module=module, aim_folder=aims)
 
 
 @contextmanager
 def started(
     folder: Path, model: Path, more: Sequence[str] = (), aims: AimFolder | None = None
-) -> Generator[subprocess.Popen[bytes]]:
-    """Starts the run in its own process, with `more` in addition to its settings; `aims` are at its
-    roles.
+) -> Generator[RunDriver]:
+    """The small run under its supervisor, which is started; see `tiny`."""
+    with tiny(folder, model, more, aims) as run:
+        run.start()
+        yield run
+
+
+@contextmanager
+def by_hand(folder: Path, model: Path, more: Sequence[str] = ()) -> Generator[RunDriver]:
+    """The small run without processes. A test starts its roles in any order: no supervisor passes
+    leases on or restarts them, and a role may end.
     """
-    configuration = folder.parent / "tiny.toml"
-    configuration.write_text('run = "tiny"\n')
-    module = "rollstream" if aims is None else "testbed.kills.aimed_role"
-    line = run_line(configuration, folder, [*SETTINGS, f"model.path={model}", *more], module)
-    environment = None if aims is None else aims.environment()
-    with running(line, folder.parent / "output.txt", environment=environment) as process:
-        yield process
+    aims = AimFolder(folder.parent / "aims")
+    with tiny(folder, model, [f"folder={folder}", *more], aims) as run:
+        assert run.configuration is not None
+        loaded = load(run.configuration, run.settings, {})
+        write_configuration(folder_of_run(loaded), loaded)
+        run.configuration, run.settings, run.vital = None, (), ()
+        yield run
 
 
 def read(folder: Path, topic: str, kind: type[Kind]) -> list[Kind]:
@@ -123,29 +105,8 @@ def read(folder: Path, topic: str, kind: type[Kind]) -> list[Kind]:
         bus.close()
 
 
-def steps_done(folder: Path) -> int:
-    """The last step in the trainer's metrics file; opens neither log nor store."""
-    file = folder / "metrics" / "trainer.jsonl"
-    return max((int(line["step"]) for line in read_metrics(file)), default=0)
-
-
-def role(process: subprocess.Popen[bytes], name: str) -> psutil.Process:
-    """The living process of a role of this run."""
-    for child in psutil.Process(process.pid).children():
-        if name in child.cmdline():
-            return child
-    raise AssertionError(f"no process of {name}")
-
-
-def role_restarted(process: subprocess.Popen[bytes], name: str, before: int) -> bool:
-    try:
-        return role(process, name).pid != before
-    except (AssertionError, psutil.NoSuchProcess):
-        return False
-
-
 def assert_the_log_adds_up(folder: Path, steps: int = STEPS) -> None:
-    """Invariants 1 and 2 over the whole log, with any kills; returns what was trained."""
+    """Invariants 1 and 2 over the whole log, with any kills."""
     takes = read(folder, "ledger", Take)
     used = Counter(member.trajectory for take in takes for member in take.members)
     assert max(used.values()) == 1, "a trajectory was trained twice"

@@ -6,11 +6,9 @@ runs with this environment's packages: its folder comes first on the path of its
 """
 
 import os
-import subprocess
-import sys
-from collections.abc import Generator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
@@ -18,11 +16,10 @@ from rollstream.run.config.config import load_for_viewing
 from rollstream.run.config.run_folder import open_run_log_for_writing
 from rollstream.streams.bus import Bus
 from rollstream.streams.topics import catalogue
-from testbed.kills.roles_by_hand import COMMANDS, Hand
 from testbed.recorded import PROGRAM_OF_2026_11_23, unpack
 from testbed.repository import ROOT
-from testbed.run_process import SETTINGS, steps_done
-from testbed.waiting import WAIT_S, wait_for
+from testbed.run_driver import Machine, RunDriver
+from testbed.run_process import SETTINGS
 
 REFUSED = 2
 """Exit code of a role that may not act on a run."""
@@ -30,120 +27,51 @@ NAMES = ("archive", "relay", "scorer-0", "rollout-0", "rollout-1", "prompts", "d
 """The processes of a run in the order in which docs/how-to/upgrade.md replaces them."""
 
 
-@dataclass(frozen=True)
-class Program:
-    """The program whose package `rollstream` is in `folder`."""
-
-    name: str
-    folder: Path
-
-    def command(self, *words: str) -> list[str]:
-        return [sys.executable, "-m", "rollstream", *words]
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {**os.environ, "PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1"}
-
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Returns the ended command with what it printed."""
-        return subprocess.run(
-            self.command(*words),
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=WAIT_S,
-            check=False,
-        )
+def _program(folder: Path) -> Machine:
+    """This machine with the program whose package `rollstream` is in `folder`."""
+    return Machine({**os.environ, "PYTHONPATH": str(folder)}, folder)
 
 
-NEW = Program("new", ROOT)
+NEW = _program(ROOT)
 
 
-def earlier_program(folder: Path) -> Program:
+def earlier_program(folder: Path) -> Machine:
     """Unpacks the archived program into `folder`."""
     unpack(PROGRAM_OF_2026_11_23, folder)
-    return Program("old", folder)
+    return _program(folder)
 
 
 @dataclass
-class MixedRun:
-    """The processes of one run; `settings` are given to each that starts from then on."""
+class MixedRun(RunDriver):
+    """A run whose roles are processes of either program. `processes` are those that should live: a
+    wait fails once one of them has ended.
+    """
 
-    folder: Path
-    settings: list[str]
-    hands: dict[str, Hand] = field(default_factory=dict[str, Hand])
-    _started: int = 0
+    vital: Sequence[str] = NAMES
 
-    def start(self, program: Program, name: str, *more: str) -> Hand:
-        """Start this process, with `more` words on its command line."""
-        self._started += 1
-        log = self.folder.parent / f"{self._started:02}-{name}-{program.name}.log"
-        words = [COMMANDS[name], str(self.folder.parent / "mixed.toml"), "--name", name, *more]
-        words += [word for setting in self.settings for word in ("--set", setting)]
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                program.command(*words),
-                cwd=program.folder,
-                env=program.environment,
-                stdout=output,
-                stderr=output,
-            )
-        self.hands[name] = Hand(name, process, log)
-        return self.hands[name]
-
-    def start_all(self, program: Program) -> None:
+    def start_all(self, program: Machine) -> None:
         for name in NAMES:
-            self.start(program, name)
+            self.start(name, host=program)
 
     def stop(self, name: str) -> None:
         """Stop the process as an orchestrator does; it must not have ended before."""
-        hand = self.hands.pop(name)
-        assert hand.process.poll() is None, hand.describe()
-        hand.process.terminate()
-        hand.process.wait(WAIT_S)
+        process = self.newest(name)
+        assert not process.is_over, process.describe()
+        process.stop()
+        self.processes.remove(process)
 
-    def replace(self, program: Program, name: str, *more: str) -> None:
+    def replace(self, program: Machine, name: str) -> None:
         """Stop the process, start that of `program` in its place, and wait for two more steps."""
         self.stop(name)
-        self.start(program, name, *more)
+        self.start(name, host=program)
         self.wait_for_step(self.step() + 2)
-
-    def step(self) -> int:
-        return steps_done(self.folder)
-
-    def wait_for_step(self, step: int) -> None:
-        """Fails if a process has ended meanwhile."""
-
-        def is_done() -> bool:
-            ended = [hand for hand in self.hands.values() if hand.process.poll() is not None]
-            assert not ended, "\n".join(hand.describe() for hand in ended)
-            return self.step() >= step
-
-        wait_for(is_done, describe=lambda: f"step {self.step()} of {step}")
 
     def wait_refused(self, name: str) -> str:
         """Waits until the process has refused the run; returns what it printed."""
-        hand = self.hands.pop(name)
-        wait_for(lambda: hand.process.poll() is not None, describe=hand.describe)
-        assert hand.process.returncode == REFUSED, hand.describe()
-        return hand.log.read_text()
-
-    def wait_complete(self) -> None:
-        """Waits until the trainer has ended with the run complete, then stops the others, the
-        archive last.
-        """
-        trainer = self.hands.pop("trainer")
-        wait_for(lambda: trainer.process.poll() is not None, describe=trainer.describe)
-        assert trainer.process.returncode == 0, trainer.describe()
-        for name in sorted(self.hands, key=lambda name: name == "archive"):
-            self.stop(name)
-
-    def end(self) -> None:
-        """Kills every process that is left."""
-        for hand in self.hands.values():
-            if hand.process.poll() is None:
-                hand.kill()
+        process = self.newest(name)
+        process.wait(REFUSED)
+        self.processes.remove(process)
+        return process.text
 
 
 def state_of(folder: Path) -> dict[str, object]:
@@ -161,12 +89,8 @@ def _bus(folder: Path) -> Bus:
     return open_run_log_for_writing(load_for_viewing(folder / "config.json"), folder)
 
 
-@contextmanager
-def mixed_run(folder: Path, model: Path, more: Sequence[str]) -> Generator[MixedRun]:
+def mixed_run(folder: Path, model: Path, more: Sequence[str]) -> MixedRun:
     """A new run without processes; what its processes print is kept beside its folder."""
-    (folder.parent / "mixed.toml").write_text('run = "mixed"\n')
-    run = MixedRun(folder, [*SETTINGS, f"model.path={model}", f"folder={folder}", *more])
-    try:
-        yield run
-    finally:
-        run.end()
+    configuration = folder.parent / "mixed.toml"
+    configuration.write_text('run = "mixed"\n')
+    return MixedRun(folder, configuration, [*SETTINGS, f"model.path={model}", *more])

@@ -17,7 +17,6 @@ VENDOR = Path(__file__).parent.parent / "rollstream" / "explorer" / "page" / "ve
 VERSIONS = {
     "preact": "11.2.0",
     "htm": "3.1.1",
-    "uplot": "1.6.32",
     "hyparquet": "1.31.5",
     "fzstd": "0.1.1",
 }
@@ -30,7 +29,6 @@ ENTRIES = {
         export * from "preact/hooks";
         export const html = htm.bind(h);
     """,
-    "uplot.js": 'export { default } from "uplot";',
     "parquet.js": """
         export {
             asyncBufferFromUrl, cachedAsyncBuffer, parquetMetadataAsync, parquetReadObjects,
@@ -38,7 +36,6 @@ ENTRIES = {
         export { decompress as decompressZstd } from "fzstd";
     """,
 }
-STYLES = {"uplot.css": "uplot/dist/uPlot.min.css"}
 
 
 def write_libraries(vendor: Path, work: Path) -> None:
@@ -53,8 +50,6 @@ def write_libraries(vendor: Path, work: Path) -> None:
         (work / name).write_text(source)
         options = ("--bundle", "--minify", "--format=esm", "--target=es2022")
         _run(work, "npx", "esbuild", name, *options, f"--outfile={vendor / name}")
-    for name, source in STYLES.items():
-        shutil.copyfile(modules / source, vendor / name)
     for name in VERSIONS:
         shutil.copyfile(modules / name / "LICENSE", vendor / f"LICENSE.{name}.txt")
     write_sums(vendor)

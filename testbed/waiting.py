@@ -28,17 +28,18 @@ def wait_for(
     condition: Callable[[], Found | None],
     process: subprocess.Popen[bytes] | None = None,
     describe: Callable[[], str] = lambda: "",
+    bound_s: float = WAIT_S,
 ) -> Found:
-    """Returns what `condition` gives once it holds; fails after `WAIT_S`, or when `process` has
+    """Returns what `condition` gives once it holds; fails after `bound_s`, or when `process` has
     ended before, with the text of `describe`.
     """
-    give_up, pause_s = time.monotonic() + WAIT_S, PAUSE_S
+    give_up, pause_s = time.monotonic() + bound_s, PAUSE_S
     while True:
         ended = process is not None and process.poll() is not None  # before the check: no race
         if found := condition():
             return found
         assert not ended, f"the process ended early {describe()}"
-        assert time.monotonic() < give_up, f"not within {WAIT_S:g} s {describe()}"
+        assert time.monotonic() < give_up, f"not within {bound_s:g} s {describe()}"
         time.sleep(pause_s)
         pause_s = min(1.5 * pause_s, PAUSE_S_MAX)
 

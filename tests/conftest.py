@@ -76,6 +76,9 @@ def variables_stay() -> Generator[None]:
     assert changed_since(before) == []
 
 
+RUN_MODULES = ("testbed.run_driver", "testbed.run_process")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """pytest-xdist keeps the order of files below in place of its own."""
     config.option.loadscopereorder = False
@@ -88,7 +91,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def starts_runs(item: pytest.Item) -> bool:
     names = vars(getattr(item, "module", item)).values()
-    return any(getattr(name, "__module__", "") == "testbed.run_process" for name in names)
+    return any(getattr(name, "__module__", "") in RUN_MODULES for name in names)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -74,7 +74,7 @@ def _pair(shape: str, window_s: float) -> tuple[dict[bool, int], float]:
     with tempfile.TemporaryDirectory(prefix="rollstream-redundancy-") as scratch, ExitStack() as on:
         runs = {arm: on.enter_context(_arm(Path(scratch), shape, arm)) for arm in (True, False)}
         for run in runs.values():
-            run.until(lambda run=run: 1 in run.steps)
+            run.wait_for(lambda run=run: 1 in run.steps)
         _look(runs, WARM_S)
         before = {arm: max(run.steps) for arm, run in runs.items()}
         began = time.monotonic()
@@ -87,7 +87,7 @@ def _look(runs: dict[bool, Watched], seconds: float) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         for run in runs.values():
-            run.wait(0.2)
+            run.rest(0.2)
 
 
 def _arm(scratch: Path, shape: str, has_redundancy: bool) -> AbstractContextManager[Watched]:

@@ -35,10 +35,10 @@ def cases(quick: bool) -> Iterator[Case]:
     with tempfile.TemporaryDirectory(prefix="rollstream-slots-") as scratch:
         settings = (*SETTINGS, *options(turns=TURNS, shape="fixed"))
         with watched(Path(scratch) / "run", settings, CONFIGURATION) as run:
-            run.until(lambda: 1 in run.steps)
-            run.wait(WARM_S)
+            run.wait_for(lambda: 1 in run.steps)
+            run.rest(WARM_S)
             begin_s = time.time()
-            run.wait(WINDOW_QUICK_S if quick else WINDOW_S)
+            run.rest(WINDOW_QUICK_S if quick else WINDOW_S)
             end_s = min(beats[-1].time_s for beats in run.beats.values())
             found = slots_of(run, begin_s, end_s)
             beats = [beat for beats in run.beats.values() for beat in beats]

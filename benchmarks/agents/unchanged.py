@@ -29,7 +29,8 @@ from rollstream.deadline import Deadline
 from rollstream.producers.dialogue.text_tokenizer import TextTokenizer
 from rollstream.streams.records import Take, Trajectory
 from testbed.repository import ROOT
-from testbed.run_process import read, run_line
+from testbed.run_driver import HERE, Machine, RunDriver
+from testbed.run_process import read
 from testbed.servers import free_ports
 
 CONFIGURATION = Path(__file__).with_name("unchanged.toml")
@@ -103,11 +104,9 @@ def _run_service(command: Sequence[str], folder: Path, steps: str, limit_s: floa
 
 def _run(folder: Path, settings: Sequence[str], limit_s: float) -> str:
     """Runs to the last step; returns why it failed, or ""."""
-    run = subprocess.run(
-        run_line(CONFIGURATION, folder, settings), cwd=ROOT, capture_output=True, text=True,
-        timeout=limit_s, check=False,
-    )  # fmt: skip
-    return f"the run ended with {run.returncode}: {run.stderr[-500:]}" if run.returncode else ""
+    with RunDriver(folder, CONFIGURATION, settings, Machine(folder=ROOT)) as run:
+        code = run.start().wait(None, limit_s)
+        return run.newest().describe()[-500:] if code else ""
 
 
 def _judged(folder: Path, episodes: int) -> Outcome:
@@ -120,10 +119,7 @@ def _judged(folder: Path, episodes: int) -> Outcome:
     turns = [turn for record in records for turn in record.turns]
     causes = Counter(turn.fork for turn in turns if turn.fork)
     branches = ", ".join(f"{number} by {cause}" for cause, number in causes.items())
-    audit = subprocess.run(
-        [sys.executable, "-m", "rollstream", "audit", str(folder)], cwd=ROOT,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    audit = HERE.run("audit", str(folder), code=None)
     if audit.returncode:
         return Outcome(False, f"the audit ended with {audit.returncode}: {audit.stdout[-500:]}")
     return Outcome(True, f"clean, {len(turns)} turns, branches: {branches or 'none'}")

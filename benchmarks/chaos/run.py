@@ -9,10 +9,10 @@ moment, but not the same run.
 """
 
 import random
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ import psutil
 from benchmarks.runs.quickstart import QUICKSTART
 from rollstream.errors import EXIT_REFUSED
 from testbed.kills import aims, final_counts, moments
-from testbed.run_process import kill_all, run_line
+from testbed.run_driver import RunDriver, RunProcess
+from testbed.waiting import let_pass
 
 ROLES = ("trainer", "rollout-0", "rollout-1", "dispatch", "prompts", "archive")
 ALL_ONE_IN = 8
@@ -75,24 +76,23 @@ def chaos_run(
         "evaluation.enabled=false", "dispatch.heartbeat_timeout_s=3", "archive.roll_s=5",
         *_urls(form), *overrides,
     ]  # fmt: skip
-    folder.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     strikes = _Strikes(
         random.Random(seed), aims.AimFolder(folder.parent / f"{folder.name}-aims"), form
     )
-    process = _start(folder, settings, strikes.aims)
-    try:
-        while process.poll() != 0:
+    module = "testbed.kills.aimed_role"
+    with RunDriver(folder, QUICKSTART, settings, module=module, aim_folder=strikes.aims) as run:
+        supervisor = run.start()
+        while supervisor.process.poll() != 0:
             assert time.monotonic() - began < WAIT_S, f"{folder} is not done in {WAIT_S:g} s"
-            if process.poll() is not None:  # its supervisor died, or a role died too often
-                _check_refused(process.returncode, folder)
-                process = _start(folder, settings, strikes.aims)
+            if supervisor.is_over:  # it died, or a role died too often
+                if supervisor.process.returncode == EXIT_REFUSED:
+                    raise RuntimeError(f"the run was refused: {supervisor.describe()}")
+                supervisor = run.start()
             left = kills - strikes.count()
-            _sleep(process, strikes.drawn.uniform(*PAUSE_S) if left > 0 else PAUSE_S[0])
-            if left > 0 and process.poll() is None:
-                strikes.strike(process)
-    finally:
-        kill_all(process)
+            _sleep(supervisor, strikes.drawn.uniform(*PAUSE_S) if left > 0 else PAUSE_S[0])
+            if left > 0 and not supervisor.is_over:
+                strikes.strike(run)
     return _counted(folder, steps, strikes.killed(), time.monotonic() - began)
 
 
@@ -114,13 +114,13 @@ class _Strikes:
         aimed = zip(self.moments, self.aims.fired(), strict=True)
         return self.at_random + Counter(moment for moment, fired in aimed if fired)
 
-    def strike(self, process: subprocess.Popen[bytes]) -> None:
+    def strike(self, run: RunDriver) -> None:
         if self.drawn.randrange(AIMED_ONE_IN) == 0:
-            self._aim(process)
-        elif name := _strike(process, self.drawn):
+            self._aim(run)
+        elif name := _strike(run, self.drawn):
             self.at_random[name] += 1
 
-    def _aim(self, process: subprocess.Popen[bytes]) -> None:
+    def _aim(self, run: RunDriver) -> None:
         """Aims at the next write of a drawn kind; returns when it was made, or after `AIM_S`
         seconds.
         """
@@ -134,15 +134,8 @@ class _Strikes:
         self.moments.append(f"{'all ' if everybody else ''}during {moment}")
         self.aims.aim(aims.Aim(victim, kind, side, nth=0, everybody=everybody))
         give_up = time.monotonic() + AIM_S
-        while process.poll() is None and time.monotonic() < give_up and not self.aims.fired()[-1]:
-            time.sleep(0.05)
-
-
-def _check_refused(code: int, folder: Path) -> None:
-    """Raises if the configuration is wrong: restarting would repeat forever."""
-    if code == EXIT_REFUSED:
-        log = (folder.parent / f"{folder.name}.log").read_text()
-        raise RuntimeError(f"the run was refused: {log[-1000:]}")
+        while not (run.newest().is_over or time.monotonic() > give_up or self.aims.fired()[-1]):
+            let_pass(0.05)
 
 
 def _urls(form: str) -> list[str]:
@@ -154,34 +147,24 @@ def _urls(form: str) -> list[str]:
     return [f"bus={kafka_broker.new_url()}", f"store={versity.new_url()}", "truncate=false"]
 
 
-def _start(folder: Path, settings: Sequence[str], aims: aims.AimFolder) -> subprocess.Popen[bytes]:
-    line = run_line(QUICKSTART, folder, settings, "testbed.kills.aimed_role")
-    with (folder.parent / f"{folder.name}.log").open("ab") as output:
-        return subprocess.Popen(
-            line, stdout=output, stderr=subprocess.STDOUT, env=aims.environment()
-        )
-
-
-def _sleep(process: subprocess.Popen[bytes], seconds: float) -> None:
+def _sleep(supervisor: RunProcess, seconds: float) -> None:
     until = time.monotonic() + seconds
-    while process.poll() is None and time.monotonic() < until:
-        time.sleep(0.05)
+    while not supervisor.is_over and time.monotonic() < until:
+        let_pass(0.05)
 
 
-def _strike(process: subprocess.Popen[bytes], drawn: random.Random) -> str:
+def _strike(run: RunDriver, drawn: random.Random) -> str:
     """Returns the name of the killed process; "" if none of that name lives now."""
     if drawn.randrange(ALL_ONE_IN) == 0:
-        kill_all(process)
+        run.newest().kill()
         return "all at once"
     name = drawn.choice(ROLES)
-    for child in psutil.Process(process.pid).children():
-        try:
-            if name in child.cmdline():
-                child.kill()
-                return name
-        except psutil.NoSuchProcess:
-            continue
-    return ""
+    victim = run.living(name)
+    if victim is None:
+        return ""
+    with suppress(psutil.NoSuchProcess):
+        victim.kill()
+    return name
 
 
 def _counted(folder: Path, steps: int, killed: Counter[str], seconds: float) -> Ended:

@@ -38,6 +38,7 @@ from rollstream.look.explorer.assets import load_assets, sent_bytes
 from rollstream.look.query.locate import locate_run
 from rollstream.look.query.session import QuerySession
 from testbed.repository import ROOT
+from testbed.run_driver import RunDriver
 
 ROWS, QUICK_ROWS = 1_000_000, 100_000
 OPENED, REPEATS = 25, 7
@@ -170,7 +171,7 @@ def _views(rows: int, span: Sequence[float]) -> dict[str, list[str]]:
         return [f"r/0/lanes?i={math.floor(at / 2.0**z)}&z={z}" for at in times]
 
     return {
-        "overview": ["r/0/overview"],  # later answers are kept
+        "overview": ["r/0/sheet"],
         "steps": [f"r/0/steps?cursor={n}" for n in some(steps)],
         "step": [f"r/0/steps/{n}" for n in some(steps)],
         "groups": [f"r/0/groups?cursor={n}" for n in some(groups)],
@@ -223,33 +224,19 @@ def _peak_mb(process: psutil.Process) -> float:
 def _cost(pairs: int) -> Iterator[Case]:
     """The cost to a quickstart with a short warm-up and short steps, in windows in turns (ABBA)."""
     with tempfile.TemporaryDirectory(prefix="rollstream-explored-") as scratch:
-        folder = Path(scratch) / "run"
-        command = [
-            sys.executable, "-m", "rollstream", "run", str(ROOT / "examples" / "quickstart.toml"),
-            "--run", str(folder), "--set", "trainer.steps=100000",
-            "--set", "warmup.steps=100", "--set", "trainer.groups_per_step=8",
-            "--set", "evaluation.enabled=false", "--set", f"trainer.lr={STILL_LR}",
+        folder, example = Path(scratch) / "run", ROOT / "examples" / "quickstart.toml"
+        settings = [
+            "trainer.steps=100000", "warmup.steps=100", "trainer.groups_per_step=8",
+            "evaluation.enabled=false", f"trainer.lr={STILL_LR}",
         ]  # fmt: skip
-        with (Path(scratch) / "out").open("wb") as out:
-            run = subprocess.Popen(command, stdout=out, stderr=out)
-        try:
-            _wait_for_steps(folder, run)
+        with RunDriver(folder, example, settings) as run:
+            run.start()
+            run.wait_for_step(3, READY_S)
             time.sleep(WARMUP_S)
             with served(folder) as (process, port):
-                windows = _windows(process, port, psutil.Process(run.pid), pairs)
-        finally:
-            run.terminate()
-            run.wait(60)
+                windows = _windows(process, port, psutil.Process(run.newest().pid), pairs)
+            run.newest().stop(bound_s=60)
         yield _cost_case(_rates(folder, windows), windows)
-
-
-def _wait_for_steps(folder: Path, run: "subprocess.Popen[bytes]") -> None:
-    until_s = time.monotonic() + READY_S
-    lines = folder / "metrics" / "trainer.jsonl"
-    while not (lines.is_file() and lines.read_text().count("\n") >= 3):
-        assert run.poll() is None, "the run ended"
-        assert time.monotonic() < until_s, "no step within ten minutes"
-        time.sleep(0.2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +312,7 @@ class WatchingPage:
             self.is_watching.wait()
             if line.startswith(b"event: change"):
                 self.requests += 1
-                client.read("r/0/overview")
+                client.read("r/0/sheet")
                 if self.requests % 2:
                     client.read("r/0/steps")
                 else:

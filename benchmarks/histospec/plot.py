@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from rollstream.look.report.page import HEIGHT, WIDTH, Chart, draw_chart
+from rollstream.look.report.chart import HEIGHT, WIDTH, Chart, draw_chart
+from rollstream.look.report.elements import html_of
+from rollstream.look.report.sheet import draft_charts
 from rollstream.look.report.summary import open_history
-from rollstream.look.report.write import draft_charts
 from rollstream.run.config.run_folder import run_folder
 
 HEAD = 42  # above each plot, for its title
@@ -26,7 +27,7 @@ STYLE = """
 svg{font:12px system-ui,-apple-system,"Segoe UI","Noto Sans",sans-serif}
 .page{fill:var(--page)}.title{font-size:15px;font-weight:600;fill:var(--ink)}
 .tick,.note{fill:var(--soft)}.value{fill:var(--ink);font-weight:600}
-.key{fill:var(--c)}.grid{stroke:var(--rule)}.line{fill:none;stroke:var(--c);stroke-width:2}.dot{fill:var(--c)}
+.key{fill:var(--c)}.grid{stroke:var(--rule)}.line{fill:none;stroke:var(--c);stroke-width:2}.area{fill:var(--c)}
 .mid{text-anchor:middle}.end{text-anchor:end}
 """ + "".join(f".c{n}{{--c:var(--c{n})}}" for n in range(1, 9))
 
@@ -53,7 +54,7 @@ def picture(charts: Sequence[Chart]) -> str:
     parts: list[str] = []
     for index, chart in enumerate(charts):
         top = index * (HEAD + HEIGHT)
-        drawn = draw_chart(chart).replace(
+        drawn = html_of(draw_chart(chart)).replace(
             "<svg ", f'<svg y="{top + HEAD:g}" width="{WIDTH:g}" height="{HEIGHT:g}" ', 1
         )
         names = ", ".join(

@@ -94,11 +94,11 @@ def _started(
     run, sampler = HostsRun(sites, folder, configuration, settings), Sampler(sites.hosts)
     try:
         run.make_model()
-        run.start()
+        run.start_all()
         yield run, sampler
     finally:
         sampler.close()
-        run.end()
+        run.close()
 
 
 def _cut(run: HostsRun) -> Cut:
@@ -114,14 +114,14 @@ def _vanish_and_end(run: HostsRun) -> None:
     run.vanish(run.sites.hosts[-1])
     run.wait_for_step(min(run.steps, run.step() + 2), BOUND_S)
     run.sites.hosts[-1].close()
-    run.wait_complete(BOUND_S)
+    run.wait_ended(BOUND_S)
 
 
 def _log(run: HostsRun) -> list[LogRecord]:
-    configuration = load(run.home() / "config.json")
-    bus = open_run_log_for_writing(configuration, run.home())
+    configuration = load(run.folder / "config.json")
+    bus = open_run_log_for_writing(configuration, run.folder)
     try:
-        view = LogView(bus, open_store(store_url(configuration, run.home())), configuration.run)
+        view = LogView(bus, open_store(store_url(configuration, run.folder)), configuration.run)
         topics = ("assignments", "partials", "trajectories")
         return [one for topic in topics for one in view.topic(topic).records()]
     finally:
@@ -130,7 +130,7 @@ def _log(run: HostsRun) -> list[LogRecord]:
 
 def _egress(run: HostsRun, sent: Counter[int]) -> Case:
     """Bytes of IP packets from site A, of the bucket and of the trainer's pushes to relays."""
-    versions = read(run.home(), "weights", WeightsAnnounced)
+    versions = read(run.folder, "weights", WeightsAnnounced)
     needed = sum(one.bytes for one in versions)
     bucket, pushed = sent[run.sites.bucket.port], sent[RELAY_PORT]
     note = (
@@ -141,7 +141,7 @@ def _egress(run: HostsRun, sent: Counter[int]) -> Case:
 
 
 def _count(run: HostsRun, wrong: Counter[str]) -> None:
-    found = counted(run.home(), run.steps)
+    found = counted(run.folder, run.steps)
     wrong["lost"] += found.lost
     wrong["twice"] += found.twice
     if not found.is_clean:

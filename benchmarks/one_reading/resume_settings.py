@@ -20,11 +20,10 @@ from rollstream.errors import TopicMissing
 from rollstream.streams.connect import open_bus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Admitted, Prompt, StepDone, Take
-from testbed.run_process import run_line, running
+from testbed.run_driver import SUPERVISOR, RunDriver, RunFailed
 from testbed.servers import kafka_broker
 from testbed.stepped.resumed import resumed
 from testbed.stepped.run import Shape
-from testbed.waiting import wait_for
 
 STEPS, STOP_AT = 6, 3
 FIRST = Shape(steps=STEPS, groups=4, samples=2)
@@ -135,22 +134,23 @@ class ProcessShape:
             folder = Path(scratch) / "run"
             bus = kafka_broker.new_url() if self.is_kafka else f"sqlite:{folder / 'bus'}"
             settings = [*SHORT, *self.settings, f"bus={bus}"]
-            line = run_line(Path("examples") / self.example, folder, settings)
-            with running(line, Path(scratch) / "first.txt") as process:
-                wait_for(lambda: _steps(bus) >= STOP_AT, process)
-                process.terminate()
-                process.wait(60.0)
+            with RunDriver(folder, Path("examples") / self.example, settings) as run:
+                run.start()
+                run.wait_for(lambda: _steps(bus) >= STOP_AT)
+                run.newest().stop(bound_s=60.0)
             published, last = _published(bus), max(_sizes(bus)) + STEPS_MORE
             words = [f"{key}={value}" for key, value in self.changed.items()]
             words.append(f"trainer.steps={last}")
-            line = [*run_line(folder / "config.json", folder, words), "--accept-config"]
-            try:
-                done = subprocess.run(line, capture_output=True, text=True, timeout=RUN_S)
-            except subprocess.TimeoutExpired:
-                return [f"hangs: {_steps(bus)} steps"]
-            if done.returncode:
-                return [f"exit {done.returncode}: {done.stderr[-300:]}"]
-            return [*self._ignored(bus, published, last), *_audited(folder)]
+            with RunDriver(folder, settings=words) as run:
+                try:
+                    run.start(SUPERVISOR, "--accept-config").wait(bound_s=RUN_S)
+                except subprocess.TimeoutExpired:
+                    return [f"hangs: {_steps(bus)} steps"]
+                except RunFailed as failure:
+                    return [str(failure)[-300:]]
+            report = run.audit(bound_s=RUN_S)
+            wrong = [f"audit: {report['invariants']}"] if report["violations"] else []
+            return [*self._ignored(bus, published, last), *wrong]
 
     def _ignored(self, bus: str, published: int, last: int) -> list[str]:
         sizes, faults = _sizes(bus), list[str]()
@@ -201,9 +201,3 @@ def _steps(bus: str) -> int:
 
 def _published(bus: str) -> int:
     return max((one.group for one in _records(bus, "prompts", Prompt)), default=-1) + 1
-
-
-def _audited(folder: Path) -> list[str]:
-    line = [sys.executable, "-m", "rollstream", "audit", str(folder)]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=RUN_S)
-    return [f"audit: {done.stdout[-300:]}"] if done.returncode == 1 else []

@@ -8,7 +8,6 @@ from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.case import Case, alone
-from benchmarks.runs.killed import role
 from benchmarks.runs.watched import Watched, slots_of, watched
 from rollstream.streams.records import Partial, RolloutStatus, Trajectory
 from testbed.run_process import read
@@ -27,10 +26,10 @@ GAP_SETTINGS = (
 def kill_cases(folder: Path, paced: str) -> Iterator[Case]:
     """Yields `kill_kept` and `kill_pause_steps`."""
     with watched(folder, ()) as run:
-        run.until(lambda: BEFORE in run.steps)
-        role(run.process, VICTIM).kill()
+        run.wait_for(lambda: BEFORE in run.steps)
+        run.role(VICTIM).kill()
         killed_s = time.time()
-        run.until(lambda: BEFORE + AFTER in run.steps)
+        run.wait_for(lambda: BEFORE + AFTER in run.steps)
     made, finished, lost = _made(run.folder, run.beats[VICTIM], killed_s)
     open_ = max(1.0, made - finished)
     note = (
@@ -77,13 +76,13 @@ def gap_cases(folder: Path, paced: str, quick: bool) -> Iterator[Case]:
     """
     gap_s = GAP_QUICK_S if quick else GAP_S
     with watched(folder, GAP_SETTINGS) as run:
-        run.until(lambda: 1 in run.steps)
-        run.wait(gap_s)
+        run.wait_for(lambda: 1 in run.steps)
+        run.rest(gap_s)
         before = _idle(run, gap_s)
-        dispatch = role(run.process, "dispatch")
+        dispatch = run.role("dispatch")
         dispatch.send_signal(signal.SIGSTOP)
         try:
-            run.wait(gap_s)
+            run.rest(gap_s)
             gap = _idle(run, gap_s)
         finally:
             dispatch.send_signal(signal.SIGCONT)

@@ -10,18 +10,16 @@ lengths are known. `hex_simulated.py` has the same world, and a planned one, in 
 
 import shutil
 import statistics
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
-from subprocess import Popen
 
 from benchmarks.case import Case, paired
 from benchmarks.repack.hex_simulated import GPUS, MODEL, simulated_plans, simulated_run
 from benchmarks.repack.hex_world import KINDS, WARM, WORLD, Arm, settings_of
 from benchmarks.runs.watched import EXAMPLE, SETTINGS, Watched, watched
-from testbed.run_process import running
+from testbed.run_driver import RunDriver
 
 PAIRS, PAIRS_QUICK = 5, 1
 JOINED = 2  # steps after the last rollout has joined
@@ -75,29 +73,20 @@ def _arm(folder: Path, known: bool, seed: int, steps: int) -> Arm:
     first, *others = KINDS
     with ExitStack() as stack:
         run = stack.enter_context(watched(folder, (*shared, *settings_of(first))))
-        run.until(lambda: bool(run.beats))
+        run.wait_for(lambda: bool(run.beats))
         for kind in others:
+            # As machines of this kind, with run folders of their own.
+            settings = (*SETTINGS, *shared, *settings_of(kind))
+            machines = stack.enter_context(RunDriver(Path(f"{folder}-{kind}"), EXAMPLE, settings))
             for number in range(KINDS[kind]):
-                stack.enter_context(_rollout(folder, kind, number, shared))
-        run.until(lambda: len(run.beats) == sum(KINDS.values()))
+                machines.start(f"{kind.lower()}-{number}", command="rollout")
+        run.wait_for(lambda: len(run.beats) == sum(KINDS.values()))
         begin = max(WARM, max(run.steps, default=0) + JOINED)
-        run.until(lambda: begin + steps in run.steps)
+        run.wait_for(lambda: begin + steps in run.steps)
         found = _measured(run, begin, begin + steps)
     for path in folder.parent.glob(f"{folder.name}*"):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     return found
-
-
-def _rollout(
-    folder: Path, kind: str, number: int, shared: Sequence[str]
-) -> AbstractContextManager[Popen[bytes]]:
-    """Starts a rollout as a machine of this kind does, with a run folder of its own."""
-    own = Path(f"{folder}-{kind}")
-    line = [sys.executable, "-m", "rollstream", "rollout", str(EXAMPLE), "--run", str(own)]
-    line += ["--name", f"{kind.lower()}-{number}"]
-    settings = (*SETTINGS, *shared, *settings_of(kind))
-    line += [word for setting in settings for word in ("--set", setting)]
-    return running(line, Path(f"{own}-{number}.log"))
 
 
 def _measured(run: Watched, begin: int, end: int) -> Arm:

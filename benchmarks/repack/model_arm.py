@@ -96,8 +96,8 @@ def run_arm(folder: Path, settings: Sequence[str]) -> ArmResult:
     more = f"trainer.steps={last + EXTRA}"
     with watched(folder, [*settings, *PATIENT, more], EXAMPLE) as run:
         for step in range(1, last + 1):  # on a busy machine the whole run outlasts one wait
-            run.until(lambda wanted=step: wanted in run.steps)
-        run.wait(1.0)  # a heartbeat after the last step's end
+            run.wait_for(lambda wanted=step: wanted in run.steps)
+        run.rest(1.0)  # a heartbeat after the last step's end
     found = _measured(run, first, last)
     shutil.rmtree(folder)
     return found

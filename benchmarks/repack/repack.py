@@ -56,9 +56,9 @@ def _pair(base: Path, seed: int, window_s: float) -> tuple[Arm, Arm]:
 def _arm(folder: Path, repack: bool, seed: int, window_s: float) -> Arm:
     settings = (f"dispatch.repack={str(repack).lower()}", f"seed={seed}")
     with watched(folder, settings) as run:
-        run.until(lambda: WARM in run.steps)
+        run.wait_for(lambda: WARM in run.steps)
         begin_s = run.steps[WARM].time_s
-        run.wait(begin_s + window_s - time.time())
+        run.rest(begin_s + window_s - time.time())
         end_s = min(beats[-1].time_s for beats in run.beats.values())
         found = throughput(run, begin_s, end_s), slots_of(run, begin_s, end_s)
     cost = cost_of(folder)

@@ -14,24 +14,15 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from subprocess import Popen
 
 from benchmarks.case import Case, alone
 from benchmarks.resume import promise
 from benchmarks.resume.lost_tokens import Lost, tokens_lost
-from benchmarks.runs.killed import (
-    attempts,
-    hashes,
-    quickstart,
-    role,
-    started_up,
-    step_noted,
-    until,
-)
-from benchmarks.runs.quickstart import warm_model
+from benchmarks.runs.killed import attempts, hashes, started_up
+from benchmarks.runs.quickstart import QUICKSTART, warm_model
 from rollstream.run.supervisor.supervisor import SupervisorLimits
 from rollstream.storage.metrics_file import read_metrics
-from testbed.run_process import kill_all
+from testbed.run_driver import RunDriver
 
 EVERY = 5
 SEEDS, SEEDS_QUICK = (0, 1, 2), (0,)
@@ -98,14 +89,15 @@ def _identical(base: Path, warm: Path, quick: bool) -> Case:
 def _killed(folder: Path, settings: Sequence[str], kills: Sequence[int]) -> list[range]:
     """Runs to the end; returns the steps that each restarted trainer repeated."""
     done: list[int] = []
-    with quickstart(folder, settings) as process:
+    with RunDriver(folder, QUICKSTART, settings) as run:
+        run.start()
         for step in kills:
-            until(step_noted(folder, step), process)
-            role(process, "trainer").kill()
+            run.wait_for_step(step)
+            run.role("trainer").kill()
             done.append(max(hashes(folder)))
             before = len(done)
-            until(lambda: len(attempts(folder)) > before or None, process)  # noqa: B023
-        until(process.poll, process)
+            run.wait_for(lambda: len(attempts(folder)) > before)  # noqa: B023
+        run.wait_complete()
     starts = attempts(folder)[1:]
     return [range(one.resumed_from + 1, last + 1) for one, last in zip(starts, done, strict=True)]
 
@@ -113,11 +105,12 @@ def _killed(folder: Path, settings: Sequence[str], kills: Sequence[int]) -> list
 def _recovery(base: Path, warm: Path, kills: Sequence[int]) -> Case:
     folder = base / "recovered"
     settings = _settings(warm, 0, kills[-1] + 20)
-    with quickstart(folder, settings) as process:
-        until(step_noted(folder, 2), process)
-        lost = tokens_lost(folder, role(process, "rollout-0"))
-        found = [_recovered(folder, process, warm, step) for step in kills]
-        gone_s = _machine_gone(folder, process, settings)
+    with RunDriver(folder, QUICKSTART, settings) as run:
+        run.start()
+        run.wait_for_step(2)
+        lost = tokens_lost(folder, run.role("rollout-0"))
+        found = [_recovered(run, warm, step) for step in kills]
+        gone_s = _machine_gone(run)
     value = statistics.median(one.whole_s - one.steps_s for one in found)
     start = statistics.median(one.start_s for one in found)
     ratio = statistics.median(one.ratio for one in found)
@@ -126,17 +119,18 @@ def _recovery(base: Path, warm: Path, kills: Sequence[int]) -> Case:
     return Case("recovery_time", value, "s", "process start-up", start, ratio, 1.5, met, note)
 
 
-def _recovered(folder: Path, process: Popen[bytes], warm: Path, step: int) -> Recovery:
+def _recovered(run: RunDriver, warm: Path, step: int) -> Recovery:
     """The trainer is stopped while another process starts beside it, then killed."""
-    until(step_noted(folder, step), process)
-    trainer = role(process, "trainer")
+    folder = run.folder
+    run.wait_for_step(step)
+    trainer = run.role("trainer")
     trainer.send_signal(signal.SIGSTOP)
     start_s = started_up(warm)
     done = max(hashes(folder))
     count = len(attempts(folder))
     trainer.kill()
     began = time.monotonic()
-    until(step_noted(folder, done + 1), process)
+    run.wait_for_step(done + 1)
     whole_s = time.monotonic() - began
     lines = {int(line["step"]): line for line in read_metrics(folder / "metrics/trainer.jsonl")}
     again = range(attempts(folder)[count].resumed_from + 1, done + 1)
@@ -145,17 +139,17 @@ def _recovered(folder: Path, process: Popen[bytes], warm: Path, step: int) -> Re
     return Recovery(whole_s, steps_s + usual, start_s)
 
 
-def _machine_gone(folder: Path, process: Popen[bytes], settings: Sequence[str]) -> float:
+def _machine_gone(run: RunDriver) -> float:
     """Everything is killed, and the restarted roles have no nonce: the leases must expire. Seconds
     from the start to the next new step.
     """
-    kill_all(process)
-    os.remove(folder / "nonces.json")
-    done = max(hashes(folder))
+    run.newest().kill()
+    os.remove(run.folder / "nonces.json")
+    done = max(hashes(run.folder))
     began = time.monotonic()
-    with quickstart(folder, settings) as again:
-        until(step_noted(folder, done + 1), again)
-        return time.monotonic() - began
+    run.start()
+    run.wait_for_step(done + 1)
+    return time.monotonic() - began
 
 
 def _note(found: Sequence[Recovery], lost: Lost, gone_s: float) -> str:

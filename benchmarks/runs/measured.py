@@ -5,9 +5,6 @@ The clock starts with the first admission, when generation may start, and stops 
 """
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +15,7 @@ from rollstream.storage.metrics_file import read_metrics
 from rollstream.streams.connect import open_bus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Admitted, Record, RolloutStatus, StepDone
-from testbed.run_process import run_line
+from testbed.run_driver import HERE, RunDriver
 
 TIMEOUT_S = 900.0
 
@@ -54,17 +51,8 @@ def run(
     """Starts the run, waits for its end and reads its log; a run that fails raises with its output.
     `environment` is added to that of this process.
     """
-    command = run_line(configuration, folder, overrides)
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-        env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
-    )
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+    with RunDriver(folder, configuration, overrides, environment=environment or {}) as driver:
+        driver.start().wait(bound_s=TIMEOUT_S)
     return measure(folder)
 
 
@@ -112,10 +100,7 @@ def _peaks(folder: Path) -> dict[str, float]:
 
 def evaluated(folder: Path, versions: Sequence[int], samples: int) -> dict[int, dict[str, float]]:
     """Lines of `rollstream eval` on stored versions, by version."""
-    command = [sys.executable, "-m", "rollstream", "eval", str(folder / "config.json"), "--json"]
-    command += ["--versions", ",".join(map(str, versions)), "--samples", str(samples)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+    words = ("--versions", ",".join(map(str, versions)), "--samples", str(samples), "--json")
+    done = HERE.run("eval", str(folder / "config.json"), *words, bound_s=TIMEOUT_S)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return {int(line["step"]): line for line in lines}

@@ -1,11 +1,10 @@
 """Settings and model of the runs of `examples/quickstart.toml` that several benchmarks start."""
 
 import shutil
-import subprocess
 from pathlib import Path
 
 from testbed.repository import EXAMPLES
-from testbed.run_process import run_line
+from testbed.run_driver import RunDriver
 
 QUICKSTART = EXAMPLES / "quickstart.toml"
 ASYNC = ["evaluation.enabled=false", "weights.keep_every=1", "weights.versions_max=80"]
@@ -17,8 +16,9 @@ def warm_model(base: Path, example: Path = QUICKSTART) -> Path:
     model, made = base / "warm" / "model", base / "warm-run"
     if not model.is_dir():
         shutil.rmtree(made, ignore_errors=True)
-        line = run_line(example, made, ["trainer.steps=1", "evaluation.enabled=false"])
-        subprocess.run(line, check=True, capture_output=True, timeout=1800)
+        with RunDriver(made, example, ["trainer.steps=1", "evaluation.enabled=false"]) as run:
+            run.start()
+            run.wait_complete(bound_s=1800)
         model.parent.mkdir(parents=True, exist_ok=True)
         (made / "model").rename(model)
         shutil.rmtree(made)

@@ -7,14 +7,13 @@ kills are real. A run is ended by its process id when its window is over: it con
 drain.
 """
 
-import subprocess
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 from rollstream.errors import BusError
 from rollstream.run.config.config import load
@@ -23,44 +22,42 @@ from rollstream.storage.archive.log_view import LogView, TopicView
 from rollstream.streams.bus import Bus
 from rollstream.streams.records import RolloutStatus, StepDone
 from testbed.repository import EXAMPLES
-from testbed.run_process import run_line, running
+from testbed.run_driver import RunDriver
+from testbed.waiting import WAIT_S
 
 EXAMPLE = EXAMPLES / "longtail.toml"
 LOOK_S = 0.2
-WAIT_S = 600.0
+Value = TypeVar("Value")
 SETTINGS = ("trainer.steps=60", "truncate=false", "archive.enabled=false", "checkpoints.every=60")
 
 
-@dataclass(slots=True)
-class Watched:
-    """A running run: the heartbeats of each rollout, and when each step was done."""
+@dataclass
+class Watched(RunDriver):
+    """A run with the heartbeats of each rollout, and when each step was done."""
 
-    process: subprocess.Popen[bytes]
-    folder: Path
     beats: dict[str, list[RolloutStatus]] = field(default_factory=dict[str, list[RolloutStatus]])
     steps: dict[int, StepDone] = field(default_factory=dict[int, StepDone])
     _bus: Bus | None = None
     _watchers: dict[str, TopicView] = field(default_factory=dict[str, TopicView])
+    _looked_s: float = 0.0
 
-    def until(self, done: Callable[[], bool]) -> None:
-        """Reads until the condition holds; raises if the run ends meanwhile."""
-        give_up = time.monotonic() + WAIT_S
-        while True:
-            self.look()
-            if done():
-                return
-            if self.process.poll() is not None:
-                raise RuntimeError(f"the run ended early, see {self.folder}.log")
-            if time.monotonic() > give_up:
-                raise RuntimeError(f"nothing came in {WAIT_S:g} s, see {self.folder}.log")
-            time.sleep(LOOK_S)
+    def wait_for(self, condition: Callable[[], Value | None], bound_s: float = WAIT_S) -> Value:
+        """Reads meanwhile."""
 
-    def wait(self, seconds: float) -> None:
+        def looked() -> Value | None:
+            if time.monotonic() >= self._looked_s + LOOK_S:
+                self._look()
+                self._looked_s = time.monotonic()
+            return condition()
+
+        return super().wait_for(looked, bound_s)
+
+    def rest(self, seconds: float) -> None:
         """Reads for so many seconds."""
         end = time.monotonic() + seconds
-        self.until(lambda: time.monotonic() >= end)
+        self.wait_for(lambda: time.monotonic() >= end, seconds + WAIT_S)
 
-    def look(self) -> None:
+    def _look(self) -> None:
         if not self._watchers and not self._open():
             return
         for topic in ("status", "ledger"):
@@ -85,20 +82,16 @@ class Watched:
         return True
 
     def close(self) -> None:
+        super().close()
         if self._bus is not None:
             self._bus.close()
 
 
-@contextmanager
-def watched(folder: Path, settings: Sequence[str], example: Path = EXAMPLE) -> Generator[Watched]:
-    """Starts the example as a process with `settings`; it is killed with its roles in the end."""
-    line = run_line(example, folder, [*SETTINGS, *settings])
-    with running(line, Path(f"{folder}.log")) as process:
-        run = Watched(process, folder)
-        try:
-            yield run
-        finally:
-            run.close()
+def watched(folder: Path, settings: Sequence[str], example: Path = EXAMPLE) -> Watched:
+    """Starts the example with `settings`; it is killed with its roles at the end of the block."""
+    run = Watched(folder, example, [*SETTINGS, *settings])
+    run.start()
+    return run
 
 
 def tokens_by(beats: Sequence[RolloutStatus], time_s: float) -> float:

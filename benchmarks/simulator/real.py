@@ -196,8 +196,8 @@ def _run(
     last = c.trainer.steps
     shutil.rmtree(folder, ignore_errors=True)
     with watched(folder, overrides, example) as run:
-        run.until(lambda: last in run.steps)
-        run.wait(1.0)  # a heartbeat after the last step's end
+        run.wait_for(lambda: last in run.steps)
+        run.rest(1.0)  # a heartbeat after the last step's end
         found, decoding = observed(run, skipped, last), decoding_of(run, skipped, last)
     bus = open_run_log_for_writing(c, folder)
     kept = KeptRun(found, overheads_of(bus, decoding), asked(bus))

@@ -21,7 +21,7 @@ from rollstream.consumers.trainer.sharded.starting_model import StartingModel
 from rollstream.storage.starting_model.manifest import read_model_manifest
 from rollstream.storage.starting_model.models import load_empty_model
 from rollstream.storage.starting_model.reading import StoredModel
-from rollstream.storage.starting_model.rows import StoredRows
+from rollstream.storage.starting_model.rows import ModelRows
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.checkpoints import CheckpointId, open_checkpoint, write_checkpoint
 from rollstream.storage.weights.publish import NewVersion, publish_version
@@ -122,7 +122,7 @@ def starting(folder: Path, rank: int) -> tuple[StartingModel, StoredModel]:
     assert manifest is not None
     stored = StoredModel(store, manifest)
     cache = stored.host_folder("", None, folder / f"host-{rank}")
-    found = load_empty_model(str(cache), StoredRows(stored))
+    found = load_empty_model(str(cache), ModelRows(stored))
     assert found is not None
     return StartingModel(*found), stored
 

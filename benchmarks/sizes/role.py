@@ -120,7 +120,7 @@ def roll_out(spec: Mapping[str, Any], folder: Path) -> None:
     """Rows that reach the engine's context, and an update while they decode."""
     bus = open_bus(f"sqlite:{folder / 'weights'}")
     bus.create(catalogue(1))
-    follower = WeightsFollower(bus, FileStore(folder / "store"), large="streamed")
+    follower = WeightsFollower(bus, FileStore(folder / "store"))
     config: Any = build_model_config(spec)
     first = fetched_version(follower, Version(0, 1)).update.tensors
     options = EngineOptions(spec["slots"], spec["context"])

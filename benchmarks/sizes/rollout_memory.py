@@ -104,7 +104,7 @@ def apply(folder: Path, kind: str) -> None:
     """Print the bytes beyond the engine's own while it opens and takes each version."""
     store, bus = open_store(f"file:{folder / 'store'}"), open_bus(f"sqlite:{folder / kind}")
     bus.create(catalogue(1))
-    follower = WeightsFollower(bus, store, large="mapped" if kind == VLLM else "streamed")
+    follower = WeightsFollower(bus, store)
     found_config = AutoConfig.from_pretrained(folder / "model")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     config = cast(PreTrainedConfig, found_config)
     memory = PeakMemory(with_workers)

@@ -9,14 +9,11 @@ last quarter of the steps over that of the second quarter: a bounded quantity st
 growing one reaches 2.3. The last audit must find nothing.
 """
 
-import json
 import os
-import subprocess
-import sys
+import signal
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +23,8 @@ from benchmarks.case import Case, alone
 from benchmarks.soak.samples import MEASURES, Samples, lines
 from rollstream.streams.sqlite.database import WAL_BYTES
 from rollstream.streams.topics import catalogue
-from testbed.run_process import kill_all, run_line, running
+from testbed.run_driver import RunDriver, RunFailed, RunProcess
+from testbed.waiting import let_pass
 
 STEPS, STEPS_QUICK = 20_000, 2_000
 VISITS, AUDITS = 40, 8
@@ -34,6 +32,7 @@ LOOK_S = 1.0
 START_S, SILENT_S = 120.0, 120.0
 GROWTH_MAX = 1.1
 MINUTES_MAX = 25.0
+AUDIT_S = 1800.0
 VERSIONS_MAX, VERSION_BYTES = 16, 20_000
 ARCHIVED_BYTES = 200  # of a trajectory without its tokens, with its share of ledger and admissions
 TABLE = """
@@ -69,15 +68,21 @@ def soaked(folder: Path, steps: int) -> Iterator[Case]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     configuration = folder.parent / f"{folder.name}.toml"
     configuration.write_text(TABLE)
-    line = run_line(configuration, folder, [f"trainer.steps={steps}"])
-    output = folder.parent / f"{folder.name}.log"
     began_s = time.monotonic()
-    with running(line, output) as process, ExitStack() as ended:
-        soak = Soak(folder, steps, process)
-        ended.callback(soak.end)
+    with (
+        RunDriver(folder, configuration, [f"trainer.steps={steps}"]) as run,
+        RunDriver(folder) as visitors,
+    ):
+        run.start()
+        soak = Soak(run, visitors, steps)
         soak.watch()
     seconds = time.monotonic() - began_s
-    counts = _audited(folder)
+    counts: dict[str, int] = {}
+    report = run.audit(bound_s=AUDIT_S)
+    for invariant in report["invariants"]:
+        counts.update(invariant["counts"])
+    if report["violations"]:
+        raise RuntimeError(f"the audit of {folder} found: {report}")
     memory = soak.samples.growths(steps, ["memory"])
     others = soak.samples.growths(steps, [*MEASURES[1:], "objects"])
     note = f"{steps:,} steps in {seconds:,.0f} s; private MB by role: {lines(memory, 9)}"
@@ -95,73 +100,59 @@ def soaked(folder: Path, steps: int) -> Iterator[Case]:
 class Soak:
     """The run under way, its visitors and its audits."""
 
-    folder: Path
+    run: RunDriver
+    visitors: RunDriver
     steps: int
-    process: subprocess.Popen[bytes]
     samples: Samples = field(init=False)
     audits: str = ""
-    _relay: subprocess.Popen[bytes] | None = None
-    _visitor: subprocess.Popen[bytes] | None = None
+    _relay: RunProcess | None = None
+    _visitor: RunProcess | None = None
     _visits: int = 0
-    _auditor: subprocess.Popen[bytes] | None = None
+    _auditor: RunProcess | None = None
     _audit_s: float = 0.0
     _audited: int = 0
 
     def __post_init__(self) -> None:
-        self.samples = Samples(self.folder)
+        self.samples = Samples(self.run.folder)
 
     def watch(self) -> None:
         """Look until the run ends; a run that fails, or makes no step for long, raises."""
-        step, moved_s = 0, time.monotonic() + START_S
-        while self.process.poll() is None:
-            time.sleep(LOOK_S)
+        step, moved_s, supervisor = 0, time.monotonic() + START_S, self.run.newest()
+        while not supervisor.is_over:
+            let_pass(LOOK_S)
             newest = max(step, self.samples.step())
             if newest > step:
                 step, moved_s = newest, time.monotonic()
                 self._steer(step)
                 self._measure(step)
             if time.monotonic() > moved_s + SILENT_S:
-                raise RuntimeError(f"no step after {step}; see {self.folder}/logs")
-        if self.process.returncode:
-            raise RuntimeError(f"the run ended with {self.process.returncode}; see {self.folder}")
-
-    def end(self) -> None:
-        for child in (self._relay, self._visitor, self._auditor):
-            if child is not None:
-                kill_all(child)
+                raise RunFailed(f"no step after {step}; see {self.run.folder}/logs")
+        supervisor.wait()
 
     def _steer(self, step: int) -> None:
         """A second relay; a rollout in turn with another; an audit now and then."""
         if self._relay is None:
-            self._relay = self._role("relay", "relay-2", f"relay.folder={self.folder}/relay-2")
+            own = f"relay.folder={self.run.folder}/relay-2"
+            self._relay = self.visitors.start("relay-2", "--set", own)
         if step * VISITS // self.steps > self._visits or self._visitor is None:
             if self._visitor is not None and self._visits % 2:
-                kill_all(self._visitor)
+                self._visitor.kill()
             elif self._visitor is not None:
-                self._visitor.terminate()
+                self._visitor.send_signal(signal.SIGTERM)
             self._visits += 1
-            self._visitor = self._role("rollout", f"visitor_{self._visits}")
-        if self._auditor is not None and self._auditor.poll() is not None:
-            if self._auditor.returncode == 1:
-                raise RuntimeError(f"audit found a violation: {self.folder}/audit.txt")
+            self._visitor = self.visitors.start(f"visitor_{self._visits}", command="rollout")
+        if self._auditor is not None and self._auditor.is_over:
+            if self._auditor.process.returncode == 1:
+                raise RunFailed(self._auditor.describe())
             self.audits += f"{time.monotonic() - self._audit_s:.0f} s "
             self._auditor = None
         if step * AUDITS // self.steps > self._audited and self._auditor is None:
             self._audited = step * AUDITS // self.steps
-            line = [sys.executable, "-m", "rollstream", "audit", str(self.folder)]
-            with (self.folder / "audit.txt").open("wb") as output:
-                self._auditor = subprocess.Popen(line, stdout=output)
+            self._auditor = self.visitors.start("audit")
             self._audit_s = time.monotonic()
 
-    def _role(self, role: str, name: str, *settings: str) -> subprocess.Popen[bytes]:
-        line = [sys.executable, "-m", "rollstream", role, str(self.folder), "--name", name]
-        line += [word for setting in settings for word in ("--set", setting)]
-        with (self.folder / "logs" / f"{name}.log").open("ab") as output:
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
-            return subprocess.Popen(line, stdout=output, stderr=output, env=environment)
-
     def _measure(self, step: int) -> None:
-        now_s, roles = time.time(), {"supervisor": psutil.Process(self.process.pid)}
+        now_s, roles = time.time(), {"supervisor": psutil.Process(self.run.newest().pid)}
         for child in roles["supervisor"].children():
             try:
                 line = child.cmdline()
@@ -169,12 +160,12 @@ class Soak:
                 continue
             if "--name" in line:
                 roles[line[line.index("--name") + 1]] = child
-        for child, name in ((self._relay, "relay-2"), (self._visitor, f"visitor_{self._visits}")):
-            if child is not None and child.poll() is None:
-                roles[name] = psutil.Process(child.pid)
+        for visitor in (self._relay, self._visitor):
+            if visitor is not None and not visitor.is_over:
+                roles[visitor.name] = psutil.Process(visitor.pid)
         for name, process in roles.items():
             self.samples.add_process(step, name, process, now_s)
-        objects = _files(self.folder / "store")
+        objects = _files(self.run.folder / "store")
         archived = sum("archive" in file.parts for file in objects)
         self.samples.add(step, "archive", {"objects": float(archived)})
         self.samples.add(step, "store", {"objects": float(len(objects) - archived)})
@@ -184,18 +175,6 @@ def _files(folder: Path) -> list[Path]:
     """Objects of a store, without its lock files; some may be deleted during the listing."""
     found = [Path(path, name) for path, _, names in os.walk(folder) for name in names]
     return [file for file in found if "~locks" not in file.parts]
-
-
-def _audited(folder: Path) -> dict[str, int]:
-    """What the whole run's audit counts; raises if it finds a violation."""
-    line = [sys.executable, "-m", "rollstream", "audit", str(folder), "--json"]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
-    if done.returncode == 1 or not done.stdout:
-        raise RuntimeError(f"the audit of {folder} found: {done.stdout or done.stderr}")
-    counts: dict[str, int] = {}
-    for invariant in json.loads(done.stdout)["invariants"]:
-        counts.update(invariant["counts"])
-    return counts
 
 
 def _disk_case(folder: Path, counts: Mapping[str, int]) -> Case:

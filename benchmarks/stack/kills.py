@@ -25,15 +25,7 @@ from benchmarks.kept import kept, kept_folder
 from testbed.stack.compose import ROLES, SERVERS, Stack, wait_until
 from testbed.stack.daemon import StackDaemon
 from testbed.stack.images import built_daemon
-from testbed.stack.whole_run import (
-    audit_inside,
-    audit_outside,
-    kill,
-    newest_step,
-    replay_inside,
-    wait_for_report,
-    wait_for_step,
-)
+from testbed.stack.whole_run import StackRun, audit_outside
 
 SEEDS, KILLS, QUICK_KILLS = 2, (13, 12), 6
 BOUND_S = 3600.0
@@ -93,37 +85,35 @@ def _measure(daemon: StackDaemon, piece: Piece) -> PieceCounts:
     stack = Stack(daemon, settings)
     stack.down(with_data=True)
     killed, wrong = Counter[str](), list[str]()
-    try:
+    with StackRun(stack) as run:
         stack.up()
         wait_until(stack, (*ROLES, *SERVERS), "healthy", BOUND_S)
-        wait_for_step(stack, 1)
-        _kill_at_random(stack, random.Random(piece.seed), piece.kills, killed)
+        run.wait_for_step(1)
+        _kill_at_random(run, random.Random(piece.seed), piece.kills, killed)
         wait_until(stack, ROLES, "ended", BOUND_S)
-        wait_for_report(stack)
+        run.wait_for_report()
         with tempfile.TemporaryDirectory() as folder:
             checks = (
-                lambda: audit_inside(stack),
+                run.audit,
                 lambda: audit_outside(stack, Path(folder)),
-                lambda: replay_inside(stack, BOUND_S),
+                lambda: run.replay(BOUND_S),
             )
             for check in checks:
                 try:
                     check()
                 except (AssertionError, RuntimeError) as failure:
                     wrong.append(str(failure))
-    finally:
-        stack.down(with_data=True)
     return PieceCounts(dict(killed), steps, wrong)
 
 
-def _kill_at_random(stack: Stack, choose: random.Random, kills: int, killed: Counter[str]) -> None:
+def _kill_at_random(run: StackRun, choose: random.Random, kills: int, killed: Counter[str]) -> None:
     for _ in range(kills):
-        if newest_step(stack) == sys.maxsize:
+        if run.step() == sys.maxsize:
             return  # the run is complete; the note counts the kills before
-        running = [one for one in stack.containers() if one.status == "running"]
-        container = choose.choice(running)
-        kill(stack, container)
-        killed[container.service] += 1
+        running = [one for one in run.stack.containers() if one.status == "running"]
+        service = choose.choice(running).service
+        run.kill(service)
+        killed[service] += 1
         time.sleep(choose.uniform(0.0, 5.0))
 
 

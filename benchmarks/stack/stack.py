@@ -11,7 +11,7 @@ from benchmarks.case import Case, alone
 from benchmarks.stack import form_cost, kills
 from testbed.stack.compose import ROLES, SERVERS, Stack, wait_until
 from testbed.stack.images import built_daemon
-from testbed.stack.whole_run import cpu_seconds, wait_for_report
+from testbed.stack.whole_run import StackRun, cpu_seconds
 
 IDLE_S = 120.0
 UP_GOAL_S, IDLE_GOAL = 120.0, 0.02
@@ -42,7 +42,7 @@ def _measured(stack: Stack, rest_s: float) -> Iterator[Case]:
     up_s = time.monotonic() - started_s
     yield alone("stack_up_s", up_s, "s", at_most=UP_GOAL_S, note="images and model there")
     wait_until(stack, ROLES, "ended", BOUND_S)
-    wait_for_report(stack)
+    StackRun(stack).wait_for_report()
     yield _idle(stack, rest_s)
 
 

@@ -78,7 +78,7 @@ class KeptResults:
         folder = self.recorded(world) if is_kept else self.folder / "run"
         shutil.rmtree(folder, ignore_errors=True)
         with watched(folder, (*world.settings, *settings), world.example) as run:
-            run.until(lambda: world.last in run.steps)
+            run.wait_for(lambda: world.last in run.steps)
             begin, end = run.steps[world.first], run.steps[world.last]
             steps = range(world.first + 1, world.last + 1)
             tokens = sum(run.steps[step].metrics["tokens_trained"] for step in steps)

@@ -1,6 +1,5 @@
 """Short runs of six kinds (`RUNS`), as `rollstream run` makes them, scraped while they live."""
 
-import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -9,9 +8,9 @@ from pathlib import Path
 from urllib.error import URLError
 
 from rollstream.run.metrics.endpoint import endpoint_file
-from testbed.own.kinds import RUN_S, KindFailed, kind_line
-from testbed.run_process import running, steps_done
+from testbed.own.kinds import RUN_S, run_of_kind
 from testbed.scraping import Series, endpoint, scrape
+from testbed.waiting import let_pass
 
 LOOK_S = 0.2
 KILLED_STEP = 2
@@ -37,36 +36,20 @@ class ScrapedRun:
 
 
 def make(title: str, folder: Path) -> ScrapedRun:
-    """Make the run in `folder`. Raises `KindFailed` if it fails."""
-    kind, run = RUNS[title], ScrapedRun(folder)
-    line = kind_line(kind, folder)
-    output = folder.parent / f"{kind}.txt"
-    if "killed" in title:
-        with running(line, output) as process:
-            _until(process, folder, output, KILLED_STEP, None)
-        # The block has killed the supervisor and, with it, its roles.
-    with running(line, output) as process:
-        _until(process, folder, output, None, run)
-        if process.wait(RUN_S):
-            raise KindFailed(f"a run of kind {kind} failed:\n{output.read_text()[-3000:]}")
-    return run
-
-
-def _until(
-    process: subprocess.Popen[bytes],
-    folder: Path,
-    output: Path,
-    step: int | None,
-    run: ScrapedRun | None,
-) -> None:
-    """Returns when the step is done, or the run is over."""
-    give_up = time.monotonic() + RUN_S
-    while process.poll() is None and (step is None or steps_done(folder) < step):
-        if time.monotonic() > give_up:
-            raise KindFailed(f"the run did not end in {RUN_S:g} s:\n{output.read_text()[-3000:]}")
-        if run is not None:
-            run.series |= _scraped(folder)
-        time.sleep(LOOK_S)
+    """Make the run in `folder`. Raises `RunFailed` if it fails."""
+    scraped = ScrapedRun(folder)
+    with run_of_kind(RUNS[title], folder) as run:
+        run.start()
+        if "killed" in title:
+            run.wait_for_step(KILLED_STEP, RUN_S)
+            run.newest().kill()
+            run.start()
+        give_up = time.monotonic() + RUN_S
+        while not run.newest().is_over and time.monotonic() < give_up:
+            scraped.series |= _scraped(folder)
+            let_pass(LOOK_S)
+        run.newest().wait(bound_s=1.0)
+    return scraped
 
 
 def _scraped(folder: Path) -> dict[str, Series]:

@@ -13,7 +13,7 @@ from benchmarks.case import Case, alone
 from benchmarks.two_pages.runs import RUNS, ScrapedRun, last_series, make
 from testbed.browser import running_browser
 from testbed.explorer_server import serving
-from testbed.run_process import steps_done
+from testbed.run_driver import steps_done
 from testbed.two_pages.pages import page_numbers
 from testbed.two_pages.places import ends_of_run, numbers_of_run, scraped_numbers
 from testbed.two_pages.shown import ShownNumber, disagreements, resolved, unnamed

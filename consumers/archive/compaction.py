@@ -1,9 +1,7 @@
-"""Keeps archive files few: merges consecutive files of a partition and deletes the merged ones
-after a grace period for their readers.
-
-Several compactors and archivers may run at once, and each may be killed: no record is lost, and
-readers read none twice if they leave out files whose first offset is in the range of a merged file
-(docs/reference/archive.md).
+"""Merges consecutive archive files of a partition and deletes the merged ones after a grace period
+for their readers. Several compactors and archivers may run at once, and each may be killed: no
+record is lost, and readers read none twice if they leave out files whose first offset is in the
+range of a merged file (docs/reference/archive.md).
 """
 
 import logging
@@ -29,9 +27,7 @@ FILES_MAX = 16  # files of a partition's newest day; when it has more, some are 
 
 
 class Compactor:
-    """Merges the files of a run's topics and deletes replaced ones; use it from one thread.
-    `merged` and `deleted` count files.
-    """
+    """Merges files; to be used from one thread. `merged` and `deleted` count files."""
 
     def __init__(
         self,

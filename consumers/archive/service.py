@@ -1,6 +1,6 @@
-"""The loop of the archive role: writes due files (`topic.py`), then merges small ones
-(`compaction.py`). It reads seldom, in large batches, so that it costs the run little. It ends with
-the present ends of the topics: a run whose archive role stops last is archived completely.
+"""The loop of the archive role: writes due files, then merges small ones. It reads seldom, in large
+batches. It ends with the present ends of the topics: a run whose archive role stops last is
+archived completely.
 """
 
 import logging
@@ -22,13 +22,11 @@ log = logging.getLogger(__name__)
 ROUND_S = 2.0  # pause between two rounds; a quarter of `archive.roll_s` if that is less
 
 FileNote = Callable[[Mapping[str, object]], None]
-"""Gets time, key, records, bytes and seconds of a created file."""
+"""Time, key, records, bytes and seconds of a created file."""
 
 
 class ArchiveService:
-    """Archives the topics of a run that `settings` name. `note` is called for each file that this
-    process created.
-    """
+    """`note` is called for each file that this process created."""
 
     def __init__(
         self,
@@ -50,7 +48,7 @@ class ArchiveService:
         self._files = self._bytes = self._lost = 0
 
     def run(self, stop: threading.Event) -> None:
-        """Archives in rounds until `stop` is set, then up to the topics' ends."""
+        """Runs in rounds until `stop` is set, then up to the topics' ends."""
         topics = self._topics.values()
         for topic in topics:
             topic.start()
@@ -63,7 +61,6 @@ class ArchiveService:
             topic.finish()
 
     def metric_values(self) -> MetricValues:
-        """Returns the metrics of this process; thread-safe."""
         return {
             "archive_files_total": self._files,
             "archive_bytes_total": self._bytes,

@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 
 
 class PendingRecords:
-    """The records of one partition that were read and are in no file yet, consecutive, oldest
-    first. `since_s` is when the first was read, `bytes` counts keys and values.
+    """Read and in no file yet, consecutive, oldest first. `since_s` is when the first was read,
+    `bytes` counts keys and values.
     """
 
     def __init__(self, since_s: float) -> None:
@@ -71,9 +71,8 @@ def _is_later_day(message: Message, first: Message) -> bool:
 def due_partition(
     pending: Mapping[int, PendingRecords], roll_bytes: int, roll_s: float, now_s: float
 ) -> int | None:
-    """Returns the partition whose file is to be written now, if any: a record of a later day
-    follows, or its first record has waited for `roll_s`; once all partitions hold `roll_bytes`, the
-    fullest one.
+    """The partition whose file is due: a record of a later day follows, or its first record has
+    waited for `roll_s`; once all partitions hold `roll_bytes`, the fullest one.
     """
     for partition, records in pending.items():
         if records.spans_days or now_s - records.since_s >= roll_s:
@@ -88,7 +87,7 @@ READ_BYTES, READ_RECORDS = 16 << 20, 8192  # the most that one read returns
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """A file that this archiver wrote or, without `is_own`, another one's with its records."""
+    """A file, without `is_own` another archiver's, with the same records."""
 
     topic: str
     key: str
@@ -99,9 +98,7 @@ class WrittenFile:
 
 
 class TopicArchive:
-    """Archives one topic of a run: call `start` first, then `advance` repeatedly, and `finish`.
-    `on_file` gets each file.
-    """
+    """Call `start` first, then `advance` repeatedly, and `finish`. `on_file` gets each file."""
 
     def __init__(
         self,
@@ -123,7 +120,7 @@ class TopicArchive:
         self._pending: dict[int, PendingRecords] = {}
 
     def start(self) -> None:
-        """Continues each partition after its last file, or at the log's first record. Raises
+        """Continues after each partition's last file, or at the log's first record. Raises
         `PositionLost` if the log is truncated beyond the last file.
         """
         # Read before the files are listed: records truncated in between are then in a listed file.
@@ -142,8 +139,8 @@ class TopicArchive:
         self._bus.commit(ARCHIVE_GROUP, self._topic, self._archived)
 
     def advance(self, *, exact: bool = False) -> bool:
-        """Reads once and writes the files that are due; returns False if no new record was read,
-        which without `exact` may mean that records have not arrived yet (`Bus.read`).
+        """Reads once and writes due files; returns False if no new record was read, which without
+        `exact` may mean that records have not arrived yet (`Bus.read`).
         """
         has_read = self._read(exact)
         now_s = self._monotonic()
@@ -164,11 +161,11 @@ class TopicArchive:
             self._write(next(iter(self._pending)))
 
     def pending(self) -> int:
-        """Number of records that were read and are in no file yet; thread-safe."""
+        """Returns records that were read and are in no file yet; thread-safe."""
         return sum(len(records.messages) for records in list(self._pending.values()))
 
     def behind(self) -> int:
-        """Number of records of the log that are in no file yet; thread-safe."""
+        """Returns records of the log that are in no file yet; thread-safe."""
         ends = self._bus.end(self._topic)
         return sum(max(0, ends[p] - at.offset) for p, at in dict(self._archived).items())
 

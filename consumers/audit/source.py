@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 Integers = NDArray[np.int64]
 
 
-# Why a second form beside records: of an archive of 200,704 trajectories of 128 tokens columns take
-# 6.5 s of processor time and records 40 s; of 512 tokens 55 and 175 µs a trajectory.
+# Why a second form beside records: of an archive of 200,704 trajectories of 128 tokens the audit
+# takes 6.2 s of processor time by columns and 21 s by records, which decode each trajectory.
 class RowFold(Protocol):
     """A fold that takes archived trajectories in batches: it counts the rows that are certainly
     correct, and applies every other row as a record, so each violation is decided in one place.

@@ -14,8 +14,8 @@ from rollstream.consumers.dispatch.state import DispatchState, UnfinishedGroup
 
 @dataclass(frozen=True, slots=True)
 class AdmissionPace:
-    """The settings that bound admission: `ready_groups_max` where there is no `max_lag`;
-    `waves_max` is the number of steps of the run.
+    """`ready_groups_max` bounds admission where there is no `max_lag`; `waves_max` is the number of
+    steps of the run.
     """
 
     groups_per_step: int
@@ -28,11 +28,10 @@ def admissible_groups(
     pace: AdmissionPace, version: int, admitted: int, closed: int, trained: int, settled: int
 ) -> int:
     """Returns the number of groups that may be admitted now: AReaL's bound (arXiv 2505.24298,
-    section on staleness control). Steps are counted by the newest `version`, so one that is seen
-    late or twice changes nothing.
+    section on staleness control). A `version` seen late or twice changes nothing.
 
-    `admitted` counts all groups, `closed` those that ended untrained (filtered, expired, dead),
-    `trained` those that were trained, and `settled` those trained in the steps up to `version`.
+    `closed` counts groups that ended untrained (filtered, expired, dead), `settled` those trained
+    in the steps up to `version`.
     """
     # Closed groups are subtracted, so they never stall admission.
     outstanding = admitted - closed
@@ -49,7 +48,7 @@ def admissible_groups(
 
 
 def wave_of(pace: AdmissionPace, version: int, admitted: int, closed: int, settled: int) -> int:
-    """Returns the wave of the next admitted group: the one that is not full yet."""
+    """The wave of the next admitted group: the one that is not full yet."""
     # A later group takes the place of a closed one. The waves before `version` are trained.
     return version + max(0, admitted - closed - settled) // pace.groups_per_step
 
@@ -64,16 +63,15 @@ def next_wave(pace: AdmissionPace, state: DispatchState) -> int:
 
 
 def version_needed(pace: AdmissionPace, wave: int) -> int:
-    """Returns the smallest version number from which a group of this wave may be generated within
+    """The smallest version number from which a group of this wave may be generated within
     `max_lag`.
     """
     return 0 if pace.max_lag is None else max(0, wave - pace.max_lag)
 
 
 def start_version(pace: AdmissionPace, state: DispatchState, group: UnfinishedGroup) -> int:
-    """Returns the smallest version number from which this group may be generated. It is above the
-    newest version only in a run that was resumed with a smaller `max_lag`: then the group waits for
-    it.
+    """The smallest version number from which this group may be generated. It is above the newest
+    version only in a run that was resumed with a smaller `max_lag`: then the group waits.
     """
     needed = version_needed(pace, group.admitted.wave)
     if needed <= state.version.number:
@@ -89,9 +87,7 @@ def start_version(pace: AdmissionPace, state: DispatchState, group: UnfinishedGr
 
 
 def room_to_admit(free: int, unassigned: int, held_max: int) -> int:
-    """Returns how many samples may be admitted beside the `unassigned` ones, with room for `free`
-    new samples.
-    """
+    """Returns how many samples may be admitted, with room for `free` new samples."""
     # Over unlike machines these wait for fast rollouts; among as many more are some for the slow
     # ones.
     return free - unassigned + (held_max if free > 0 else 0)

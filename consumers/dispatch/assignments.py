@@ -25,10 +25,9 @@ from rollstream.streams.values import Address, Version
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """How a trajectory continues: its next `attempt` starts from the prompt, or resumes from
-    `partial`, the address of its newest partial. `version` is the only version that may resume it,
-    None if any may. `moves` counts earlier assignments. `discards_tokens`: a restart may lose
-    generated tokens.
+    """`attempt` starts from the prompt, or resumes from `partial`, the address of the newest one.
+    `version` is the only version that may resume it, None if any may. `moves` counts earlier
+    assignments. `discards_tokens`: a restart may lose generated tokens.
     """
 
     kind: Literal["start", "resume"]
@@ -40,9 +39,7 @@ class Continuation:
 
 
 def unassigned_trajectories(state: DispatchState) -> list[list[str]]:
-    """Returns the open trajectories that no rollout generates, one list per group, oldest wave
-    first.
-    """
+    """Returns them one list per group, oldest wave first."""
     live = {t for t, o in state.assignments.items() if not o.given_up and state.is_held(o)}
     groups = [
         (group.admitted.wave, number, unheld)
@@ -66,7 +63,7 @@ def continuation(
     attempt = 1 if assignment is None else assignment.attempt + 1
     moves = 0 if assignment is None else assignment.moves + 1
     # Without a partial, a trajectory that its rollout released has generated no tokens.
-    if chain is None:  # no partial: a trajectory that its rollout released has generated nothing
+    if chain is None:
         discards_tokens = assignment is not None and not assignment.given_up
         return Continuation("start", attempt, None, None, moves, discards_tokens)
     if keep_version and chain.version not in resumable:
@@ -78,9 +75,7 @@ def continuation(
 def admission_record(
     state: DispatchState, pace: AdmissionPace, prompt: Prompt, at: Address, deadline_s: float
 ) -> Admitted:
-    """Returns the record that admits the group of a prompt (at address `at`), in the first wave
-    that is not full.
-    """
+    """Admits the group in the first wave that is not full."""
     return Admitted(
         group=prompt.group,
         wave=next_wave(pace, state),
@@ -93,7 +88,7 @@ def admission_record(
 
 
 def held_versions(state: DispatchState) -> set[Version]:
-    """Returns the versions that at least one rollout serves or is loading."""
+    """The versions that at least one rollout serves or is loading."""
     serving = [rollout.status.held for rollout in state.rollouts.values() if is_serving(rollout)]
     return set[Version]().union(*serving, state.loading().values())
 
@@ -104,7 +99,7 @@ def continuations(
     keep_version: bool,
     resumable: Collection[Version] | None = None,
 ) -> dict[str, Continuation]:
-    """Returns how each trajectory continues; `resumable` is by default `held_versions`."""
+    """`resumable` is by default `held_versions`."""
     resumable = held_versions(state) if resumable is None else resumable
     return {
         t: continuation(state.assignments.get(t), state.chains.get(t), keep_version, resumable)
@@ -113,8 +108,8 @@ def continuations(
 
 
 def eligible_rollouts(state: DispatchState, version: Version | None) -> set[str]:
-    """Returns the rollouts that may resume a trajectory of exactly this version: they serve it as
-    their newest, or are loading it. None: of any version.
+    """Returns rollouts that serve `version` as their newest or are loading it. None: of any
+    version.
     """
     serving = {
         n: rollout.status.version for n, rollout in state.rollouts.items() if is_serving(rollout)
@@ -137,8 +132,8 @@ def assignment_record(
     rollout: str,
     predicted: int = 0,
 ) -> Assignment:
-    """Returns the record that assigns one trajectory to a rollout, under the term of its newest
-    status. `predicted` is the expected number of generated tokens, 0 if unknown.
+    """Assigns under the term of the rollout's newest status. `predicted` is the expected number of
+    generated tokens, 0 if unknown.
     """
     assert group.prompt is not None, "an assignment is planned only once its prompt was read"
     prompt, wave = group.prompt, group.admitted.wave
@@ -170,8 +165,8 @@ def assignment_record(
 def release_record(
     prompt: Prompt, trajectory: str, assignment: CurrentAssignment, onward: str = ""
 ) -> Assignment:
-    """Returns the record that asks a rollout to stop generating a trajectory; with `onward`, the
-    name of the rollout that will resume it, the tokens are kept as a last partial.
+    """Asks a rollout to stop generating a trajectory; with `onward`, the rollout that will resume
+    it, the tokens are kept as a last partial.
     """
     return Assignment(
         kind="release",
@@ -206,14 +201,14 @@ class FreeRoom:
 
 
 def slot_room(slots: int, queue_per_slot: float, parked: int) -> int:
-    """Returns how many trajectories a rollout takes in all: its slots, a queue of `queue_per_slot`
-    for each, and the `parked` ones, which wait for their environment without a slot.
+    """Returns how many trajectories a rollout takes in all; `parked` ones wait for their
+    environment without a slot.
     """
     return slots + int(queue_per_slot * slots) + parked
 
 
 def free_room(state: DispatchState, queue_per_slot: float) -> FreeRoom:
-    """Returns the room of every rollout that takes work (`slot_room`), less its assignments."""
+    """The room of every rollout that takes work, less its assignments."""
     free = FreeRoom({}, {})
     assigned, loading = state.assigned_counts(), state.loading()
     for name, rollout in sorted(state.rollouts.items()):

@@ -1,8 +1,6 @@
-"""Reads all topics that dispatch follows, and applies their records to its `DispatchState`.
-
-A rebuild reads `admissions` and `assignments` first, so a group's admission is applied before its
-completions and its end. Records of attempts that were never assigned, of terms that were never
-taken, or with implausible values are refused (invariant 12).
+"""Reads all topics that dispatch follows, and applies their records to its `DispatchState`. Records
+of attempts that were never assigned, of terms that were never taken, or with implausible values are
+refused (invariant 12).
 """
 
 import logging
@@ -41,7 +39,6 @@ DEAD_LETTERED_TOPICS = (
 )
 """Topics whose unreadable records dispatch appends to `dead`; for others the trainer does."""
 CHECKED_TOPICS = ("partials", "status", "applied")
-"""Topics with many writers, whose readable records dispatch may refuse (see `_refusal`)."""
 UNTAKEN = "this name never took this term"
 PROMPTS_AHEAD = 64  # prompts kept for admission, or two waves if that is more; others stay unread
 SLOTS_MAX = 1 << 16  # plausible slots, requests and size of the decode batch of one rollout
@@ -49,7 +46,7 @@ SPEED_MAX = 1e9  # plausible tokens per second of one rollout
 
 
 def refused_status(status: records.RolloutStatus) -> str:
-    """Returns why the status is not plausible; "" if plans may use it."""
+    """Returns why plans may not use the status; "" if they may."""
     counts = (status.slots, status.running, status.waiting, status.queued, status.decode_batch_max)
     if not all(0 <= count <= SLOTS_MAX for count in counts):
         return "slots or requests out of bounds"
@@ -60,16 +57,14 @@ def refused_status(status: records.RolloutStatus) -> str:
 
 
 def refused_applied(applied: records.Applied) -> str:
-    """Returns why the record is not plausible; "" if it is."""
     numbers = (applied.rollout_term, applied.tensors, applied.compared)
     is_sound = all(map(is_count, numbers)) and is_version(applied.version)
     return "" if is_sound else "a count, a term or a version out of bounds"
 
 
 def refused_partial(partial: records.Partial, assignment: CurrentAssignment | None) -> str:
-    """Returns why no resume may start from the partial; "" if one may. `assignment` is the newest
-    one of its trajectory: the partial's attempt must have been assigned, the newest one to its
-    rollout.
+    """Returns why no resume may start from the partial; "" if one may: the attempt must have been
+    assigned, the newest one to its rollout.
     """
     if assignment is None or not 0 < partial.attempt <= assignment.attempt:
         return f"attempt {partial.attempt} was never assigned"
@@ -99,7 +94,7 @@ class SilenceClock:
     now_s: float = 0.0
 
     def advance(self, at_s: float) -> None:
-        """Advance for a read that returned a status and began at `at_s` (monotonic seconds)."""
+        """Advances for a read that returned a status and began at `at_s` (monotonic seconds)."""
         self.now_s += max(0.0, min(at_s - self.heard_s, self.step_s_max))
         self.heard_s = at_s
 
@@ -113,20 +108,17 @@ least ten heartbeat time-outs.
 @dataclass(slots=True)
 class StatusKeys:
     """The listening time of the last record of each key of `status` (a name and term), the longest
-    silent key first; one entry per key that the compacted topic keeps.
+    silent first.
 
-    Dispatch alone removes keys. Their writer may only have been suspended: if it appends a status
-    between dispatch's last read and the tombstone, that status is removed with the key, and its
-    next one, a heartbeat later, adds the key again. A reader that starts in between does not see
-    this writer for one heartbeat.
+    Dispatch alone removes keys. Their writer may only have been suspended: a status appended
+    between dispatch's last read and the tombstone is removed with the key, and the next one, a
+    heartbeat later, adds it again.
     """
 
     read_s: dict[str, float] = field(default_factory=dict[str, float])
     rollouts: dict[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
-    """The name and term in each key that is a rollout's."""
 
     def note(self, key: str, now_s: float) -> None:
-        """Record that a record of the key was read at `now_s` of listening time."""
         self.read_s.pop(key, None)
         self.read_s[key] = now_s
 
@@ -151,8 +143,7 @@ def _status_key(status: records.RolloutStatus | records.RelayStatus) -> str:
 
 
 class DispatchInbox:
-    """The readers of all topics that dispatch follows, and the prompts that are not admitted yet.
-    `rebuild` must be called first. `timeout_s` is the heartbeat time-out of rollouts. Without
+    """`rebuild` must be called first. `timeout_s` is the heartbeat time-out of rollouts. Without
     `terms` no term is checked.
     """
 
@@ -170,10 +161,9 @@ class DispatchInbox:
         self._state = state
         self._terms = terms
         self.refused: Counter[str] = Counter()
-        """The number of refused records by topic."""
         self.foreign: Counter[str] = Counter()
-        """Those that no process of this run writes: with values out of bounds, or of a name that
-        never took the term. Others are normal, such as late partials.
+        """Records that no process of this run writes: with values out of bounds, or of a name that
+        never took the term.
         """
         self._monotonic = monotonic
         self._listening = SilenceClock(monotonic(), timeout_s / 4)
@@ -192,8 +182,9 @@ class DispatchInbox:
         opened: Mapping[str, Mapping[int, int]],
         stored: Mapping[str, Mapping[int, records.Position]],
     ) -> None:
-        """Apply the log up to now, from the `stored` positions. `opened` has the offsets of this
-        term's `Opened` records, up to which dispatch's own topics are read.
+        """Apply the log up to now, from the `stored` positions; dispatch's own topics up to the
+        offsets `opened` of this term's `Opened`. `admissions` and `assignments` come first, so that
+        a group's admission is applied before its completions.
         """
         for topic in ("admissions", "assignments"):
             upto = {partition: offset + 1 for partition, offset in opened[topic].items()}
@@ -214,8 +205,8 @@ class DispatchInbox:
         self._released.clear()
 
     def read(self) -> tuple[int, list[VoidAssignment]]:
-        """Apply the new records. Returns their number, and the assignments that became void because
-        their groups ended.
+        """Returns the number of new records, and the assignments that became void because their
+        groups ended.
         """
         count, began_s = 0, self._monotonic()
         for topic, reader in self._readers.items():
@@ -262,7 +253,6 @@ class DispatchInbox:
 
     @property
     def listening_s(self) -> float:
-        """Listening time in seconds (`SilenceClock`), with which statuses are stamped."""
         return self._listening.now_s
 
     def next_prompt(self) -> tuple[records.Prompt, Address] | None:
@@ -270,7 +260,7 @@ class DispatchInbox:
         return self._prompts.pop(min(self._prompts)) if self._prompts else None
 
     def ahead(self) -> Sequence[records.Prompt]:
-        """Returns the prompts that were read and not admitted yet, in their order."""
+        """Returns prompts that were read and not admitted yet, in their order."""
         return [self._prompts[group][0] for group in sorted(self._prompts)]
 
     @property
@@ -281,9 +271,7 @@ class DispatchInbox:
         return list(self._readers.values())
 
     def positions(self) -> dict[str, dict[int, records.Position]]:
-        """Returns the positions from which a later holder's rebuild reads `FOLDED_TOPICS` and
-        `prompts`.
-        """
+        """The positions from which a later holder's rebuild reads."""
         folded = {topic: dict(self._readers[topic].positions) for topic in FOLDED_TOPICS}
         return {**folded, "prompts": self._prompts_position()}
 

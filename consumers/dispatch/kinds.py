@@ -1,5 +1,5 @@
-"""Finds the kinds of machines among the rollouts, from their speeds; pure (invariant 9). A request
-is faster in a small batch than in a large one, so only reports of about equal batches are compared.
+"""Finds the kinds of machines among the rollouts, from their speeds in about equal batches: a
+request is faster in a small one. Pure (invariant 9).
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ ROUNDS = 16  # of the alternating fit, which ends in a few where batches overlap
 
 @dataclass(frozen=True, slots=True)
 class ClassSpeed:
-    """Tokens per second of one request in one batch class, smoothed over `reports`."""
+    """Tokens per second of one request, smoothed over `reports`."""
 
     speed: float
     reports: int
@@ -31,8 +31,6 @@ class ClassSpeed:
 
 @dataclass(frozen=True, slots=True)
 class SpeedReports:
-    """The reported speeds of one rollout, by batch class."""
-
     by_class: Mapping[int, ClassSpeed] = field(default_factory=dict[int, ClassSpeed])
 
     def with_report(self, running: int, tokens_per_s: float) -> "SpeedReports":
@@ -48,8 +46,8 @@ def batch_class(running: int) -> int:
 
 
 def relative_speeds(reports: Mapping[str, SpeedReports]) -> dict[str, float]:
-    """Returns the speed of each rollout relative to the others; their geometric mean is 1. A
-    rollout whose batches overlap with those of no other counts as 1.
+    """The speed of each rollout relative to the others; their geometric mean is 1. A rollout whose
+    batches overlap with those of no other counts as 1.
     """
     names = sorted(reports)
     points = [
@@ -72,12 +70,12 @@ def relative_speeds(reports: Mapping[str, SpeedReports]) -> dict[str, float]:
 
 
 def _means(at: NDArray[np.int64], values: NDArray[np.float64], count: int) -> NDArray[np.float64]:
-    """Returns the mean of the values at each of `count` indices, 0 where there are none."""
+    """The mean of the values at each of `count` indices, 0 where there are none."""
     return np.bincount(at, values, count) / np.maximum(1, np.bincount(at, minlength=count))
 
 
 def speed_kinds(speeds: Sequence[float]) -> tuple[int, ...]:
-    """Returns the kind of each rollout by its relative speed; 0 is the slowest kind."""
+    """The kind of each rollout; 0 is the slowest."""
     kinds: dict[float, int] = {}
     kind, before = 0, 0.0
     for speed in sorted(speeds):

@@ -1,8 +1,4 @@
-"""Which rollouts suit which groups (`WaveLayouts`), as pure functions (invariant 9).
-
-The layout of a wave ranks its prompts by expected length and gives each part of the ranking some
-rollouts.
-"""
+"""Which rollouts suit which groups, as pure functions (invariant 9)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,22 +17,19 @@ _Key = tuple[int, tuple[tuple[str, int], ...]]
 
 @dataclass(slots=True)
 class WaveLayouts:
-    """Computes and caches the layout of each wave. A wave is laid out when its first sample is
-    assigned, so that all its samples are ranked together, and again when the rollouts or their
-    kinds change.
+    """Computes and caches the layout of each wave: when its first sample is assigned, so that all
+    its samples are ranked together, and again when the rollouts or their kinds change.
 
-    With `is_ranked` a layout gives each rollout answers of similar length, which helps only where a
-    rollout finishes its work before it takes a new version (`keep_version`). Otherwise only
-    rollouts of unlike kinds are laid out. With `by_speed` False all rollouts count as equally fast.
+    With `is_ranked` each rollout gets answers of similar length, which helps only where it finishes
+    its work before it takes a new version (`keep_version`). Otherwise only rollouts of unlike kinds
+    are laid out. With `by_speed` False all count as equally fast.
     """
 
     is_ranked: bool
     groups_per_wave: int
     by_speed: bool = True
     per_group: int = 2
-    """Rollouts for each ranking group of a wave."""
     held_max: int = 0
-    """Samples that may wait for fast rollouts under the newest layouts."""
     _layouts: dict[_Key, WaveLayout | None] = field(default_factory=dict[_Key, WaveLayout | None])
 
     def of(
@@ -46,8 +39,8 @@ class WaveLayouts:
         lengths: LengthHistory,
         ahead: Sequence[Prompt],
     ) -> Mapping[int, WaveLayout]:
-        """Returns the layouts by wave, without the waves that cannot be ranked. `ahead` are the
-        prompts to be admitted next.
+        """Returns the layouts by wave, without waves that cannot be ranked. `ahead` are the prompts
+        to be admitted next.
         """
         workers = rollout_speeds(state, self.by_speed)
         names = tuple((worker.rollout, worker.kind) for worker in workers)
@@ -72,8 +65,8 @@ class WaveLayouts:
 
 
 def rollout_speeds(state: DispatchState, by_speed: bool = True) -> list[RolloutSpeed]:
-    """Returns the measured speed and the kind of each living rollout, ordered by name; without
-    `by_speed` all are equal. Speeds of unlike kinds are those in equal batches.
+    """The measured speed and kind of each living rollout, ordered by name. Speeds of unlike kinds
+    are those in equal batches.
     """
     rollouts = sorted(state.rollouts.items())
     if not by_speed:

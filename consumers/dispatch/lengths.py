@@ -21,8 +21,8 @@ SAMPLES_SMOOTHED = 32  # mean and spread are moving averages over about this man
 
 @dataclass(frozen=True, slots=True)
 class ExpectedLength:
-    """The expected length of an answer in generated tokens, `mean`, with its standard deviation,
-    from `count` samples, at most `SAMPLES_SMOOTHED`.
+    """A length in generated tokens, from at most `SAMPLES_SMOOTHED` samples; `spread` is the
+    standard deviation.
     """
 
     mean: float
@@ -32,21 +32,19 @@ class ExpectedLength:
 
 @dataclass(frozen=True, slots=True)
 class PersistedLengths:
-    """A length history as plain values: (key, mean, spread, count), least recently used first."""
+    """(key, mean, spread, count), least recently used first."""
 
     prompts: tuple[tuple[str, float, float, int], ...] = ()
     tasks: tuple[tuple[str, float, float, int], ...] = ()
 
 
 def prompt_key(prompt: Prompt) -> str:
-    """Returns the key that identifies a prompt in every pass over the data."""
+    """The same in every pass over the data."""
     return record_hash(prompt.task.encode() + b"\0" + prompt.tokens.tobytes())
 
 
 def with_sample(expected: ExpectedLength | None, tokens: int) -> ExpectedLength:
-    """Returns the expected length after one more sample, of a weight of at least 1 /
-    `SAMPLES_SMOOTHED`.
-    """
+    """A sample weighs at least 1 / `SAMPLES_SMOOTHED`."""
     if expected is None:
         return ExpectedLength(float(tokens), 0.0, 1)
     count = min(expected.count + 1, SAMPLES_SMOOTHED)
@@ -57,7 +55,7 @@ def with_sample(expected: ExpectedLength | None, tokens: int) -> ExpectedLength:
 
 
 class LengthHistory:
-    """The lengths of a run's answers by prompt and by task, both bounded in number."""
+    """Lengths by prompt and by task, both bounded in number."""
 
     def __init__(self, stored: PersistedLengths | None = None) -> None:
         stored = stored or PersistedLengths()
@@ -73,12 +71,11 @@ class LengthHistory:
         self.changed = True
 
     def of_prompt(self, prompt: Prompt) -> ExpectedLength | None:
-        """Returns the expected length from all finished answers to this prompt."""
         return self._prompts.get(prompt_key(prompt))
 
     def expected(self, prompt: Prompt, finished: Sequence[int] = ()) -> ExpectedLength | None:
-        """Returns the estimate for one more sample of the prompt, None without any history;
-        `finished` are the lengths of its group's finished samples.
+        """Returns the estimate for one more sample, None without any history; `finished` are the
+        lengths of its group's finished samples.
         """
         by_prompt = self.of_prompt(prompt)
         # It has samples of an earlier pass: more than `finished`, or as many as it counts.
@@ -90,7 +87,6 @@ class LengthHistory:
         return self._tasks.get(prompt.task)
 
     def mean(self, prompt: Prompt, finished: Sequence[int] = ()) -> float:
-        """Returns the mean of `expected`, 0 without any history."""
         expected = self.expected(prompt, finished)
         return 0.0 if expected is None else expected.mean
 

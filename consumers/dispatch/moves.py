@@ -1,9 +1,6 @@
-"""Repacks running trajectories (requests): `RepackPlanner` decides when, calls the planners of
-`repack.py`, and turns their plan into release records.
-
-A move is three records: dispatch's release names the destination (`onward`); the source's last
-partial gives the trajectory up; dispatch assigns the next attempt there. So a death in between is
-recovered (docs/explanation/scheduling.md).
+"""Repacks running trajectories (requests). A move is three records: dispatch's release names the
+destination (`onward`); the source's last partial gives the trajectory up; dispatch assigns the next
+attempt there. So a death in between is recovered (docs/explanation/scheduling.md).
 """
 
 from collections import Counter
@@ -25,8 +22,8 @@ MOVE_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class RepackPlan:
-    """The releases to append, the trajectories to restart on the newest version, and the rollouts
-    of which all requests move (in `releases` too).
+    """`releases` to append, trajectories to restart on the newest version, and the rollouts of
+    which all requests move.
     """
 
     releases: tuple[Assignment, ...] = ()
@@ -40,9 +37,9 @@ class RepackPlan:
 
 @dataclass(slots=True)
 class RepackPlanner:
-    """Plans moves every `every_s` seconds, and at once after a new version that rollouts do not
-    hold yet: all requests of nearly empty rollouts, then single outliers of the others, so that
-    rollouts become empty and load that version.
+    """Plans every `every_s` seconds, and at once after a new version that rollouts do not hold yet:
+    all requests of nearly empty rollouts, then single outliers of the others, so that rollouts
+    become empty and load it.
     """
 
     every_s: float
@@ -52,11 +49,10 @@ class RepackPlanner:
     _due_s: float = 0.0
     _version: Version | None = None
     _asked_s: dict[str, float] = field(default_factory=dict[str, float])
-    """When each trajectory that is moving was released."""
     _steps: repack.StepDuration = field(default_factory=repack.StepDuration)
 
     def plan(self, state: DispatchState, lengths: LengthHistory, now_s: float) -> RepackPlan | None:
-        """Returns the plan that is due now, maybe empty; None while none is due."""
+        """Returns the plan that is due, maybe empty; None while none is due."""
         self._steps.observe(state.version.number, now_s)
         if now_s < self._due_s and state.version == self._version:
             return None
@@ -69,13 +65,12 @@ class RepackPlanner:
         giving = {move.source: move.destination for move in moves}
         # Rollouts that neither give nor take requests in `moves`.
         other_loads = [load for load in loads if load.rollout not in {*giving, *giving.values()}]
-        gathered = self._gather(state, lengths, other_loads)
-        onward = dict(gathered.moves)
+        onward, restarts = self._gather(state, lengths, other_loads)
         for trajectory, assignment in state.assignments.items():
             if assignment.rollout in giving and is_generating(state, trajectory, assignment):
                 onward[trajectory] = giving[assignment.rollout]
         self._asked_s |= dict.fromkeys(onward, now_s)
-        return RepackPlan(tuple(_move_releases(state, onward)), gathered.restarts, moves)
+        return RepackPlan(tuple(_move_releases(state, onward)), restarts, moves)
 
     def _loads(self, state: DispatchState, now_s: float) -> list[repack.RolloutLoad]:
         for trajectory, assignment in state.assignments.items():
@@ -107,7 +102,7 @@ class RepackPlanner:
 
     def _gather(
         self, state: DispatchState, lengths: LengthHistory, loads: Iterable[repack.RolloutLoad]
-    ) -> repack.OutlierPlan:
+    ) -> tuple[dict[str, str], tuple[str, ...]]:
         shares: dict[int, float] = {}
         for group in state.groups.values():
             samples = self.groups_per_wave * len(group.admitted.trajectories)
@@ -158,8 +153,8 @@ class RepackPlanner:
 
 
 def is_generating(state: DispatchState, trajectory: str, assignment: CurrentAssignment) -> bool:
-    """Whether the assigned rollout generates the trajectory: it lives, it has published a partial
-    under this assignment, and it was not asked to release the trajectory.
+    """Whether the assigned rollout lives, has published a partial under this assignment, and was
+    not asked to release it.
     """
     chain = state.chains.get(trajectory)
     is_here = not assignment.onward and not assignment.given_up and state.is_held(assignment)
@@ -177,8 +172,8 @@ def _is_resume_pending(
 def rollout_load(
     seen: TrackedRollout, silent: int, is_still: bool, newest: Version
 ) -> repack.RolloutLoad:
-    """Returns one rollout's load for the planners. `silent` is the number of its assignments
-    without a partial; `is_still` is False while a move or a resume is under way there.
+    """`silent` is the number of the rollout's assignments without a partial; `is_still` is False
+    while a move or a resume is under way there.
     """
     status = seen.status
     slots = status.slots

@@ -1,6 +1,5 @@
-"""Persists dispatch's state (`dispatch/state.json`) with the positions from which a new holder
-continues, truncates records that no such rebuild needs (invariant 11), and persists the history of
-answer lengths (`dispatch/lengths.json`).
+"""Persists dispatch's state (`dispatch/state.json`) and answer lengths (`dispatch/lengths.json`),
+and truncates records that no rebuild from them needs (invariant 11).
 """
 
 import logging
@@ -48,16 +47,12 @@ class PersistedGroup:
 
     admitted: Admitted
     open: tuple[str, ...]
-    """The group's trajectories without a completion."""
     living: int = 0
-    """Number of completions that are not dead."""
 
 
 @dataclass(frozen=True, slots=True)
 class PersistedState:
-    """A `DispatchState` without its rollouts and version, which a new holder reads again from the
-    compacted topics.
-    """
+    """A `DispatchState` without its rollouts and version, which compacted topics hold."""
 
     term: int
     """The term of the last holder that wrote or took over this state."""
@@ -87,7 +82,7 @@ class PersistedState:
 
 
 def state_to_persist(state: DispatchState, term: int, positions: TopicPositions) -> PersistedState:
-    """Returns the state in its persisted form; `positions` must be of the same moment."""
+    """`positions` must be of the same moment as the state."""
     return PersistedState(
         term=term,
         positions={t: {str(p): at for p, at in by.items()} for t, by in positions.items()},
@@ -110,7 +105,7 @@ def state_to_persist(state: DispatchState, term: int, positions: TopicPositions)
 
 
 def read_persisted_state(store: ObjectStore) -> PersistedState | None:
-    """Returns the persisted state, for roles that only read it; None before the first write."""
+    """Returns the state, for roles that only read it; None before the first write."""
     try:
         return decode_json(store.get(STATE_KEY), PersistedState, STATE_KEY)
     except ObjectMissing:
@@ -118,7 +113,7 @@ def read_persisted_state(store: ObjectStore) -> PersistedState | None:
 
 
 def restore_state(persisted: PersistedState | None) -> DispatchState:
-    """Returns the state into which a new holder folds further records."""
+    """The state into which a new holder folds further records."""
     if persisted is None:
         return DispatchState()
     return DispatchState(
@@ -199,9 +194,8 @@ RENEW_S = 3600.0  # between two commits of positions that do not move; brokers d
 
 @dataclass(slots=True)
 class DispatchPersistence:
-    """Persists the state for one term every `keep_s` seconds, and then truncates if `truncate` is
-    set. Dispatch calls `state_file.take_over` and `load_lengths` once, `keep` and `save_lengths`
-    each round.
+    """Persists every `keep_s` seconds, and then truncates if `truncate` is set. Dispatch calls
+    `state_file.take_over` and `load_lengths` once, `keep` and `save_lengths` each round.
     """
 
     bus: Bus
@@ -251,7 +245,7 @@ class DispatchPersistence:
         self._due_s = self.monotonic() + self.keep_s
 
     def load_lengths(self) -> LengthHistory:
-        """Returns the length history of an earlier holder; empty if missing or damaged."""
+        """Returns the history; empty if missing or damaged."""
         try:
             return LengthHistory(
                 decode_json(self.store.get(LENGTHS_KEY), PersistedLengths, LENGTHS_KEY)
@@ -263,7 +257,7 @@ class DispatchPersistence:
             return LengthHistory()
 
     def save_lengths(self, lengths: LengthHistory) -> None:
-        """Write the length history if it changed and is due; the last writer wins."""
+        """Writes if it changed and is due; the last writer wins."""
         if lengths.changed and self.monotonic() >= self._lengths_due_s:
             self.store.put(LENGTHS_KEY, msgspec.json.encode(lengths.known()))
             self._lengths_due_s = self.monotonic() + LENGTHS_SAVE_S

@@ -1,9 +1,5 @@
-"""Decides which rollout gets which samples, by pure functions (invariant 9).
-
-`lay_out_wave` ranks a wave's prompts by expected length, cuts the ranking into ranges (ranking
-groups), and gives each some rollouts. Between equal machines no sample waits for a better place;
-where machines are unlike, some long samples wait for the fast ones
-(docs/explanation/scheduling.md).
+"""Decides which rollout gets which samples, by pure functions (invariant 9;
+docs/explanation/scheduling.md).
 """
 
 from bisect import bisect_left, bisect_right
@@ -20,9 +16,9 @@ ROUNDING = 1 + 1e-9  # an end time that is later by rounding still meets its dea
 def end_times(
     longest: Sequence[float], samples: int, workers: int, step: Callable[[float], float]
 ) -> NDArray[np.float64]:
-    """Returns an array whose element [g, n − 1] is the time after which ranking group g ends on n
-    rollouts, for n from 1 to `workers`. The group has `samples` answers, the longest of
-    `longest[g]` tokens; `step(batch)` is the time of one decode step.
+    """Returns an array whose element [g, n − 1] is the time after which ranking group g, of
+    `samples` answers, the longest of `longest[g]` tokens, ends on n rollouts; `step(batch)` is the
+    time of one decode step.
     """
     steps = [step(samples / n) for n in range(1, workers + 1)]
     return np.outer(np.asarray(longest, np.float64), steps)
@@ -30,8 +26,7 @@ def end_times(
 
 def share_out(times: NDArray[np.float64]) -> tuple[int, ...]:
     """Returns the number of rollouts for each ranking group, shortest answers first, at least one;
-    all rollouts are used. `times[g, n − 1]` (`end_times`) must not grow with n, and there must be
-    no more groups than rollouts.
+    all are used. `times[g, n − 1]` must not grow with n; no more groups than rollouts.
     """
     groups, workers = times.shape
     assert 0 < groups <= workers, f"{groups} ranking groups for {workers} rollouts"
@@ -57,8 +52,8 @@ def share_out(times: NDArray[np.float64]) -> tuple[int, ...]:
 def _rollouts_needed(
     times: NDArray[np.float64], deadlines: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """Returns for each group the smallest number of rollouts that end it by its deadline; one more
-    than exist if all of them are too late.
+    """The smallest number of rollouts that end each group by its deadline; one more than exist if
+    all are too late.
     """
     late: NDArray[np.int64] = (times > deadlines[:, None] * ROUNDING).sum(axis=1)
     return late + 1
@@ -66,8 +61,8 @@ def _rollouts_needed(
 
 @dataclass(frozen=True, slots=True)
 class RolloutSpeed:
-    """A rollout and its measured speed, in any unit. `preemptible`: its machine may be taken away
-    at any moment. `kind` orders the kinds of machines by speed, 0 is the slowest.
+    """`speed` in any unit. `preemptible`: the machine may be taken away at any moment. `kind`
+    orders machines by speed, 0 is the slowest.
     """
 
     rollout: str
@@ -94,8 +89,8 @@ class WaveLayout:
     held_max: int = 0
 
     def near(self, mean: float) -> Iterator[tuple[str, ...]]:
-        """Yields the rollouts of the length's ranking group, then those of the other groups of the
-        same kind, then of faster ones, the nearest first.
+        """Yields the rollouts of the length's ranking group, then of other groups of its kind, then
+        of faster ones, the nearest first.
         """
         own_group = self._group_of(mean)
         order = sorted(range(len(self.groups)), key=lambda g: (abs(g - own_group), -g))
@@ -103,7 +98,7 @@ class WaveLayout:
         yield from (self.groups[g] for g in order if self._kind(g) > self._kind(own_group))
 
     def slower(self, mean: float) -> Iterator[tuple[str, ...]]:
-        """Yields the rollouts of slower kinds than the length's own, the fastest first."""
+        """Yields the rollouts of slower kinds, the fastest first."""
         own_kind = self._kind(self._group_of(mean))
         for kind, group in reversed(list(zip(self.kinds, self.groups, strict=True))):
             if kind < own_kind:
@@ -128,14 +123,13 @@ def lay_out_wave(
     is_ranked: bool = True,
     per_group: int = 2,
 ) -> WaveLayout | None:
-    """Returns the layout of a wave with one ranking group for every `per_group` rollouts; None
-    where a ranking is useless: only one group or prompt, or all lengths equal. `means` are the
-    expected lengths of its prompts, each with `samples` samples; a rollout has `slots` slots.
-    Rollouts of unlike kinds are first divided by kind; with `is_ranked` False that is all.
+    """Returns one ranking group for every `per_group` rollouts; None where a ranking is useless:
+    one group or prompt, or all lengths equal. `means` are expected lengths, each prompt has
+    `samples` samples, a rollout `slots` slots. Rollouts of unlike kinds are first divided by kind;
+    with `is_ranked` False that is all.
 
     The ranking is HistoPipe (RhymeRL, arXiv 2508.18588): consecutive waves give the groups to the
-    rollouts in opposite directions (`ascending`), so a rollout with the shortest answers of one
-    wave has the longest of the next, without a barrier in between.
+    rollouts in opposite directions (`ascending`), without a barrier in between.
     """
     ranked = tuple(sorted(means))
     if len({worker.kind for worker in workers}) > 1:
@@ -223,10 +217,9 @@ def _split_by_shares(
 
 @dataclass(frozen=True, slots=True)
 class PlacementWork:
-    """Samples of one prompt that may run together. `mean` is the expected length of each answer in
-    tokens, 0 if unknown; `is_short`: it is in the shorter half of the known ones. `layout` is that
-    of the wave, or None. `is_urgent`: the samples resume, so others of their group are ahead of
-    them.
+    """Samples of one prompt that may run together. `mean` is the expected length of each in tokens,
+    0 if unknown; `is_short`: in the shorter half of the known ones. `is_urgent`: they resume, so
+    others of their group are ahead.
     """
 
     trajectories: tuple[str, ...]
@@ -238,8 +231,8 @@ class PlacementWork:
 
 @dataclass(frozen=True, slots=True)
 class RolloutRoom:
-    """The room of one live rollout: `free` more samples, in its slots and queue. `tokens` is the
-    expected number of tokens that its assignments have still to generate.
+    """Room for `free` more samples, in slots and queue; `tokens` is the expected number still to
+    generate.
     """
 
     rollout: str
@@ -255,7 +248,6 @@ class _RolloutFill:
     room: RolloutRoom
     free: int
     busy: float
-    """The time to finish its work: expected tokens divided by speed."""
 
 
 def place_samples(
@@ -303,8 +295,8 @@ def _place(
     open_: dict[str, _RolloutFill],
     plan: dict[str, str],
 ) -> tuple[str, ...]:
-    """Add these trajectories to the plan, in the first of `tiers` with room first; None: all
-    rollouts. Returns the remaining trajectories.
+    """Adds to the plan, in the first of `tiers` with room first; None: all rollouts. Returns the
+    remaining trajectories.
     """
     order = None if tiers is None else list(tiers)
     rest = trajectories

@@ -1,4 +1,4 @@
-"""The policies of `dispatch.placement` (`PlannedPolicy`): steps of a planner, and repack."""
+"""The policies of `dispatch.placement`: steps of a planner, and repack."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,8 +24,6 @@ from rollstream.streams.values import Version
 
 @dataclass(slots=True)
 class PlannedPolicy:
-    """The `AssignmentPolicy` of a planner and, optionally, a `RepackPlanner`."""
-
     planner: AssignmentPlanner
     repack: RepackPlanner | None = None
 

@@ -1,8 +1,5 @@
-"""Plans the assignments to give now: one for each open trajectory that no rollout generates, as far
-as there is room. Changes no argument (invariant 9).
-
-A plan is made by steps (`PlanStep`), each of which assigns some of the rest of earlier ones:
-`Moved`, `Resumed`, `Started`.
+"""Plans the assignments to give now. A plan is made by steps (`PlanStep`), each of which assigns
+some of the rest of earlier ones. Changes no argument (invariant 9).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,10 +32,6 @@ IsLoadable = Callable[[DispatchState, Version], bool]
 
 @dataclass(slots=True)
 class PlanDraft:
-    """A plan in progress: the samples that can be assigned, the remaining room, and the assignments
-    so far.
-    """
-
     pace: AdmissionPace
     state: DispatchState
     lengths: LengthHistory
@@ -55,7 +48,7 @@ class PlanDraft:
     """Trajectories that stay unassigned in this plan."""
 
     def rest(self, kind: str) -> list[UnassignedSamples]:
-        """Returns the samples of this kind that no step has assigned or put off."""
+        """Returns samples of this kind that no step has assigned or put off."""
         settled = {assigned.record.trajectory for assigned in self.planned} | self.put_off
         parts = [samples.without(settled) for samples in self.unassigned if samples.kind == kind]
         return [part for part in parts if part.trajectories]
@@ -73,9 +66,7 @@ class PlanDraft:
         rooms: Mapping[str, int],
         layouts: Mapping[int, WaveLayout] | None = None,
     ) -> None:
-        """Assign these samples to the rollouts of `rooms`, as far as they fit, and use up `free`;
-        `layouts` by wave.
-        """
+        """Assigns as far as they fit, and uses up `free`; `layouts` by wave."""
         if not unassigned:
             return
         tokens = _expected_tokens(self.state)
@@ -111,8 +102,6 @@ class PlanDraft:
 
 
 class PlanStep(Protocol):
-    """One step of a plan."""
-
     def plan(self, draft: PlanDraft) -> None:
         """Assign some of the draft's rest."""
         ...
@@ -122,9 +111,7 @@ class PlanStep(Protocol):
         ...
 
     @property
-    def held_max(self) -> int:
-        """Number of samples that may wait although there is room."""
-        ...
+    def held_max(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +160,11 @@ class Resumed(StepWithoutRoom):
 
 @dataclass(frozen=True, slots=True)
 class Started(StepWithoutRoom):
-    """Starts from the prompt, new samples and restarts, oldest wave first, the longest of a wave
-    first; without `by_length` in the order of their prompts.
+    """Starts from the prompt, oldest wave first, the longest of a wave first; without `by_length`
+    in the order of their prompts.
     """
 
     waves: WaveLayouts
-    """The layouts of waves."""
     by_length: bool = True
 
     def plan(self, draft: PlanDraft) -> None:
@@ -197,9 +183,8 @@ class Started(StepWithoutRoom):
 
 @dataclass(frozen=True, slots=True)
 class AssignmentPlanner:
-    """Plans assignments under one run's settings. `queue_per_slot` assignments may wait for each
-    slot. For adapters, `is_loadable` returns whether any rollout can load a version beside those
-    that it holds.
+    """`queue_per_slot` assignments may wait for each slot. For adapters, `is_loadable` returns
+    whether any rollout can load a version beside those that it holds.
     """
 
     pace: AdmissionPace
@@ -216,8 +201,8 @@ class AssignmentPlanner:
         ahead: Sequence[Prompt],
         now_s: float = 0.0,
     ) -> list[PlannedAssignment]:
-        """Returns all assignments that can be given now. `ahead` are the prompts to be admitted
-        next, which are ranked with their wave, and count as work that will need slots.
+        """`ahead` are the prompts to be admitted next, which are ranked with their wave, and count
+        as work that will need slots.
         """
         loadable = None if self.is_loadable is None else partial(self.is_loadable, state)
         unassigned = [
@@ -242,8 +227,8 @@ class AssignmentPlanner:
     def restart_on_newest(
         self, state: DispatchState, trajectories: Iterable[str], lengths: LengthHistory
     ) -> list[PlannedAssignment]:
-        """Returns assignments that restart these trajectories from their prompts on the newest
-        version, as far as the rollouts that hold it have room.
+        """Restarts from the prompts on the newest version, as far as the rollouts that hold it have
+        room.
         """
         restarts = [
             UnassignedSamples(
@@ -292,7 +277,6 @@ def _start_on_newest(state: DispatchState, trajectory: str) -> assignments.Conti
 
 
 def _expected_tokens(state: DispatchState) -> dict[str, float]:
-    """Returns the expected tokens that each rollout still has to generate."""
     tokens = dict.fromkeys(state.rollouts, 0.0)
     for trajectory, assignment in state.assignments.items():
         if not assignment.given_up and state.is_held(assignment):

@@ -1,5 +1,5 @@
-"""Defines which rollout gets which trajectory (`AssignmentPolicy`). `ASSIGNMENT_POLICIES` names
-policies by strings (`dispatch.placement`), so that dispatch imports only its run's.
+"""Defines which rollout gets which trajectory. `ASSIGNMENT_POLICIES` names policies by strings
+(`dispatch.placement`), so that dispatch imports only its run's.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ ASSIGNMENT_POLICIES: Mapping[str, str] = {
     "lengths": "rollstream.consumers.dispatch.planned_policy:open_by_lengths",
     "room": "rollstream.consumers.dispatch.planned_policy:open_by_room",
 }
-"""By the value of `dispatch.placement`, `module:function` that opens the policy (`OpenPolicy`)."""
+"""`module:function` that opens the policy (`OpenPolicy`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,6 @@ class PolicyScope:
     settings: DispatchSettings
     pace: AdmissionPace
     keep_version: bool
-    """Whether a trajectory keeps the version it began with."""
     has_adapters: bool
     """Whether versions are adapters, of which a rollout serves several side by side."""
     bytes_of: Callable[[Version], int | None]
@@ -43,11 +42,8 @@ class PolicyScope:
 
 @dataclass(frozen=True, slots=True)
 class PlannedAssignment:
-    """An assignment that is not appended yet."""
-
     record: Assignment
     discards_tokens: bool
-    """Whether the trajectory restarts and loses generated tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +57,8 @@ class MoveSummary:
 
 @dataclass(frozen=True, slots=True)
 class MovePlan:
-    """The releases by which rollouts give trajectories up, and the restarts of trajectories on the
-    newest version, whose present attempts dispatch releases.
+    """The releases by which rollouts give trajectories up, and the restarts on the newest
+    version.
     """
 
     releases: tuple[Assignment, ...] = ()
@@ -81,8 +77,7 @@ class AssignmentPolicy(Protocol):
     ) -> list[PlannedAssignment]:
         """Returns the assignments that can be given now: at most one for each open trajectory that
         no living rollout generates, to rollouts that have room. Under `keep_version` a resume goes
-        to a rollout that serves its version or loads it (invariant 4). `ahead` are the prompts that
-        are admitted next.
+        to a rollout that serves its version or loads it (invariant 4).
         """
         ...
 
@@ -91,7 +86,7 @@ class AssignmentPolicy(Protocol):
         ...
 
     def move(self, state: DispatchState, lengths: LengthHistory, now_s: float) -> MovePlan | None:
-        """Returns the moves between rollouts that are due now; None while none is due."""
+        """The moves that are due now; None while none is due."""
         ...
 
 

@@ -48,8 +48,8 @@ class RepackMove:
 
 
 def is_candidate(load: RolloutLoad) -> bool:
-    """Whether the rollout is at the end of its KV life cycle: KV use below capacity and falling, no
-    request waiting, and room in its decode batch.
+    """Whether the rollout is at the end of its KV life cycle: use below capacity and falling, no
+    request waiting, room in its decode batch.
     """
     return (
         load.ready
@@ -109,9 +109,6 @@ def _scarcer_first(kv: int, requests: int, by_kv: bool) -> tuple[int, int]:
 def _fullest_destination(
     bins: Sequence[tuple[int, str, int, int]], first: int, second: int, kind: int
 ) -> int | None:
-    """Returns the index of the fullest bin of this kind or a faster one that takes both sizes, or
-    None.
-    """
     begin = bisect_left(bins, (first, "", 0, 0))
     for at in range(begin, min(begin + DESTINATIONS_TRIED_MAX, len(bins))):
         if bins[at][2] >= second and bins[at][3] >= kind:
@@ -125,14 +122,14 @@ WAITING_STEPS = 1  # steps that a finished answer waits to be trained
 
 @dataclass(slots=True)
 class StepDuration:
-    """The seconds per step, smoothed; `lasts_s` is None until two new versions were observed."""
+    """Smoothed; `lasts_s` is None until two new versions were observed."""
 
     lasts_s: float | None = None
     _number: int | None = None
     _since_s: float | None = None
 
     def observe(self, number: int, now_s: float) -> None:
-        """Record the newest version number at this moment; to be called often."""
+        """Observes the newest version; to be called often."""
         if self._number is not None and number > self._number:
             if self._since_s is not None:
                 new_s = (now_s - self._since_s) / (number - self._number)
@@ -153,15 +150,14 @@ class LagBudget:
     token_s: float
 
     def covers(self, tokens: float) -> bool:
-        """Whether an answer of this many tokens ends in time."""
         return tokens * self.token_s <= (self.max_lag - WAITING_STEPS) * self.step_s
 
 
 def lag_budget(
     max_lag: int | None, step_s: float | None, tokens_per_s: Sequence[float]
 ) -> LagBudget | None:
-    """Returns the budget; None while a quantity is not measured, or without a lag bound.
-    `tokens_per_s` is the speed of one request by rollout, 0 if unknown.
+    """Returns None while a quantity is not measured, or without a lag bound. `tokens_per_s` is the
+    speed of one request by rollout, 0 if unknown.
     """
     speeds = [speed for speed in tokens_per_s if speed > 0]
     if max_lag is None or not step_s or not speeds:
@@ -177,9 +173,9 @@ TAIL_FACTOR = 2.0  # a long answer is expected to generate as many tokens again
 
 @dataclass(frozen=True, slots=True)
 class RunningRequest:
-    """A request in progress. `unfinished` is the unfinished share of its wave; `lag_left` the
-    further versions before its tokens are too old to train, None without a bound; `longest` the
-    limit of its answer in tokens; `all_members_open`: no trajectory of its group has ended.
+    """`unfinished` is the unfinished share of its wave; `lag_left` the further versions before its
+    tokens are too old, None without a bound; `longest` the limit of its answer in tokens;
+    `all_members_open`: no trajectory of its group has ended.
     """
 
     trajectory: str
@@ -194,17 +190,9 @@ class RunningRequest:
     all_members_open: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class OutlierPlan:
-    """The destination of each moved trajectory, and the trajectories to restart."""
-
-    moves: dict[str, str]
-    restarts: tuple[str, ...]
-
-
 def is_outlier(running: RunningRequest) -> bool:
-    """Whether the request is one of the last 10 % of its wave and longer than a threshold from
-    history, so that it delays newer weights on its rollout.
+    """Whether it is one of the last 10 % of its wave and longer than a threshold from history, so
+    that it delays newer weights on its rollout.
     """
     expected = running.expected
     if expected is None or running.unfinished > UNFINISHED_MAX:
@@ -237,12 +225,13 @@ def is_worth_restarting(running: RunningRequest, budget: LagBudget | None) -> bo
 
 def plan_outliers(
     running: Sequence[RunningRequest], loads: Sequence[RolloutLoad], budget: LagBudget | None = None
-) -> OutlierPlan:
-    """Gather outliers on as few rollouts of their version as can take them, so that the others
-    become empty (RhymeRL's tail migration, arXiv 2508.18588). A rollout that gives requests takes
-    none, none is filled above its KV capacity or decode batch bound, and no request moves to a
-    slower kind. `loads` are the rollouts that may take part. Outliers above the lag bound
-    (invariant 5) are restarted where `is_worth_restarting`.
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Returns the destination of each moved trajectory, and the trajectories to restart: outliers
+    are gathered on as few rollouts of their version as can take them, so that the others become
+    empty (RhymeRL's tail migration, arXiv 2508.18588). A rollout that gives requests takes none,
+    none is filled above its KV capacity or decode batch bound, and no request moves to a slower
+    kind. `loads` are the rollouts that may take part. Outliers above the lag bound (invariant 5)
+    are restarted where `is_worth_restarting`.
     """
     bins = {load.rollout: load for load in loads if load.ready and not load.waiting}
     outliers = [r for r in running if r.rollout in bins and is_outlier(r)]
@@ -267,7 +256,7 @@ def plan_outliers(
             _return_reservations(by_rollout[name], mine, slack)
             continue
         moves.update({t: to for t, to in mine.items() if to is not None})
-    return OutlierPlan(moves, restarts)
+    return moves, restarts
 
 
 def _usual_length_max(expected: ExpectedLength) -> float:
@@ -280,7 +269,6 @@ def _reserve_destination(
     bins: dict[str, RolloutLoad],
     slack: dict[str, list[int]],
 ) -> str | None:
-    """Returns the first destination of its version with room, which is reserved."""
     for name in destinations:
         if bins[name].version != outlier.version:
             continue

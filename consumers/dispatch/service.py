@@ -50,8 +50,8 @@ ROUND_S = 0.05  # pause between two rounds of the loop; rollouts have queued ass
 
 @dataclass(slots=True)
 class Dispatch:
-    """Runs one term of dispatch. `keep_version` is True if that is the value of
-    `rollouts.on_update`. With `truncate` records that no rebuild needs are removed from the log.
+    """Runs one term. `keep_version` is True if that is the value of `rollouts.on_update`. With
+    `truncate` records that no rebuild needs are removed from the log.
     """
 
     bus: Bus
@@ -64,14 +64,13 @@ class Dispatch:
     monotonic: Callable[[], float] = time.monotonic
     on_move: Callable[[MoveSummary, float], None] = lambda move, plan_s: None
     """Called for each pair of rollouts between which trajectories are to move, with their number
-    and the seconds that planning took; for observers.
+    and the seconds of planning.
     """
     on_foreign: Callable[[Mapping[str, int]], None] = lambda counts: None
     """Called with the number of foreign records by topic since the last call, at most every
-    `FOREIGN_S`; for observers. No program of this run writes such records.
+    `FOREIGN_S`.
     """
     has_adapters: bool = False
-    """Whether the run's versions are adapters, which rollouts serve side by side."""
     state: DispatchState = field(default_factory=DispatchState)
     inbox: DispatchInbox | None = None
     counts: Counter[str] = field(default_factory=Counter[str])
@@ -92,9 +91,7 @@ class Dispatch:
         self._newest_values = dispatch_metrics(self.state, self.inbox, self.pace, self.counts)
 
     def run(self, stop: threading.Event) -> None:
-        """Rebuild the state, then repeat rounds until `stop` is set. Raises `Fenced` when a higher
-        term takes over.
-        """
+        """Raises `Fenced` when a higher term takes over."""
         persistence = DispatchPersistence(
             self.bus, self.store, self.term, self.truncate, self.settings.keep_s, self.monotonic
         )
@@ -160,9 +157,7 @@ class Dispatch:
             writer.append([(str(record.group), record) for record in records])
 
     def _bytes_of(self, version: Version) -> int | None:
-        """Returns the bytes to load this version in full; None if it was deleted or its manifest is
-        damaged.
-        """
+        """The bytes of this version in full; None if it was deleted or its manifest is damaged."""
         try:
             return read_manifest(self.store, version).full_bytes
         except (ObjectMissing, CorruptObject) as error:
@@ -226,8 +221,8 @@ class Dispatch:
         )
 
     def metric_values(self) -> MetricValues:
-        """Returns the metrics at the end of the newest round. Counts of groups and of completions
-        are of the whole run, all others of this term.
+        """Returns the metric values as of the end of the newest round. Counts of groups and of
+        completions are of the whole run, all others of this term.
         """
         return self._newest_values
 
@@ -238,7 +233,7 @@ class Dispatch:
 def drop_silent_rollouts(
     state: DispatchState, inbox: DispatchInbox, timeout_s: float, departed: Collection[str] = ()
 ) -> list[str]:
-    """Drop rollouts that are silent (without a heartbeat for `timeout_s`), stuck (their loop makes
+    """Drops rollouts that are silent (without a heartbeat for `timeout_s`), stuck (their loop makes
     no progress) or in `departed`. Returns the silent and stuck ones.
     """
     before_s = inbox.listening_s - timeout_s

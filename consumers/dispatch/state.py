@@ -22,8 +22,6 @@ SPEED_REPORTS_SMOOTHED = 8  # reports over which a rollout's measured speed is s
 
 @dataclass(frozen=True, slots=True)
 class CurrentAssignment:
-    """The newest assignment of a trajectory."""
-
     attempt: int
     rollout: str
     rollout_term: int
@@ -43,8 +41,8 @@ class CurrentAssignment:
 
 @dataclass(frozen=True, slots=True)
 class PartialChain:
-    """Locates the partials of a trajectory: `at` is the newest one of its newest attempt, with the
-    version and the number of generated tokens there; `first` is the oldest one, of any attempt.
+    """`at` is the newest partial of the trajectory's newest attempt, with the version and the
+    number of generated tokens there; `first` is the oldest one, of any attempt.
     """
 
     attempt: int
@@ -60,12 +58,10 @@ class UnfinishedGroup:
 
     admitted: Admitted
     open: set[str]
-    """The trajectories without a completion."""
     prompt: Prompt | None = None
     finished: list[int] = field(default_factory=list[int])
     """Generated tokens of each finished trajectory, as far as this holder read them."""
     living: int = 0
-    """Number of completions that are not dead."""
 
     def is_full(self) -> bool:
         samples = len(self.admitted.trajectories)
@@ -84,16 +80,16 @@ class VoidAssignment:
 
 @dataclass(slots=True)
 class TrackedRollout:
-    """A rollout's newest status and the listening time `at_s` (`SilenceClock`) at which dispatch
-    read it. A rollout that is not `fresh`, with a status from before this dispatch started, keeps
-    its assignments until it is silent, and gets no new ones.
+    """The newest status, and the listening time `at_s` (`SilenceClock`) of its read. A rollout that
+    is not `fresh`, with a status from before this dispatch started, keeps its assignments until it
+    is silent, and gets no new ones.
     """
 
     status: RolloutStatus
     at_s: float
     fresh: bool
     kv_peak: int = 0
-    """Highest KV use that the rollout reported under its present version."""
+    """Highest under its present version."""
     speed: float = 0.0
     """Tokens per second of one request, smoothed; 0 until the rollout has generated."""
     reports: SpeedReports = field(default_factory=SpeedReports)
@@ -102,19 +98,13 @@ class TrackedRollout:
 
 @dataclass(slots=True)
 class DispatchState:
-    """Counts and open work, bounded by admission. `admitted`, `closed` and `trained` count groups,
-    `completed` and `late` completions.
-    """
-
     admitted: int = 0
     closed: int = 0
     trained: int = 0
     taken: dict[int, int] = field(default_factory=dict[int, int])
     """The trained groups by step, of the steps after the newest version."""
     version: Version = field(default_factory=lambda: Version(0, 0))
-    """The newest announced version."""
     next_group: int = 0
-    """The number after that of the highest admitted group."""
     groups: dict[int, UnfinishedGroup] = field(default_factory=dict[int, UnfinishedGroup])
     assignments: dict[str, CurrentAssignment] = field(default_factory=dict[str, CurrentAssignment])
     chains: dict[str, PartialChain] = field(default_factory=dict[str, PartialChain])
@@ -132,7 +122,7 @@ class DispatchState:
         self.groups[record.group] = UnfinishedGroup(record, set(record.trajectories))
 
     def apply_assignment(self, record: Assignment, at: Address | None = None) -> None:
-        """Record an assignment of an open trajectory; the highest attempt is in force."""
+        """The highest attempt is in force."""
         current = self.assignments.get(record.trajectory)
         group = self.groups.get(record.group)
         if group is None or record.trajectory not in group.open:
@@ -189,7 +179,7 @@ class DispatchState:
             )
 
     def apply_completion(self, group: int, trajectory: str, generated: int | None = None) -> bool:
-        """End the trajectory at its first completion; all others count as late. `generated` is the
+        """Ends the trajectory at its first completion; all others count as late. `generated` is the
         number of tokens, None for a dead trajectory. Returns whether the completion counts.
         """
         opened = self.groups.get(group)
@@ -208,7 +198,7 @@ class DispatchState:
         return True
 
     def end_if_full(self, group: int) -> list[VoidAssignment]:
-        """End a group of which enough trajectories have ended; returns the void assignments of the
+        """Ends a group of which enough trajectories have ended; returns the void assignments of the
         others.
         """
         opened = self.groups.get(group)
@@ -219,7 +209,6 @@ class DispatchState:
 
     @property
     def settled(self) -> int:
-        """Groups that were trained in the steps up to the newest version."""
         return self.trained - sum(groups for _, groups in self.unsettled)
 
     @property
@@ -229,13 +218,13 @@ class DispatchState:
         return tuple(sorted((step, n) for step, n in self.taken.items() if step > newest))
 
     def apply_taken(self, group: int, step: int) -> list[VoidAssignment]:
-        """Record that the trainer took the group for this step; returns the void assignments."""
+        """The trainer took the group for this step; returns the void assignments."""
         self._count_taken(step, 1)
         return self._end(group)
 
     def apply_superseded(self, groups: int, step: int) -> None:
-        """Record that this many groups of the step are not trained after all, because the trainer
-        could not compute their takes. A later record closes each of them.
+        """This many groups of the step are not trained after all: the trainer could not compute
+        their takes. A later record closes each.
         """
         self._count_taken(step, -groups)
 
@@ -247,7 +236,7 @@ class DispatchState:
             self.taken[step] = self.taken.get(step, 0) + groups
 
     def apply_closed(self, group: int) -> list[VoidAssignment]:
-        """Record that the trainer closed the group untrained; returns the void assignments."""
+        """The trainer closed the group untrained; returns the void assignments."""
         self.closed += 1
         return self._end(group)
 
@@ -265,7 +254,6 @@ class DispatchState:
         ]
 
     def apply_status(self, record: RolloutStatus, now_s: float, fresh: bool = True) -> None:
-        """Record a rollout's status, read at `now_s` of listening time."""
         tracked = self.rollouts.get(record.rollout)
         # A zombie's status.
         if tracked is not None and record.term < tracked.status.term:
@@ -287,17 +275,16 @@ class DispatchState:
         self.rollouts[record.rollout] = TrackedRollout(record, now_s, fresh, peak, speed, reports)
 
     def silent(self, before_s: float) -> list[str]:
-        """Returns the rollouts whose last status was read before this listening time, and the stuck
+        """Returns rollouts whose last status was read before this listening time, and the stuck
         ones.
         """
         return [name for name, rollout in self.rollouts.items() if rollout.at_s < before_s]
 
     def departed(self) -> list[str]:
-        """Returns the rollouts that announced that they leave and have no work left."""
         return [name for name, rollout in self.rollouts.items() if has_left(rollout.status)]
 
     def drop_rollouts(self, silent_before_s: float, departed: Collection[str] = ()) -> list[str]:
-        """Drop the rollouts without a status since `silent_before_s`, and those of `departed` that
+        """Drops rollouts without a status since `silent_before_s`, and those of `departed` that
         still are. Returns the silent ones.
         """
         departed = set(departed).intersection(self.departed())
@@ -307,9 +294,7 @@ class DispatchState:
         return [name for name in silent if name not in departed]
 
     def assigned_counts(self) -> dict[str, int]:
-        """Returns the number of trajectories of each living rollout, with those that are to move to
-        it.
-        """
+        """Returns the assigned counts by living rollout, with those that are to move to it."""
         counts: dict[str, int] = dict.fromkeys(self.rollouts, 0)
         for assignment in self.assignments.values():
             if assignment.onward in counts:
@@ -319,9 +304,7 @@ class DispatchState:
         return counts
 
     def loading(self) -> dict[str, Version]:
-        """Returns the rollouts that first load an older version from the store (`from_history`),
-        with that version.
-        """
+        """Returns rollouts that first load an older version from the store (`from_history`)."""
         return {
             assignment.rollout: assignment.version
             for assignment in self.assignments.values()
@@ -343,5 +326,5 @@ class DispatchState:
 
 
 def has_left(status: RolloutStatus) -> bool:
-    """Whether the rollout takes no more work and has released or finished all it had."""
+    """Takes no more work and has released or finished all it had."""
     return status.health == "leaving" and not status.running and not status.waiting

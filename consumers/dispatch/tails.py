@@ -14,7 +14,7 @@ from rollstream.streams.tails import FILL_LAG_MAX, fits_tail, tokens_left
 
 @dataclass(slots=True)
 class TailRoom:
-    """A rollout with `slots` empty slots while an answer there has `tokens` left."""
+    """`slots` are empty while an answer has `tokens` left."""
 
     rollout: str
     slots: int
@@ -23,9 +23,7 @@ class TailRoom:
 
 @dataclass(frozen=True, slots=True)
 class TailsFilled:
-    """Starts short samples beside the tails of draining rollouts, of those that no other step
-    starts.
-    """
+    """Starts short samples beside the tails of draining rollouts."""
 
     held_max: int = 0
 
@@ -40,9 +38,7 @@ class TailsFilled:
 
 
 def tail_rooms(state: DispatchState) -> list[TailRoom]:
-    """Returns the room beside the tail of every rollout that starts no other work, the longest tail
-    first.
-    """
+    """The longest tail first, of rollouts that start no other work."""
     assigned, loading = state.assigned_counts(), state.loading()
     rooms: dict[str, TailRoom] = {}
     for name, rollout in state.rollouts.items():
@@ -67,8 +63,8 @@ def tail_rooms(state: DispatchState) -> list[TailRoom]:
 def fill_tails(
     starts: Iterable[UnassignedSamples], rooms: Sequence[TailRoom]
 ) -> Iterator[tuple[UnassignedSamples, str, str]]:
-    """Yields the samples, the trajectory and the rollout of each start that fits a tail, the
-    longest first; uses up the room.
+    """Yields each start that fits a tail, the longest first, with its trajectory and rollout; uses
+    up the room.
     """
     for samples in sorted(starts, key=lambda samples: -samples.mean):
         for trajectory in samples.trajectories:

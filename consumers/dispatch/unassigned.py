@@ -1,5 +1,5 @@
-"""The open trajectories that no rollout generates, in groups that start or resume alike
-(`find_unassigned`), and their order (`in_start_order`), as pure functions (invariant 9).
+"""The open trajectories that no rollout generates, and their order, as pure functions (invariant
+9).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,8 +22,8 @@ from rollstream.streams.values import Version
 
 @dataclass(frozen=True, slots=True)
 class UnassignedSamples:
-    """Unassigned trajectories of one group that all start, or all resume under the same version.
-    `mean` is the expected length of one in tokens, 0 if unknown.
+    """The unassigned samples of one group; all start, or all resume under the same version. `mean`
+    is the expected length in tokens, 0 if unknown.
     """
 
     group: UnfinishedGroup
@@ -41,8 +41,8 @@ class UnassignedSamples:
         return self.how[self.trajectories[0]].version
 
     def is_probe(self) -> bool:
-        """Whether this is only the first sample of a group of unknown length, whose length predicts
-        the others'.
+        """Whether these are only the first sample of a group of unknown length, whose length
+        predicts the others'.
         """
         return not self.mean and self.trajectories == self.group.admitted.trajectories[:1]
 
@@ -56,9 +56,9 @@ def find_unassigned(
     keep_version: bool,
     is_loadable: Callable[[Version], bool] | None = None,
 ) -> Iterator[UnassignedSamples]:
-    """Yields all unassigned trajectories whose prompt was read, oldest wave first. `is_loadable` is
-    for runs whose rollouts serve several versions side by side (adapters), else None: any rollout
-    can load a version for which it returns True.
+    """Yields all whose prompt was read, oldest wave first. `is_loadable` is for runs whose rollouts
+    serve several versions side by side (adapters), else None: any rollout can load a version for
+    which it returns True.
     """
     unassigned = unassigned_trajectories(state)
     resumable = held_versions(state) if unassigned and keep_version else set[Version]()

@@ -19,9 +19,7 @@ from rollstream.streams.values import Version
 
 @dataclass(frozen=True, slots=True)
 class UnheldTrajectory:
-    """A trajectory whose version no rollout holds: `gained` tokens are generated, `left` more
-    expected.
-    """
+    """`gained` tokens are generated, `left` more expected."""
 
     trajectory: str
     gained: int
@@ -64,9 +62,7 @@ def trajectories_to_reload(
 def reload_cost(
     loaded: Sequence[UnheldTrajectory], restarted: Sequence[UnheldTrajectory], emptied: IdleRollout
 ) -> float:
-    """Returns the cost of loading the version for `loaded` and restarting `restarted`, in tokens
-    that one slot could have generated: lost work plus delay.
-    """
+    """The cost in tokens that one slot could have generated: lost work plus delay."""
     # A restart generates tokens again; a load leaves slots empty meanwhile and, on a rollout that
     # gets no new work under it, until the last loaded trajectory ends.
     lost_work = float(sum(trajectory.gained for trajectory in restarted))
@@ -90,9 +86,7 @@ IDLE_WAIT_S = 15.0  # longest wait for an idle rollout: a killed one is back by 
 
 @dataclass(frozen=True, slots=True)
 class ReloadPlan:
-    """Trajectories by the rollouts that load their versions (`loads`); `waiting` ones stay
-    unassigned until a rollout is idle, at most `IDLE_WAIT_S`.
-    """
+    """`waiting` ones stay unassigned until a rollout is idle, at most `IDLE_WAIT_S`."""
 
     loads: Mapping[str, str] = field(default_factory=dict[str, str])
     waiting: frozenset[str] = frozenset()
@@ -100,8 +94,8 @@ class ReloadPlan:
 
 @dataclass(slots=True)
 class VersionReload:
-    """Plans the loads of each round. `bytes_of` returns the bytes to read for a version, None if
-    the store deleted it (`versions_max`).
+    """`bytes_of` returns the bytes to read for a version, None if the store deleted it
+    (`versions_max`).
     """
 
     bytes_of: Callable[[Version], int | None]
@@ -118,9 +112,7 @@ class VersionReload:
         is_wanted: bool,
         now_s: float,
     ) -> ReloadPlan:
-        """Returns a plan for the unassigned trajectories under versions that no rollout holds,
-        oldest first.
-        """
+        """Plans for unassigned trajectories under versions that no rollout holds, oldest first."""
         unheld = self._unheld(state, lengths, unassigned)
         trajectories = [u.trajectory for batch in unheld.values() for u in batch]
         self._since_s = {t: self._since_s.get(t, now_s) for t in trajectories}
@@ -147,9 +139,6 @@ class VersionReload:
     def _unheld(
         self, state: DispatchState, lengths: LengthHistory, unassigned: Iterable[UnassignedSamples]
     ) -> dict[Version, list[UnheldTrajectory]]:
-        """Returns, by version, the trajectories that would restart although a load could resume
-        them.
-        """
         by_version: dict[Version, list[UnheldTrajectory]] = {}
         for samples in unassigned:
             for trajectory in samples.trajectories if samples.kind == "start" else ():
@@ -210,7 +199,7 @@ class Reloaded(StepWithoutRoom):
 
 
 def idle_rollouts(state: DispatchState) -> list[str]:
-    """Returns the serving rollouts without any work, preemptible ones last."""
+    """Returns serving rollouts without any work, preemptible ones last."""
     assigned = state.assigned_counts()
     idle = [
         (seen.status.preemptible, name)

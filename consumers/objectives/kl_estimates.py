@@ -8,8 +8,8 @@ from rollstream.consumers.objectives.ratios import bounded_log_ratio
 
 
 def reference_kl(logprobs: Tensor, reference: Tensor, form: str) -> Tensor:
-    """Returns an estimate of KL(π ‖ reference) for each trained token, differentiable in `logprobs`
-    (Schulman, "Approximating KL divergence", 2020): `k1`, `k2` or `k3`.
+    """Returns KL(π ‖ reference) for each trained token, differentiable in `logprobs` (Schulman,
+    "Approximating KL divergence", 2020): `k1`, `k2` or `k3`.
     """
     log_ratio = bounded_log_ratio(logprobs, reference)
     if form == "k1":
@@ -21,9 +21,9 @@ def reference_kl(logprobs: Tensor, reference: Tensor, form: str) -> Tensor:
 
 @torch.no_grad()
 def kl_to_come(estimates: Tensor, inputs: LossInputs, counts: Tensor) -> Tensor:
-    """Returns for each trained token the sum of `estimates` [G] over it and the later ones of its
-    sequence: what a KL in the reward of each token takes from its return (REINFORCE++, arXiv
-    2501.03262). Sequences, of `counts` trained tokens, follow each other.
+    """The sum of `estimates` [G] over each trained token and the later ones of its sequence: what a
+    KL in the reward of each token takes from its return (REINFORCE++, arXiv 2501.03262). Sequences,
+    of `counts` trained tokens, follow each other.
     """
     exact = estimates.double()
     up_to = exact.cumsum(0)

@@ -1,8 +1,7 @@
-"""The policy-gradient loss of a micro-batch (`surrogate_loss`) and its statistics, a surrogate with
-masks and penalties. Pure;
-docs/explanation/learning.md has the formulas and sources. π is the policy being trained; log μ was
-recorded under each token's own version, so trajectories of several versions need no special case.
-The loss is a *sum*: its divisor is known only after the update's last micro-batch.
+"""The policy-gradient loss of a micro-batch and its statistics. Pure; docs/explanation/learning.md
+has the formulas and sources. π is the policy being trained; log μ was recorded under each token's
+own version, so trajectories of several versions need no special case. The loss is a *sum*: its
+divisor is known only after the update's last micro-batch.
 """
 
 import math
@@ -27,8 +26,8 @@ from rollstream.consumers.trainer.learn.statistics import LossStatistics
 
 @dataclass(frozen=True, slots=True)
 class OtherLogprobs:
-    """Log-probabilities [G] of the trained tokens under other policies, without gradient:
-    `reference` where `reference_kl` is not 0, `proximal` where that is set.
+    """The other logprobs of the trained tokens [G], without gradient: `reference` where
+    `reference_kl` is not 0, `proximal` where that is set.
     """
 
     reference: Tensor | None = None
@@ -44,8 +43,8 @@ def surrogate_loss(
     settings: ObjectiveSettings,
     others: OtherLogprobs = NO_OTHERS,
 ) -> tuple[Tensor, LossStatistics]:
-    """Returns the loss as a sum, differentiable in `scores` and not divided by its weight, and the
-    statistics of its tokens, with that weight.
+    """A sum, differentiable in `scores` and not divided by its weight, and the statistics of its
+    tokens, with that weight.
     """
     counts = torch.bincount(inputs.sequence, minlength=inputs.sequences)
     token_log_ratio = bounded_log_ratio(scores.logprobs, inputs.behaviour)
@@ -81,13 +80,12 @@ def surrogate_loss(
 
 
 def objective_means(statistics: LossStatistics) -> dict[str, float]:
-    """Returns the means per trained token of the sums that only some losses have."""
+    """Returns the means per trained token, of the sums that only some losses have."""
     tokens = max(statistics.tokens, 1.0)
     return {name: total / tokens for name, total in statistics.objective_sums.items() if total}
 
 
 def update_divisor(statistics: LossStatistics, advantage: str) -> float:
-    """Returns the divisor of an update's summed gradient for advantages of this kind."""
     if advantage != "batch":
         return statistics.weight
     # The update's advantages have mean 0, as each group's do. Losses are proportional to them, so
@@ -99,8 +97,8 @@ def update_divisor(statistics: LossStatistics, advantage: str) -> float:
 def reward_penalties(
     inputs: LossInputs, others: OtherLogprobs, settings: ObjectiveSettings
 ) -> Tensor | None:
-    """Returns the KL to the reference that is taken from the reward of each token [G]; None if it
-    is not in the reward.
+    """The KL to the reference that is taken from the reward of each token [G]; None if it is not in
+    the reward.
     """
     if settings.reference_kl_in != "reward":
         return None
@@ -143,8 +141,8 @@ def _decoupled(
 def aggregated(
     losses: Tensor, inputs: LossInputs, settings: ObjectiveSettings
 ) -> tuple[Tensor, float]:
-    """Returns the losses [G], each with its share in its sequence or prompt, and the total weight
-    by which an update divides their sum; weights of micro-batches add up.
+    """The losses [G], each with its share in its sequence or prompt, and the total weight by which
+    an update divides their sum; weights of micro-batches add up.
     """
     counts = torch.bincount(inputs.sequence, minlength=inputs.sequences)
     match settings.aggregate:

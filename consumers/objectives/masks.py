@@ -10,8 +10,6 @@ from rollstream.consumers.objectives.ratios import sequence_sums
 
 
 class MaskSettings(Protocol):
-    """The trainer's settings of the masks."""
-
     @property
     def mask_ratio(self) -> Bounds | None: ...
     @property

@@ -1,5 +1,5 @@
-"""Importance ratios π/μ of tokens and of whole answers (`trainer.ratio`). π is the policy being
-trained, μ the policy that emitted the token.
+"""Importance ratios π/μ of tokens and answers (`trainer.ratio`). π is the policy being trained, μ
+the policy that emitted the token.
 """
 
 import torch
@@ -8,13 +8,12 @@ from torch import Tensor
 from rollstream.consumers.objectives.losses.base import LossInputs
 
 LOG_RATIO_MAX = 20.0
-"""Bound of |log r|. e²⁰ is far above any sensible ratio; without it one broken log-probability
-gives inf · 0 and makes the update NaN.
+"""Of |log r|. e²⁰ is far above any sensible ratio; without it one broken log-probability gives inf
+· 0 and makes the update NaN.
 """
 
 
 def bounded_log_ratio(logprobs: Tensor, others: Tensor) -> Tensor:
-    """Returns the log ratio [G] of two policies, within `LOG_RATIO_MAX`."""
     return (logprobs - others).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
 
 
@@ -36,5 +35,4 @@ def importance_log_ratio(
 
 
 def sequence_sums(values: Tensor, inputs: LossInputs) -> Tensor:
-    """Returns the sum of `values` [G] over each sequence."""
     return values.new_zeros(inputs.sequences).index_add(0, inputs.sequence, values)

@@ -1,5 +1,5 @@
-"""The objective whose advantages follow from the rewards (`SurrogateObjective`): a surrogate with
-its masks and penalties. Other policies are there where the settings name one.
+"""The objective whose advantages follow from the rewards: a surrogate with its masks and penalties,
+and the other policies that the settings name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,8 +36,6 @@ OTHER_POLICIES = "rollstream.consumers.objectives.policies.other_policies:OtherP
 
 
 class ComparedPolicies(Protocol):
-    """The policies besides the trained one under which an objective scores tokens."""
-
     def follow(self, version: int, parameters: Mapping[str, Tensor] | None) -> None: ...
 
     def behind(self, samples: Sequence[Sample]) -> PastWeights: ...
@@ -46,9 +44,7 @@ class ComparedPolicies(Protocol):
 
 
 class NoPolicies:
-    """Implements `ComparedPolicies` for a loss that compares with the recorded probabilities
-    alone.
-    """
+    """Has no policies, for a loss that compares with the recorded probabilities alone."""
 
     def follow(self, version: int, parameters: Mapping[str, Tensor] | None) -> None:
         pass

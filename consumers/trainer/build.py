@@ -68,8 +68,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What a term of the trainer records about itself in the ledger."""
-
     run: str
     term: int
     configuration_hash: str
@@ -80,27 +78,24 @@ class Provenance:
     refused.
     """
     run_id: str = ""
-    """The id drawn when the run was created."""
 
 
 class RankGroup(Protocol):
-    """The processes that share a model with this one, which leads them."""
+    """The processes that share a model with this one, their leader."""
 
     def announce_start(
         self, term: int, model: str, settings: str, checkpoints: Iterable[CheckpointId]
-    ) -> None:
-        """Tell the others, once, what this term starts from."""
-        ...
+    ) -> None: ...
 
     def together(self) -> AbstractContextManager[None]:
-        """Returns a block that fails in every process if it fails in one."""
+        """A block that fails in every process if it fails in one."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class InitialModel:
-    """The model that training starts from without a checkpoint, and the files (configuration,
-    tokenizer) that every version carries.
+    """The model of a run without a checkpoint; its files (configuration, tokenizer) are in every
+    version.
     """
 
     model: "PreTrainedModel | LearnableModel"
@@ -108,12 +103,11 @@ class InitialModel:
     ranks: RankGroup | None = None
     """The ranks that share the model; None if this process has it alone."""
     model_hash: str = ""
-    """Hash of the model, equal on all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerPlan:
-    """The settings that a trainer follows; `rule` decides which samples are trained."""
+    """`rule` decides which samples are trained."""
 
     trainer: TrainerSettings
     rule: TrainingRule
@@ -124,7 +118,7 @@ class TrainerPlan:
     """Topics whose records are truncated only once they are archived."""
 
     def hash_with(self, model_files: Mapping[str, bytes]) -> str:
-        """Returns a hash of settings and files, by which ranks compare theirs."""
+        """Returns a hash: by it ranks compare their settings and files."""
         files = sorted((name, content_hash(data)) for name, data in model_files.items())
         return content_hash(repr((self, files)).encode())
 
@@ -231,8 +225,8 @@ def load_first(
     checkpoints: Iterable[CheckpointId],
     ranks: RankGroup | None = None,
 ) -> TrainerState | None:
-    """Loads the first of these checkpoints that is complete and undamaged into the learner and
-    returns the trainer's state in it, if there is one. All `ranks` load the same one.
+    """Loads the first of these checkpoints that is complete and undamaged into the learner, on all
+    `ranks` the same, and returns the trainer's state in it.
     """
 
     def restore(checkpoint_id: CheckpointId) -> Checkpoint:
@@ -295,9 +289,7 @@ def _end_closed(intake: GroupIntake, recorded: LedgerTail, step: int) -> None:
 def publishing_terms(
     before: tuple[tuple[int, int], ...], recorded: LedgerTail, versions: VersionWriter
 ) -> tuple[tuple[int, int], ...]:
-    """Returns which term published each believed version: a version of another term with the same
-    number was never believed. This term publishes all higher numbers.
-    """
+    """The term that published each believed version; this term publishes all higher numbers."""
     highest = versions.highest
     assert highest is not None, "version 0 is published before anything is trained"
     next_version = Version(highest.number + 1, versions.term)
@@ -361,7 +353,7 @@ def _is_change_accepted(
 
 def check_run(provenance: Provenance, configured: Configured) -> None:
     """Raises `ConfigurationError` if the ledger is another run's, as under a URL with a wrong
-    prefix: the trainer would train that run's takes from this run's checkpoint.
+    prefix.
     """
     if "" not in (configured.run_id, provenance.run_id) and configured.run_id != provenance.run_id:
         raise ConfigurationError(

@@ -1,6 +1,6 @@
-"""Converts positions and open groups, all of the end of a step, to the JSON part of a checkpoint,
-and restores the intake from it. A resumed trainer reads the ledger from the recorded position; with
-takes still to repeat (`ahead`) it is older, and finished takes are recognised by their step.
+"""The JSON part of a checkpoint: positions and open groups of the end of a step, from which the
+intake is restored. With takes still to repeat (`ahead`) the ledger's position is older, and
+finished takes are recognised by their step.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ from rollstream.streams.values import Address
 
 @dataclass(frozen=True, slots=True)
 class CheckpointGroup:
-    """Holds the addresses of an open group's admission, completions and annotations."""
+    """Addresses of an open group's admission, completions and annotations."""
 
     admitted: Address
     arrived: tuple[Address, ...]
@@ -27,9 +27,8 @@ class CheckpointGroup:
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """Holds the JSON part of a checkpoint. `positions` maps topic and partition (as text, for JSON)
-    to the next offset and its fence; `updates` counts optimiser updates, `counts` the intake's
-    unused records.
+    """`positions` maps topic and partition (as text, for JSON) to the next offset and its fence;
+    `counts` are the intake's unused records.
     """
 
     step: int
@@ -56,12 +55,11 @@ class TrainerState:
     """The group after the last admission that was read; 0 in checkpoints of earlier releases."""
 
     def encode(self) -> dict[str, Any]:
-        """Returns the state as plain JSON values."""
         return msgspec.to_builtins(self)
 
     @classmethod
     def decode(cls, values: Mapping[str, Any]) -> "TrainerState":
-        """Returns the state that `encode` gave; raises `CorruptObject` for other values."""
+        """Raises `CorruptObject` for values that `encode` did not give."""
         try:
             state = msgspec.convert(values, cls)
         except (ValueError, RecursionError, OverflowError) as error:
@@ -72,7 +70,7 @@ class TrainerState:
         return state
 
     def intake_positions(self) -> dict[str, dict[int, Position]]:
-        """Returns `positions` with partitions as numbers, where a restored intake reads on."""
+        """`positions` with partitions as numbers, where a restored intake reads on."""
         return {t: {int(p): at for p, at in by.items()} for t, by in self.positions.items()}
 
 
@@ -85,7 +83,6 @@ def trainer_state(
     ahead: bool = False,
     terms: tuple[tuple[int, int], ...] = (),
 ) -> TrainerState:
-    """Returns the state at the end of `step`."""
     return TrainerState(
         step=step,
         updates=updates,
@@ -129,7 +126,7 @@ def missing_records(state: TrainerState, end: Callable[[str], Mapping[int, int]]
 
 
 def ledger_begin(state: TrainerState | None) -> tuple[Position, str]:
-    """Returns the position and configuration hash from which a trainer reads the ledger: those of
+    """Returns position and configuration hash from which a trainer reads the ledger: those of
     `state`, or the begin.
     """
     return (Position(), "") if state is None else (state.ledger, state.configuration_hash)

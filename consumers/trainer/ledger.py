@@ -36,12 +36,12 @@ LEDGER_KEY = "run"
 
 @dataclass(slots=True)
 class LedgerTail:
-    """The ledger's records from a checkpoint's position on, by kind."""
+    """Records from a checkpoint's position on, which a resumed trainer repeats."""
 
     takes: dict[tuple[int, int], list[Take]] = field(
         default_factory=dict[tuple[int, int], list[Take]]
     )
-    """The takes of each (step, update), in the order of the ledger."""
+    """By (step, update), in the order of the ledger."""
     done: dict[int, StepDone] = field(default_factory=dict[int, StepDone])
     """The newest of each finished step."""
     closed: list[GroupClosed] = field(default_factory=list[GroupClosed])
@@ -58,7 +58,6 @@ class LedgerTail:
     )
     """The micro-batches of the newest repetition by step, update and epoch."""
     since: Position = field(default_factory=Position)
-    """The position from which the ledger was read."""
     since_configuration: str = ""
     """Hash of the configuration of the records up to the first `Configured`."""
     taken_under: dict[TakeNumber, str] = field(default_factory=dict[TakeNumber, str])
@@ -87,8 +86,8 @@ class LedgerTail:
                 pass
 
     def groups_done(self, step: int, update: int) -> int | None:
-        """Returns the number of groups that an update of a finished step took; None if the step is
-        not finished or its takes are repeated already.
+        """The number of groups that an update of a finished step took; None if the step is not
+        finished or its takes are repeated already.
         """
         if step not in self.done or (step, update) not in self.takes:
             return None
@@ -96,21 +95,19 @@ class LedgerTail:
         return sum(len(take.groups) for take in self.takes[step, update])
 
     def goes_beyond(self, step: int) -> bool:
-        """Whether takes or closed groups of steps after `step` are recorded, which are still to be
-        repeated.
-        """
+        """Takes or closed groups of steps after `step` are recorded."""
         return any(take_step > step for take_step, _ in self.takes) or any(
             c.step > step for c in self.closed
         )
 
     def steps(self) -> int:
-        """Returns the highest step that has a take or a `StepDone`; 0 if none."""
+        """The highest step that has a take or a `StepDone`; 0 if none."""
         return max([step for step, _ in self.takes] + list(self.done), default=0)
 
 
 class Ledger:
-    """Appends the records of one term; call `open` first. Thread-safe: the publisher's thread
-    appends `StepDone` beside the trainer's takes.
+    """Appends one term's records; call `open` first. Thread-safe: the publisher's thread appends
+    `StepDone` beside the trainer's takes.
     """
 
     def __init__(self, bus: Bus, term: int) -> None:
@@ -119,8 +116,8 @@ class Ledger:
 
     def open(self, position: Position, configuration_hash: str = "") -> LedgerTail:
         """Appends this term's `Opened`, after which records of earlier terms are void (invariant
-        7), and returns the ledger's records from `position` up to it. Position and configuration
-        are those of the checkpoint.
+        7), and returns the records from `position` up to it. Position and configuration are those
+        of the checkpoint.
         """
         opened = self._writer.open()
         reader = TopicReader(self._bus, "ledger", {0: position})
@@ -131,15 +128,13 @@ class Ledger:
         return recorded
 
     def append(self, records: Iterable[Record]) -> None:
-        """Appends the records in this order; they are durable on return."""
+        """They are durable on return."""
         entries = [(LEDGER_KEY, record) for record in records]
         if entries:
             self._writer.append(entries)
 
     def position(self) -> Position:
-        """Returns the position after this term's last record, which a checkpoint stores for its
-        successor.
-        """
+        """The position after this term's last record, for its successor's checkpoint."""
         return self._writer.positions()[0]
 
 
@@ -150,8 +145,8 @@ reads about 10 GB/s, so this is a tenth of a second.
 
 
 def hashes_state(state_bytes: int, recorded: StepDone | None) -> bool:
-    """Whether the trainer itself hashes its state (masters and optimiser) at this step. The
-    publisher hashes a large state, at checkpoints alone.
+    """Whether the trainer itself hashes its state at this step; the publisher hashes a large one,
+    at checkpoints alone.
     """
     # A repeated step without a recorded `weights_hash` has only the state to compare.
     return state_bytes <= STATE_HASH_BYTES_MAX or (

@@ -1,6 +1,5 @@
-"""The trainer's loop: one step after the other, each handed to the publisher while the next is
-trained. A restarted trainer first repeats the recorded steps after the checkpoint through the same
-phases.
+"""The trainer's loop: each step is handed to the publisher while the next is trained; recorded
+steps after the checkpoint are repeated through the same phases first.
 
 With several ranks each runs this loop: phases follow from the ledger's takes and the settings
 alone, so all enter the same collectives without commands from rank 0 (`sharded/follower.py`).
@@ -35,7 +34,7 @@ FeederT = TypeVar("FeederT", bound=TakeRepeater)
 @dataclass(slots=True, kw_only=True)
 class StepLoop(ABC, Generic[FeederT]):
     """One term of a trainer, or of a rank that follows it, after `step` finished steps. `recorded`
-    are earlier terms' records after that step, to be repeated.
+    are later records of earlier terms.
     """
 
     take_feeder: FeederT
@@ -48,8 +47,8 @@ class StepLoop(ABC, Generic[FeederT]):
     monotonic: Callable[[], float] = time.monotonic
 
     def run(self, stop: threading.Event) -> bool:
-        """Trains until the last step or until `stop` is set; returns whether the run is complete.
-        On return every finished step is published. Raises `ComputeFailed` if the learner could not
+        """Trains until the last step or until `stop`; returns whether the run is complete. On
+        return every finished step is published. Raises `ComputeFailed` if the learner could not
         compute some takes, recorded first if they may be the cause.
         """
         steps = self.take_feeder.settings.steps
@@ -170,19 +169,17 @@ class StepLoop(ABC, Generic[FeederT]):
 
     @abstractmethod
     def checkpoint_state(self, step: int) -> Mapping[str, Any]:
-        """Returns the JSON part of a checkpoint: positions, open groups and counts now, at the end
-        of `step`.
-        """
+        """The JSON part of a checkpoint, now, at the end of `step`."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Trainer(StepLoop[TakeFeeder]):
-    """Runs the loop in the process that holds the trainer's lease and term (rank 0)."""
+    """The loop of the holder of the trainer's lease and term (rank 0)."""
 
     configuration_hash: str
 
     def metric_values(self) -> MetricValues:
-        """Returns the metrics of this term; the totals count a step once its `StepDone` is in the
+        """Returns the metric values of this term; totals count a step once its `StepDone` is in the
         ledger, and no repeated steps.
         """
         intake, now = self.take_feeder.intake, self.monotonic()

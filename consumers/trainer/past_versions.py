@@ -1,6 +1,5 @@
-"""Past versions for the objective (`PastVersions`): `PublishedVersions` reads them,
-`NeededVersions` names those that must be kept, since a resumed trainer or a replay reads them
-again.
+"""Past versions for the objective: read, and kept as long as a resumed trainer or a replay reads
+them again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,17 +20,17 @@ from rollstream.streams.values import Version
 
 @dataclass(frozen=True, slots=True)
 class PublishedVersions:
-    """Implements `learn.objective.PastVersions` over `stores()`: the first store that has the
-    number gives it, the last is that of the run whose rollouts emitted the trained tokens. All
-    versions are published as `dtype`.
+    """Implements `learn.objective.PastVersions`: the first of `stores()` that has the number gives
+    it, the last is that of the run whose rollouts emitted the trained tokens. All versions are
+    published as `dtype`.
     """
 
     stores: Callable[[], Sequence[ObjectStore]]
     dtype: str
 
     def read(self, number: int, term: int | None = None) -> Mapping[str, Tensor]:
-        """Returns the verified weights of the believed version of this number, or of the one of
-        `term`, which emitted tokens. Raises `ConfigurationError` if it is not stored whole.
+        """The verified weights of the believed version of this number, or of the one of `term`,
+        which emitted tokens. Raises `ConfigurationError` if it is not stored whole.
         """
         stores = self.stores()
         for store in stores if term is None else stores[-1:]:
@@ -54,8 +53,8 @@ class PublishedVersions:
 
 @dataclass(frozen=True, slots=True)
 class NeededVersions:
-    """Returns, when called, the versions that the objective needs to continue from any stored
-    checkpoint or from the believed version on.
+    """What the objective needs to continue from any stored checkpoint or from the
+    believed version.
     """
 
     store: ObjectStore

@@ -45,27 +45,25 @@ THREADS = 1  # torch threads of the publisher's arithmetic: the learner uses the
 
 @dataclass(frozen=True, slots=True)
 class StepSnapshot:
-    """A finished step: its `StepDone` (the publisher adds hashes, version and time), a copy of the
-    `tensors` to publish, and the `checkpoint` (tensors, JSON part) if one is due.
+    """The publisher adds hashes, version and time to its `StepDone`; `tensors` to publish are a
+    copy; `checkpoint` (tensors, JSON part) if one is due.
     """
 
     done: StepDone
     tensors: Tensors
     checkpoint: tuple[Tensors, Mapping[str, Any]] | None
     known: StepDone | None
-    """The ledger's `StepDone` of this step if an earlier term finished it; None for a new step."""
+    """The ledger's, if an earlier term finished this step."""
     lags: Mapping[int, int]
-    """Trained tokens by their lag at consumption."""
     outcomes: Mapping[str, int]
-    """Number of groups by how they ended."""
     is_lent: bool = False
-    """Whether the checkpoint's tensors are the learner's own state: the next update must wait until
-    they are written (`StepPublisher.await_lent`).
+    """The checkpoint's tensors are the learner's own state: the next update must wait until they
+    are written (`StepPublisher.await_lent`).
     """
 
 
 def copied_state_hash(tensors: Tensors) -> str:
-    """Returns the `state_hash` of a checkpoint's copy of a large state."""
+    """The `state_hash` of a checkpoint's copy of a large state."""
     return combined_hash(*tensor_hashes(tensors))
 
 
@@ -84,8 +82,8 @@ def _is_recorded(recorded: StepDone | None, done: StepDone) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRetention:
-    """How many of the newest checkpoints are kept. `truncation` truncates topics up to what these
-    still need (None: no truncation).
+    """How many checkpoints are kept; `truncation` truncates topics up to what they need (None:
+    not).
     """
 
     checkpoints: int
@@ -96,7 +94,7 @@ class StepPublisher:
     """Publishes steps in a thread. An exception there or in the deletion thread is raised again in
     the trainer's: by `submit`, `check`, `await_room`, `await_lent`, `close`.
 
-    The stages of each step (docs/reference/invariants.md, A trainer's step):
+    The stages of a step (docs/reference/invariants.md, A trainer's step):
 
     1. Write the version's objects, the manifest last; none if the version is believed already. Are
        its bits others, the run continues as a fork, and the next version is an anchor.
@@ -126,13 +124,12 @@ class StepPublisher:
         self._queue: queue.Queue[StepSnapshot | None] = queue.Queue(QUEUE_MAX)
         self._failed: BaseException | None = None
         # A version's tensors are the base of the next delta, so their memory is reused only once
-        # the next version is published. So at most `QUEUE_MAX` + 2 copies of the weights exist:
-        # those that wait, one that is being published, and the one published last. If publishing
-        # keeps up, there are two.
+        # the next version is published: those of `QUEUE_MAX` waiting steps, of the one being
+        # published, and of the one before exist at most.
         self.weight_buffers = BufferPool(QUEUE_MAX + 2)
-        """Memory for snapshots of the weights; to be taken from after `await_room` only."""
+        """To be taken from after `await_room` only."""
         self.state_buffers = BufferPool(QUEUE_MAX + 1, idle_max=1)
-        """Memory for the tensors of checkpoints; to be taken from after `await_room` only."""
+        """For checkpoints; to be taken from after `await_room` only."""
         self._published: Tensors = {}
         self._checkpoint_s = timer()
         self._lent = threading.Event()
@@ -143,12 +140,12 @@ class StepPublisher:
 
     @property
     def version(self) -> int:
-        """The number of the believed version; 0 before the first version."""
+        """The believed version's; 0 before the first."""
         highest = self._versions.highest
         return 0 if highest is None else highest.number
 
     def checkpoint_age_s(self) -> float:
-        """Seconds since the last checkpoint or the start."""
+        """Returns the seconds since the last checkpoint or the start."""
         return self._timer() - self._checkpoint_s
 
     def waiting(self) -> int:
@@ -172,21 +169,21 @@ class StepPublisher:
             time.sleep(ROOM_POLL_S)
 
     def submit(self, snapshot: StepSnapshot) -> None:
-        """Queues a step whose tensors are from `weight_buffers` and `state_buffers`; returns at
-        once after `await_room`.
+        """Takes a step whose tensors are from `weight_buffers` and `state_buffers`; returns at once
+        after `await_room`.
         """
         if snapshot.is_lent:
             self._lent.set()
         self._offer(snapshot)
 
     def check(self) -> None:
-        """Raises the exception that ended one of the threads, if there was one."""
+        """Raises the exception that ended one of the threads."""
         failed = self._failed or self._deletions.failed
         if failed is not None:
             raise failed
 
     def close(self) -> None:
-        """Publishes all queued steps, finishes the deletions, and ends both threads."""
+        """Publishes all queued steps and finishes the deletions."""
         self._offer(None)
         self._thread.join()
         self.check()
@@ -213,7 +210,6 @@ class StepPublisher:
             self._deletions.close()
 
     def publish(self, snapshot: StepSnapshot) -> None:
-        """Publishes one step: stages 1 to 5."""
         started = self._timer()
         version = self._versions.publish(snapshot.done.step, snapshot.tensors)  # 1, 2, 3
         self.weight_buffers.release(self._published)
@@ -266,7 +262,6 @@ class StepPublisher:
         return replace(done, weights_hash=weights, state_hash=state), hashes
 
     def clean_up(self) -> None:
-        """Deletes old checkpoints, then truncates the topics up to what the kept ones need."""
         retention = self._retention
         assert retention is not None, "a rank that does not lead deletes nothing"
         stored = stored_checkpoints(self._store)

@@ -1,8 +1,5 @@
-"""Divides work and tensors among the ranks that train one model, by pure functions of counts, sizes
-and the number of ranks: no communication.
-
-`rank_of` reads this process's rank from the environment variables of `torchrun`, which `rollstream
-train` sets too.
+"""Divides work and tensors among the ranks that train one model, by pure functions of counts and
+sizes: no communication.
 """
 
 import os
@@ -15,18 +12,15 @@ from rollstream.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class RankTurn:
-    """The micro-batch that one rank computes in one round. With `counts` False its gradient gets
-    weight zero.
-    """
+    """A micro-batch in one round; with `counts` False its gradient gets weight zero."""
 
     micro_batch: int
     counts: bool
 
 
 def rounds(micro_batches: int, ranks: int) -> list[tuple[RankTurn, ...]]:
-    """Returns the rounds of an update: element r of a round is the turn of rank r. Micro-batch k
-    (from 0 within its update, in the order of the takes) is trained in round k // `ranks` by rank k
-    % `ranks`.
+    """Element r of a round is the turn of rank r: micro-batch k (from 0 within its update, in the
+    order of the takes) is trained in round k // `ranks` by rank k % `ranks`.
     """
     assert ranks >= 1
     return [
@@ -41,25 +35,23 @@ def rounds(micro_batches: int, ranks: int) -> list[tuple[RankTurn, ...]]:
 
 
 def parts_of_round(samples: Sequence[int], shortages: int) -> int:
-    """Returns the number of parts in which each rank trains its micro-batch of a round after
-    `shortages` lacks of memory: whole, halves, quarters, at most as many as the largest of the
-    micro-batches has `samples`.
+    """Returns parts in which each rank trains its micro-batch of a round after `shortages` lacks of
+    memory: whole, halves, quarters, at most the `samples` of the largest micro-batch.
     """
     return min(2**shortages, max(samples))
 
 
 def divide(samples: int, parts: int) -> list[tuple[int, int]]:
-    """Returns `start` and `end` of each part of a micro-batch, in order, with sizes that differ by
-    at most one. The first part is never empty; others are if there are more parts than samples.
+    """`start` and `end` of each part, with sizes that differ by at most one; the first is never
+    empty.
     """
     cuts = [-(-samples * part // parts) for part in range(parts + 1)]
     return list(pairwise(cuts))
 
 
 def owners(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
-    """Returns, by tensor name, the rank that gathers and writes the tensor: from the largest to the
-    smallest, each to the rank with the least load so far. No rank gets more than the mean plus one
-    tensor (Graham's longest processing time).
+    """The rank that gathers and writes each tensor: from the largest on, each to the least loaded
+    rank. No rank gets more than the mean plus one tensor (Graham's longest processing time).
     """
     assert ranks >= 1
     loads = [0] * ranks
@@ -72,27 +64,25 @@ def owners(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
 
 
 def rows_per_rank(rows: int, ranks: int) -> int:
-    """Returns the rows of a rank's slice, padding included: `rows` / `ranks`, rounded up. The last
-    ranks may hold fewer or none (the rule of `torch.chunk`, which FSDP follows).
+    """The rows of a rank's slice, padding included; the last ranks may hold fewer or none (the rule
+    of `torch.chunk`, which FSDP follows).
     """
     return -(-rows // ranks)
 
 
 def slice_of(rows: int, rank: int, ranks: int) -> tuple[int, int]:
-    """Returns `start` and `end` of the rows that this rank holds of a tensor with `rows` rows."""
+    """`start` and `end` of this rank's rows."""
     each = rows_per_rank(rows, ranks)
     return min(rows, rank * each), min(rows, (rank + 1) * each)
 
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""The variables of `torchrun`: rank, number of ranks, number on this machine, host and port of the
-rendezvous.
-"""
+"""Those of `torchrun`, which `rollstream train` sets too."""
 
 
 def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process was started as one rank of a group (`RANK` or `WORLD_SIZE` is set).
-    Raises `ConfigurationError` if another one of `VARIABLES` is then missing.
+    """Whether this process is one rank of a group (`RANK` or `WORLD_SIZE` is set). Raises
+    `ConfigurationError` if another one of `VARIABLES` is then missing.
     """
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
         return False
@@ -107,5 +97,5 @@ def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def rank_of(environment: Mapping[str, str] = os.environ) -> int:
-    """Returns the rank of this process; 0 if it was not started as one."""
+    """Returns 0 if this process was not started as a rank."""
     return int(environment["RANK"]) if is_launched(environment) else 0

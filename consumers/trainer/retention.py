@@ -1,6 +1,5 @@
 """Decides what the trainer must not delete yet (invariant 11): the weight versions that rollouts
-need (`HeldVersions`, `PinnedVersions`) and log records (`LogTruncation`). `ArchiveBackedBus` reads
-truncated records from the archive.
+need, and log records.
 """
 
 import logging
@@ -29,8 +28,8 @@ OVERLAP_S = 5.0  # two threads send statuses and partials: a partial may follow 
 
 
 class HeldVersions:
-    """Returns, when called, the versions that live rollouts serve, by each rollout's last `status`.
-    A rollout is live for `LIVE_S` after that was read.
+    """The versions that live rollouts serve, by each one's last `status`. A rollout is live for
+    `LIVE_S` after that was read.
     """
 
     def __init__(self, bus: Bus, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -41,7 +40,6 @@ class HeldVersions:
         self._newest: dict[str, tuple[RolloutStatus, float]] = {}
 
     def __call__(self) -> set[Version]:
-        """Reads `status` to its end, and returns the versions of the live rollouts."""
         now_s = self._monotonic()
         for batch in self._reader.batches_to(self._bus.end("status")):
             for received in batch:
@@ -127,7 +125,7 @@ class PinnedVersions(HeldVersions):
 
 
 TOPICS = ("admissions", "trajectories", "annotations", "ledger", "applied")
-"""Topics that the trainer truncates; dispatch truncates `prompts`, `assignments` and `partials`."""
+"""Dispatch truncates `prompts`, `assignments` and `partials`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +146,8 @@ class LogTruncation:
     blobs: BlobCollector
 
     def run(self, checkpoints: Iterable[CheckpointId]) -> None:
-        """Truncates the records that none of these kept checkpoints needs, then deletes blobs
-        (large records in the store) that no kept record names.
+        """Truncates records that no kept checkpoint needs, then deletes blobs (large records in the
+        store) that no kept record names.
         """
         for topic in TOPICS:
             # A Kafka broker drops a position that was not committed for days.
@@ -192,13 +190,11 @@ def _addresses(topic: str, state: TrainerState) -> Iterable[Address]:
 
 
 ARCHIVED_LOG = "rollstream.storage.archive.log_view:LogView"
-"""Joins a run's log and its archive, for what the log no longer has."""
 
 
 class ArchiveBackedBus(BusWrapper):
-    """The run's log for a trainer: `read` returns truncated records from the archive, at the same
-    offsets and byte for byte. That is needed only if checkpoints are lost or damaged, or the log
-    was truncated otherwise.
+    """`read` returns truncated records from the archive, at the same offsets and byte for byte:
+    needed only if checkpoints are lost or damaged, or the log was truncated otherwise.
     """
 
     def __init__(self, bus: Bus, store: ObjectStore, run: str) -> None:

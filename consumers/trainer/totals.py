@@ -1,6 +1,4 @@
-"""Sums over finished steps for the metrics (`TrainerTotals`), and the line of a step in the metrics
-file.
-"""
+"""Sums over finished steps, and the line of a step in the metrics file."""
 
 import threading
 from collections import Counter
@@ -15,7 +13,6 @@ from rollstream.streams.records import (
 )
 
 OUTCOMES = ("trained", "filtered", "expired", "dead")
-"""The ways in which a group ends."""
 
 
 REFUSED_COUNTS = {kind: f"refused_{kind}" for kind in REFUSAL_KINDS}
@@ -24,7 +21,7 @@ REFUSED_COUNTS = {kind: f"refused_{kind}" for kind in REFUSAL_KINDS}
 
 @dataclass(slots=True)
 class TrainerTotals:
-    """Sums over the steps whose `StepDone` this term appended, thread-safe. `last` holds the newest
+    """Sums over the steps whose `StepDone` this term appended, thread-safe; `last` has the newest
     step's own metrics.
     """
 
@@ -48,9 +45,7 @@ class TrainerTotals:
         outcomes: Mapping[str, int],
         publish_s: float,
     ) -> None:
-        """Adds a step. `lags` are its trained tokens by lag, `outcomes` its groups by how they
-        ended.
-        """
+        """`lags` are its trained tokens by lag, `outcomes` its groups by how they ended."""
         with self.lock:
             self.steps += 1
             self.sums["tokens"] += int(done.metrics.get("tokens_trained", 0.0))
@@ -66,7 +61,6 @@ class TrainerTotals:
             self.last = dict(done.metrics)
 
     def metric_values(self) -> MetricValues:
-        """Returns the sums as of one moment."""
         with self.lock:
             return self._values()
 
@@ -92,8 +86,8 @@ class TrainerTotals:
 
 
 def step_line(done: StepDone, publish_s: float | None) -> dict[str, Any]:
-    """Returns the line of a `StepDone` in `metrics/trainer.jsonl`; of several lines of a step the
-    last (highest term) is valid. `publish_s` is None in a line that a later term added.
+    """The line in `metrics/trainer.jsonl`; of several lines of a step the last (highest term) is
+    valid. `publish_s` is None in a line that a later term added.
     """
     head = {"step": done.step, "term": done.version.term, "time_s": done.time_s}
     return {**head, **done.metrics, **done.counts, "publish_s": publish_s}
@@ -102,8 +96,8 @@ def step_line(done: StepDone, publish_s: float | None) -> dict[str, Any]:
 def missing_lines(
     recorded: Mapping[int, StepDone], lines: Iterable[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Returns the lines of `recorded` steps that the file lacks, in the order of steps: a crash
-    between the appends of a `StepDone` and of its line loses the line.
+    """Returns lines that the file lacks, in the order of steps: a crash between a `StepDone` and
+    its line loses the line.
     """
     there = {(line.get("step"), line.get("time_s")) for line in lines}
     return [

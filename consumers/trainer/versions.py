@@ -1,6 +1,5 @@
-"""Publishes the versions of a weight stream (`VersionWriter`), for instance the trainer's: stored
-once in the form of their tensors (`storage/weights/form.py`), then believed (the pointer moves),
-then announced in the stream's topic.
+"""Publishes the versions of a weight stream: stored once in the form of their tensors
+(`storage/weights/form.py`), then believed (the pointer moves), then announced.
 """
 
 import logging
@@ -41,11 +40,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class VersionWriter:
-    """Publishes one term's versions of the weight stream whose part of the run's store is `store`
-    (`WeightStream.part`); `writer` writes to the stream's topic. `pinned` returns those that a
-    rollout or an open partial needs (`data/retention.py`), `to_continue` those that a resumed
-    trainer needs (`past_versions.py`); every anchor carries the `model_files` (configuration and
-    tokenizer).
+    """Publishes one term's versions in `store`, the stream's part of the run's store
+    (`WeightStream.part`), and announces them by `writer`. `pinned` returns those that a rollout or
+    an open partial needs, `to_continue` those that a resumed trainer needs; every anchor carries
+    the `model_files` (configuration and tokenizer).
 
     If ranks share a model, each has a writer with the same decisions; all but rank 0 (`leads`)
     write only their part of the tensors.
@@ -70,9 +68,9 @@ class VersionWriter:
     """Whether a repeated step's bytes differed, until the next version."""
 
     def open(self) -> None:
-        """Fence lower terms in the topic and at the pointer, and announce the believed
-        version under this term. If its manifest is damaged or missing, it is not announced, and the
-        next version is an anchor.
+        """Fences lower terms in the topic and at the pointer, and announces the believed version
+        under this term; if its manifest is damaged or missing, the next version is an anchor
+        instead.
         """
         if self.leads:
             self.writer.open()
@@ -93,14 +91,12 @@ class VersionWriter:
 
     @property
     def highest(self) -> Version | None:
-        """Returns the believed version; None before the first one."""
         return None if self.pointer is None else self.pointer.version
 
     def publish(self, number: int, tensors: Tensors) -> Version:
-        """Store `tensors` as version `number`, believe and announce it; returns the version. The
-        caller must not write to them, the next delta's base, until the next call has returned. For
-        a repeated step, whose number is not above the believed one, nothing is written; deltas
-        continue if the bytes are equal.
+        """Stores, believes and announces version `number`. The caller must not write to `tensors`,
+        the next delta's base, until the next call has returned. For a repeated step, whose number
+        is not above the believed one, nothing is written; deltas continue if the bytes are equal.
         """
         version, highest = Version(number, self.term), self.highest
         if highest is not None and number <= highest.number:
@@ -124,7 +120,7 @@ class VersionWriter:
         return self._form
 
     def weights_hash(self, version: Version, tensors: Tensors) -> str:
-        """Returns the hash of the tensors for which `publish` has just returned `version`."""
+        """The hash of the tensors for which `publish` has just returned `version`."""
         manifest = self._manifest
         # A repeated step's hash is not in the manifest.
         if manifest is None or manifest.version != version or self._is_fork:
@@ -144,8 +140,8 @@ class VersionWriter:
         log.warning("%s was published with other bits: the next version is an anchor", self.highest)
 
     def retain(self) -> None:
-        """Delete versions that are no longer needed, with a warning if `versions_max` removes a
-        needed one. May run in a thread beside `publish`.
+        """Deletes versions that are no longer needed, with a warning if `versions_max` removes a
+        needed one. May run beside `publish`.
         """
         # Read before the listing, which therefore contains its version.
         pointer = self.pointer
@@ -182,10 +178,10 @@ def open_named_stream(
     model_files: Mapping[str, bytes],
     clock: Callable[[], float] = time.time,
 ) -> VersionWriter:
-    """Returns the opened writer of a named stream of the run in `store`, under a new term: earlier
-    writers of the stream are fenced. Readers keep versions by `VersionPins` in the stream's part.
-    Before anything is written, raises as `read_or_create_identity`, and `ConfigurationError` if the
-    run has `STREAMS_MAX` other named streams.
+    """Opens a named stream's writer under a new term: earlier writers are fenced. Readers keep
+    versions by `VersionPins` in the stream's part. Before anything is written, raises as
+    `read_or_create_identity`, and `ConfigurationError` if the run has `STREAMS_MAX` other named
+    streams.
     """
     assert stream.name, "the policy's versions have the term of the trainer's lease"
     read_or_create_identity(store, run)

@@ -1,5 +1,5 @@
-"""Writes a turn's answer in the form of each route, as one JSON object or as the events of a
-stream. The answer is durable in the log before any byte of it leaves.
+"""Writes a turn's answer in the form of each route; the answer is durable in the log before any
+byte of it leaves.
 """
 
 import json
@@ -26,9 +26,8 @@ MESSAGE_MAX = 1000  # characters of an error
 
 @dataclass(frozen=True, slots=True)
 class TurnAnswer:
-    """Holds a turn's answer. `content`, `reasoning` and `tool_calls` are parsed from the tokens,
-    `pieces` are the tokens' texts; `finish` is stop, length or tool_calls; `created_s` is the
-    episode's begin.
+    """`content`, `reasoning` and `tool_calls` are parsed from the tokens, `pieces` are the tokens'
+    texts; `finish` is stop, length or tool_calls; `created_s` is the episode's begin.
     """
 
     digest: str
@@ -44,7 +43,6 @@ class TurnAnswer:
 
 
 def answer_json(request: TurnRequest, answer: TurnAnswer) -> dict[str, Any]:
-    """Returns the body of a response that is not streamed."""
     if request.route == "chat":
         return _envelope(request, answer, "chat.completion", [_chat_choice(request, answer)])
     if request.route == "completion":
@@ -104,7 +102,6 @@ def _envelope(
 def assistant_message(
     content: str, reasoning: str, tool_calls: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Returns the parts of an answer as a message of chat completions."""
     message: dict[str, Any] = {"role": "assistant", "content": content}
     if reasoning:
         message["reasoning_content"] = reasoning
@@ -314,7 +311,6 @@ REFUSAL_CODES = ("error", *dict.fromkeys(code for _, _, code in _STATUSES))
 
 
 def refusal_code(error: Exception) -> str:
-    """Returns the code of an error, one of `REFUSAL_CODES`."""
     return _status_of(error)[1]
 
 

@@ -1,7 +1,4 @@
-"""Converts chat messages to tokens, and an answer's tokens to text and tool calls (`ChatFormat`),
-by the tokenizer's chat template (`TemplateChat`) or plain texts (`PlainChat`). A `TurnBridge` knows
-a model's chat without its template.
-"""
+"""Converts chat messages to tokens, and an answer's tokens to text and tool calls."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -28,7 +25,6 @@ from rollstream.streams.foreign_text import (
 
 _SYSTEM_MARK = "rollstream-system"
 JsonObject = Mapping[str, Any]
-"""An object of a request's JSON."""
 
 
 log = logging.getLogger(__name__)
@@ -48,15 +44,13 @@ class TurnBridge(Protocol):
         messages: Sequence[JsonObject],
         tools: Sequence[JsonObject],
     ) -> list[int] | None:
-        """Returns the tokens that `messages` add behind `prompt` and `answer`, up to the next
-        answer; None if unknown.
+        """Returns the tokens behind `prompt` and `answer`, up to the next answer; None if
+        unknown.
         """
         ...
 
 
 class ChatFormat(Protocol):
-    """Renders and parses a model's chat."""
-
     def render(
         self, messages: Sequence[JsonObject], tools: Sequence[JsonObject], is_asked: bool
     ) -> str:
@@ -86,9 +80,7 @@ class ChatFormat(Protocol):
         answer: Sequence[int],
         messages: Sequence[JsonObject],
         tools: Sequence[JsonObject],
-    ) -> list[int] | None:
-        """Returns the tokens of `TurnBridge.added_tokens`; None without a bridge."""
-        ...
+    ) -> list[int] | None: ...
 
     def continuation(
         self,
@@ -99,9 +91,8 @@ class ChatFormat(Protocol):
         last: int | None,
     ) -> str | None:
         """Returns the text of the messages behind the first `count`, the last of which is an answer
-        that ends in the token `last` (None: it was cut off). `rendered` are all messages as text.
-        Returns None if the messages before that answer are rendered otherwise than when it was
-        requested.
+        that ends in the token `last` (None: it was cut off); None if the messages before that
+        answer are rendered otherwise than when it was requested.
         """
         ...
 
@@ -162,9 +153,7 @@ class PlainChat:
 
 
 class TemplateChat:
-    """Implements `ChatFormat` by a tokenizer's chat template; where a turn continues another one, a
-    `bridge` comes before the template.
-    """
+    """A tokenizer's chat template; where a turn continues another one, a `bridge` comes first."""
 
     def __init__(
         self,
@@ -228,7 +217,6 @@ class TemplateChat:
         return (before, between, after) if between.strip() else ("", "", "")
 
     def _asked(self, prompt: Sequence[int]) -> tuple[str, str] | None:
-        """Returns the system message and the user's; None for a prompt with others."""
         text = self.tokenizer.light.decode(list(prompt), skip_special_tokens=False)
         if self.system and (user := _within(text, *self._around_user(self.system))) is not None:
             return self.system, user
@@ -291,7 +279,6 @@ class TemplateChat:
     def parse(
         self, tokens: Sequence[int], tools: Sequence[JsonObject], call_prefix: str
     ) -> ParsedAnswer:
-        """Returns the parts of an answer, without special tokens in its texts."""
         ends = self.template.stop | self.tokenizer.ends
         written = list(tokens[:-1] if len(tokens) and tokens[-1] in ends else tokens)
         # Special tokens are read: calls of some models begin with them.
@@ -322,8 +309,8 @@ def _without(text: str, names: Sequence[str]) -> str:
 
 
 def chat_format(task: Task, tool_format: str = "auto", system: str = "") -> ChatFormat:
-    """Returns the format of the run's tokenizer. With `auto` the chat template decides the format
-    of calls. `system` is the message that the task puts before its prompts.
+    """With `auto` the chat template decides the format of calls; `system` is the message that the
+    task puts before its prompts.
     """
     tokenizer = task.tokenizer()
     sources = ChatTemplate(tokenizer).sources if isinstance(tokenizer, TextTokenizer) else ()
@@ -337,7 +324,7 @@ def chat_format(task: Task, tool_format: str = "auto", system: str = "") -> Chat
 
 
 def text_of(content: object) -> str:
-    """Returns the text of a message's `content`: itself, or its parts joined; "" for None. Raises
+    """Returns a message's text: `content` itself, or its parts joined; "" for None. Raises
     `ChatRefused`.
     """
     if content is None:

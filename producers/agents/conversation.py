@@ -1,9 +1,8 @@
 """Finds a request's tokens among those that an episode has (`Conversation`); none is guessed
 (invariant 13).
 
-The hash chain of its history finds the answered turn that a request continues; a renderer
-(`renderer_bridge`) or the rendered text gives the tokens behind it. Without either the tokens fork:
-a new path behind the longest common prefix, counted by its cause.
+What neither the history's hashes, a renderer nor the rendered text gives forks: a new path behind
+the longest common prefix, counted by its cause.
 """
 
 import hashlib
@@ -30,8 +29,8 @@ earlier turn a second time.
 
 @dataclass(frozen=True, slots=True)
 class PlannedPrompt:
-    """States the tokens that a turn adds behind the token at flat index `at` (-1: a path of their
-    own). `cause` counts if the turn forks, which is decided at its begin (`Episode.is_fork`).
+    """The tokens that a turn adds behind the token at flat index `at` (-1: a path of their own).
+    `cause` counts if the turn forks, which is decided at its begin (`Episode.is_fork`).
     """
 
     at: int
@@ -41,9 +40,7 @@ class PlannedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class HeldTokens:
-    """Holds the tokens of an episode's answered turns, with sources, branches, and the
-    log-probability of each generated token.
-    """
+    """The tokens of an episode's answered turns."""
 
     tokens: Tokens
     sources: Sources
@@ -60,9 +57,7 @@ def digest_of(body: JsonObject, idempotency_key: str = "") -> str:
 
 
 def history_hashes(messages: Sequence[JsonObject], tools: Sequence[JsonObject]) -> list[str]:
-    """Returns the hashes of the history: before the first message (it covers the tools), and after
-    each.
-    """
+    """Returns the hashes before the first message (it covers the tools), and after each."""
     hashes = [_hash("", json.dumps(tools, sort_keys=True))]
     for message in messages:
         hashes.append(_hash(hashes[-1], _canonical(message)))
@@ -110,8 +105,8 @@ def _plain_number(text: str) -> float:
 
 @dataclass(slots=True)
 class Conversation:
-    """Holds the answered turns of one episode and finds the place of each request among their
-    tokens. Tokens are only ever added, so turns that are generated meanwhile change no place.
+    """Finds the place of each request among an episode's answered turns. Tokens are only added, so
+    turns that are generated meanwhile change no place.
     """
 
     chat: ChatFormat
@@ -167,7 +162,6 @@ class Conversation:
         return PlannedPrompt(parent.end - 1, np.array(added, np.uint32), CONVERSATION)
 
     def plan_tokens(self, prompt: Sequence[int], is_text: bool) -> PlannedPrompt:
-        """Returns the tokens that a prompt of tokens adds."""
         # A text's other tokenization is the likely cause of its fork.
         return self._fork(prompt, RETOKENISED if is_text else REWRITTEN)
 

@@ -1,6 +1,6 @@
 """Serves the programs of episodes by HTTP: OpenAI's routes and vLLM's token route, each also below
-`/sessions/{id}`, and routes that open a session, set its reward and end it. This thread plans a
-request's tokens; only the rollout's loop changes episodes.
+`/sessions/{id}`, and those of sessions. This thread plans a request's tokens; only the rollout's
+loop changes episodes.
 """
 
 import asyncio
@@ -75,11 +75,8 @@ TURNS_PER_EPISODE = 64  # requests of one episode that are answered together
 
 @dataclass(slots=True)
 class AgentEndpoint:
-    """Answers the requests of programs, in the endpoint's event loop."""
-
     episodes: AgentEpisodes
     model: str
-    """Name of the model in answers: that of the run."""
     context_max: int
     fates: EpisodeFates = field(init=False)
 
@@ -116,7 +113,6 @@ class AgentEndpoint:
         return JSONResponse({"object": "list", "data": [model]})
 
     async def open_session(self, request: Request) -> Response:
-        """Gives a waiting episode to an outside program; 204 if none waits."""
         check_service(request, self.episodes.settings.key_env)
         base = str(request.base_url).rstrip("/")  # a wrong Host header shall cost no episode
         ticket = OpenTicket()
@@ -129,9 +125,8 @@ class AgentEndpoint:
         )
 
     async def set_reward(self, request: Request) -> Response:
-        """Records the episode's reward. Until the program's end another reward replaces it, with
-        its scores. Then it is final, unless the run takes late rewards: the first of them
-        counts.
+        """Records the reward. Until the program's end another reward replaces it. Then it is final,
+        unless the run takes late rewards: the first of them counts.
         """
         identity = self._identity(request)
         body = await self._body(request)
@@ -148,8 +143,8 @@ class AgentEndpoint:
         return Response(status_code=204)
 
     async def end_session(self, request: Request) -> Response:
-        """Ends the episode: as a failure with the body's reason, with a reward, which replaces an
-        earlier one, or with the reward that it has.
+        """Ends the episode: as a failure with the body's reason, with its reward, or with an
+        earlier one.
         """
         identity = self._identity(request)
         body = await self._body(request)
@@ -368,8 +363,8 @@ class AgentEndpoint:
 
 
 def check_service(request: Request, variable: str) -> None:
-    """Raises `SessionKeyRefused` for a client that may not open sessions: it needs the key in the
-    environment variable `agent.key_env`, or without that setting runs on this machine.
+    """Raises `SessionKeyRefused` for a client without the key in the variable `agent.key_env`, or
+    without that setting on another machine.
     """
     if not variable:
         if request.client is None or request.client.host not in ("127.0.0.1", "::1"):
@@ -382,7 +377,6 @@ def check_service(request: Request, variable: str) -> None:
 
 
 def error_response(error: RollstreamError) -> Response:
-    """Returns the response of an error: its status, and its message in OpenAI's form."""
     status, body = error_body(error)
     headers = {"retry-after": "1"} if status in (429, 503) else {}
     if status in (400, 401, 409, 413, 422):

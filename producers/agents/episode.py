@@ -52,9 +52,7 @@ def fail(outcome: "Future[Any]", error: Exception) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PendingTurn:
-    """Holds a request for a turn with the tokens that it adds; the outcome is the turn in the
-    log.
-    """
+    """A request with the tokens that it adds; the outcome is the turn in the log."""
 
     request: TurnRequest
     plan: PlannedPrompt
@@ -64,9 +62,7 @@ class PendingTurn:
 
 @dataclass(slots=True)
 class OpenTurn:
-    """Holds a turn until its tokens are the episode's: before, nothing of it is in the log, and no
-    other turn continues it.
-    """
+    """A turn until its tokens are the episode's: before, nothing of it is in the log."""
 
     pending: PendingTurn
     engine_name: str
@@ -76,15 +72,14 @@ class OpenTurn:
     """Whether the engine keeps the KV of its path, should it end by itself."""
     emissions: list[Emission] = field(default_factory=list[Emission])
     count: int = 0
-    """Number of tokens in `emissions`."""
     finish: Literal["stop", "length"] | None = None
     ended_s: float = 0.0
 
 
 @dataclass(slots=True)
 class Episode:
-    """Holds one open episode. The loop changes it; the endpoint's thread uses `conversation`,
-    `asked`, `reached` and the fields that never change.
+    """The loop changes it; the endpoint's thread uses `conversation`, `asked`, `reached` and the
+    fields that never change.
     """
 
     identity: SessionIdentity
@@ -133,7 +128,6 @@ class Episode:
 
     @property
     def engine_names(self) -> set[str]:
-        """The names of the requests that the engine has or may have."""
         return {*self.held.values(), *(turn.engine_name for turn in self.open_turns)}
 
     def check_open(self) -> None:
@@ -141,8 +135,8 @@ class Episode:
             raise self.seal
 
     def is_fork(self, at: int) -> bool:
-        """Returns whether a turn behind flat index `at` forks: another turn continues that token
-        too, or it ends no turn.
+        """Returns whether a turn behind flat index `at` forks: another turn continues it too, or it
+        ends no turn.
         """
         running = self.running
         continued = continued_tokens(running.turns, running.branches)
@@ -180,8 +174,6 @@ class Episode:
 
 @dataclass(slots=True)
 class AgentCounts:
-    """Counts what the metrics show, since the rollout's start."""
-
     turns: int = 0
     repeated: int = 0
     """Requests that got a stored answer; the endpoint's thread counts them."""
@@ -223,7 +215,6 @@ class AgentCounts:
 
 
 def held_tokens(running: RunningTrajectory) -> HeldTokens:
-    """Returns a copy of the episode's tokens."""
     tokens, sources = running.content()
     return HeldTokens(tokens, sources, running.generated_logprobs(), tuple(running.branches))
 
@@ -248,8 +239,8 @@ class RecordedAnswer(msgspec.Struct):
 
 
 class EpisodeState(msgspec.Struct, omit_defaults=True):
-    """Holds the JSON in `Partial.environment` of an episode: its program's reward and scores, and
-    at its end the failure (`ended`; "": none) and the abandoned turns.
+    """The JSON in `Partial.environment` of an episode: its reward, scores and abandoned turns, and
+    at its end the failure (`ended`; "": none).
     """
 
     reward: float | None = None
@@ -259,7 +250,7 @@ class EpisodeState(msgspec.Struct, omit_defaults=True):
 
 
 def read_state(environment: str) -> EpisodeState:
-    """Returns the state in a partial, a new one for "". Raises `DecodeError` for any other text."""
+    """Returns a new state for "". Raises `DecodeError` for any other text."""
     if not environment:
         return EpisodeState()
     # Texts of earlier releases are cleaned, too.
@@ -323,7 +314,7 @@ def unusable_chain(content: ChainContent) -> str:
 
 
 def failure_of(episode: Episode, reason: str) -> str:
-    """Returns why an ending episode has failed, "" if it has not. `reason` is its program's
+    """Returns why an ending episode has failed, "" if it has not; `reason` is its program's
     failure.
     """
     if not reason:
@@ -357,9 +348,7 @@ def ended_state(
     failure: str,
     abandoned: Collection[int],
 ) -> str:
-    """Returns the state of an episode that its program has ended: with this reward and its scores,
-    else the earlier ones, or as a `failure`.
-    """
+    """Returns the state of an ended episode: with this reward and scores, else the earlier ones."""
     before = read_state(environment)
     chosen = (before.reward, before.scores) if reward is None else (reward, dict(scores))
     # No program runs any more that could name the abandoned turns.
@@ -367,7 +356,6 @@ def ended_state(
 
 
 def state_text(state: EpisodeState) -> str:
-    """Returns the state as the text of a partial."""
     fields = msgspec.to_builtins(state)
     # Earlier releases need `reward` and `scores` in it.
     return json.dumps({"reward": state.reward, "scores": state.scores, **fields})
@@ -375,6 +363,6 @@ def state_text(state: EpisodeState) -> str:
 
 def end_of(environment: str) -> str | None:
     """Returns the failure as which the program ended the episode: "" for a normal end, None before
-    the end.
+    it.
     """
     return read_state(environment).ended

@@ -97,9 +97,7 @@ class AgentEpisodes:
     url: str = ""
     """Address of the endpoint, without a path."""
     endpoint: "EndpointThread | None" = None
-    """Listens for the programs. It outlives `close`, so that they learn that their episodes move
-    on.
-    """
+    """It outlives `close`, so that programs learn that their episodes move on."""
     prompt_text: Callable[[RunningTrajectory], str] = lambda _: ""
     system_text: Callable[[RunningTrajectory], str] = lambda _: ""
     """Returns the text of the task's prompt."""
@@ -107,7 +105,6 @@ class AgentEpisodes:
     has_prompt: bool = False
     poll_s: float = TURN_S
     finished: list[Trajectory] = field(default_factory=list[Trajectory])
-    """Records that end episodes, until `poll`."""
     retrying: list[Episode] = field(default_factory=list[Episode])
     """Episodes whose program starts again once the log has their failure."""
     counts: AgentCounts = field(default_factory=AgentCounts)
@@ -131,8 +128,8 @@ class AgentEpisodes:
         return len(self.open)
 
     def find(self, identity: SessionIdentity) -> Episode | None:
-        """Returns the open episode of a key; None if it is not open here. Raises `SessionSealed`
-        for a replaced attempt and a failed try.
+        """Returns the open episode; None if it is not open here. Raises `SessionSealed` for a
+        replaced attempt and a failed try.
         """
         episode = self.open.get(identity.trajectory)
         if episode is None or identity in (episode.identity, episode.adopted):
@@ -198,7 +195,6 @@ class AgentEpisodes:
         )
 
     def drop(self, trajectory: str) -> None:
-        """Closes the episode without a record: it was released or assigned again."""
         self.parts.judging.drop(trajectory)
         if (episode := self.open.get(trajectory)) is not None:
             self._close(episode, SessionSealed(f"episode {trajectory} is no longer needed"))
@@ -235,12 +231,10 @@ class AgentEpisodes:
 
     @property
     def running(self) -> dict[str, RunningTrajectory]:
-        """The open episodes of which the engine generates a turn."""
         return self.turns.generating
 
     @property
     def parked(self) -> dict[str, RunningTrajectory]:
-        """The other open episodes, which wait for their program."""
         return self.turns.parked
 
     def chain_problem(self, content: ChainContent) -> str:

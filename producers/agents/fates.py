@@ -1,5 +1,5 @@
-"""Finds in the log the fate of an episode that is not open here: it has ended, or a rollout is to
-take it up. Keeps at most `EPISODES_MAX` ends.
+"""Finds in the log what became of an episode that is not open here: it has ended, or a rollout is
+to take it up.
 """
 
 import threading

@@ -1,6 +1,5 @@
-"""The role `endpoint`: one address for the programs of all rollouts, without a state of its own.
-While a rollout is replaced, requests wait and are sent again, which is safe because equal requests
-are answered once.
+"""The role `endpoint`: one address for the programs of all rollouts. While a rollout is replaced,
+requests wait and are sent again; equal requests are answered once.
 """
 
 import asyncio

@@ -1,5 +1,5 @@
-"""Hands requests of programs from the endpoint's thread to the rollout's loop (`AgentInbox`), and
-outcomes back. A ticket that is not taken before the loop ends fails.
+"""Hands requests of programs from the endpoint's thread to the rollout's loop, and outcomes back. A
+ticket that is not taken before the loop ends fails.
 """
 
 import asyncio
@@ -25,8 +25,6 @@ class TurnTicket:
 
 @dataclass(frozen=True, slots=True)
 class RewardTicket:
-    """Sets the reward of an episode; the outcome comes once it is in the log."""
-
     episode: Episode
     reward: float
     scores: Mapping[str, float]
@@ -101,8 +99,8 @@ def resolve_soon(
     digest: str,
     outcome: "Future[Turn]",
 ) -> None:
-    """Lets the endpoint's loop answer all that wait for a turn (`waiting`, by digest); called in
-    the thread that ended it, once the log has it.
+    """Lets the endpoint's loop answer all that wait for a turn (`waiting`, by digest); for the
+    thread that ended it, once the log has it.
     """
     # One wake-up, whose callback resolves all futures of the turn.
     with suppress(RuntimeError):  # the endpoint's loop is closed

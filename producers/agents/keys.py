@@ -1,5 +1,5 @@
-"""Session keys, which programs send as their API key: an HMAC-SHA256 with a secret of the run, so
-the program of a replaced attempt or a failed try is refused (invariant 13). Neither is ever logged.
+"""Session keys, an HMAC-SHA256 with a secret of the run, so the program of a replaced attempt or a
+failed try is refused (invariant 13). Neither is ever logged.
 """
 
 import base64
@@ -23,7 +23,7 @@ KNOWN_MAX = 8192  # keys of open episodes, about 1 MB
 
 @dataclass(frozen=True, slots=True)
 class SessionIdentity:
-    """Names one attempt of an episode on one rollout's term, and the try: `retry` failed before."""
+    """One attempt of an episode on one rollout's term, and its try: `retry` failed before."""
 
     trajectory: str
     attempt: int

@@ -1,7 +1,5 @@
-"""Runs episodes of a user's async function in one process, many at a time: `python -m
-rollstream.producers.agents.program_process FUNCTION SANDBOX` (sandbox settings as JSON). Orders and
-outcomes are JSON lines on stdin and stdout; the first, without a key, states that the process is
-ready.
+"""Orders and outcomes are JSON lines on stdin and stdout; the first, without a key, states that the
+process is ready.
 """
 
 import asyncio
@@ -33,10 +31,6 @@ RETRIES = 4  # of the client: a request waits for the rollout, and is answered o
 
 
 class EpisodeOrder(msgspec.Struct, frozen=True):
-    """Orders one episode: its session's `key`, the URLs of the endpoint and of the session, and the
-    program's task.
-    """
-
     key: str
     base_url: str
     session_url: str
@@ -44,9 +38,7 @@ class EpisodeOrder(msgspec.Struct, frozen=True):
 
 
 class EpisodeOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Holds how an episode ended, with `scores` beside the reward; `refused`: the function cannot
-    be used at all, for this reason.
-    """
+    """How an episode ended; `refused`: the reason for which the function cannot be used at all."""
 
     key: str = ""
     reward: float | None = None
@@ -69,9 +61,7 @@ Episode = Callable[[Any, dict[str, Any]], Awaitable[object]]
 
 
 async def run_episode(function: Episode, order: _Line, http: Any) -> EpisodeOutcome:
-    """Calls the function with an `AsyncOpenAI` whose requests belong to this episode, and its task.
-    It returns the reward, the reward and named scores, or None if the task judges.
-    """
+    """Returns the reward, with or without named scores, or None if the task judges."""
     # No time-out of its own: the rollout alone ends an episode (agent.episode_s).
     client = _client_class()(
         base_url=order.base_url,
@@ -143,8 +133,8 @@ def failure_text(error: BaseException) -> str:
 
 
 def find_episode(path: str) -> Episode:
-    """Imports the function that `agent.episode` names. Raises `ConfigurationError` if it is
-    missing, takes other arguments, or is no `async def`.
+    """Raises `ConfigurationError` for a function that is missing, takes other arguments, or is no
+    `async def`.
     """
     function = find_function(path, "agent.episode", ("client", "task"))
     forms = (function, unwrap(function), type(function).__call__)  # decorated, or an object
@@ -218,7 +208,6 @@ def _pass_on(printed: OutputPipe, stderr: int) -> None:
 
 
 def main(path: str, sandbox: str) -> None:
-    """Imports the function and runs its episodes until the pipe closes."""
     if sandbox:
         configure_sandboxes(msgspec.json.decode(sandbox, type=PlainSandbox))
     source, sink = os.dup(0), os.dup(1)

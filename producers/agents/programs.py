@@ -1,6 +1,5 @@
-"""Starts the programs that run episodes: commands, processes that call a user's async function, or
-a service elsewhere. Programs get none of the run's credentials, and end with the rollout, child
-processes included.
+"""Starts the programs that run episodes. They get none of the run's credentials, and end with the
+rollout, child processes included.
 """
 
 import json
@@ -41,9 +40,7 @@ POLL_S = 0.02  # between two looks at processes
 
 @dataclass(frozen=True, slots=True)
 class ProgramEnd:
-    """States that a program's episode ended: with a `reward` (None: it gave none) and named
-    `scores`, or with the `reason` of its failure.
-    """
+    """A program's end: with a `reward` (None: it gave none) or the `reason` of its failure."""
 
     key: str
     reward: float | None = None
@@ -56,17 +53,11 @@ class Programs(Protocol):
 
     def start(self, order: EpisodeOrder) -> None: ...
 
-    def kill(self, key: str) -> None:
-        """Ends the program of an episode, which then has no outcome. Idempotent."""
-        ...
+    def kill(self, key: str) -> None: ...
 
-    def poll(self) -> list[ProgramEnd]:
-        """Returns the episodes whose programs ended since the last call."""
-        ...
+    def poll(self) -> list[ProgramEnd]: ...
 
-    def close(self) -> None:
-        """Ends all programs."""
-        ...
+    def close(self) -> None: ...
 
 
 class ServicePrograms:
@@ -79,7 +70,6 @@ class ServicePrograms:
         self._waiting.append(order.key)
 
     def next(self) -> str:
-        """Removes the episode that waits longest and returns its key; "" if none waits."""
         # Threads may call it: each waiting episode is given away once.
         try:
             return self._waiting.popleft()
@@ -124,9 +114,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 
 @dataclass(slots=True)
 class CommandPrograms:
-    """Implements `Programs` with a process of `command` for each episode. Its output goes to the
-    rollout's standard error, printable and bounded (`program_output.py`).
-    """
+    """A process of `command` for each episode."""
 
     command: Sequence[str]
     named: Sequence[str] = ()
@@ -257,10 +245,9 @@ STARTS_MAX = 3  # processes in a row that end before an outcome
 
 
 class FunctionPrograms:
-    """Implements `Programs` with `processes` processes that call the async function `function`
-    (`module:function`), each for many episodes. `sandbox` are the settings of its sandboxes as
-    JSON; "": the defaults. `poll` raises `ConfigurationError` if the function cannot be imported,
-    or this machine lacks the sandbox.
+    """Runs `processes` processes that call the async function `function` (`module:function`).
+    `poll` raises `ConfigurationError` if the function cannot be imported, or this machine lacks the
+    sandbox.
     """
 
     def __init__(
@@ -367,9 +354,7 @@ def open_programs(settings: AgentSettings, task: TaskSettings) -> Programs:
 
 
 def task_of(prompt: str, reference: str, label: str = "", system: str = "") -> Mapping[str, object]:
-    """Returns a program's task: the prompt's text, the task's own JSON, and where there are any the
-    system message and the label of the mixture's part.
-    """
+    """Returns the prompt's text, the task's own JSON, the system message and the label."""
     task_reference = part_reference(reference, label)
     try:
         decoded: object = read_json(task_reference) if task_reference else None

@@ -1,6 +1,5 @@
-"""Bridges an answer and the next turn with the library `renderers`, which appends to held tokens
-where a chat template renders the whole history again. Only tokens behind the unchanged held ones
-are used (invariant 13). No file is downloaded.
+"""Bridges an answer and the next turn with the library `renderers`, which appends to the held
+tokens; these never change (invariant 13). No file is downloaded.
 """
 
 import logging
@@ -58,8 +57,6 @@ LIBRARY_ERRORS = (
 
 
 class BridgedTokens(Protocol):
-    """The result of a renderer: the held tokens and those behind them."""
-
     token_ids: list[int]
 
 
@@ -94,9 +91,7 @@ class RendererBridge:
         messages: Sequence[JsonObject],
         tools: Sequence[JsonObject],
     ) -> list[int] | None:
-        """Returns None if the renderer cannot bridge the messages, or returns other tokens than the
-        held ones first.
-        """
+        """Returns None if the renderer cannot bridge the messages, or changes the held tokens."""
         prefix = [*prompt, *answer]
         try:
             bridged = self._renderer.bridge_to_next_turn(
@@ -111,9 +106,9 @@ class RendererBridge:
 
 
 def with_renderer(chat: ChatFormat, name: str) -> ChatFormat:
-    """Returns the chat with the bridge that `agent.renderer` names; with `auto` the first renderer
-    that fits the chat template, if any. Raises `ConfigurationError` if the library is missing, or
-    the named renderer is unknown or does not fit.
+    """Returns the chat with the bridge that `agent.renderer` names; with `auto` the first that fits
+    the chat template, if any. Raises `ConfigurationError` for one that is missing, unknown or does
+    not fit.
     """
     if name == NONE:
         return chat

@@ -1,6 +1,6 @@
-"""Reads the bodies of the endpoint's routes (`TurnRequest`). The run decides how tokens are
-sampled: a client's other wish is overridden and its name recorded; one that would change the answer
-(several choices, an earlier response by id) raises `RequestRefused`.
+"""Reads requests. The run decides how tokens are sampled: a client's other wish is overridden and
+its name recorded; one that would change the answer (several choices, an earlier response by id)
+raises `RequestRefused`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,9 +35,7 @@ class SessionKeyRefused(RollstreamError, PermissionError):
 
 
 class EpisodeMoved(RollstreamError, ConnectionError):
-    """Raised for an unanswered request of an episode that continues on another rollout, where the
-    same request is answered.
-    """
+    """The episode continues on another rollout, where the same request is answered."""
 
 
 class EndpointBusy(RollstreamError, BlockingIOError):
@@ -49,9 +47,7 @@ class LimitReached(RollstreamError, ValueError):
 
 
 class TurnFailed(RollstreamError, ValueError):
-    """Raised for a turn whose answer cannot be made from the model's text; the message states why.
-    The same request would draw the same text again.
-    """
+    """No answer can be made from the model's text, nor would a repeated request draw another."""
 
 
 SHOWN_MAX = 80  # characters of a client's value in a message
@@ -59,9 +55,8 @@ SHOWN_MAX = 80  # characters of a client's value in a message
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:
-    """Holds one request for a turn: `messages` with `tools`, or a `prompt` (text or tokens).
-    `tokens_max` is the client's bound (None: the run's). With `with_ids` and `with_logprobs` the
-    answer has token ids and log-probabilities.
+    """One request for a turn: `messages` with `tools`, or a `prompt` (text or tokens). `tokens_max`
+    is the client's bound (None: the run's).
     """
 
     route: Route
@@ -373,17 +368,13 @@ def refuse_unknown(body: JsonObject, *field_names: str) -> None:
 
 
 def reward_in(body: JsonObject) -> float | None:
-    """Returns the reward in a session's body, None without one; `true` and `false` are 1 and 0.
-    Raises `RequestRefused`.
-    """
+    """Returns None without a reward; `true` and `false` are 1 and 0. Raises `RequestRefused`."""
     reward: object = body.get("reward")
     return None if reward is None else _bounded(reward, "reward")
 
 
 def scores_in(body: JsonObject) -> dict[str, float]:
-    """Returns the named scores in a session's body. Raises `RequestRefused` for scores that no
-    trajectory may have.
-    """
+    """Raises `RequestRefused` for scores that no trajectory may have."""
     scores: object = body.get("scores")
     if scores is None:
         return {}
@@ -409,8 +400,8 @@ def _bounded(value: object, where: str) -> float:
 
 
 def failure_in(body: JsonObject) -> str:
-    """Returns the reason of the failure in a session's body, "" without one. Raises
-    `RequestRefused` if it is no text, or has a reward beside it.
+    """Returns "" without a failure. Raises `RequestRefused` if it is no text, or has a reward
+    beside it.
     """
     failure: object = body.get("failed")
     if failure is None:

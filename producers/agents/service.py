@@ -13,8 +13,8 @@ from rollstream.producers.tasks.base import Task
 
 
 def open_episodes(parts: RolloutParts, task: Task, scope: DriverScope) -> AgentEpisodes:
-    """Returns the driver of the run's episodes, whose endpoint listens from now on. Raises
-    `ConfigurationError` if a library of the extra `agents` or the service's key is missing.
+    """Returns the driver, whose endpoint listens from now on. Raises `ConfigurationError` if a
+    library of the extra `agents` or the service's key is missing.
     """
     settings = scope.agent
     _require_libraries(settings)

@@ -46,7 +46,6 @@ class GuardedApp:
 
 
 async def answer_unrouted(request: Request, error: Exception) -> Response:
-    """Returns the response to a path or a method that no route has, in the form of all errors."""
     assert isinstance(error, HTTPException)
     message = f"no route {request.method} {request.url.path[:SHOWN_MAX]}"
     if error.status_code == 405:
@@ -57,8 +56,8 @@ async def answer_unrouted(request: Request, error: Exception) -> Response:
 
 
 class EndpointThread:
-    """Serves an ASGI application at `host:port` from its start to `close`; `name` is a further name
-    of this host. Raises `ConfigurationError` if the address is unavailable.
+    """Serves an ASGI application from its start to `close`. Raises `ConfigurationError` if the
+    address is unavailable.
     """
 
     def __init__(self, app: ASGIApp, address: str, name: str = "") -> None:

@@ -1,6 +1,4 @@
-"""What an agent's episode does with its trajectory: it continues any of its paths
-(`path_request`, `extend_prompt`), and begins again after a failure (`retried`).
-"""
+"""What an agent's episode does with its trajectory: continue one of its paths, or begin again."""
 
 from collections.abc import Sequence
 
@@ -16,17 +14,15 @@ from rollstream.streams.values import Branch, Span, Tokens
 
 
 def retried(running: RunningTrajectory, failure: str, now_s: float) -> RunningTrajectory:
-    """Returns the trajectory of this episode's next try, after this failure: without tokens,
-    and with a new chain of partials.
-    """
+    """Returns the trajectory of the next try: without tokens, and with a new chain of partials."""
     retry = RunningTrajectory.start(running.assignment, None, now_s, is_episode=True)
     retry.started_s, retry.failures = running.started_s, (*running.failures, failure)
     return retry
 
 
 def extend_prompt(running: RunningTrajectory, tokens: Tokens, at: int) -> None:
-    """Append the tokens of a program's request behind the token at index `at` (-1: as a path of
-    their own). Behind any but the newest token a branch begins.
+    """Append a program's tokens behind the token at `at` (-1: as a path of their own). Behind any
+    but the newest token a branch begins.
     """
     source = records.ENVIRONMENT if running.length else records.PROMPT
     if running.length and at != running.length - 1:
@@ -37,8 +33,8 @@ def extend_prompt(running: RunningTrajectory, tokens: Tokens, at: int) -> None:
 
 
 def path_request(running: RunningTrajectory, at: int, added: Tokens) -> GenerationRequest:
-    """Returns the request that makes an engine continue the path that ends at token index `at`
-    (-1: begin one) with the tokens `added`, which the trajectory does not have yet.
+    """Returns the request to continue the path that ends at token index `at` (-1: begin one) with
+    `added`, which the trajectory does not have yet.
     """
     assignment, (tokens, sources) = running.assignment, running.content()
     path = path_to(at, running.branches)

@@ -1,9 +1,6 @@
-"""Generates the turns that programs ask for (`EpisodeTurns`), several of one episode at a time, in
-the order of their entry in the log.
-
-One partial of an episode is on its way to the log at a time; turns that end meanwhile share the
-next one. Else two would follow the same predecessor: a resume follows one, and the other, which its
-program has seen, is sampled again.
+"""Generates the turns of episodes. One partial of an episode is on its way to the log at a time;
+turns that end meanwhile share the next one. Else two would follow the same predecessor: a resume
+follows one, and the other, which its program has seen, is sampled again.
 """
 
 import dataclasses
@@ -37,9 +34,7 @@ from rollstream.streams.values import Turn
 log = logging.getLogger(__name__)
 
 SHORT_TOKENS = 32
-"""Fewest tokens of a request for which the engine keeps the KV. It may generate so many in vain;
-more would cost more than the next prompt's prefill.
-"""
+"""Fewest tokens of a request for which the engine keeps the KV: it may generate so many in vain."""
 
 
 @dataclass(slots=True)
@@ -63,7 +58,6 @@ class EpisodeTurns:
     """The episodes with ended turns that wait for a partial."""
 
     def begin(self, episode: Episode, pending: PendingTurn) -> None:
-        """Lets the engine generate a turn (step 1 of `episodes.py`)."""
         try:
             check_limits(episode, self.settings)
         except LimitReached as error:
@@ -236,8 +230,8 @@ class EpisodeTurns:
         episode.held.clear()
 
     def close(self, episode: Episode, seal: Exception) -> None:
-        """Drops all that the engine has of the episode, and fails the requests whose turns are not
-        in the trajectory.
+        """Drops all turns of the episode, failing the requests whose turns are not in the
+        trajectory.
         """
         self.generating.pop(episode.name, None)
         self.parked.pop(episode.name, None)
@@ -293,8 +287,8 @@ def _shorten(turn: OpenTurn, tokens_max: int) -> None:
 
 
 def answered_turn(episode: Episode, ended: OpenTurn) -> Turn:
-    """Returns the turn that answers a request: the engine's tokens, parsed, as the next ones of the
-    episode, which is not changed.
+    """Returns the turn that answers a request, as the episode's next one; the episode is not
+    changed.
     """
     request, start, plan = ended.pending.request, episode.running.length, ended.pending.plan
     chat = episode.conversation.chat

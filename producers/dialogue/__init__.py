@@ -5,5 +5,4 @@
 the bounds of `template_bounds`; `template_messages` has the forms in which templates take calls.
 `tool_formats` names the formats in which models call tools and finds that of a template,
 `tool_markup` reads those of tags and special tokens, and `tool_parts` what all have in common.
-`tasks/tool_calls.py` is the entrance for a task of your own.
 """

@@ -1,6 +1,6 @@
 """Renders chats by a tokenizer's chat template, and continues a dialogue by its tokens. An answer's
 tokens are never made again: the chat is rendered with a mark in its place, and the text behind it
-is inserted. So templates may leave out earlier thoughts, or print calls in any way.
+is inserted.
 """
 
 import json
@@ -54,8 +54,8 @@ _XML_TOOLS = "xml_tools"  # SmolLM3's name for `tools`
 
 @dataclass(slots=True)
 class _TurnEnds:
-    """Special tokens: `closing` ones end an answer, `opening` ones begin the message behind an
-    answer without an end. `earlier` ones stand behind answers once messages follow: gpt-oss ends
+    """Special tokens. `closing` ones end an answer; `opening` ones begin the message behind an
+    answer without an end; `earlier` ones stand behind answers once messages follow: gpt-oss ends
     each part so, hence they stop none. `last` ends a chat's last answer.
     """
 
@@ -66,9 +66,7 @@ class _TurnEnds:
 
 
 class ChatTemplate:
-    """Renders and continues chats by a tokenizer's chat template, with the run's values of its
-    variables (`TextTokenizer.template_values`, `template_date`).
-    """
+    """A tokenizer's chat template with the run's values of its variables."""
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self.tokenizer = tokenizer
@@ -76,7 +74,6 @@ class ChatTemplate:
 
     @cached_property
     def sources(self) -> tuple[str, ...]:
-        """The tokenizer's templates; () if it has none."""
         template = cast(object, self.tokenizer.whole.chat_template)  # pyright: ignore[reportUnknownMemberType]
         if isinstance(template, Mapping):
             return tuple(str(each) for each in cast(Mapping[str, object], template).values())
@@ -192,9 +189,9 @@ class ChatTemplate:
         has_ended: bool = True,
     ) -> str:
         """Returns the text of `messages` behind an answer with these `calls`, from its last token
-        (`last`; None: the template's end) to the begin of the next answer. `before` are the
-        messages before it; `has_ended` is False if it was cut off. Raises `ConfigurationError` if
-        the template refuses the messages or leaves them or the calls out.
+        (`last`; None: the template's end) to the begin of the next answer. `has_ended` is False if
+        the answer was cut off. Raises `ConfigurationError` if the template refuses the messages or
+        leaves them or the calls out.
         """
         for message in messages:
             self._check_shown(str(message.get("role")), bool(calls))
@@ -250,7 +247,6 @@ class ChatTemplate:
             )
 
     def with_own_roles(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-        """Returns the messages under the template's roles."""
         # OpenAI's newer name of `system` is `developer`.
         if any("developer" in source for source in self.sources):
             return list(messages)
@@ -260,10 +256,7 @@ class ChatTemplate:
         ]
 
     def refuse_left_out(self, role: str, is_first: bool) -> None:
-        """Raises `ConfigurationError` if the template leaves out messages of this role, first in a
-        chat or later: the model would not see them. Users' messages, answers and results are not
-        checked.
-        """
+        """Raises `ConfigurationError` if the template leaves out messages of this role."""
         if role in ("user", "assistant", "tool"):
             return
         message = {"role": role, "content": _SAMPLE_TEXT}
@@ -323,8 +316,8 @@ class ChatTemplate:
 
     @property
     def last_text(self) -> str:
-        """The special token behind a chat's last answer, "" without one. In some models it differs
-        from the token that ends a text.
+        """The special token behind a chat's last answer, which may differ from a text's; "" without
+        one.
         """
         return self._ends.last
 
@@ -385,8 +378,8 @@ class ChatTemplate:
 
     @cached_property
     def opened(self) -> str:
-        """The thought with which the template begins every answer, such as `<think>`, "" without
-        one: these tokens are the prompt's, and no part of the answer.
+        """The thought with which the template begins every answer, such as `<think>`: part of the
+        prompt.
         """
         tail = self._render([{"role": "user", "content": MARK}], (), True).rpartition(MARK)[2]
         starts = [at for sign in _OPENED if (at := tail.rfind(sign)) >= 0]

@@ -1,6 +1,5 @@
 """Bounds the rendering of a chat template, a program that comes with the model's files and could
-run without end in the thread that serves agents. One operation is not bounded, except powers, which
-are refused.
+run without end in the thread that serves agents.
 """
 
 import sys
@@ -17,8 +16,8 @@ _FILE = "<template>"  # the file name of compiled templates
 
 
 def render_bounded(render: Callable[[], str], templates: Sequence[str]) -> str:
-    """Returns the text of `render`, which renders one of `templates`. Raises `ValueError` above
-    `TEMPLATE_STEPS_MAX` lines of the template or `TEMPLATE_TEXT_MAX` characters.
+    """Raises `ValueError` above `TEMPLATE_STEPS_MAX` lines of the template or `TEMPLATE_TEXT_MAX`
+    characters.
     """
     if any(_has_powers(template) for template in templates):
         raise ValueError("it raises to a power (**), for which no bound holds")

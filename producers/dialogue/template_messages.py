@@ -13,9 +13,7 @@ from typing import Any
 from rollstream.streams.foreign_text import ForeignValueRefused, read_json
 
 ChatMessage = Mapping[str, Any]
-"""One message in the form of OpenAI's protocol: `role` (system, user, assistant, tool), `content`,
-and `tool_calls` of an assistant.
-"""
+"""One message in the form of OpenAI's protocol."""
 ToolSchema = Mapping[str, Any]
 """One tool in the form of OpenAI's protocol: `{"type": "function", "function": {…}}`."""
 
@@ -40,8 +38,8 @@ SAMPLE_TOOL: ToolSchema = {
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """States the form of messages with calls: `arguments` as an object or JSON text, an empty
-    `content` as "" or None, ids as they are or as nine letters and digits (Mistral's templates).
+    """The form of messages with calls: `arguments` as an object or JSON text, an empty `content` as
+    "" or None, ids as they are or as nine letters and digits (Mistral's templates).
     """
 
     is_object: bool = True

@@ -1,5 +1,5 @@
 """The tokenizer of a task's texts: that of a model's folder, or the built-in one, one token per
-byte, for models from scratch. No file is downloaded.
+byte.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,14 +54,13 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 """The built-in tokenizer's chat template: ChatML, but each role is one special token, which as text
-would cost a token per letter. Tools, their calls and answers have Hermes' form.
+would cost a token per letter.
 """
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Returns the built-in tokenizer of 262 tokens: 0 to 255 are the bytes, 256 to 261 the special
-    tokens. It puts `<|begin|>` before an encoded text unless the caller passes
-    `add_special_tokens=False`.
+    """Returns the tokenizer: tokens 0 to 255 are the bytes, 256 to 261 the special tokens.
+    `<|begin|>` comes before a text unless the caller passes `add_special_tokens=False`.
     """
     letters = _letters()
     tokenizer = Tokenizer(models.BPE(vocab={letters[byte]: byte for byte in range(256)}, merges=[]))
@@ -88,13 +87,12 @@ def _letters() -> dict[int, str]:
 
 
 class TextTokenizer:
-    """Tokenizes with the files in `folder`, or with the built-in tokenizer for None. A folder
-    without a readable `tokenizer.json` raises `ConfigurationError` at first use.
+    """The built-in tokenizer if `folder` is None. Without a readable `tokenizer.json` the first use
+    raises `ConfigurationError`.
 
-    Two objects share the files (`storage/model_folder/hf_tokenizer.py`). `light`, of the library
-    `tokenizers`, starts fast: it encodes and decodes, also in reward processes. `whole`, of
-    transformers, applies chat templates, knows the special tokens by their roles, and writes the
-    files.
+    `light`, of the library `tokenizers`, starts fast: it encodes and decodes, also in reward
+    processes. `whole`, of transformers, applies chat templates, knows the special tokens by their
+    roles, and writes the files.
     """
 
     template_values: Mapping[str, Any] = MappingProxyType({})
@@ -113,23 +111,18 @@ class TextTokenizer:
 
     @cached_property
     def size(self) -> int:
-        """The size of the vocabulary: the highest token number, special tokens included, plus 1."""
         return max(self.light.get_vocab(with_added_tokens=True).values()) + 1
 
     @property
     def special(self) -> Mapping[str, int]:
-        """The numbers of the special tokens that the tokenizer has, by their names in a model's
-        configuration.
-        """
+        """The numbers of the special tokens, by their names in a model's configuration."""
         names = ("pad_token_id", "bos_token_id", "eos_token_id")
         numbers = {name: getattr(self.whole, name) for name in names}
         return {name: number for name, number in numbers.items() if number is not None}
 
     @cached_property
     def ends(self) -> frozenset[int]:
-        """The tokens that end a text, by the folder's `tokenizer_config.json`,
-        `generation_config.json` and `config.json`. Empty if none of them names one.
-        """
+        """The tokens that end a text, by the folder's files; empty if none of them names one."""
         if self.folder is None:
             return frozenset({byte_token(END)})
         end_name = end_token(self.folder)
@@ -176,8 +169,8 @@ class TextTokenizer:
         return load_tokenizer(self.folder)
 
     def encode(self, text: str) -> list[int]:
-        """Returns the tokens of the text alone, without special tokens around it. Names of special
-        tokens inside the text become these tokens.
+        """Returns the tokens of the text alone; names of special tokens inside the text become
+        these tokens.
         """
         return self.light.encode(clean_text(text), add_special_tokens=False).ids
 
@@ -188,7 +181,6 @@ class TextTokenizer:
         return self.light.decode(list(tokens), skip_special_tokens=True)
 
     def special_texts(self, tokens: Sequence[int]) -> list[str]:
-        """Returns the texts of the special tokens among these, each once."""
         added = self.light.get_added_tokens_decoder()
         numbers = dict.fromkeys(token for token in tokens if token in added)
         return [added[token].content for token in numbers if added[token].special]

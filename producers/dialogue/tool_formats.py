@@ -1,6 +1,4 @@
-"""The formats in which models write tool calls, by vLLM's names where it has one, and the format of
-a chat template, by its words.
-"""
+"""The formats in which models write tool calls, by vLLM's names where it has one."""
 
 import ast
 import re
@@ -60,9 +58,7 @@ _SIGNS = {
 
 
 def format_of_template(chat_template: str) -> str:
-    """Returns the format in which models of this chat template call tools; `UNKNOWN` if it takes
-    tools and no format is recognised.
-    """
+    """Returns `UNKNOWN` if the chat template takes tools in no recognised format."""
     formats = (name for sign, name in _SIGNS.items() if sign in chat_template)
     # A program that describes tools itself, without the template, most likely means Hermes' format.
     default = UNKNOWN if _TAKES_TOOLS.search(chat_template) else "hermes"
@@ -70,7 +66,6 @@ def format_of_template(chat_template: str) -> str:
 
 
 def unknown_format(where: str) -> str:
-    """Returns the fault of a template of an unknown format, for a log or an error."""
     return (
         f"the chat template of {where} takes tools, and how its model writes calls is not "
         f"recognised; the known formats are {', '.join(TOOL_FORMATS)}"

@@ -23,9 +23,7 @@ from rollstream.producers.dialogue.tool_parts import (
 
 @dataclass(frozen=True, slots=True)
 class TagDialect:
-    """States the tags of a format: around the calls, a call and an argument. The patterns `call`
-    and `argument` have the name as their group.
-    """
+    """The tags of a format; the patterns `call` and `argument` have the name as their group."""
 
     begin: str
     end: str
@@ -179,8 +177,8 @@ _THOUGHT = re.compile(r"<\|channel\|>analysis|\bto=self\b")
 
 
 def split_messages(text: str) -> tuple[str, str]:
-    """Returns the thoughts of an answer of several messages (gpt-oss, Muse), and the rest: the
-    texts of other messages, and gpt-oss's calls as written.
+    """Returns the thoughts of an answer of several messages (gpt-oss, Muse), and the rest as
+    written.
     """
     thoughts: list[str] = []
     rest: list[str] = []

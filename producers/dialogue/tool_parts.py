@@ -15,7 +15,6 @@ DEPTH_MAX = 64  # of brackets in the arguments of a call
 NAME_MAX = 128  # characters
 REASON_MAX = 200  # characters
 ToolSchemas = Sequence[Mapping[str, object]]
-"""Tools in the form of OpenAI's protocol."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.:/-]{0,127}")
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _BRACKET = re.compile(r"[\[{(\]})]")
@@ -23,9 +22,7 @@ _BRACKET = re.compile(r"[\[{(\]})]")
 
 @dataclass(frozen=True, slots=True)
 class WrittenCall:
-    """Holds a call as the model wrote it; `arguments` is the JSON text of an object. `id` is "" in
-    formats without ids.
-    """
+    """`arguments` is the JSON text of an object, `id` is "" in formats without ids."""
 
     name: str
     arguments: str
@@ -34,7 +31,7 @@ class WrittenCall:
 
 @dataclass(frozen=True, slots=True)
 class CallSpan:
-    """States a part of the text that is meant as calls: the calls, or why it cannot be read."""
+    """A part of the text that is meant as calls: the calls, or why it cannot be read."""
 
     start: int
     end: int
@@ -50,9 +47,7 @@ class MalformedCall(ValueError):
 
 
 def blocks(text: str, begin: str, end: str) -> Iterator[tuple[int, int, str]]:
-    """Yields the start, the end and the inner text of each part between `begin` and `end`; the last
-    may lack its end.
-    """
+    """Yields the start, the end and the inner text of each part; the last may lack its end."""
     at = text.find(begin)
     while at >= 0:
         close = text.find(end, at + len(begin))
@@ -62,7 +57,6 @@ def blocks(text: str, begin: str, end: str) -> Iterator[tuple[int, int, str]]:
 
 
 def read_span(start: int, end: int, calls: Callable[[], Sequence[WrittenCall]]) -> CallSpan:
-    """Returns the calls of a part of the text, or why it has none."""
     try:
         # Any fault of a model's text is a reason.
         return CallSpan(start, end, tuple(calls()))
@@ -89,8 +83,8 @@ def read_call_json(text: str) -> object:
 
 
 def read_first_json(text: str, at: int) -> tuple[object, int]:
-    """Returns the JSON value that begins at a place of the text, and its end. The caller has
-    checked the whole text's depth once: a check before each value is quadratic.
+    """Returns the value and its end. The caller has checked the whole text's depth once: a check
+    before each value is quadratic.
     """
     try:
         return _DECODER.raw_decode(text, at)
@@ -99,9 +93,7 @@ def read_first_json(text: str, at: int) -> tuple[object, int]:
 
 
 def check_depth(text: str) -> None:
-    """Raises `MalformedCall` for brackets nested deeper than parsers can go; those inside of
-    strings count too.
-    """
+    """Raises `MalformedCall` for brackets nested too deeply, those inside of strings included."""
     depth = 0
     for bracket in _BRACKET.finditer(text):
         if bracket[0] in "[{(":
@@ -153,8 +145,8 @@ def _object_text(arguments: object) -> str:
 
 
 def typed_arguments(name: str, texts: Mapping[str, str], tools: ToolSchemas) -> dict[str, object]:
-    """Returns arguments that are written without quotes, as the tool declares them: a text as it
-    is, others as JSON where possible.
+    """Returns arguments without quotes as the tool declares them: a text as it is, others as
+    JSON.
     """
     declared = _properties(name, tools)
     return {key: _typed(text, declared.get(key)) for key, text in texts.items()}

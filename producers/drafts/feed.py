@@ -1,6 +1,5 @@
-"""Fills a node's draft history from the log; one rollout of the node does so at a time. Positions
-are not stored, so records may be read twice or skipped: that changes a rollout's speed, never its
-tokens.
+"""Fills a node's draft history from the log. Positions are not stored, so records may be read twice
+or skipped: that changes a rollout's speed, never its tokens.
 """
 
 import atexit
@@ -34,9 +33,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class TopicFollower:
-    """Reads a topic from about `back` records before its present end on: up to that end from
-    `earlier` (the log, perhaps with its archive), then from `bus`. Records that cannot be read any
-    more are skipped.
+    """Reads a topic from about `back` records before its present end: up to that end from `earlier`
+    (the log, perhaps with its archive), then from `bus`. Skips what cannot be read any more.
     """
 
     bus: Bus
@@ -55,10 +53,7 @@ class TopicFollower:
         self._catching_up = ends
 
     def poll(self, records_max: int) -> list[Record]:
-        """Returns at most `records_max` new records. After a truncated position or an unreadable
-        archive, reading continues at the first record that the log keeps. Raises `StoreError` only
-        for a large record, which is in the store.
-        """
+        """Raises `StoreError` only for a large record, which is in the store."""
         try:
             received = self.reader.follow(records_max=records_max)
         except (PositionLost, StoreError) as error:
@@ -122,9 +117,8 @@ class _GroupPrompt:
 
 @dataclass(slots=True)
 class PartialFeed:
-    """Turns partials of running trajectories, of all rollouts, into pieces of history, so that a
-    sequence can draft from the running samples of its group (as in Seer). A partial of an unknown
-    group is skipped; one whose predecessor is unknown becomes a piece without tokens before it.
+    """Turns partials of running trajectories into pieces of history, so that a sequence can draft
+    from the running samples of its group (as in Seer). A partial of an unknown group is skipped.
     """
 
     bus: Bus
@@ -145,9 +139,7 @@ class PartialFeed:
         self._partials = TopicFollower(self.bus, self.bus, "partials", BEHIND_MAX)
 
     def poll(self) -> list[HistoryAnswer]:
-        """Returns the pieces of at most `POLL_PARTIALS_MAX` partials. More than `BEHIND_MAX` unread
-        partials are all skipped.
-        """
+        """Returns the new pieces; more than `BEHIND_MAX` unread partials are all skipped."""
         for record in self._prompts.poll(POLL_PROMPTS_MAX):
             if isinstance(record, Prompt):
                 self._add_prompt(record)
@@ -193,10 +185,6 @@ class PartialFeed:
 
 @dataclass(slots=True)
 class HistoryFeed:
-    """Inserts finished answers (counted in `records`), their late rewards, and partials of running
-    answers into `history`.
-    """
-
     bus: Bus
     earlier: Bus
     history: AnswerHistory
@@ -250,9 +238,7 @@ class HistoryFeed:
 
 
 def answer_from_record(record: Trajectory, late: float | None = None) -> HistoryAnswer:
-    """Returns a trajectory's record as an answer; `late` is the reward of an annotation, used if
-    the record has none.
-    """
+    """`late` is the reward of an annotation, used if the record has none."""
     fresh = len(record.tokens) - int(np.count_nonzero(record.sources == PROMPT))
     key = prompt_key(record.tokens, record.sources)
     reward = late if record.reward is None else record.reward
@@ -261,9 +247,8 @@ def answer_from_record(record: Trajectory, late: float | None = None) -> History
 
 @dataclass(slots=True)
 class DraftFeed:
-    """Fills the node's history if no other process of the node does; when that process ends, for
-    any reason, the next one that polls takes over. Only the filling process calls `earlier`, which
-    opens the log together with its archive.
+    """Fills the node's history if no other process of the node does, or once that process has
+    ended.
     """
 
     bus: Bus
@@ -278,9 +263,9 @@ class DraftFeed:
         atexit.register(self.node.leave)  # also after an engine's refusal, a higher term, an error
 
     def poll(self, drafts: bool = True) -> None:
-        """Insert a bounded number of records into the history, or try to become the process that
-        does. While the engine drafts nothing (`drafts` False), calls do nothing for
-        `IDLE_POLL_FACTOR` times the last poll's duration, at most `IDLE_POLL_S_MAX`.
+        """Fill the history, or try to become the process that does. While the engine drafts
+        nothing, calls do nothing for `IDLE_POLL_FACTOR` times the last poll's duration, at most
+        `IDLE_POLL_S_MAX`.
         """
         began = self.clock()
         if drafts or began >= self.idle_until_s:

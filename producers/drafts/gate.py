@@ -14,13 +14,10 @@ from rollstream.producers.engines.drafting import DraftSwitch
 
 @dataclass(frozen=True, slots=True)
 class WindowRule:
-    """Limits the draft length of a sequence by the acceptance of its last draft: the window, in
-    tokens, is within [`least`, `most`] and starts at `least`.
-
-    `additive` is RhymeRL's rule (arXiv 2508.18588): two more after a full acceptance, back to the
-    least after a rejection. `multiplicative`, from the code of RhymeRL's authors, doubles or
-    halves. `marginal` keeps one window: only the marginal benefit of a token limits the length
-    (`planner.py`).
+    """Limits a draft, in tokens, by the sequence's last one. `additive` is RhymeRL's rule (arXiv
+    2508.18588): two more after a full acceptance, back to the `least` after a rejection.
+    `multiplicative`, from the code of RhymeRL's authors, doubles or halves. `marginal` keeps one
+    window: only the marginal benefit of a token limits the length (`planner.py`).
     """
 
     kind: Literal["additive", "multiplicative", "marginal"]
@@ -28,7 +25,6 @@ class WindowRule:
     most: int
 
     def after(self, window: int, proposed: int, accepted: int) -> int:
-        """Returns the window after a draft of `proposed` tokens; unchanged without a draft."""
         assert 0 <= accepted <= proposed, "at most the proposed tokens are accepted"
         if not proposed:
             return window
@@ -69,13 +65,10 @@ CONFIRMED_S_MAX = 8.0  # between two probes: one that confirms the choice double
 
 @dataclass(slots=True)
 class SuccessRate:
-    """Estimates the share of successes among the newest few hundred observations."""
-
     right: float = 0.0
     tried: float = 0.0
 
     def add(self, tried: int, right: int) -> None:
-        """Add `right` successes of `tried` possible ones."""
         # Drafted tokens after the first failure are not observed.
         trials = right + (right < tried)
         keep = FORGET_TRIALS**trials
@@ -127,16 +120,12 @@ class _Load:
 
 @dataclass(slots=True)
 class DraftGate:
-    """Decides for one engine whether its next steps draft: where passes make more tokens per second
-    than plain steps would under the present load (the rule of TLT, arXiv 2511.16665, and of Seer).
-    `forced` fixes the decision. `now_s` must come from the clock that measures the steps.
+    """Decides whether the next steps draft: where passes make more tokens per second than plain
+    steps would under the present load (TLT, arXiv 2511.16665; Seer). `now_s` is of the clock that
+    measures the steps.
 
-    The gate keeps the cost of a plain step by its rows and of a pass by its tokens, in seconds of
-    an undisturbed machine, and one load factor, so both costs stay valid while other processes come
-    and go. That a load slows both kinds alike is checked by a probe (a few plain steps) while
-    drafting is on, by a trial (some passes) while it is off; after a loss the next one waits a
-    hundred times the loss, within limits: a rest. While drafting is off, acceptance is estimated
-    without passes, by drafts for past positions.
+    That a load slows both kinds alike is checked by a probe (a few plain steps) while drafting is
+    on, by a trial (some passes) while it is off; after a loss the next one waits.
     """
 
     rule: WindowRule = MARGINAL
@@ -183,12 +172,10 @@ class DraftGate:
         return JUDGED if self.on and self._is_unjudged else DECIDE_STEPS
 
     def add_plain_steps(self, rows: float, seconds: float) -> None:
-        """Record the average time of a plain step of `rows` rows."""
         self._probed += 1
         self.plain = self._load.seen(self.plain, rows, seconds)
 
     def add_pass(self, rows: int, tokens: int, gained: int, seconds: float) -> None:
-        """Record a pass over `tokens` tokens that gave `gained`; `seconds` include its look-ups."""
         if self.passes.count >= MEASURED:
             seconds_max = OUTLIER * self._load.factor * self.passes.cost().seconds(tokens)
             seconds = min(seconds, seconds_max)
@@ -232,9 +219,7 @@ class DraftGate:
         return drafted * self.plain.cost().seconds(rows) / rows
 
     def gain(self) -> float | None:
-        """Returns the measured speed of passes over that of plain steps under the same load; None
-        while there are too few passes.
-        """
+        """Returns passes' measured speed over plain steps'; None while there are too few passes."""
         newest: list[_Pass] = []
         for verified in reversed(self._recent):
             if len(newest) >= JUDGED and sum(p.seconds for p in newest) >= RECENT_S:
@@ -326,9 +311,6 @@ class DraftGate:
 
 
 def measured_gate(switch: DraftSwitch | None) -> DraftGate:
-    """Returns the gate of an engine's options, a new one for None, for an engine that measures what
-    the gate decides by.
-    """
     gate = switch or DraftGate()
     assert isinstance(gate, DraftGate), "a switch that takes no measurements"
     return gate

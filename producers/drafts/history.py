@@ -1,7 +1,5 @@
-"""A bounded history of earlier answers: a draft is what followed a sequence's newest tokens in
-answers to the same prompt. One thread writes. Others, also processes that map the memory, may read
-half-written data, because the engine verifies every draft. They write nothing: the writer relies
-only on values that a writer wrote.
+"""One thread writes. Others, also processes, may read half-written data: the engine verifies every
+draft. They write nothing: the writer relies only on values that a writer wrote.
 """
 
 from collections import OrderedDict
@@ -38,8 +36,8 @@ class PromptPasses:
         return len(self._known)
 
     def number(self, prompt: int, group: int) -> int:
-        """Returns the number of this group's pass; a group later than all earlier ones of the
-        prompt begins the next.
+        """Returns the group's pass; a group later than all earlier ones of the prompt begins the
+        next.
         """
         newest, count = self._known.get(prompt, (-1, 0))
         if group > newest:
@@ -53,8 +51,8 @@ class PromptPasses:
 
 @dataclass(frozen=True, slots=True)
 class StoredAnswer:
-    """Locates an answer in the ring: `count` tokens from place `base`. Its table entries are for
-    the tokens from index `first` on; `number` is its prompt's pass.
+    """An answer in the ring: `count` tokens from place `base`; table entries from index `first`
+    on.
     """
 
     prompt: int
@@ -68,7 +66,6 @@ OccurrenceChoice = Literal["priority", "newest", "count"]
 
 
 def prompt_key(tokens: Tokens, sources: Sources) -> int:
-    """Returns the key of a trajectory's prompt: a hash of the prompt tokens at its start."""
     others = np.flatnonzero(sources != PROMPT)
     end = int(others[0]) if len(others) else len(tokens)
     return xxhash.xxh3_64_intdigest(tokens[:end].astype(np.uint32).tobytes())
@@ -76,9 +73,8 @@ def prompt_key(tokens: Tokens, sources: Sources) -> int:
 
 @dataclass(frozen=True, slots=True)
 class HistoryAnswer:
-    """Holds an answer to insert, or a part of one: the last `fresh` of `tokens` are new, the others
-    are their context. An answer with a `name` and without a reward can get its reward later
-    (`add_reward`).
+    """The last `fresh` of `tokens` are new, the others their context. An answer with a `name` and
+    no reward may get one later.
     """
 
     prompt: int
@@ -105,14 +101,10 @@ class _RankedAnswer:
 
 
 class AnswerHistory:
-    """Holds at most `tokens_max` tokens, and as many n-grams as its table has room for, in `memory`
-    or, without it, in private memory. Contents that an earlier writer left in `memory` stay valid.
-
-    The ring overwrites the oldest sequences first. For each position the n-grams of 3 … 7 tokens
-    before it (RhymeRL, arXiv 2508.18588) are keys of a table; an entry points to the place after
-    the n-gram's best occurrence, where the draft begins. `choice` defines it: `priority` (in the
-    answer with the highest rank), `newest`, or `count` (a majority vote over the next token, Boyer
-    and Moore 1981). `reach` bounds a draft's tokens for each token of the n-gram.
+    """For each position the n-grams of 3 … 7 tokens before it (RhymeRL, arXiv 2508.18588) are keys
+    of a table; an entry points behind the n-gram's best occurrence, where the draft begins.
+    `choice` defines it: `priority` (highest rank), `newest`, or `count` (a majority vote over the
+    next token, Boyer and Moore 1981). `reach` bounds a draft's tokens for each token of the n-gram.
     """
 
     # RhymeRL follows the highest priority at every branch of a tree. That ends in the same sequence
@@ -155,7 +147,6 @@ class AnswerHistory:
 
     @property
     def floor(self) -> int:
-        """The smallest place that is not overwritten."""
         return self._head - self.tokens_max
 
     def insert(
@@ -166,7 +157,6 @@ class AnswerHistory:
         fresh: int,
         reward: float | None = None,
     ) -> None:
-        """Insert an answer whose last `fresh` tokens are new."""
         self.insert_all([HistoryAnswer(prompt, group, tokens, fresh, reward)])
 
     def insert_all(self, answers: Sequence[HistoryAnswer]) -> None:
@@ -186,9 +176,7 @@ class AnswerHistory:
         self.insert_all([HistoryAnswer(prompt, group, tokens, fresh, runs=True)])
 
     def add_reward(self, name: str, reward: float) -> bool:
-        """Rank an answer again by its late reward. Returns False if none of this name waits for
-        one.
-        """
+        """Ranks an answer again; False if none of this name waits for a reward."""
         stored = self._waiting.pop(name, None)
         if stored is None:
             return False
@@ -200,7 +188,6 @@ class AnswerHistory:
         return True
 
     def draft(self, prompt: int, newest: Sequence[int], tokens_max: int) -> index.Draft:
-        """Returns a draft as `look_up_draft` does."""
         return index.look_up_draft((self.view,), prompt, newest, tokens_max)
 
     def _ranked(self, answer: HistoryAnswer) -> _RankedAnswer:

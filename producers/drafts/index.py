@@ -1,9 +1,7 @@
-"""Finds drafts: the tokens that followed the longest match of a sequence's newest tokens in earlier
-answers. The writer fills a hash table of n-grams (`NgramTable`); engines read it (`HistoryView`).
-
-A look-up may run while another process writes. Whatever the memory holds, it reads only inside it,
-probes at most `PROBES` slots per n-gram length, and returns a draft only from a place whose
-preceding tokens equal the newest ones.
+"""Finds drafts by the longest match of a sequence's newest tokens. A look-up may run while another
+process writes. Whatever the memory holds, it reads only inside it, probes at most `PROBES` slots
+per n-gram length, and returns a draft only from a place whose preceding tokens equal the newest
+ones.
 """
 
 from collections.abc import Sequence
@@ -16,9 +14,8 @@ from rollstream.producers.engines.drafting import NO_DRAFT, Draft
 from rollstream.streams.values import Tokens
 
 NgramKeys = NDArray[np.uint64]
-"""Keys of n-grams or of prompts. An n-gram's key is a 64-bit hash of its n tokens and of the
-prompt's key: a sum of tokens times powers of an odd number, modulo 2^64, then two rounds of mixing.
-Keys can collide, so a look-up also compares the tokens.
+"""An n-gram's 64-bit hash: a sum of its tokens times powers of an odd number, modulo 2^64, and the
+prompt's key, mixed twice. Keys can collide, so a look-up also compares the tokens.
 """
 
 _MASK = 2**64 - 1
@@ -42,9 +39,8 @@ def ngram_keys(
     prompts: NgramKeys, tokens: Tokens, places: NDArray[np.int64], lengths: Sequence[int]
 ) -> list[tuple[NgramKeys, NDArray[np.int64]]]:
     """Returns, for each length (ascending), the keys of all positions with at least so many tokens
-    before them, and these positions. `tokens` holds sequences one after the other. For each
-    position, `prompts` is the sequence's `history.prompt_key`, and `places` the number of the
-    sequence's tokens before it, negative for a position that gets no key.
+    before them, and these positions. `prompts` has each position's `history.prompt_key`, `places`
+    the number of the sequence's tokens before it, negative for a position that gets no key.
     """
     weights = tokens.astype(np.uint64) + np.uint64(1)
     sums = np.zeros(len(tokens), np.uint64)  # at position i: the sum over the tokens before i
@@ -102,13 +98,11 @@ EntryRanks = NDArray[np.float32]
 
 
 class NgramTable:
-    """Finds and writes entries of a history's hash table, for its single writer. A slot holds an
-    n-gram's key, the place after its best occurrence in the ring, and the rank of that occurrence.
+    """A slot holds an n-gram's key, the place behind its best occurrence, and that one's rank.
 
     An entry is in the first slot of its key or one of the next `PROBES` − 1, and every slot before
-    it was used at some time, so a search may end at a slot that was never used. A new entry
-    replaces the one with the oldest occurrence. An entry whose place is below `floor`, the smallest
-    valid place, is dead and its slot free.
+    it was used at some time, so a search may end at a slot that was never used. An entry whose
+    place is below `floor`, the smallest valid place, is dead and its slot free.
     """
 
     def __init__(self, memory: HistoryMemory) -> None:
@@ -118,8 +112,8 @@ class NgramTable:
         self.slots = len(self.keys) - PROBES
 
     def find(self, keys: NgramKeys) -> tuple[NDArray[np.bool_], RingPositions]:
-        """Returns which keys have an entry, and for each key its slot, or the first probed slot
-        without an entry.
+        """Returns whether each key has an entry, and its slot, or the first probed slot without an
+        entry.
         """
         slots = self._probed_slots(keys)
         same = self.keys[slots] == keys[:, None]
@@ -150,8 +144,8 @@ class NgramTable:
             keys, places, ranks = keys[lost], places[lost], ranks[lost]
 
     def repair(self, floor: int, head: int) -> None:
-        """Repair the table of a writer that died: entries that point outside of [`floor`, `head`)
-        become dead; all others lose their rank.
+        """Repairs the table after a writer's death: entries outside of [`floor`, `head`) become
+        dead; others lose their rank.
         """
         lost = (self.keys != 0) & ((self.places < floor) | (self.places >= head))
         self.places[lost] = -1  # dead, not empty: an empty slot would end probes too early
@@ -174,8 +168,8 @@ class HistoryView:
         self._keys, self._places = memory.keys, memory.places
 
     def after(self, key: int, newest: list[int], length: int, tokens_max: int) -> list[int]:
-        """Returns at most `tokens_max` tokens that followed the best occurrence of the `length`
-        newest tokens, whose key is `key`; [] without a valid entry.
+        """Returns what followed the best occurrence of the `length` newest tokens; [] without a
+        valid entry.
         """
         keys, slot = self._keys, key & self._mask
         for at in range(slot, slot + PROBES):
@@ -205,9 +199,8 @@ class HistoryView:
 def look_up_draft(
     views: Sequence[HistoryView], prompt: int, newest: Sequence[int], tokens_max: int
 ) -> Draft:
-    """Returns the tokens that followed the longest match of the end of `newest`: at most
-    `tokens_max`, and at most `reach` (`HistoryLayout`) for each matched token. Of equal matches the
-    first view's is used; all must have the same n-gram lengths.
+    """Returns the tokens that followed the longest match, at most `reach` (`HistoryLayout`) for
+    each matched token. Of equal matches the first view's is used; all have the same n-gram lengths.
     """
     lengths, newest = views[0].lengths, list(newest)
     sums = ngram_sums(newest, lengths)

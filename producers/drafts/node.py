@@ -1,6 +1,5 @@
-"""One history of earlier answers for all rollouts of a node, in a file in shared memory: all look
-up, one writes. docs/explanation/drafts.md lists what happens when a process dies or leaves at any
-moment.
+"""One history of earlier answers for all rollouts of a node, in shared memory: all look up, one
+writes (docs/explanation/drafts.md).
 """
 
 import logging
@@ -21,13 +20,10 @@ REFRESH_EVERY_LOOKUPS = 256  # look-ups between two checks (1 µs) whether the f
 
 
 class SharedHistory:
-    """Looks up drafts in the segment at `path` (`NodeHistory.path`), without locks, while another
-    process may be writing it. Without a segment it returns no drafts; it follows a segment that
-    replaces the mapped one. It needs neither torch nor a log, so an engine's own processes can use
-    it.
+    """Looks up drafts in the segment at `path`, without locks, while another process may write it.
+    It follows a segment that replaces the mapped one.
 
-    With `holds`, as in a rollout, no process removes the file while it is mapped. A process of its
-    engine ends with the rollout and need not hold it.
+    With `holds`, as in a rollout, no process removes the file while it is mapped.
     """
 
     context = shared_memory.NGRAM_LENGTHS[-1]
@@ -44,9 +40,6 @@ class SharedHistory:
         return self._segment is not None
 
     def view(self) -> HistoryView:
-        """Returns the view in which to look up now; refreshes it every `REFRESH_EVERY_LOOKUPS`
-        calls.
-        """
         if self._asked % REFRESH_EVERY_LOOKUPS == 0:
             self.refresh()
         self._asked += 1
@@ -59,7 +52,6 @@ class SharedHistory:
         """Do nothing: running sequences are in `CombinedSource`."""
 
     def refresh(self) -> None:
-        """Map the segment that is at `path` now, if it is not mapped yet and its writer lives."""
         try:
             inode = os.stat(self.path).st_ino
         except OSError:
@@ -77,7 +69,6 @@ class SharedHistory:
         self._segment, self._view = segment, HistoryView(segment.memory)
 
     def close(self) -> None:
-        """Unmap the segment; look-ups find nothing until `view` maps one again."""
         if self._segment is not None:
             self._segment.close()
         self._segment, self._view = None, self._nothing
@@ -91,13 +82,11 @@ LEAVE_S = 10.0  # for this long it waits for the lock if no process uses the mem
 
 
 class NodeHistory:
-    """Gives this process the node's history, to look up drafts (`view`) or to write it
-    (`take_over`). `folder` is the same for all processes of a run on a node
-    (`shared_memory.segment_folder`).
+    """The node's history, to look up drafts (`view`) or to write it (`take_over`). The process that
+    holds the lock of `folder` writes.
 
-    The process that holds the lock of `folder` writes. The kernel frees the lock when its holder
-    dies in any way; the next process that calls `take_over` continues in the same memory, from
-    which the others keep drafting.
+    The kernel frees the lock when its holder dies; the next process that calls `take_over`
+    continues in the same memory.
     """
 
     def __init__(
@@ -119,9 +108,8 @@ class NodeHistory:
         return self._shared.view() if self._alone is None else self._alone.view
 
     def take_over(self) -> AnswerHistory | None:
-        """Become the writer and return the history, into which the caller inserts the log's answers
-        again; None while another process of the node writes. If the folder cannot be used or has no
-        room, a warning is logged, and the history is in private memory.
+        """Become the writer; None while another process of the node writes. Without a usable folder
+        a warning is logged, and the history is in private memory.
         """
         assert not self.is_writer, "this process writes already"
         try:
@@ -194,9 +182,8 @@ RUNNING_TOKENS_MIN = 1024  # least size of the history of running sequences
 
 
 class CombinedSource:
-    """Looks up drafts in the node's history and in `running`, a private one of the sequences that
-    run in this engine, so that the samples of one group draft from each other (as in Seer). Both
-    have the same n-gram lengths.
+    """Looks up drafts in the node's history and in `running`, a private one of this engine's
+    sequences. Both have the same n-gram lengths.
     """
 
     def __init__(self, node: NodeHistory | SharedHistory, running: AnswerHistory) -> None:

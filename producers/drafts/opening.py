@@ -15,10 +15,6 @@ from rollstream.streams.bus import Bus
 
 @dataclass(frozen=True, slots=True)
 class RolloutDrafts:
-    """Holds the engine's source of drafts, the gate that decides when it drafts, and the feed that
-    fills the node's history.
-    """
-
     source: DraftSource
     gate: DraftGate
     feed: DraftFeed
@@ -27,8 +23,8 @@ class RolloutDrafts:
 def open_drafts(
     bus: Bus, earlier: Callable[[], Bus], folder: Path, rollouts: RolloutSettings
 ) -> RolloutDrafts:
-    """Join the history of this node in the shared memory `folder`, which is filled from `bus` and,
-    below its begin, from the log that `earlier` returns.
+    """Join the node's history in the shared memory `folder`; `earlier` opens the log below `bus`'s
+    begin.
     """
     node = NodeHistory(folder, rollouts.drafts_tokens, rollouts.drafts_choice)
     feed = DraftFeed(bus, earlier, node)

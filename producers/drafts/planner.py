@@ -1,7 +1,4 @@
-"""The draft lengths that maximise the tokens per second of a batch, by the tokens that drafts gain
-and the longer pass that verifies them. Acceptance probabilities are one rate where no more is
-known, else those that `AcceptanceCurve` learns.
-"""
+"""Chooses the draft lengths that maximise the tokens per second of a batch."""
 
 import math
 from bisect import bisect, bisect_left
@@ -20,7 +17,7 @@ PADDING_COST = 0.5
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Gives the cost of a forward pass: seconds of the pass itself, and of each token in it."""
+    """Seconds of a forward pass itself, and of each token in it."""
 
     fixed_s: float
     token_s: float
@@ -56,7 +53,6 @@ class StepTimes:
         return replace(self, seconds=self.seconds * factor, product=self.product * factor)
 
     def cost(self) -> StepCost:
-        """Returns the straight line that fits seconds to tokens; neither part is negative."""
         if not self.count:
             return StepCost(0.0, 0.0)
         mean, level = self.tokens / self.count, self.seconds / self.count
@@ -72,9 +68,8 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class DraftOdds:
-    """Holds the odds of a draft by its length d. `whole[d - 1]` is the probability that all d
-    tokens are accepted, negated so that the values ascend (for bisection); `gains[d]` is the
-    expected number of accepted tokens.
+    """`whole[d - 1]` is the probability that all d tokens are accepted, negated so that the values
+    ascend (for bisection); `gains[d]` is the expected number of accepted tokens.
     """
 
     whole: tuple[float, ...]
@@ -96,8 +91,8 @@ class DraftOdds:
 
 @dataclass(frozen=True, slots=True)
 class DraftRow:
-    """Describes a sequence of the batch. `odds` must cover `window` tokens; without them each token
-    is accepted with probability `rate` if all before it are.
+    """`odds` must cover `window` tokens; without them each token is accepted with probability
+    `rate` if all before it are.
     """
 
     window: int
@@ -108,8 +103,8 @@ class DraftRow:
         return expected_gain(self.rate, length) if self.odds is None else self.odds.gains[length]
 
     def worth_while(self, price: float) -> int:
-        """Returns the number of drafted tokens of which each gains more than `price`, the tokens
-        that the batch generates in the time of one more token.
+        """Returns how many tokens gain more than `price`, the tokens that the batch generates in
+        the time of one more.
         """
         if self.odds is None:
             return min(self.window, _worth_while(self.rate, price))
@@ -117,16 +112,16 @@ class DraftRow:
 
 
 def expected_gain(rate: float, length: int) -> float:
-    """Returns the expected number of accepted tokens of a draft, if each is accepted with
-    probability a = `rate` when all before it are: a + a² + … + a^length.
+    """Returns a + a² + … + a^length: each token is accepted with probability a = `rate` when all
+    before it are.
     """
     rate = min(max(rate, 0.0), RATE_MAX)
     return rate * (1 - rate**length) / (1 - rate)
 
 
 def draft_lengths(rows: Sequence[DraftRow], cost: StepCost) -> list[int]:
-    """Returns the draft lengths at which the batch generates the most tokens per second; whole
-    windows while a token takes no measurable time.
+    """Returns the lengths with the most tokens per second; whole windows while a token takes no
+    measurable time.
 
     One more token pays while its gain per second is above the tokens per second of the batch:
     Seer's marginal benefit (section 3.7). That speed depends on the lengths in turn, so both are
@@ -172,9 +167,8 @@ def tokens_per_s(rows: Sequence[DraftRow], lengths: Sequence[int], cost: StepCos
 def best_draft_speed(
     rows: int, length_max: int, hit_rate: float, rate: float, cost: StepCost
 ) -> float:
-    """Returns the tokens per second of `rows` equal rows at the best draft length up to
-    `length_max`; 0 if no draft is better. `hit_rate` is the probability that a look-up finds a
-    draft, `rate` that a token is accepted if all before it are.
+    """Returns tokens per second of `rows` equal rows at the best draft length; 0 if no draft is
+    better. `hit_rate` is the probability that a look-up finds a draft.
     """
     best, without = 0.0, rows / max(cost.seconds(rows), 1e-12)
     for length in range(1, length_max + 1):
@@ -193,9 +187,7 @@ def _worth_while(rate: float, price: float) -> int:
 
 
 CURVE_EDGES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 17, 20, 24, 28, 32, 40, 48)
-"""The first number of known tokens of each point of the curve: the tokens directly before a drafted
-one that are known to agree with the history.
-"""
+"""The first number of known tokens of each point of the curve."""
 KNOWN_TOKENS_MAX = 64  # more known tokens are counted as this many
 PRIOR, PRIOR_TRIALS = 0.9, 4.0  # acceptance that is assumed before any trial, and its weight
 REFRESH_TRIALS = 64  # trials after which the odds are computed from the curve again
@@ -211,9 +203,8 @@ _CURVE_POINT = tuple(bisect(CURVE_EDGES, count) - 1 for count in range(KNOWN_TOK
 
 @dataclass(slots=True)
 class HistoryAgreement:
-    """Tracks how far one sequence agrees with the history. `agreed` estimates how many of its
-    newest tokens do: matched and accepted ones, and, unproven, the model's own. `continuation`
-    holds the history's next tokens; `known` counts the known tokens before the present draft.
+    """`agreed` estimates how many newest tokens of a sequence agree with the history, `known`
+    counts those before the present draft, `continuation` holds the history's next tokens.
     """
 
     agreed: int = 0
@@ -221,8 +212,8 @@ class HistoryAgreement:
     continuation: Sequence[int] = ()
 
     def start_draft(self, draft: Draft, context: int) -> Sequence[int]:
-        """Returns the tokens to draft: those of `draft`, or, if the look-up found none, the rest of
-        the last draft behind its mistake.
+        """Returns the tokens to draft; after a failed look-up the last draft's rest behind its
+        mistake.
         """
         if draft.tokens or not self.continuation:
             # A match of the longest context may extend further back.
@@ -235,9 +226,7 @@ class HistoryAgreement:
         return self.continuation
 
     def end_draft(self, tried: int, right: int) -> None:
-        """Record that `right` of `tried` drafted tokens were accepted, before a token that the
-        model drew.
-        """
+        """Record that `right` of `tried` drafted tokens were accepted."""
         if tried:
             # After a mistake the drawn token differs from the history's.
             self.agreed = self.known + tried + 1 if right == tried else 1
@@ -247,9 +236,8 @@ class HistoryAgreement:
 
 
 class AcceptanceCurve:
-    """Learns the acceptance probability of a drafted token by its number of known tokens, from all
-    verified drafts of one engine. After j accepted tokens of a draft, j more are known, so the
-    probability that all d are accepted is a product along the curve.
+    """Learns the acceptance probability of a token by the known tokens before it, from one engine's
+    drafts. After j accepted tokens j more are known, so that of all d is a product along the curve.
     """
 
     def __init__(self, length_max: int) -> None:
@@ -260,7 +248,6 @@ class AcceptanceCurve:
         self._fresh = 0
 
     def add(self, known_tokens: int, tried: int, right: int) -> None:
-        """Record that after `known_tokens` the first `right` of `tried` were accepted."""
         # Tokens after the first mistake do not count.
         trials = right + (right < tried)
         for place in range(trials):
@@ -278,7 +265,6 @@ class AcceptanceCurve:
         return (self._right[point] + PRIOR * PRIOR_TRIALS) / (self._tried[point] + PRIOR_TRIALS)
 
     def odds(self, known_tokens: int) -> DraftOdds:
-        """Returns the odds of a draft, computed again after every `REFRESH_TRIALS` trials."""
         known_tokens = min(known_tokens, KNOWN_TOKENS_MAX)
         if known_tokens not in self._odds:
             self._odds[known_tokens] = DraftOdds.of(

@@ -1,8 +1,6 @@
-"""The memory of a history of earlier answers, mapped from a file in shared memory (a segment).
-
-The header, with all sizes, is checked once; no value read later can cause an access outside of the
-memory. The writer holds the lock of the file's folder; all rollouts that map the file share the
-file's. The kernel frees a lock when its holder dies.
+"""A mapped file in shared memory (a segment). Its header is checked once; no value read later can
+cause an access outside of the memory. The writer holds the lock of the file's folder; all rollouts
+that map the file share the file's.
 """
 
 import contextlib
@@ -43,9 +41,7 @@ NGRAM_LENGTH_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class HistoryLayout:
-    """Determines the sizes of a history's arrays: a ring of `tokens_max` tokens, a hash table of
-    n-grams of these `lengths`. A draft has at most `reach` tokens per matched token.
-    """
+    """The sizes of a history's arrays; a draft has at most `reach` tokens per matched token."""
 
     tokens_max: int
     lengths: tuple[int, ...] = NGRAM_LENGTHS
@@ -89,10 +85,8 @@ def parse_layout(words: Sequence[int]) -> HistoryLayout | None:
 
 
 class HistoryMemory:
-    """The arrays in a buffer of this layout: `words` (the header), the hash table's `keys`,
-    `places` and `ranks`, and `tokens`, a ring. Places number all tokens ever stored; a place's
-    token is at index place modulo `tokens_max`. The table maps the hash of an n-gram (`index.py`)
-    to the place that follows its best occurrence, and to that one's rank.
+    """Places number all tokens ever stored; a place's token is at index place modulo `tokens_max`.
+    The table maps an n-gram's hash (`index.py`) to the place behind its best occurrence.
     """
 
     def __init__(self, layout: HistoryLayout, buffer: memoryview) -> None:
@@ -120,9 +114,7 @@ HISTORY_FILE, PARTIAL_FILE = "history", "history.partial"
 
 
 def segment_folder(run: str, folder: Path, node: str) -> Path:
-    """Returns the folder for the segment of a run on this node: in `/dev/shm`, or, if the node has
-    none, in the run's `folder`.
-    """
+    """Returns a folder in `/dev/shm`, or, if the node has none, in the run's `folder`."""
     # No run uses the file of another.
     identity = f"{run}\n{folder.absolute()}\n{node}"
     digest = xxhash.xxh3_128_hexdigest(identity.encode())[:12]
@@ -132,25 +124,21 @@ def segment_folder(run: str, folder: Path, node: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class HistorySegment:
-    """A mapped file. With `holds` this process shares its lock until `close`, so no process removes
-    it.
-    """
+    """With `holds` this process shares the file's lock until `close`, so no process removes it."""
 
     memory: HistoryMemory
     inode: int
     _descriptor: int
 
     def close(self) -> None:
-        """Release the lock; the mapping stays readable for existing references to it."""
         # Closing alone would keep the lock: the mapping has a copy of the descriptor.
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         os.close(self._descriptor)
 
 
 def map_segment(path: Path, writes: bool = False, holds: bool = True) -> HistorySegment | None:
-    """Map the segment at this path, to write it if `writes`, else to read it. Returns None if there
-    is no valid segment of this user or it is being removed, and, without `writes`, if its writer is
-    dead: the next writer may remove it.
+    """Map the segment; None if there is no valid one of this user or it is being removed, and,
+    without `writes`, if its writer is dead: the next writer may remove it.
     """
     try:
         descriptor = os.open(path, (os.O_RDWR if writes else os.O_RDONLY) | os.O_NOFOLLOW)
@@ -166,8 +154,8 @@ def map_segment(path: Path, writes: bool = False, holds: bool = True) -> History
 
 
 def make_segment(folder: Path, layout: HistoryLayout) -> HistorySegment:
-    """Create an empty segment, with a lock on its file, in place of an existing one, which stays
-    mapped where it is. Raises `StoreError` if there is no room. The caller holds the folder's lock.
+    """Replaces an existing segment, which stays mapped where it is. Raises `StoreError` if there is
+    no room. The caller holds the folder's lock.
     """
     partial, size = folder / PARTIAL_FILE, layout.bytes
     try:
@@ -192,8 +180,8 @@ def make_segment(folder: Path, layout: HistoryLayout) -> HistorySegment:
 
 
 def lock_folder(folder: Path) -> int | None:
-    """Create and lock the folder, and return its descriptor; None while another process has the
-    lock. Raises `StoreError` for a folder that cannot be used.
+    """Returns the locked folder's descriptor; None while another process has the lock. Raises
+    `StoreError` for a folder that cannot be used.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -217,7 +205,6 @@ def lock_folder(folder: Path) -> int | None:
 
 
 def is_held(path: Path) -> bool:
-    """Returns whether any process, this one included, shares the lock of the file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
@@ -233,8 +220,8 @@ def is_held(path: Path) -> bool:
 
 
 def remove_segment(folder: Path) -> bool:
-    """Remove the folder with its segment; False if a process shares the lock of the file. The
-    caller holds the folder's lock.
+    """Remove the segment; False if a process shares the file's lock. The caller holds the folder's
+    lock.
     """
     if is_held(folder / HISTORY_FILE):
         return False
@@ -246,7 +233,6 @@ def remove_segment(folder: Path) -> bool:
 
 
 def sweep_dead_segments(folder: Path) -> None:
-    """Remove the segment folders of this user beside `folder` that no process uses."""
     # Killed runs left them; a run that restarts creates its folder again.
     for other in folder.parent.glob(f"rollstream-{os.getuid()}-*-drafts"):
         with contextlib.suppress(StoreError):

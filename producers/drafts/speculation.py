@@ -1,5 +1,5 @@
-"""Speculative decoding as all engines share it. The model verifies all drafts of a batch in one
-forward pass: drafts change speed, never the distribution of tokens.
+"""Speculative decoding: the model verifies all drafts of a batch in one forward pass, so drafts
+change speed, never the distribution of tokens.
 """
 
 import time
@@ -26,11 +26,8 @@ from rollstream.streams.values import Drafts, extend_runs
 
 @dataclass(slots=True)
 class DraftsBuilder:
-    """Counts the fields of a `Drafts` value for the tokens that one sequence gained since the last
-    `take`, in the order of generation. `runs` are lengths of alternating kinds: tokens that the
-    model drew itself, accepted draft tokens, drawn ones, and so on. `steps` counts passes,
-    `guessed` draft tokens, `asked` look-ups; `found` of these gave a draft, and all took `lookup_s`
-    seconds.
+    """Counts since the last `take`. `runs` are lengths of alternating kinds: tokens that the model
+    drew itself, accepted draft tokens, drawn ones, and so on.
     """
 
     runs: list[int] = field(default_factory=lambda: [0])
@@ -41,14 +38,10 @@ class DraftsBuilder:
     lookup_s: float = 0.0
 
     def add_drawn(self, count: int) -> None:
-        """Add `count` tokens that the model drew without a draft, one in each step."""
         extend_runs(self.runs, count, guessed=False)
         self.steps += count
 
     def add_pass(self, drafted: int, accepted: int, gained: int) -> None:
-        """Add a pass over a draft of `drafted` tokens that gave `gained`, the first `accepted` of
-        them drafted.
-        """
         extend_runs(self.runs, accepted, guessed=True)
         extend_runs(self.runs, gained - accepted, guessed=False)
         self.steps += 1
@@ -73,9 +66,8 @@ SHARE_TOKENS_MIN = 32  # least new tokens of a running sequence that are added t
 
 @dataclass(slots=True)
 class DraftedSequence:
-    """The draft state of one row of the batch; `prompt` and `group` are its keys in the history.
-    Tokens after the first `shared` ones are still to be added to it; `has_new_tokens` is False if
-    these are known to repeat it, because every draft since was accepted whole.
+    """One row's drafts. Tokens after the first `shared` ones are still to be added to the history;
+    `has_new_tokens` is False if all are accepted drafts.
     """
 
     prompt: int
@@ -89,10 +81,9 @@ class DraftedSequence:
 
 @dataclass
 class Speculation:
-    """Drafts for the rows of one engine, and counts the results. While on, the engine calls
-    `propose` for each row, `choose_lengths` for the batch, and after the pass `add_verified` for
-    each row. While off, trial drafts (`look_up_trial`, `add_trial`) show how many tokens would be
-    accepted.
+    """Drafts for one engine. While on, the engine calls `propose` for each row, `choose_lengths`
+    for the batch, and after the pass `add_verified` for each row. While off, trial drafts
+    (`look_up_trial`, `add_trial`) show how many tokens would be accepted.
     """
 
     source: DraftSource
@@ -101,7 +92,6 @@ class Speculation:
     clock: Callable[[], float] = time.perf_counter
     acceptance: AcceptanceCurve = field(init=False)
     counts: Counter[str] = field(default_factory=Counter[str], init=False)
-    """The integers of `DraftStats` by name."""
     lookup_s: float = field(default=0.0, init=False)
     undecided_steps: int = field(default=0, init=False)
     """Steps since the last decision of the gate, which was made for `decided_rows` rows."""
@@ -114,9 +104,8 @@ class Speculation:
         return DraftStats(**self.counts, lookup_s=self.lookup_s)
 
     def decide(self, rows: int, drafts: bool, steps: int = 1) -> bool:
-        """Returns whether to draft in the next steps over this number of rows; the answer is
-        `drafts`, whether the engine drafts now, until the gate decides again. `steps` is the number
-        of steps from one call to the next.
+        """Returns whether to draft in the next steps. `drafts`: whether the engine drafts now;
+        `steps`: from one call to the next.
         """
         if rows != self.decided_rows or self.undecided_steps >= self.gate.steps_to_decision:
             self.decided_rows, self.undecided_steps = rows, 0
@@ -126,9 +115,6 @@ class Speculation:
         return drafts
 
     def look_up(self, prompt: int, newest: Sequence[int], tokens_max: int) -> Draft:
-        """Returns a draft of at most `tokens_max` tokens of the model's vocabulary that may follow
-        `newest`.
-        """
         draft = self.source.draft(prompt, newest, tokens_max)
         if not draft.tokens or max(draft.tokens) < self.vocabulary:
             return draft
@@ -137,9 +123,7 @@ class Speculation:
         return Draft(tokens, draft.matched) if tokens else NO_DRAFT
 
     def propose(self, row: DraftedSequence, newest: Sequence[int], tokens_max: int) -> list[int]:
-        """Returns at most `tokens_max` tokens that may be drafted for this row; `choose_lengths`
-        then shortens the draft.
-        """
+        """Returns at most `tokens_max` tokens, of which `choose_lengths` may take fewer."""
         draft = self.look_up(row.prompt, newest, tokens_max)
         proposed = list(row.agreement.start_draft(draft, self.source.context)[:tokens_max])
         row.statistics.add_lookup(bool(draft.tokens))
@@ -151,9 +135,8 @@ class Speculation:
     def choose_lengths(
         self, rows: Sequence[DraftedSequence], longest: list[int], *, is_padded: bool = False
     ) -> list[int]:
-        """Returns, for each row, the draft length at which the whole batch is fastest, at most
-        `longest`. With `is_padded` every row takes as many places as the longest draft, at a cost.
-        A `forced` gate leaves all drafts at `longest`.
+        """Returns the fastest draft length of each row. With `is_padded` every row takes as many
+        places as the longest draft.
         """
         if self.gate.forced or not any(longest):
             return longest
@@ -173,8 +156,8 @@ class Speculation:
     def add_verified(
         self, row: DraftedSequence, draft: Sequence[int], gained: Sequence[int]
     ) -> None:
-        """Record that a pass with this draft gave the tokens `gained`: the accepted draft tokens,
-        then one that the model drew, unless an accepted token ended the sequence.
+        """Record the tokens `gained`: the accepted draft tokens, then one that the model drew,
+        unless an accepted one ended the sequence.
         """
         drafted = verified = len(draft)
         accepted = len(gained) - 1
@@ -194,17 +177,12 @@ class Speculation:
         self.counts["accepted"] += accepted
 
     def look_up_trial(self, prompt: int, newest: Sequence[int], tokens_max: int) -> Draft:
-        """Returns a draft that the model does not verify; `add_trial` compares it later with the
-        tokens of plain steps.
-        """
+        """Returns a draft that the model does not verify; `add_trial` compares it later."""
         draft = self.look_up(prompt, newest, tokens_max)
         self.gate.hit_rate.add(1, bool(draft.tokens))
         return draft
 
     def add_trial(self, draft: Draft, came: Sequence[int]) -> None:
-        """Record how many tokens of a trial draft equal the tokens `came`, which were generated
-        since.
-        """
         if draft.tokens:
             pairs = zip(draft.tokens, came, strict=False)
             equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
@@ -214,8 +192,8 @@ class Speculation:
     def share_tokens(
         self, row: DraftedSequence, tokens: NDArray[np.integer], fresh_min: int = SHARE_TOKENS_MIN
     ) -> None:
-        """Add the row's new tokens to the history; `tokens` are all of the sequence. Does nothing
-        while fewer than `fresh_min` are new.
+        """Add the row's new tokens to the history; does nothing while fewer than `fresh_min` are
+        new. `tokens` are all of the sequence.
         """
         fresh = len(tokens) - row.shared
         if fresh < fresh_min:

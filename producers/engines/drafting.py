@@ -11,9 +11,8 @@ from rollstream.streams.values import Tokens
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Holds the `tokens` that may come next; they followed `matched` tokens in the history that
-    equal the newest ones of the sequence. If `matched` is 0, there is no draft and `tokens` is
-    empty.
+    """The `tokens` that may come next, after a match of `matched` tokens; if that is 0, there is no
+    draft.
     """
 
     tokens: Sequence[int]
@@ -24,12 +23,8 @@ NO_DRAFT = Draft((), 0)
 
 
 class DraftSource(Protocol):
-    """A history from which an engine gets drafts, and to which it passes the tokens that it
-    generates.
-
-    The engine verifies every token of a draft, so a wrong, old or half overwritten draft costs time
-    and never changes an output. `prompt` is a hash of the prompt's tokens (`history.prompt_key`),
-    not the id of a request, so that an engine without request ids can use the same calls.
+    """The engine verifies every token of a draft, so a wrong, old or half overwritten draft never
+    changes an output. `prompt` is `history.prompt_key`.
     """
 
     context: int
@@ -40,15 +35,11 @@ class DraftSource(Protocol):
         ...
 
     def add_running(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
-        """Add the last `fresh` of these tokens of a running sequence; the tokens before them are
-        their context. `group` orders the passes over this prompt.
+        """Add the last `fresh` of these tokens of a running sequence; `group` orders the passes
+        over this prompt.
         """
         ...
 
 
 class DraftSwitch(Protocol):
-    """Decides by measured times whether a batch drafts."""
-
-    def decide(self, rows: int, now_s: float) -> bool:
-        """Returns whether `rows` sequences draft from now on."""
-        ...
+    def decide(self, rows: int, now_s: float) -> bool: ...

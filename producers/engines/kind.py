@@ -1,6 +1,5 @@
-"""What a run must know of an engine before it opens one (`EngineKind`), and the engines by their
-names (`ENGINES`). A kind is imported when its name is looked up, and imports neither torch nor the
-library that its engine needs: settings are checked before anything is loaded.
+"""The engines by their names. A kind imports neither torch nor its engine's library: settings are
+checked before anything is loaded.
 """
 
 from abc import ABC, abstractmethod
@@ -36,32 +35,24 @@ FittedDefault = tuple[str, object, str]
 
 
 class EngineTables(Protocol):
-    """The part of a run's configuration that every engine reads; one with a table of its own reads
-    that too.
-    """
-
     @property
     def rollouts(self) -> "RolloutFields": ...
 
 
 class ServedModel(Protocol):
-    """Describes the model whose weights an engine is to serve. Each call may read a file."""
+    """The model to serve. Each call may read a file."""
 
     def vocabulary(self) -> int: ...
 
-    def config(self) -> "PreTrainedConfig":
-        """Returns the configuration; imports transformers."""
-        ...
+    def config(self) -> "PreTrainedConfig": ...
 
 
 class EngineKind(ABC):
-    """Answers for one engine what other parts of a run would else ask its name for. The defaults
-    describe one on this machine's CPU, in float32, without drafts and adapters. `r` are the run's
-    settings of rollouts.
+    """What a run must know of an engine. The defaults describe one on this machine's CPU, in
+    float32, without drafts and adapters. `r` are the run's settings of rollouts.
     """
 
     name: ClassVar[str]
-    """The value of `rollouts.engine`."""
     has_model: ClassVar[bool] = True
     """Whether the weights compute tokens; without, nothing is learned, and no answer is text."""
     module: ClassVar[str] = ""
@@ -70,19 +61,13 @@ class EngineKind(ABC):
     """The value of `trainer.learner` that makes versions for this engine."""
     temperatures: ClassVar[tuple[float, float]] = (0.0, inf)
     """The least and the highest temperature above 0 at which the engine samples."""
-    large_weights: ClassVar[str] = "resident"
-    """How a rollout holds a version that is large: `resident` in its own memory, `streamed` in the
-    engine's tensors only, `mapped` in a file that the engine's processes map.
-    """
     sizes_cache: ClassVar[bool] = False
     """Whether the engine sizes its KV cache; else it has room for all slots."""
     tables: ClassVar[tuple[str, ...]] = ()
     """The begin of the keys of settings that only this engine reads."""
 
     def package(self, r: "RolloutFields") -> tuple[str, str] | None:
-        """Returns the package that must be installed and the extra that installs it; None without
-        one.
-        """
+        """Returns the package that must be installed, and the extra that installs it."""
         return None
 
     def is_server(self, r: "RolloutFields") -> bool:
@@ -91,7 +76,7 @@ class EngineKind(ABC):
 
     def needs(self, r: "RolloutFields") -> frozenset[str]:
         """Returns the features (`streams/release.py`) without which its trajectories would be
-        misread: those of the arrays that the engine may write beside tokens.
+        misread.
         """
         return frozenset()
 
@@ -99,8 +84,8 @@ class EngineKind(ABC):
         return False
 
     def computes_on(self, r: "RolloutFields") -> frozenset[ComputeDevice]:
-        """Returns the devices of this machine on which a rollout may compute; empty if it computes
-        elsewhere, or nothing.
+        """Returns this machine's devices for a rollout; empty if it computes elsewhere, or
+        nothing.
         """
         return frozenset({"cpu"})
 
@@ -114,7 +99,7 @@ class EngineKind(ABC):
         return 1
 
     def memory_share(self, r: "RolloutFields") -> float:
-        """Returns the share of a GPU's memory that the engine reserves at its start; 0 without."""
+        """Returns the share of a GPU's memory that the engine reserves at its start."""
         return 0.0
 
     def dtype(self, r: "RolloutFields") -> str:
@@ -122,8 +107,8 @@ class EngineKind(ABC):
         return "float32"
 
     def device(self, r: "RolloutFields") -> str | None:
-        """Returns the device for `EngineOptions`; None if the engine chooses it. Raises
-        `ConfigurationError` for one that this process does not see.
+        """Returns None if the engine chooses. Raises `ConfigurationError` for a device that this
+        process does not see.
         """
         return None
 
@@ -132,15 +117,15 @@ class EngineKind(ABC):
         return {}
 
     def adapter_problem(self, r: "RolloutFields") -> tuple[str, str] | None:
-        """Returns the key of a setting that keeps the engine from serving LoRA adapters and its
-        required value; None if adapters are served.
+        """Returns the setting that keeps the engine from serving LoRA adapters, and its required
+        value.
         """
         must = "must be 'torch' or 'vllm' with model.lora.rank > 0: they serve adapters"
         return "rollouts.engine", must
 
     def fitted_defaults(self, value: Callable[[str], object]) -> Iterator[FittedDefault]:
-        """Yields the defaults that this engine changes; `value` gives a setting's value by its key,
-        before validation.
+        """Yields the defaults that this engine changes; `value` gives a setting by its key, before
+        validation.
         """
         yield from ()
 
@@ -149,25 +134,24 @@ class EngineKind(ABC):
         return self
 
     def import_ahead(self) -> None:
-        """Import the engine's `module`, while there are no weights yet."""
         if self.module:
             import_module(self.module)
 
     def check_model(self, model: "PreTrainedModel", context_max: int, is_adapted: bool) -> None:
-        """Raise `EngineRefused` if the engine would not serve this model, which may be on the meta
-        device, or no adapter of it (`is_adapted`).
+        """Raise `EngineRefused` for a model, which may be on the meta device, that the engine would
+        not serve.
         """
         return
 
     def context_bound(self, fields: Mapping[str, object]) -> int | None:
-        """Returns the longest sequence, in tokens, that the engine serves of a model whose
-        `config.json` has these `fields`; None for all that the model takes.
+        """Returns the longest sequence, in tokens, by the model's `config.json`; None for all that
+        the model takes.
         """
         return None
 
     def roofline(self, c: EngineTables) -> "Roofline | None":
-        """Returns the step times, in seconds of the engine's clock, if the settings decide them;
-        None if they must be measured (`rollstream profile`).
+        """Returns the step times, in seconds of the engine's clock; None if they must be
+        measured.
         """
         return None
 
@@ -180,8 +164,8 @@ class EngineKind(ABC):
         version: "Version",
         options: "EngineOptions",
     ) -> "Engine":
-        """Open an engine that serves `tensors` as `version`. Raises `ConfigurationError` for an
-        engine that is not installed, and `EngineRefused` for a model that it cannot serve.
+        """Raises `ConfigurationError` for an engine that is not installed, and `EngineRefused` for
+        a model that it cannot serve.
         """
 
 
@@ -195,8 +179,8 @@ def engine_kind(name: str) -> EngineKind:
 
 
 def has_model(recorded: object) -> bool:
-    """Returns whether the engine of this name, which a run recorded, computes a model; an unknown
-    one counts as such.
+    """Returns whether the engine of this recorded name has a model; an unknown one counts as
+    such.
     """
     is_known = isinstance(recorded, str) and recorded in ENGINES
     return not is_known or engine_kind(recorded).has_model

@@ -10,9 +10,8 @@ from rollstream.storage.weights.resident import TensorPatch
 
 
 def merged_update(first: WeightUpdate, then: WeightUpdate) -> WeightUpdate:
-    """Returns the update `then`, but with the base of `first`, so that an engine can skip `first`;
-    `then` unchanged if its base is not the version of `first`, or if one of the differences is
-    unknown.
+    """Returns the update `then` from the base of `first`; unchanged if its base is not the version
+    of `first` or a difference is unknown.
     """
     if first.patches is None or then.patches is None or then.base != first.version:
         return then

@@ -7,14 +7,10 @@ from rollstream.producers.engines.drafting import DraftSource, DraftSwitch
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """Holds the options of an engine that computes a model: at most `slots` sequences of at most
-    `context_max` tokens each are decoded together; tokens of a running trajectory are emitted every
+    """`context_max` bounds a sequence in tokens; tokens of a running trajectory are emitted every
     `emit_every`.
 
-    `device` None is the CPU for the engine `torch`; for `vllm` it is a GPU where there is one. The
-    layers of `torch` compute in `dtype`. With `drafts` the engine verifies drafts from this source
-    while the `gate` (default: a new one) finds that they save time. `vllm` serves LoRA adapters of
-    a rank up to `adapter_rank` (0: none), `torch` of any rank.
+    `vllm` serves LoRA adapters of a rank up to `adapter_rank` (0: none), `torch` of any rank.
     """
 
     slots: int

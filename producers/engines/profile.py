@@ -1,6 +1,4 @@
-"""Measures the decode steps of an engine on this machine, and fits a roofline to them: `rollstream
-profile CONFIG` writes an `EngineProfile`, by which rollouts compute B_max.
-"""
+"""Measures the decode steps of an engine on this machine, and fits a roofline to them."""
 
 import json
 import time
@@ -34,9 +32,8 @@ SHAPE_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class EngineProfile:
-    """Holds the fitted roofline of the engine named `engine`, with `model` as `model_key` returns
-    it. `batch_max` is B_max (`roofline.batch_max`). The fit is to `points` step times; `error` is
-    the median and `error_max` the largest relative error.
+    """`model` is as `model_key` returns it; `batch_max` is B_max (`roofline.batch_max`). The fit is
+    to `points` step times; `error` is the median relative error.
     """
 
     engine: str
@@ -52,8 +49,8 @@ class EngineProfile:
 
 
 def model_key(config: "PreTrainedConfig", changed: Mapping[str, object]) -> str:
-    """Returns a key of all on which step times depend: a model's shape and `changed`, the engine's
-    settings that differ from their defaults.
+    """Returns all on which step times depend: a model's shape and `changed`, the engine's
+    non-default settings.
     """
     fields = {name: getattr(config, name, None) for name in SHAPE_FIELDS} | {**changed}
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
@@ -95,8 +92,8 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class StepTiming:
-    """A decode step of `rows` sequences, with `kv_tokens` cached tokens in all, took `seconds`;
-    prefilling their common prompt (`prefilled` tokens) took `prefill_s`.
+    """A step of `rows` sequences with `kv_tokens` cached tokens; prefilling `prefilled` tokens took
+    `prefill_s`.
     """
 
     rows: int
@@ -114,26 +111,43 @@ class TimedEngine:
     vocabulary: int
     clock: Callable[[], float] = time.perf_counter
 
+    def points(self) -> Iterator[StepTiming]:
+        """Measure every batch size (powers of two up to `slots`, and `slots`) at every length of
+        `KV_SHARES`.
+        """
+        rows = _batch_sizes(self.slots)
+        room = self.context_max - STEPS - 1
+        for length in sorted(
+            {min(room, max(2, int(share * self.context_max))) for share in KV_SHARES}
+        ):
+            for count in rows:
+                yield self._measure(count, length)
 
-def measure_points(timing: TimedEngine) -> Iterator[StepTiming]:
-    """Measure every batch size (powers of two up to `slots`, and `slots`) at every length of
-    `KV_SHARES`.
-    """
-    rows = _batch_sizes(timing.slots)
-    room = timing.context_max - STEPS - 1
-    for length in sorted(
-        {min(room, max(2, int(share * timing.context_max))) for share in KV_SHARES}
-    ):
-        for count in rows:
-            yield _measure(timing, count, length)
+    def _measure(self, rows: int, length: int) -> StepTiming:
+        engine, names = self.engine, [f"{rows}.{length}.{n}" for n in range(rows)]
+        for name in names:
+            engine.submit(_request(name, length, self.vocabulary, rows))
+        # Each call makes one decode step, and the first one also prefills.
+        times = [self._step() for _ in range(STEPS)]
+        # Other load on this machine can only make a step slower, so a low quantile is taken.
+        seconds = float(np.quantile(times[1 + SKIPPED_STEPS :], FASTEST_SHARE))
+        # Tokens in the cache for one row, as a mean over the counted steps: each adds one token.
+        cached = length - 1 + (1 + SKIPPED_STEPS + STEPS) / 2
+        for name in names:
+            engine.abort(name)
+        prefill_s = max(0.0, times[0] - seconds)
+        return StepTiming(rows, rows * cached, seconds, length - 1, prefill_s)
+
+    def _step(self) -> float:
+        began = self.clock()
+        self.engine.poll(0.0)
+        return self.clock() - began
 
 
 def fit_profile(
     engine: str, model: str, slots: int, context_max: int, points: Sequence[StepTiming]
 ) -> EngineProfile:
-    """Returns the profile with that form of a roofline that has the smaller median error at the
-    points. The caller adds the device.
-    """
+    """Returns the roofline's form with the smaller median error; the caller adds the device."""
     # The engine reads memory while it computes, or reads and then computes.
     fits = [fit_roofline(points, overlapping) for overlapping in (True, False)]
     roofline = min(fits, key=lambda fit: float(np.median(relative_errors(fit, points))))
@@ -153,9 +167,9 @@ def fit_profile(
 
 
 def fit_roofline(points: Sequence[StepTiming], overlapping: bool) -> Roofline:
-    """Returns the roofline of this form with the least sum of squared relative errors at the
-    points. With `overlapping` a point takes the longer of memory reads and arithmetic, plus a
-    constant overhead; otherwise their sum.
+    """Returns the roofline with the least sum of squared relative errors. With `overlapping` a
+    point takes the longer of memory reads and arithmetic, plus a constant overhead; otherwise their
+    sum.
     """
     rows = np.array([p.rows for p in points], np.float64)
     kv = np.array([p.kv_tokens for p in points], np.float64)
@@ -172,7 +186,6 @@ def fit_roofline(points: Sequence[StepTiming], overlapping: bool) -> Roofline:
 
 
 def relative_errors(roofline: Roofline, points: Sequence[StepTiming]) -> FloatArray:
-    """Returns the absolute relative error of the roofline's step time at each point."""
     return np.array(
         [abs(roofline.step_s(p.rows, p.kv_tokens) / p.seconds - 1) for p in points], np.float64
     )
@@ -217,28 +230,6 @@ def _batch_sizes(slots: int) -> list[int]:
     while counts[-1] * 2 < slots:
         counts.append(counts[-1] * 2)
     return [*counts, slots] if slots > 1 else counts
-
-
-def _measure(timing: TimedEngine, rows: int, length: int) -> StepTiming:
-    engine, names = timing.engine, [f"{rows}.{length}.{n}" for n in range(rows)]
-    for name in names:
-        engine.submit(_request(name, length, timing.vocabulary, rows))
-    # Each call makes one decode step, and the first one also prefills.
-    times = [_step(timing) for _ in range(STEPS)]
-    # Other load on this machine can only make a step slower, so a low quantile is taken.
-    seconds = float(np.quantile(times[1 + SKIPPED_STEPS :], FASTEST_SHARE))
-    # Tokens in the cache for one row, as a mean over the counted steps: each step adds one token.
-    cached = length - 1 + (1 + SKIPPED_STEPS + STEPS) / 2
-    for name in names:
-        engine.abort(name)
-    prefill_s = max(0.0, times[0] - seconds)
-    return StepTiming(rows, rows * cached, seconds, length - 1, prefill_s)
-
-
-def _step(timing: TimedEngine) -> float:
-    began = timing.clock()
-    timing.engine.poll(0.0)
-    return timing.clock() - began
 
 
 def _request(name: str, length: int, vocabulary: int, seed: int) -> GenerationRequest:

@@ -1,6 +1,5 @@
-"""Implements the part that all engines of this project share (`QueuedEngine`): the state of each
-trajectory, the emissions, and the counts. All tokens are emitted before the version changes, so an
-emission names the version that generated its tokens (invariant 3).
+"""What all engines of this project share. All tokens are emitted before the version changes
+(invariant 3).
 """
 
 import time
@@ -29,10 +28,7 @@ NO_TOKENS: tuple[Tokens, Floats] = np.zeros(0, np.uint32), np.zeros(0, np.float3
 
 
 class EngineWeights(Protocol):
-    """Holds the weights that an engine serves; the engine forwards `prepare`, `update` and
-    `read_back` to `prepare`, `load` and `compare`. After a failed `load` the weights are a mixture
-    of two versions.
-    """
+    """After a failed `load` the weights are a mixture of two versions."""
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate: ...
 
@@ -44,8 +40,8 @@ class EngineWeights(Protocol):
 
 
 class QueuedSequence:
-    """Holds the state of one trajectory in an engine. `length` counts all of its tokens,
-    `generated` those that an engine generated. `finish` is set when a turn is over.
+    """`length` counts all tokens of a trajectory, `generated` those that an engine generated.
+    `finish` is set when a turn is over.
     """
 
     def __init__(self, request: GenerationRequest, context_max: int) -> None:
@@ -62,8 +58,8 @@ class QueuedSequence:
         return max(0, min(turn_room, self.context_max - self.length))
 
     def append(self, tokens: Tokens, noise: str) -> Tokens:
-        """Add the environment's tokens after a stop. Returns those for which the context has room;
-        the others are dropped. The next turn draws by the name `noise`, unless it is empty.
+        """Add the environment's tokens after a stop; returns those for which the context has
+        room.
         """
         if noise:
             self.request = replace(self.request, noise=noise)
@@ -77,12 +73,12 @@ SequenceType = TypeVar("SequenceType", bound=QueuedSequence)
 
 
 class QueuedEngine(ABC, Generic[SequenceType]):
-    """Implements `Engine` for at most `slots` running sequences.
+    """At most `slots` sequences run.
 
     A sequence is waiting, running (in a row of the batch), parked after a stop, or ready to
     continue after the environment appended tokens. Parked and ready ones use no slot; their KV is
     kept while there is room, else their tokens are prefilled again. Ready sequences enter before
-    waiting ones. Requests and appended tokens are checked before anything changes.
+    waiting ones.
     """
 
     _weights: EngineWeights
@@ -117,15 +113,13 @@ class QueuedEngine(ABC, Generic[SequenceType]):
 
     @abstractmethod
     def _enter(self, sequence: SequenceType) -> bool:
-        """Prefill the tokens that are not cached and run the first ready or waiting sequence.
-        Returns False, and changes nothing, if it does not fit now.
+        """Prefill and run the first ready or waiting sequence. False, and nothing changes, if it
+        does not fit.
         """
 
     @abstractmethod
     def _step(self, end_s: float) -> bool:
-        """Decode once for all rows. Returns False once `end_s`, a time of the engine's clock, has
-        passed.
-        """
+        """Decode once; False once `end_s`, a time of the engine's clock, has passed."""
 
     @abstractmethod
     def _collect(self, sequence: SequenceType) -> tuple[Tokens, Floats, Drafts | None]:
@@ -315,9 +309,8 @@ class QueuedEngine(ABC, Generic[SequenceType]):
 
 
 def check_request(request: GenerationRequest, context_max: int, vocabulary: int) -> None:
-    """Raise `EngineRefused` for a request that no engine of this context and vocabulary can serve,
-    e.g. one that leaves no room for a generated token. A resumed trajectory may fill the context
-    exactly.
+    """Raise `EngineRefused` for a request that no engine of this context and vocabulary can serve.
+    A resumed trajectory may fill the context exactly.
     """
     name, count = request.trajectory, len(request.tokens)
     if not count:

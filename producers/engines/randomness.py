@@ -1,6 +1,6 @@
-"""Draws the random numbers of sampling: one uniform number per token, a function of the run's seed,
-the trajectory's name and the token's position alone (invariant 10). The generator is counter-based,
-so any machine can draw any number in any order. The simulator imports this module without torch.
+"""One uniform number per token, a function of the run's seed, the trajectory's name and the token's
+position alone (invariant 10). The generator is counter-based, so any machine can draw any number in
+any order.
 """
 
 import numpy as np
@@ -13,17 +13,14 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def trajectory_key(seed: int, trajectory: str) -> int:
-    """Returns the 64-bit key with which a trajectory's random sequence starts: the xxh3-64 hash of
-    its name, seeded by the run's seed (any integer).
-    """
+    """Returns the xxh3-64 hash of the name, seeded by the run's seed (any integer)."""
     return xxhash.xxh3_64_intdigest(trajectory.encode(), seed=seed % 2**64)
 
 
 def uniforms(keys: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Returns one uniform number in [0, 1), with 53 random bits, for each pair of a trajectory's
-    key and a token's position; the arrays broadcast. That of position p is element p of the
-    SplitMix64 sequence that starts at the key (Steele, Lea, Flood, "Fast splittable pseudorandom
-    number generators", 2014).
+    """Returns numbers in [0, 1) with 53 random bits; the arrays broadcast. That of position p is
+    element p of the SplitMix64 sequence that starts at the key (Steele, Lea, Flood, "Fast
+    splittable pseudorandom number generators", 2014).
     """
     bits = np.atleast_1d(keys) + (positions.astype(np.uint64) + np.uint64(1)) * _STRIDE
     bits = (bits ^ (bits >> np.uint64(30))) * _MIX_1  # arrays wrap modulo 2^64, as intended

@@ -1,6 +1,5 @@
-"""Computes how long a decode step lasts, from the time to read weights and KV cache and the time of
-the arithmetic (the roofline model: Williams, Waterman, Patterson, 2009). All functions are pure,
-and times are in seconds.
+"""Computes how long a decode step lasts, in seconds (the roofline model: Williams, Waterman,
+Patterson, 2009).
 """
 
 from dataclasses import dataclass
@@ -9,16 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 NEARLY_FREE = 1.25
-"""Rows are nearly free while the step of the whole batch lasts at most this many times as long as
-that of a single row.
-"""
+"""Rows are nearly free while a step lasts at most this many times as long as that of one row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """Seconds of the parts of a decode step: `weights_s` to read all weights once, `kv_token_s` to
-    read one token of the KV cache, `row_s` for the arithmetic of one row, `overhead_s` for
-    everything else. Prefill takes `prefill_token_s` per token, between steps.
+    """Seconds to read all weights once, to read one token of the KV cache, for the arithmetic of
+    one row, and for everything else.
 
     An accelerator reads while it computes (`overlapping`), so the longer of the two counts; on a
     CPU they add up.
@@ -32,16 +28,14 @@ class Roofline:
     overlapping: bool = True
 
     def step_s(self, rows: int, kv_tokens: float) -> float:
-        """Returns the time of one decode step of `rows` sequences with `kv_tokens` cached tokens in
-        all.
-        """
+        """Returns the seconds of a step with `kv_tokens` cached tokens in all."""
         reading, computing = self.weights_s + kv_tokens * self.kv_token_s, rows * self.row_s
         longer = max(reading, computing) if self.overlapping else reading + computing
         return longer + self.overhead_s
 
     def ends_s(self, rows: int, kv_tokens: float, steps: int) -> NDArray[np.float64]:
-        """Returns the times from now at which the next `steps` decode steps of the same rows end,
-        with `kv_tokens` in the cache now.
+        """Returns the times from now at which the next `steps` steps end, with `kv_tokens` in the
+        cache now.
         """
         # Each row adds one token per step.
         cached = kv_tokens + rows * np.arange(steps, dtype=np.float64)
@@ -50,7 +44,6 @@ class Roofline:
         return np.cumsum(longer + self.overhead_s)
 
     def prefill_s(self, tokens: int) -> float:
-        """Returns the time to prefill these tokens, by which the next decode step is delayed."""
         return tokens * self.prefill_token_s
 
 
@@ -62,10 +55,8 @@ def roofline_of_hardware(
     flops: float,
     overhead_s: float,
 ) -> Roofline:
-    """Returns the roofline of a model on an accelerator. The model has `model_bytes` of weights,
-    `kv_token_bytes` of KV cache and `token_flops` operations per token; the accelerator reads
-    `bandwidth` bytes and computes `flops` operations per second. Prefill is assumed to be limited
-    by arithmetic alone.
+    """`token_flops` are operations per token; the accelerator reads `bandwidth` bytes and computes
+    `flops` operations per second. Prefill is assumed to be limited by arithmetic alone.
     """
     return Roofline(
         weights_s=model_bytes / bandwidth,
@@ -77,8 +68,8 @@ def roofline_of_hardware(
 
 
 def batch_max(roofline: Roofline, slots: int) -> int:
-    """Returns B_max: the largest batch, from 1 to `slots` rows, whose decode step lasts at most
-    `NEARLY_FREE` times as long as a step of one row.
+    """Returns the largest batch whose step lasts at most `NEARLY_FREE` times as long as a step of
+    one row.
     """
     # Without reads of the KV cache: a sequence costs the same reads on whichever rollout it runs.
     limit = NEARLY_FREE * roofline.step_s(1, 0)

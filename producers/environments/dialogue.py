@@ -1,7 +1,5 @@
 """Runs dialogues (`Dialogue`): after each turn of the model the task's environment replies, until
-its reply is empty; then the task judges the whole. Each question to an environment has exactly one
-outcome, a reply or the reason of a failure (invariant 1). A waiting trajectory keeps its KV in the
-engine, but no slot.
+its reply is empty; then the task judges the whole.
 """
 
 import logging
@@ -29,8 +27,8 @@ def open_dialogue(parts: RolloutParts, task: Task, scope: DriverScope) -> "Dialo
 
 @dataclass(slots=True)
 class Dialogue(SingleTurn):
-    """The `TurnDriver` of dialogues. A trajectory is `parked` from the end of its turn, if the
-    environment may reply, until the reply or the reward is there.
+    """A trajectory is `parked` from the end of its turn, if the environment may reply, until the
+    reply or the reward is there.
     """
 
     hold: bool = True
@@ -38,7 +36,6 @@ class Dialogue(SingleTurn):
     """How often an environment that failed is asked again (`task.retries`)."""
     turns_max: int | None = None
     retried: int = 0
-    """Number of replies that were asked for again."""
     _asked_s: dict[str, float] = field(default_factory=dict[str, float])
     """Since when each trajectory waits for a reply."""
 

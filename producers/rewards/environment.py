@@ -1,6 +1,6 @@
-"""Runs a task's `async def reply` in a process of its own, for many dialogues at once: `python -m
-rollstream.producers.rewards.environment SETTINGS` (as JSON). Questions and answers are JSON lines,
-answers in any order. This process alone owns a reply's deadline (`reply_timeout_s`).
+"""Runs a task's `async def reply` for many dialogues at once: `python -m
+rollstream.producers.rewards.environment SETTINGS` (as JSON). This process alone owns a reply's
+deadline.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ from rollstream.producers.tasks.registry import load_task
 
 
 class ReplyQuestion(msgspec.Struct, frozen=True, array_like=True):
-    """Asks for the environment's reply to the last of `turns`; with `cancelled` it ends the
-    question of this number, which then has no answer.
+    """Asks for the reply to the last of `turns`; `cancelled` ends the question of this number,
+    which then has no answer.
     """
 
     number: int
@@ -38,9 +38,8 @@ class ReplyQuestion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class NumberedAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """Holds the outcome of one question: `tokens` and new `state`, or the `reason` why there is no
-    reply; `refused`: no call of this task can succeed on this machine. The first line of a process
-    has number 0.
+    """`tokens` and new `state`, or the `reason` why there is no reply; `refused`: no call of this
+    task can succeed on this machine. A process's first line has number 0.
     """
 
     number: int
@@ -51,15 +50,12 @@ class NumberedAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReplyLoop:
-    """Answers questions in one event loop; `write` appends a line to the pipe of answers."""
-
     def __init__(self, environment: Environment, limit_s: float, sink: int) -> None:
         self._environment, self._limit_s, self._sink = environment, limit_s, sink
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._encoder = msgspec.json.Encoder()
 
     async def run(self, source: int) -> None:
-        """Answers the questions of the pipe `source` until it ends; then exits the process."""
         loop, decoder = asyncio.get_running_loop(), msgspec.json.Decoder(ReplyQuestion)
 
         def read() -> None:
@@ -114,8 +110,8 @@ class ReplyLoop:
 
 
 def main(settings: str) -> None:
-    """Builds the task and writes a greeting, with the reason if it cannot be built; then answers
-    questions until the pipe closes.
+    """Writes a greeting, with the reason if the task cannot be built, then answers until the pipe
+    closes.
     """
     description = msgspec.json.decode(settings, type=PlainTask)
     configure_sandboxes(description.sandbox)

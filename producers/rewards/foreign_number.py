@@ -1,6 +1,4 @@
-"""Reads the numbers that a user's code returns. Values of numpy or torch are known by their shape,
-so no library is imported.
-"""
+"""The numbers that a user's code returns, those of numpy and torch without importing these."""
 
 import math
 from decimal import Decimal
@@ -13,9 +11,8 @@ class NoFiniteNumber(ValueError):
 
 
 def finite_number(value: object, name: str) -> float:
-    """Returns the number: any real one of Python, or a value of numpy or torch without dimensions.
-    Raises `NoFiniteNumber`, which begins with `name`, for everything else, such as a text, a
-    complex number or an array of one element.
+    """Returns any real number of Python, or a value of numpy or torch without dimensions. Raises
+    `NoFiniteNumber`, which begins with `name`, for everything else.
     """
     shape: Any = getattr(value, "shape", None)
     kind = type(value).__name__

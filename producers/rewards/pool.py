@@ -1,6 +1,5 @@
-"""Computes rewards in processes that run the task's code without the run's credentials. Every
-question gets an outcome, also if the code raises, hangs or ends its process. No call waits for an
-answer.
+"""Computes rewards by the task's code: every question gets an outcome, also if the code raises,
+hangs or ends its process. No call waits for an answer.
 """
 
 import time
@@ -29,8 +28,8 @@ from rollstream.streams.values import Floats
 
 @dataclass(frozen=True, slots=True)
 class RewardVerdict:
-    """Holds a reward with its named scores, or the `reason` why there will be none (a dead
-    verdict). `vectors` are scores of several values, which only a scorer's model gives.
+    """A reward, or the `reason` why there will be none (a dead verdict). `vectors` are scores of
+    several values, which only a scorer's model gives.
     """
 
     reward: float = 0.0
@@ -46,16 +45,12 @@ class RewardVerdict:
 CAPACITY = 8192  # questions without an outcome, by default
 
 RewardOutcome = RewardVerdict | Reply
-"""A result of `poll`: a verdict for `submit` and `submit_finished`; a reply or a dead verdict for
-`submit_turn`.
-"""
+"""A verdict for `submit` and `submit_finished`; a reply or a dead verdict for `submit_turn`."""
 
 
 class RewardPool:
-    """Gives every submitted question exactly one outcome, in any order, under its `key`. A process
-    starts when a question waits for it; at most `capacity` questions are unanswered. `function` is
-    the import path of the scorer's function, "" in a rollout. With `is_asynchronous` one more
-    process waits for all replies.
+    """Gives every submitted question exactly one outcome, in any order, under its `key`. At most
+    `capacity` questions are unanswered; `function` is the scorer's import path, "" in a rollout.
     """
 
     def __init__(
@@ -82,14 +77,12 @@ class RewardPool:
         return self._outstanding() < self._capacity
 
     def submit(self, key: str, reference: str, turns: Turns) -> None:
-        """Queues a complete answer to judge; its outcome is a verdict. `turns` are all tokens after
-        the prompt, `reference` is the prompt's (`TaskPrompt`).
-        """
+        """`turns` are all tokens after the prompt, `reference` is the prompt's (`TaskPrompt`)."""
         self._queue(key, RewardQuestion("judge", reference, "", _lists(turns)))
 
     def submit_turn(self, key: str, reference: str, state: str, turns: Turns) -> None:
-        """Queues a turn for the task's environment; its outcome is the reply to the last of
-        `turns`, or a dead verdict. `state` is that of the previous reply, "" at first.
+        """Queues a turn: the outcome is the reply to the last of `turns`, or a dead verdict.
+        `state` is that of the previous reply, "" at first.
         """
         if self._replies is not None:
             assert self.can_submit(), "call can_submit() first"
@@ -98,8 +91,8 @@ class RewardPool:
         self._queue(key, RewardQuestion("reply", reference, state, _lists(turns)))
 
     def cancel(self, key: str) -> None:
-        """Stops working on a question if possible. Its outcome may still arrive, unless the reply
-        is an `async def`.
+        """Stops working on a question; its outcome may still arrive, unless the reply is an `async
+        def`.
         """
         if self._replies is not None:
             self._replies.cancel(key)
@@ -108,14 +101,14 @@ class RewardPool:
     def submit_finished(
         self, key: str, reference: str, turns: Turns, facts: TrajectoryFacts
     ) -> None:
-        """Queues a finished trajectory for the scorer's function, whose numbers are the verdict's
-        `scores`; the name of a single one is "".
+        """Queues a finished trajectory: the scorer's numbers are the verdict's `scores`, and the
+        name of a single one is "".
         """
         self._queue(key, RewardQuestion("score", reference, "", _lists(turns), facts))
 
     def poll(self) -> list[tuple[str, RewardOutcome]]:
-        """Serves all processes and returns the new outcomes by key. Raises `ConfigurationError` if
-        the task cannot be built, or this machine lacks the sandbox that its code needs.
+        """Returns new outcomes by key. Raises `ConfigurationError` if the task cannot be built, or
+        this machine lacks its sandbox.
         """
         decided: list[tuple[str, RewardOutcome]] = []
         if not self._outstanding():

@@ -1,7 +1,6 @@
-"""Runs a task's code, or a scorer's function: `python -m rollstream.producers.rewards.process
-SETTINGS [FUNCTION]` (settings as JSON, an import path). Questions are JSON lines on stdin, answered
-in order on stdout. Every result becomes a `RewardAnswer` of valid types, so none can end the role
-that asked.
+"""Runs a task's code, or a scorer's: `python -m rollstream.producers.rewards.process SETTINGS
+[FUNCTION]` (JSON, an import path). Every result becomes a `RewardAnswer` of valid types, so none
+can end the asking role.
 """
 
 import os
@@ -44,10 +43,9 @@ _TOKENS = 1 << 32  # tokens are uint32 in records; the engine checks its own voc
 
 
 class RewardQuestion(msgspec.Struct, frozen=True, array_like=True):
-    """Asks for one call, by `kind`: `judge`, the reward of a complete answer; `reply`, the
-    environment's next turn after `state`; `score`, the scorer's function, with `facts`. `turns` are
-    all tokens after the prompt, cut where the source changes; `reference` is the task's own JSON
-    about the prompt.
+    """`judge` asks for the reward of a complete answer, `reply` for the environment's next turn
+    after `state`, `score` for the scorer's numbers. `turns` are all tokens after the prompt, cut
+    where the source changes.
     """
 
     kind: Literal["judge", "reply", "score"]
@@ -58,9 +56,8 @@ class RewardQuestion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RewardAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """Holds the result of one call, by `kind`: `score`, a `reward` with named `scores`; `reply`,
-    the environment's `tokens` and new `state`; `failed`, the `reason`; `refused`, the `reason` why
-    no call of this task can succeed on this machine.
+    """`score` has a `reward` with named `scores`, `reply` the environment's `tokens` and new
+    `state`, `failed` the `reason`, `refused` why no call of this task can succeed on this machine.
     """
 
     kind: Literal["score", "reply", "failed", "refused"]
@@ -72,18 +69,15 @@ class RewardAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 def failed_answer(reason: str) -> RewardAnswer:
-    """Returns an answer of kind `failed`, its reason cut at `_REASON_MAX` characters and encodable
-    as UTF-8.
-    """
+    """Returns an answer whose reason is cut at `_REASON_MAX` characters and encodable as UTF-8."""
     return RewardAnswer("failed", reason=reason_text(reason, _REASON_MAX))
 
 
 def answer_question(
     task: Task, function: ScoringCall | None, question: RewardQuestion
 ) -> RewardAnswer:
-    """Makes the call that the question asks for; `function` is the scorer's. Any `Exception` and
-    any unusable result becomes an answer of kind `failed`; a missing sandbox, one of kind
-    `refused`.
+    """Answers a question: any `Exception` and any unusable result becomes an answer of kind
+    `failed`; a missing sandbox, one of kind `refused`.
     """
     try:
         if question.kind == "judge":
@@ -146,9 +140,7 @@ def _function_answer(result: object) -> RewardAnswer:
 
 
 def reply_answer(reply: object) -> RewardAnswer:
-    """Returns the answer for an environment's reply; raises an error for `error_answer` if it is
-    none.
-    """
+    """Raises an error for `error_answer` if the reply is unusable."""
     if not isinstance(reply, Reply):
         raise _UnusableResult(f"reply() returned a {type(reply).__name__}, not a Reply")
     return RewardAnswer("reply", tokens=_tokens(reply.tokens), state=_state(reply.state))
@@ -210,8 +202,8 @@ def _read_questions(source: int) -> Iterator[RewardQuestion]:
 
 
 def claim_pipes() -> tuple[int, int]:
-    """Returns new descriptors of the pipes for questions and answers. The standard ones change:
-    prints of the task's code go to stderr, and its stdin is empty.
+    """Returns new descriptors for questions and answers: prints of the task's code go to stderr,
+    and its stdin is empty.
     """
     source, sink = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -221,15 +213,13 @@ def claim_pipes() -> tuple[int, int]:
 
 
 def alarm_s(limit_s: float) -> float:
-    """Returns the CPU seconds after which a call of at most `limit_s` seconds is ended: its threads
-    may compute on all cores.
-    """
+    """Returns the CPU seconds after which a call is ended: its threads may compute on all cores."""
     return (2 * limit_s + 1) * (os.cpu_count() or 1)
 
 
 def main(settings: str, function_path: str = "") -> None:
-    """Builds the task and writes a greeting: `score`, or `failed` with the reason. Then answers
-    questions until the pipe closes.
+    """Writes a greeting, `score`, or `failed` with the reason, then answers until the pipe
+    closes.
     """
     description = msgspec.json.decode(settings, type=PlainTask)
     configure_sandboxes(description.sandbox)

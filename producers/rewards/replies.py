@@ -1,6 +1,5 @@
-"""Asks an environment whose `reply` is an `async def`: one process (`environment.py`) waits for
-thousands of replies and owns their deadlines. It is replaced if it ends, or keeps a reply long
-after its deadline. Every question has exactly one outcome, unless it is cancelled.
+"""One process (`environment.py`) waits for the replies of an `async def reply` and owns their
+deadlines. Every question has exactly one outcome, unless it is cancelled.
 """
 
 import os
@@ -23,7 +22,7 @@ from rollstream.producers.settings import TaskSettings
 GRACE_S = 5.0
 """Time after its deadline in which the process must end a reply itself."""
 DEATHS_MAX = 3
-"""A reply that was under way at so many deaths of its process fails: it may be their cause."""
+"""A reply fails after so many deaths of its process: it may be their cause."""
 
 
 @dataclass(slots=True)
@@ -35,8 +34,6 @@ class _PendingReply:
 
 
 class ReplyPool:
-    """Gives every question one outcome: the process's answer, or a reason why there is none."""
-
     def __init__(self, task: TaskSettings) -> None:
         self._task = task
         self._worker: _EnvironmentProcess | None = None
@@ -69,8 +66,8 @@ class ReplyPool:
             self._worker.give(ReplyQuestion(number, cancelled=True))
 
     def poll(self, now: float) -> list[tuple[str, NumberedAnswer]]:
-        """Serves the process without blocking and returns the new outcomes by key. Raises
-        `ConfigurationError` if the task cannot be built, or this machine lacks its sandbox.
+        """Returns new outcomes by key, without blocking. Raises `ConfigurationError` if the task
+        cannot be built, or this machine lacks its sandbox.
         """
         if self._worker is None:
             if not self._waiting:
@@ -155,7 +152,6 @@ class _EnvironmentProcess(CodeProcess):
         self.started = now
         self.is_ready = False
         self.refusal = ""
-        """Why the task could not be built."""
         super().__init__("rollstream.producers.rewards.environment", task)
         self._encoder = msgspec.json.Encoder()
         self._decoder = msgspec.json.Decoder(NumberedAnswer)

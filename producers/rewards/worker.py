@@ -25,9 +25,7 @@ STARTS_MAX = 3  # processes in a row that end before their greeting
 
 @dataclass(frozen=True, slots=True)
 class PendingQuestion:
-    """Holds a question without an outcome: its key, its line, and the most seconds for the
-    answer.
-    """
+    """A key, a line, and the most seconds for the answer."""
 
     key: str
     line: bytes
@@ -35,8 +33,8 @@ class PendingQuestion:
 
 
 class CodeProcess:
-    """Runs a module with a task's own code; its pipes do not block. Prints reach this role's log in
-    printable lines, as many bytes as `queue` makes room for (`program_output.py`).
+    """Runs a module with a task's own code; its pipes do not block. Prints reach this role's log,
+    as many bytes as `queue` makes room for.
     """
 
     def __init__(self, module: str, task: TaskSettings, *arguments: str) -> None:
@@ -50,7 +48,6 @@ class CodeProcess:
         os.set_blocking(self._out, False)
 
     def queue(self, line: bytes) -> None:
-        """Queues the line of a question, with room for prints until its answer."""
         self._printed.output.allow()
         self._outgoing += line
 
@@ -62,15 +59,13 @@ class CodeProcess:
         return ended_reason(self._process)
 
     def kill(self) -> None:
-        """Ends the process with its process group, and reaps it."""
         end_process(self._process)
         self._printed.close()
 
 
 class RewardWorker(CodeProcess):
-    """Runs one reward process and exchanges lines with it, without blocking. `greeting` is its
-    first line, b"" until its task is built or refused. It answers in order: a process that hangs or
-    ends does so at `held[0]`, the oldest unanswered question.
+    """`greeting` is the process's first line, b"" until its task is built or refused. It answers in
+    order: a process that hangs or ends does so at `held[0]`, the oldest unanswered question.
     """
 
     def __init__(self, task: TaskSettings, now: float, function: str = "") -> None:
@@ -119,8 +114,8 @@ class RewardWorker(CodeProcess):
             yield self.held.popleft(), line
 
     def overdue_reason(self, now: float) -> str:
-        """Returns why the process must be replaced, "" if it need not be: not ready, or no
-        progress, within its time limit.
+        """Returns why the process must be replaced: not ready, or no progress, within its time
+        limit; "" else.
         """
         if not self.greeting:
             late = now - self._progress_s > START_S
@@ -133,9 +128,7 @@ class RewardWorker(CodeProcess):
 def spawn_process(
     module: str, task: TaskSettings, *arguments: str, stderr: IO[bytes] | int
 ) -> subprocess.Popen[bytes]:
-    """Starts a process that runs this module with the task's settings and the arguments. `stderr`
-    gets the prints of the user's code.
-    """
+    """`stderr` gets the prints of the user's code."""
     return subprocess.Popen(
         module_command(module, task.model_dump_json(), *arguments),
         stdin=subprocess.PIPE,

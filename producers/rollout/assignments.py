@@ -1,9 +1,8 @@
-"""The assignments of one rollout by urgency (`AssignmentQueue`), and pure functions of
-`UpdateInputs`: when the rollout starts a new trajectory (`may_draw`) and when it takes new weights
-(`wants_update`; invariant 9).
+"""The assignments of one rollout by urgency, and pure functions: when it starts a trajectory and
+when it takes new weights (invariant 9).
 
-Only assignments of the rollout's own name and term count: dispatch assigns the trajectories of a
-restarted rollout, which has a higher term, again in a new attempt.
+Only assignments of the rollout's own name and term count: dispatch assigns a restarted rollout's
+trajectories again.
 """
 
 import logging
@@ -22,9 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class AssignmentQueue:
-    """The assignments that the rollout has not begun: `waiting` has starts and resumes, the most
-    urgent first.
-    """
+    """Assignments not begun: `waiting` has starts and resumes, the most urgent first."""
 
     def __init__(self, bus: Bus, rollout: str, term: int) -> None:
         self._rollout, self._term = rollout, term
@@ -39,10 +36,9 @@ class AssignmentQueue:
         return [self._reader]
 
     def read(self) -> list[Assignment]:
-        """Queue the new starts and resumes; returns the new releases. A release of a trajectory
-        that no other rollout resumes also removes its waiting assignment. Raises `Fenced` if a
-        higher term of this rollout's name has assignments: the rollout was replaced, and this
-        process must exit.
+        """Queue starts and resumes; returns the releases. A release of a trajectory that no other
+        rollout resumes also removes its waiting assignment. Raises `Fenced` if a higher term of
+        this rollout's name has assignments: the rollout was replaced.
         """
         released: list[Assignment] = []
         for received in self._poll():
@@ -68,7 +64,6 @@ class AssignmentQueue:
         return released
 
     def remove(self, trajectory: str, attempt: int | None = None) -> Assignment | None:
-        """Remove and return the waiting assignment of this trajectory (and attempt), or None."""
         for assignment in self.waiting:
             if assignment.trajectory == trajectory and attempt in (None, assignment.attempt):
                 self.waiting.remove(assignment)
@@ -76,7 +71,6 @@ class AssignmentQueue:
         return None
 
     def put_last(self, assignments: Sequence[Assignment]) -> None:
-        """Move these waiting assignments behind the others until the next `read`."""
         for assignment in assignments:
             self.waiting.remove(assignment)
             self.waiting.append(assignment)
@@ -106,10 +100,7 @@ def _urgency(assignment: Assignment) -> tuple[bool, int, bool, int]:
 
 @dataclass(frozen=True, slots=True)
 class UpdateInputs:
-    """The inputs of the functions below (invariant 9), except for the mode `rollouts.on_update`.
-    Versions are numbers.
-
-    The `in_flight` modes (PipelineRL, AReaL) take the newest version as soon as it is fetched.
+    """The `in_flight` modes (PipelineRL, AReaL) take the newest version as soon as it is fetched.
     `keep_version` (Laminar, arXiv 2510.12633) finishes running trajectories under their version:
     once a newer one exists, the rollout starts new trajectories only up to its quota, finishes all,
     and then takes the newest version.
@@ -132,7 +123,6 @@ class UpdateInputs:
 
 
 def may_draw(mode: UpdateMode, inputs: UpdateInputs) -> bool:
-    """Returns whether the next waiting assignment may start under the held version."""
     if inputs.needed > inputs.held:
         return False
     return mode != "keep_version" or inputs.newest <= inputs.held or inputs.drawn < inputs.quota
@@ -146,15 +136,15 @@ def wants_update(mode: UpdateMode, inputs: UpdateInputs) -> bool:
 
 
 def quota_left(mode: UpdateMode, inputs: UpdateInputs) -> int:
-    """Returns how many new trajectories may still start under the held version once a newer one
-    exists; the whole quota in the modes without such a limit.
+    """Returns how many trajectories may still start once a newer version exists; the whole quota in
+    modes without a limit.
     """
     return inputs.quota if mode != "keep_version" else max(0, inputs.quota - inputs.drawn)
 
 
 def is_draining(mode: UpdateMode, inputs: UpdateInputs) -> bool:
-    """Returns whether, under `keep_version`, no new trajectory starts until the running ones have
-    ended and the newest version is taken.
+    """Returns whether, under `keep_version`, no trajectory starts until the running ones have ended
+    and the newest version is taken.
     """
     stale = mode == "keep_version" and inputs.newest > inputs.held
     return stale and (inputs.drawn >= inputs.quota or inputs.needed > inputs.held)

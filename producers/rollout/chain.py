@@ -1,5 +1,4 @@
-"""Reads a trajectory's chain of partials to resume it: the newest partial of an attempt and all
-that its links reach.
+"""Reads a trajectory's chain of partials to resume it.
 
 Any process can append to `partials`, so no record is trusted (invariant 12): a wrong link makes the
 chain unusable (`DecodeError`).
@@ -60,9 +59,8 @@ class ChainContent:
 
 @dataclass(frozen=True, slots=True)
 class ChainRequest:
-    """The chain to read: `newest` is the address of its last partial, `first` that of the
-    trajectory's oldest, `start` the prompt's length in tokens, `tokens_max` the most generated
-    tokens. None: not known, not checked.
+    """`newest` is the address of the last partial, `first` that of the trajectory's oldest, `start`
+    the prompt's length in tokens. None: not checked.
     """
 
     trajectory: str
@@ -74,17 +72,21 @@ class ChainRequest:
 
 @dataclass(slots=True)
 class PartialLinks:
-    """The partials of one trajectory by offset, up to and including `upto`, and their encoded size
-    in `bytes`.
-    """
+    """Partials by offset, up to and including `upto`, and their encoded size in `bytes`."""
 
     upto: int
     by_offset: dict[int, Partial] = field(default_factory=dict[int, Partial])
     bytes: int = 0
 
+    def add(self, offset: int, partial: Partial, size: int) -> None:
+        self.bytes += size
+        # This bounds the memory: `LINKS_BYTES_MAX` per trajectory, and one read of other records.
+        if offset <= self.upto and self.bytes <= LINKS_BYTES_MAX:
+            self.by_offset[offset] = partial
+
 
 def extend_spans(spans: list[Span], span: Span) -> None:
-    """Append a span, joined to the last one if it continues that under the same version: invariant
+    """Appends a span, joined to the last one if it continues that under the same version: invariant
     4 counts spans.
     """
     if spans and spans[-1].version == span.version and spans[-1].end == span.start:
@@ -96,9 +98,8 @@ def extend_spans(spans: list[Span], span: Span) -> None:
 def read_chains(
     bus: Bus, requests: Collection[ChainRequest]
 ) -> dict[str, ChainContent | DecodeError]:
-    """Returns, for each trajectory, the content of its chain or the error that makes it unusable.
-    Each partition is read forward once for all its chains: 64 resumes of one dead rollout cost one
-    pass.
+    """Each partition is read forward once for all its chains: 64 resumes of one dead rollout cost
+    one pass.
     """
     contents: dict[str, ChainContent | DecodeError] = {}
     for partition in {request.newest.partition for request in requests}:
@@ -147,13 +148,8 @@ def _collect(links: Mapping[str, PartialLinks], offset: int, value: bytes) -> No
         record = decode(value).record
     except DecodeError:
         return
-    if not isinstance(record, Partial) or record.trajectory not in links:
-        return
-    mine = links[record.trajectory]
-    mine.bytes += len(value)
-    # This bounds the memory: `LINKS_BYTES_MAX` per trajectory, and one read of other records.
-    if offset <= mine.upto and mine.bytes <= LINKS_BYTES_MAX:
-        mine.by_offset[offset] = record
+    if isinstance(record, Partial) and record.trajectory in links:
+        links[record.trajectory].add(offset, record, len(value))
 
 
 def _first_offset(request: ChainRequest) -> int:
@@ -227,9 +223,8 @@ ChainResults = Mapping[AttemptKey, ChainContent | DecodeError]
 
 
 class ChainPrefetch:
-    """Reads chains in a thread, one batch at a time, so that decoding never waits for the log. If
-    the log does not answer, the batch's chains are missing in the results and may be requested
-    again; any other error is raised by the next `take`.
+    """Reads chains in a thread, so that decoding never waits for the log. If the log does not
+    answer, they may be requested again; any other error is raised by the next `take`.
     """
 
     def __init__(self, bus: Bus) -> None:
@@ -239,7 +234,6 @@ class ChainPrefetch:
         self._failed: BaseException | None = None
 
     def request(self, requests: Mapping[AttemptKey, ChainRequest]) -> None:
-        """Start to read these chains; does nothing while another batch is read."""
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(
                 target=self._run, args=(requests,), name="chains", daemon=True
@@ -247,7 +241,6 @@ class ChainPrefetch:
             self._thread.start()
 
     def take(self) -> ChainResults:
-        """Returns the chains that were read since the last call."""
         if self._failed is not None:
             raise self._failed
         if self._thread is not None and self._thread.is_alive():

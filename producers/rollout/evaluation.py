@@ -1,5 +1,5 @@
-"""Evaluates a version by sampled and greedy answers to held-out prompts. Every version gets the
-same prompts, names and seed (invariant 10): two evaluations differ by the version only.
+"""Evaluates a version by sampled and greedy answers to held-out prompts, the same for every
+version, with the same seed (invariant 10).
 """
 
 import time
@@ -32,24 +32,25 @@ _IDLE_S = 0.002  # pause while the engine is idle and rewards are computed
 
 @dataclass(frozen=True, slots=True)
 class JudgedAnswer:
-    """Holds the verdict on an answer, its `length` in generated tokens, the name of its task in a
-    mixture, and its prompt's number.
-    """
+    """`length` is in generated tokens."""
 
     verdict: RewardVerdict
     length: int
     task: str = ""
     prompt: int = 0
 
+    @property
+    def reward(self) -> float:
+        return 0.0 if self.verdict.dead else self.verdict.reward
+
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Holds a version's metrics on held-out prompts. Accuracy is the mean reward. Lengths (in
-    tokens), `shares` (the mean of each score `style/…`) and `accuracy_by_task` (empty with a single
-    task) are those of the sampled answers. A dead answer counts as wrong, and in `dead`.
+    """Accuracy is the mean reward, lengths are in tokens. A dead answer counts as wrong, and in
+    `dead`.
 
     `by_prompt` has each prompt's right sampled answers (a reward of 1 or more), all of them, and
-    their mean reward. Evaluations with an equal hash of the `prompts` may be paired by prompt.
+    their mean reward.
 
     Watch sampled accuracy: when the most likely style changes, all greedy answers change at once,
     although the model's skill does not.
@@ -71,7 +72,7 @@ class Evaluation:
 
     def line(self, step: int, seconds: float | None) -> dict[str, object]:
         """Returns the line of `metrics/eval.jsonl`; `seconds` since the run's start are left out if
-        unknown (None).
+        None.
         """
         accuracies: dict[str, object] = {
             f"accuracy_sampled/{task}": round(accuracy, 6)
@@ -113,9 +114,9 @@ def measure(sampled: Sequence[JudgedAnswer], greedy: Sequence[JudgedAnswer]) -> 
 
 
 def pass_at_k(counts: Sequence[tuple[int, int]]) -> dict[int, float]:
-    """Returns the mean over prompts of the probability that at least one of k answers, drawn
-    without replacement, is right (arXiv 2107.03374, section 2.1): for k = 2, 4, … up to the least
-    number of answers. `counts` has each prompt's right answers and all answers.
+    """Returns the mean over prompts of the probability that one of k answers, drawn without
+    replacement, is right (arXiv 2107.03374, section 2.1), for k = 2, 4, … up to the fewest answers;
+    `counts` has right answers and all.
     """
     answers_min = min((answers for _, answers in counts), default=0)
     sizes = [
@@ -130,7 +131,7 @@ def pass_at_k(counts: Sequence[tuple[int, int]]) -> dict[int, float]:
 def _by_prompt(answers: Sequence[JudgedAnswer]) -> tuple[tuple[int, int, float], ...]:
     rewards: dict[int, list[float]] = {}
     for answer in answers:
-        rewards.setdefault(answer.prompt, []).append(_reward(answer))
+        rewards.setdefault(answer.prompt, []).append(answer.reward)
     return tuple(
         (
             sum(reward >= RIGHT for reward in prompt_rewards),
@@ -149,11 +150,7 @@ def _by_task(answers: Sequence[JudgedAnswer]) -> dict[str, float]:
 
 
 def _accuracy(answers: Sequence[JudgedAnswer]) -> float:
-    return float(np.mean([_reward(answer) for answer in answers]))
-
-
-def _reward(answer: JudgedAnswer) -> float:
-    return 0.0 if answer.verdict.dead else answer.verdict.reward
+    return float(np.mean([answer.reward for answer in answers]))
 
 
 def _shares(answers: Sequence[JudgedAnswer]) -> dict[str, float]:
@@ -169,8 +166,8 @@ def _shares(answers: Sequence[JudgedAnswer]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPlan:
-    """Sets the size of an evaluation: for each of `prompts` held-out prompts `samples` sampled
-    answers and a greedy one, each of at most `tokens_max` tokens.
+    """For each of `prompts` prompts `samples` sampled answers and a greedy one, of at most
+    `tokens_max` tokens.
     """
 
     prompts: int
@@ -182,8 +179,8 @@ class EvaluationPlan:
 
 @dataclass(slots=True)
 class HeldOutAnswer:
-    """Holds one answer in progress: its pieces after the prompt in order (generated tokens and
-    replies), and the environment's `state`; `over`: no further turn follows.
+    """One answer's pieces after the prompt (generated tokens and replies), and the environment's
+    `state`; `over`: no further turn follows.
     """
 
     prompt: TaskPrompt
@@ -194,7 +191,6 @@ class HeldOutAnswer:
     over: bool = False
 
     def add(self, tokens: Tokens, source: int) -> None:
-        """Appends a piece; all of its tokens have this source."""
         self.tokens.append(tokens)
         self.sources.append(np.full(len(tokens), source, np.uint8))
 
@@ -239,9 +235,7 @@ def evaluate(
     engine: Engine,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Evaluation:
-    """Evaluates the version that `engine` serves; returns its metrics once every answer is judged.
-    The engine and the pool must have no other work.
-    """
+    """Evaluates the version that `engine` serves; engine and pool must have no other work."""
     answers_by_name = held_out_answers(task, plan)
     judged = _EvaluationRound(engine, rewards, answers_by_name).run(sleep)
     evaluation = measure(

@@ -1,5 +1,4 @@
-"""Publishes a rollout's heartbeats (`status` records) from a thread, so that it does not look dead
-while its loop is busy. While the loop passes no status, the thread repeats the last one, with the
+"""A thread sends the heartbeats: while the loop passes no status, it repeats the last one, with the
 time since the loop's last iteration (`stalled_s`).
 """
 
@@ -23,9 +22,8 @@ WAITING_MAX = 64  # most records queued while the log does not answer; the oldes
 
 @dataclass(slots=True)
 class StatusSchedule:
-    """Decides when a status is due: every `every_s` seconds, and at every change of health. Also
-    computes the speed since the previous status, the KV use (tokens in the KV cache) then, and the
-    idle seconds since the start (`idle_s`). All times are of one clock.
+    """A status is due every `every_s` seconds, and at every change of health. All times are of one
+    clock.
     """
 
     every_s: float
@@ -38,24 +36,22 @@ class StatusSchedule:
     """(time, KV use) of the two newest reports at least half of `every_s` apart, oldest first."""
 
     def is_due(self, health: Health, busy: bool, now_s: float) -> bool:
-        """Returns whether a status is due. Unless `busy`, the time since the last call is idle."""
+        """Unless `busy`, the time since the last call is idle."""
         if self.checked_s and not busy:
             self.idle_s += now_s - self.checked_s
         self.checked_s = now_s
         return health != self.health or now_s - self.sent_s >= self.every_s
 
     def note_sent(self, health: Health, tokens: int, now_s: float) -> float:
-        """Note that a status is sent, after `tokens` generated in all; returns the tokens per
-        second since the previous status.
+        """Notes a status, after `tokens` in all; returns the tokens per second since the previous
+        one.
         """
         speed = (tokens - self.tokens) / max(1e-3, now_s - self.sent_s) if self.sent_s else 0.0
         self.sent_s, self.health, self.tokens = now_s, health, tokens
         return speed
 
     def previous_kv(self, kv_used: int, now_s: float) -> int:
-        """Note the KV use that is reported now, and return that of the previous report; the first
-        report returns its own.
-        """
+        """Returns the previous report's KV use, the first time its own."""
         # At a change of health two reports follow each other quickly, so the previous one is at
         # least half of `every_s` old.
         earlier = [kv for at_s, kv in self.kv_reports if now_s - at_s >= self.every_s / 2]
@@ -66,9 +62,8 @@ class StatusSchedule:
 
 @dataclass(slots=True)
 class StatusRepeats:
-    """Decides when the last status is repeated: 2 · `every_s` after the last record, because a loop
-    that makes progress sends one every `every_s`. Times are of one monotonic clock; `iterated_s` is
-    the begin of the loop's last iteration.
+    """Repeats the last status 2 · `every_s` after the last record: a loop that makes progress sends
+    one every `every_s`. Times are of one monotonic clock.
     """
 
     every_s: float
@@ -77,7 +72,6 @@ class StatusRepeats:
     sent_s: float = 0.0
 
     def note_sent(self, record: RolloutStatus, now_s: float) -> None:
-        """Note that a status of the loop is published now."""
         self.last, self.sent_s = record, now_s
 
     def wait_s(self, now_s: float) -> float | None:
@@ -94,9 +88,8 @@ class StatusRepeats:
 
 
 class Heartbeat:
-    """Publishes and repeats the status records of one rollout, in order, in a thread of its own; in
-    the process it alone publishes `status`. Threads may share this object. If its thread fails, the
-    next `send` or `end` raises the error.
+    """Publishes status records in order, in a thread of its own; threads may share this object. If
+    its thread fails, the next `send` or `end` raises the error.
 
     A loop that deadlocks does not stop the thread: `stalled_s` grows until dispatch drops the
     rollout. A stopped process (SIGSTOP), or native code that holds the interpreter lock, stops it
@@ -120,7 +113,6 @@ class Heartbeat:
         self._thread.start()
 
     def note_iteration(self) -> None:
-        """Note that the loop has started another iteration."""
         self._repeats.iterated_s = self._timer()
 
     def send(self, record: RolloutStatus) -> None:
@@ -132,9 +124,7 @@ class Heartbeat:
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Returns once every queued record is durable and the thread has ended: no repeat follows
-        the last status of a rollout that leaves.
-        """
+        """Returns once every record is durable: no repeat follows the last status."""
         self.close()
         self._thread.join()
         self._check()

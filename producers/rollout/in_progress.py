@@ -1,8 +1,6 @@
-"""Takes each trajectory of a rollout from its assignment to the record that ends it (`InProgress`),
-through the rollout's `TurnDriver`.
-
-The rollout's half of invariants 2 and 4: one attempt of a trajectory at a time, a failure is a
-completion, and under `keep_version` no trajectory resumes under another version.
+"""Takes a rollout's trajectories from assignment to record; its half of invariants 2 and 4: one
+attempt of a trajectory at a time, a failure is a completion, and under `keep_version` no trajectory
+resumes under another version.
 """
 
 import logging
@@ -32,9 +30,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class InProgress:
-    """The trajectories of one rollout under one term; `done` are finished and not published yet.
-    `driver.drop` ends one without a record, `give_up` with a last partial, from which another
-    rollout resumes it.
+    """One term's trajectories; `done` are finished and not published yet. `driver.drop` ends one
+    without a record, `give_up` with a last partial, from which another rollout resumes it.
     """
 
     driver: TurnDriver
@@ -55,9 +52,8 @@ class InProgress:
         return len(self.driver.running) + len(self.driver.parked)
 
     def read_chains_ahead(self, assignments: Iterable[Assignment]) -> list[Assignment]:
-        """Read the chains of these assignments in one pass over the topic, and remove all others.
-        Returns the assignments that cannot start yet because their chains are still being read
-        (`prefetch`).
+        """Read these chains in one pass, and remove all others. Returns the assignments whose
+        chains are still being read.
         """
         due = [assignment for assignment in assignments if assignment.partial is not None]
         if self.prefetch is not None:
@@ -88,10 +84,9 @@ class InProgress:
         return ChainRequest(name, newest, assignment.first, start, tokens_max)
 
     def start(self, assignment: Assignment) -> None:
-        """Give the trajectory to the driver, resumed from its partials if any. With an unusable
-        chain it restarts from the prompt, and earlier tokens are lost. If the engine refuses it, it
-        ends dead with the reason. A resume under a version that the engine does not hold is given
-        back to dispatch.
+        """Starts or resumes a trajectory. With an unusable chain it restarts from the prompt;
+        refused by the engine, it ends dead with the reason. A resume under a version that the
+        engine does not hold is given back to dispatch.
         """
         self.driver.drop(assignment.trajectory)  # of an earlier attempt, replaced by this one
         parts = self.driver.parts
@@ -151,8 +146,8 @@ class InProgress:
         self.driver.parts.judging.drop_all()
 
     def give_up(self, released: Assignment) -> None:
-        """Hand the trajectory over to another rollout as soon as the driver can (`leave`). A
-        release of another attempt changes nothing.
+        """Hand over as soon as the driver can (`leave`). A release of another attempt changes
+        nothing.
         """
         running = self._here(released.trajectory)
         if running is None or running.assignment.attempt != released.attempt:
@@ -161,8 +156,8 @@ class InProgress:
         self.driver.leave(released.trajectory)
 
     def give_up_all(self, waiting: Iterable[Assignment]) -> None:
-        """Hand over all trajectories that are running or parked, and the `waiting` assignments.
-        Those that wait for their reward are awaited as in `give_up`.
+        """Hand over all running and parked trajectories and the `waiting` assignments. Those that
+        wait for their reward are awaited as in `give_up`.
         """
         for running in [*self.driver.running.values(), *self.driver.parked.values()]:
             running.leaving = True
@@ -172,7 +167,6 @@ class InProgress:
         self.driver.parts.publisher.give_up([self._begin(start, None) for start in fresh])
 
     def collect_outcomes(self) -> None:
-        """Move ended trajectories to `done`, and end those of which the log refused a partial."""
         for running, reason in self.driver.parts.publisher.take_refused():
             self._end_refused(running, reason)
         for record in self.driver.poll():

@@ -1,9 +1,5 @@
-"""Gets the rewards of complete answers from the task's code in the reward pool's processes
-(`Judging`).
-
-Each judged answer has exactly one outcome, a reward or the reason why it has none (invariant 1);
-that of a dropped attempt is ignored. With late rewards an answer is finished without one, and a
-scorer annotates it later.
+"""Gets the rewards of complete answers: each judged answer has exactly one outcome, a reward or the
+reason why it has none (invariant 1); that of a dropped attempt is ignored.
 """
 
 import time
@@ -25,11 +21,8 @@ _ATTEMPT_SEPARATOR = "#"
 
 @dataclass(slots=True)
 class Judging:
-    """Trajectories that wait for their reward, from `judge` until `poll` returns their records."""
-
     rewards: RewardPool
     term: int
-    """The rollout's term."""
     newest: Callable[[], Version]
     """Returns the newest version that the rollout knows, for the lag at finish."""
     clock: Callable[[], float] = time.time
@@ -45,8 +38,8 @@ class Judging:
         return len(self._waiting) + len(self._unscored)
 
     def judge(self, running: RunningTrajectory, finish: Finish) -> None:
-        """Request the reward of the complete answer, or finish it without one if rewards come late.
-        Replaces an earlier attempt of the trajectory.
+        """Requests the reward, or with late rewards finishes the answer without one. Replaces an
+        earlier attempt.
         """
         trajectory = running.assignment.trajectory
         if self.late:
@@ -63,18 +56,16 @@ class Judging:
         self._unscored.pop(trajectory, None)
 
     def drop_all(self) -> None:
-        """Remove all trajectories; later outcomes are ignored."""
         self._waiting.clear()
         self._unscored.clear()
 
     def poll(self) -> list[Trajectory]:
-        """Returns the records of the trajectories whose outcome came since the last call."""
         settled = (self.settle(key, outcome) for key, outcome in self.rewards.poll())
         return [record for record in settled if record is not None] + self.take_unscored()
 
     def settle(self, key: str, outcome: RewardVerdict | Reply) -> Trajectory | None:
-        """Returns the record of the attempt with this key: with the reward, or dead if judging
-        failed. None for a dropped attempt.
+        """Returns the record with the reward, or dead if judging failed. None for a dropped
+        attempt.
         """
         trajectory = trajectory_of(key)
         waiting = self._waiting.get(trajectory)
@@ -90,7 +81,6 @@ class Judging:
         return self.rewarded_record(running, finish, outcome.reward, outcome.scores)
 
     def take_unscored(self) -> list[Trajectory]:
-        """Returns the records that were finished without a reward since the last call."""
         records = list(self._unscored.values())
         self._unscored.clear()
         return records
@@ -106,7 +96,6 @@ class Judging:
         reward: float,
         scores: Mapping[str, float],
     ) -> Trajectory:
-        """Returns the completion with the reward of the task or of an episode's program."""
         now, newest = self.clock(), self.newest()
         return running.to_record(self.term, finish, now, newest, reward, dict(scores))
 
@@ -116,5 +105,4 @@ def attempt_key(running: RunningTrajectory) -> str:
 
 
 def trajectory_of(key: str) -> str:
-    """Returns the trajectory of an attempt's key."""
     return key.rpartition(_ATTEMPT_SEPARATOR)[0]

@@ -13,9 +13,7 @@ FINISHES = ("stop", "length", "dead")  # how a trajectory can end
 def rollout_metrics(
     publisher: RolloutPublisher, follower: WeightsFollower, judged: int, oldest_s: float
 ) -> MetricValues:
-    """Returns the rollout's metrics. `judged` trajectories wait for a reward or the environment's
-    reply; `oldest_s` is the age of the oldest running one in seconds.
-    """
+    """`oldest_s` is the age of the oldest running trajectory in seconds."""
     newest = follower.newest
     values: dict[str, MetricValue] = {
         "rollout_term": publisher.term,
@@ -24,8 +22,8 @@ def rollout_metrics(
         "rollout_rewards_outstanding": judged,
         "rollout_oldest_trajectory_age_seconds": max(0.0, oldest_s),
         "rollout_version_newest": 0 if newest is None else newest.version.number,
-        "rollout_fetched_bytes_total": follower.fetches.fetched_bytes,
-        "rollout_fetch_seconds": follower.fetches.fetch_s,
+        "rollout_fetched_bytes_total": follower.fetched_bytes,
+        "rollout_fetch_seconds": follower.fetch_s,
         "rollout_apply_seconds": publisher.apply_s,
     }
     values.update(_draft_metrics(publisher.drafts))

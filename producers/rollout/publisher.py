@@ -24,29 +24,9 @@ from rollstream.streams.records import Applied, Partial, RolloutStatus, Trajecto
 from rollstream.streams.values import Address, Version
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutCondition:
-    """The fields of `RolloutStatus` that do not come from the engine: `queued` trajectories wait
-    outside of it, `quota_left` new ones may still start under the served `version`. `verified` is
-    False from a comparison that found wrong tensors until their repair.
-    """
-
-    version: Version
-    health: Health
-    queued: int
-    quota_left: int
-    verified: bool
-    pulling: bool = False
-    versions: tuple[Version, ...] = ()
-    parked: int = 0
-    parked_max: int = 0
-
-
 @dataclass(slots=True)
 class RolloutPublisher:
-    """Makes the records of one rollout under one term, for `sender` or, if a status, for
-    `heartbeat`; counts what the metrics show. For the rollout's loop only.
-    """
+    """The records of one rollout under one term. For the rollout's loop only."""
 
     bus: Bus
     sender: RecordSender
@@ -65,20 +45,16 @@ class RolloutPublisher:
         default_factory=lambda: deque[tuple[RunningTrajectory, str]]()
     )
     batch_max: int | None = None
-    """The engine's B_max, the most rows at which one more is nearly free in a decode step; None:
-    the number of its slots.
-    """
+    """The most rows at which one more is nearly free; None: the number of slots."""
     preemptible: bool = False
     """The machine may be taken away at any moment."""
     drafts: DraftStats = field(default_factory=DraftStats)
-    """Draft statistics of the last heartbeat."""
     url: str = ""
     """Address of the rollout's endpoint for agents."""
     heartbeat: Heartbeat | None = None
     """Sends and repeats `status` in a thread beside the loop. None: `sender` sends it once."""
 
     def trajectories(self, done: Sequence[Trajectory]) -> None:
-        """Publish finished trajectories and count them by finish once they are durable."""
         if done:
             finishes = [t.finish for t in done]
             records = [(str(t.group), t) for t in done]
@@ -91,7 +67,7 @@ class RolloutPublisher:
 
     def partials(self, running: Sequence[RunningTrajectory]) -> None:
         """Publish the due partials: of trajectories with `partial_tokens` new tokens, or with any
-        `partial_s` seconds after their previous partial.
+        `partial_s` seconds after the last one.
         """
         now = self.clock()
         due = [each for each in running if each.has_unpublished() and self._is_due(each, now)]
@@ -105,9 +81,8 @@ class RolloutPublisher:
         on_durable: Callable[[], None],
         on_refused: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Publish at once what an agent's episode gained: a turn, or its reward. The sender's
-        thread calls `on_durable` once it is durable, or `on_refused` with the reason why the log
-        cannot hold it, which ends the episode.
+        """Publish at once. The sender's thread calls `on_durable` once it is durable, or
+        `on_refused` with the reason why the log cannot hold it, which ends the episode.
         """
         record = running.take_partial(self.name, self.term, self.clock())
 
@@ -136,8 +111,8 @@ class RolloutPublisher:
         return lambda index, reason: self.refused.update([topic])
 
     def take_refused(self) -> list[tuple[RunningTrajectory, str]]:
-        """Returns the trajectories of which a partial was refused since the last call, with the
-        reason: their chain cannot continue, so they end.
+        """Returns trajectories with a partial refused since the last call, and the reason: their
+        chain cannot continue, so they end.
         """
         taken: list[tuple[RunningTrajectory, str]] = []
         while self._refused:
@@ -158,8 +133,8 @@ class RolloutPublisher:
         self.sender.send("partials", entries, on_published, on_refused=on_refused)
 
     def give_up(self, running: Sequence[RunningTrajectory]) -> None:
-        """Publish the last partial of these trajectories, which other rollouts may then resume. If
-        the previous partial is not durable yet, a later call does it.
+        """Publish the last partial, from which other rollouts may resume. If the previous one is
+        not durable yet, a later call does it.
         """
         self._given_up += running
         due = [trajectory for trajectory in self._given_up if not trajectory.flushing]
@@ -178,9 +153,7 @@ class RolloutPublisher:
         self.sender.flush()
 
     def applied(self, verdict: ReadBackResult) -> None:
-        """Publish that the engine serves a version, after `verdict` compared its tensors with the
-        served ones.
-        """
+        """Publish that the engine serves a version, after `verdict` compared its tensors."""
         announced, count = verdict.fetched.announced, verdict.compared.count
         # The manifest's hash stands for one hash per tensor: the fetch has checked each against it.
         record = Applied(
@@ -197,35 +170,50 @@ class RolloutPublisher:
         self.sender.send("applied", [(self.name, record)], on_refused=self._counted("applied"))
         self.apply_s.add(verdict.seconds)
 
-    def status(self, condition: RolloutCondition, stats: EngineStats) -> None:
-        """Publish the rollout's heartbeat, with its present load."""
+    def status(
+        self,
+        stats: EngineStats,
+        *,
+        version: Version,
+        health: Health,
+        queued: int,
+        quota_left: int,
+        verified: bool,
+        pulling: bool,
+        versions: tuple[Version, ...],
+        parked: int,
+        parked_max: int,
+    ) -> None:
+        """Publishes a heartbeat. `queued` trajectories wait outside of the engine; `verified` is
+        False from a comparison that found wrong tensors until their repair.
+        """
         now = self.clock()
         record = RolloutStatus(
             rollout=self.name,
             term=self.term,
             slots=stats.slots,
             running=stats.running,
-            waiting=stats.waiting + condition.queued,
+            waiting=stats.waiting + queued,
             kv_used=stats.kv_used,
             kv_capacity=stats.kv_capacity,
-            version=condition.version,
-            verified=condition.verified,
-            health=condition.health,
-            quota_left=condition.quota_left,
-            tokens_per_s=self.status_schedule.note_sent(condition.health, stats.tokens, now),
+            version=version,
+            verified=verified,
+            health=health,
+            quota_left=quota_left,
+            tokens_per_s=self.status_schedule.note_sent(health, stats.tokens, now),
             tokens_total=stats.tokens,
             idle_s=self.status_schedule.idle_s,
             time_s=now,
             busy_s=stats.busy_s,
             kv_previous=self.status_schedule.previous_kv(stats.kv_used, now),
             decode_batch_max=stats.slots if self.batch_max is None else self.batch_max,
-            pulling=condition.pulling,
-            queued=condition.queued,
+            pulling=pulling,
+            queued=queued,
             preemptible=self.preemptible,
-            versions=condition.versions,
+            versions=versions,
             url=self.url,
-            parked=condition.parked,
-            parked_max=condition.parked_max,
+            parked=parked,
+            parked_max=parked_max,
         )
         if self.heartbeat is None:
             key = f"{self.name}/{self.term}"
@@ -235,7 +223,6 @@ class RolloutPublisher:
         self.last_status, self.drafts = record, stats.drafts
 
     def note_iteration(self) -> None:
-        """Note that the loop has started another iteration, so it is not stalled."""
         if self.heartbeat is not None:
             self.heartbeat.note_iteration()
 
@@ -246,7 +233,6 @@ class RolloutPublisher:
         self.sender.flush()
 
     def close(self) -> None:
-        """Stop the heartbeat without waiting for its thread."""
         if self.heartbeat is not None:
             self.heartbeat.close()
 

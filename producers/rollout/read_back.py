@@ -1,8 +1,6 @@
-"""Finds tensors of which an engine serves other bits than it was given, by reading them back.
-
-All tensors of the first version are compared, and after each update a bounded sample, beside
-decoding, which rotates through all. After a mismatch the rollout generates nothing until all
-tensors were fetched again (a repair) and compared.
+"""Reads an engine's tensors back: all of the first version, and a bounded sample after each update.
+After a mismatch the rollout generates nothing until all tensors were fetched again (a repair) and
+compared.
 """
 
 import logging
@@ -14,19 +12,18 @@ import torch
 
 from rollstream.errors import EngineRefused
 from rollstream.producers.engines.base import WeightComparison, WeightUpdate
-from rollstream.producers.rollout.holder import WeightHolder
+from rollstream.storage.weights.mapped import MappedTensors
 from rollstream.streams.records import WeightsAnnounced
 
 log = logging.getLogger(__name__)
 
 SAMPLE_BYTES = 32 << 20  # per comparison; a tensor larger than this is a sample of its own
 ReadBack = Callable[[Iterable[str], Mapping[str, torch.Tensor]], WeightComparison]
-"""`Engine.read_back`: compares the named tensors with those that the engine serves."""
 
 
 class TensorRotation:
-    """Chooses the tensors of each sample: `next` continues after the last name of the previous
-    call. The names may change between calls.
+    """`next` continues after the last name of the previous call; the names may change between
+    calls.
     """
 
     def __init__(self, sample_bytes: int = SAMPLE_BYTES) -> None:
@@ -34,8 +31,8 @@ class TensorRotation:
         self._after = ""
 
     def next(self, sizes: Mapping[str, int]) -> list[str]:
-        """Returns the next sample's names, each once: at most `sample_bytes` together, but at least
-        one tensor if there is any.
+        """Returns names of at most `sample_bytes` together, but at least one tensor if there is
+        any.
         """
         names = sorted(sizes)
         later = [name for name in names if name > self._after]
@@ -52,13 +49,12 @@ class TensorRotation:
 
 @dataclass(frozen=True, slots=True)
 class FetchedWeights:
-    """The `update` to one announced version: verified tensors, prepared for the engine and held by
-    `holder`. `repairs`: they replace tensors that the engine served wrongly.
+    """The `update` to one announced version: verified tensors, prepared for the engine. `repairs`:
+    they replace tensors that the engine served wrongly.
     """
 
     announced: WeightsAnnounced
     update: WeightUpdate
-    holder: WeightHolder
     repairs: bool = False
 
 
@@ -74,9 +70,8 @@ class ReadBackResult:
 def compare_tensors(
     fetched: FetchedWeights, read_back: ReadBack, names: list[str] | None, seconds: float
 ) -> ReadBackResult:
-    """Compare the tensors `names` (None: all) with the served ones, after an update of `seconds`. A
-    difference is logged and returned, not raised; a tensor that is damaged where the rollout holds
-    it differs too.
+    """Compares tensors. A difference is logged and returned, not raised; a tensor that is damaged
+    where the rollout holds it differs too.
     """
     compared = _compared(fetched, read_back, names)
     if compared.differing:
@@ -97,7 +92,8 @@ def _compared(
     tensors = fetched.update.tensors
     names = list(tensors) if names is None else names
     compared = read_back(names, tensors)
-    damaged = fetched.holder.damaged(tensors, names)
+    # An engine may read the same damaged bytes; comparing it with them would find nothing.
+    damaged = tensors.damaged(names) if isinstance(tensors, MappedTensors) else ()
     differing = dict.fromkeys((*compared.differing, *damaged))
     return WeightComparison(compared.count, tuple(differing))
 
@@ -108,9 +104,7 @@ def compare_all_tensors(
     started_s: float,
     timer: Callable[[], float] = time.perf_counter,
 ) -> ReadBackResult:
-    """Compare all tensors of the first version before the rollout generates with it; loading began
-    at `started_s` of `timer`. Raises `EngineRefused` if a tensor differs.
-    """
+    """Raises `EngineRefused` if a tensor differs."""
     compared = _compared(fetched, read_back, None)
     if compared.differing:
         raise EngineRefused(

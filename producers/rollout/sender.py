@@ -18,14 +18,12 @@ GATHER_S = 0.1  # pause between two rounds: records sent meanwhile share an appe
 OnPublished = Callable[[list[Address]], None]
 """Receives the addresses of the records once they are durable, in the sender's thread."""
 OnRefused = Callable[[int, str], None]
-"""Receives the index of a record that the log cannot hold, and the reason, in the sender's thread.
-The other records of the call, and `on_published`, continue without it.
+"""Gets the index of a record that the log cannot hold, and the reason, in the sender's thread. The
+others, and `on_published`, continue without it.
 """
 
 
 class RecordSender(Protocol):
-    """Appends records to the log, now or later."""
-
     def send(
         self,
         topic: str,
@@ -34,9 +32,8 @@ class RecordSender(Protocol):
         is_urgent: bool = False,
         on_refused: OnRefused | None = None,
     ) -> None:
-        """Publish the records, in this order and behind earlier ones of the topic; they may become
-        durable later. Urgent ones are not held back to share an append. A record that cannot be
-        encoded, or is too large, is refused; all others are published.
+        """Records become durable later, in order. Urgent ones are not held back to share an append.
+        A record that cannot be encoded, or is too large, is refused.
         """
         ...
 
@@ -54,12 +51,9 @@ class _QueuedRecords:
 
 
 class BackgroundSender:
-    """A `RecordSender` with a thread, because over a network an acknowledgement takes longer than
-    one poll of the engine. If an append fails, the thread ends, and every later `send` or `flush`
-    raises its error. A record that the log cannot hold is refused and logged instead.
+    """If an append fails, the thread ends, and every later `send` or `flush` raises its error.
 
-    Queued records are lost with the process, so a caller relies on a record only after
-    `on_published`.
+    A caller relies on a record only after `on_published`.
     """
 
     def __init__(self, bus: Bus) -> None:

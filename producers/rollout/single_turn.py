@@ -14,15 +14,12 @@ from rollstream.streams.records import Trajectory
 
 
 def open_answers(parts: RolloutParts, task: Task, scope: DriverScope) -> "SingleTurn":
-    """Returns the driver of answers, which depends on neither task nor settings."""
     del task, scope
     return SingleTurn(parts)
 
 
 @dataclass(slots=True)
 class SingleTurn:
-    """The `TurnDriver` of answers. Drivers of several turns override `end_turn` and set `hold`."""
-
     parts: RolloutParts
     hold: bool = False
     """Whether the engine keeps a trajectory whose turn has ended."""
@@ -69,8 +66,8 @@ class SingleTurn:
             self.parts.engine.abort(trajectory)
 
     def leave(self, trajectory: str) -> None:
-        """Free the trajectory's slot and publish its last partial. If the tokens that the abort
-        returns end its turn, the turn's outcome is awaited instead.
+        """Publish the last partial. If the tokens that the abort returns end the turn, its outcome
+        is awaited instead.
         """
         running, emission = self.running[trajectory], self.parts.engine.abort(trajectory)
         if emission is not None and emission.finish is not None:

@@ -1,5 +1,5 @@
-"""Which new answers a rollout starts beside its last long ones, although its quota under the held
-version is used up (docs/explanation/scheduling.md).
+"""Chooses answers beside a rollout's last long ones, although its quota is used up
+(docs/explanation/scheduling.md).
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,8 +13,8 @@ from rollstream.streams.tails import FILL_LAG_MAX, fits_tail, tokens_left
 
 @dataclass(slots=True)
 class TailFilling:
-    """The trajectories that were `started` beside a tail under the held version. They are no tail:
-    else each could be filled beside in turn, and newer weights would wait for ever.
+    """Chooses answers beside a tail. The `started` ones are no tail: else each could be filled
+    beside in turn, and newer weights would wait for ever.
     """
 
     started: set[str] = field(default_factory=set[str])
@@ -26,9 +26,9 @@ class TailFilling:
         running: Mapping[str, RunningTrajectory],
         slots: int,
     ) -> Assignment | None:
-        """Returns, and counts as started, the first new answer expected to end before the longest
-        running one within the quota, for which newer weights wait in any case. None without one,
-        without a free slot, or if the held version is too old (`FILL_LAG_MAX`).
+        """Returns the first new answer expected to end before the longest running one within the
+        quota. None without one, without a free slot, or if the held version is too old
+        (`FILL_LAG_MAX`).
         """
         if len(running) >= slots or inputs.newest - inputs.held > FILL_LAG_MAX:
             return None

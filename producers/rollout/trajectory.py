@@ -1,5 +1,4 @@
-"""One trajectory while a rollout generates it, and its records: partials, from which another
-rollout can resume it, and at the end a `Trajectory`.
+"""One trajectory while a rollout generates it.
 
 It grows by emissions (new tokens of the engine, all under one version) and by replies of the
 environment. Invariant 3 holds because `extend` lengthens the spans by exactly an emission's tokens,
@@ -41,8 +40,8 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 @dataclass(slots=True)
 class RunningTrajectory:
-    """The content of one trajectory under one assignment, and how much of it was flushed (is in
-    partials). The lists hold an array per addition, joined only when needed.
+    """The lists hold an array per addition, joined only when needed; flushed content is in
+    partials.
 
     Only generated tokens have log-probabilities: `logprobs` and `spans` count these alone.
     """
@@ -62,35 +61,28 @@ class RunningTrajectory:
     arrays: GrowingArrays = field(default_factory=GrowingArrays)
     """The named arrays of its tokens, in the emissions and in the resumed chain."""
     length: int = 0
-    """Number of all tokens."""
     generated: int = 0
-    """Number of generated tokens."""
     flushed: int = 0
     """Number of tokens that need no further partial: the prompt's and those in partials."""
     flushed_generated: int = 0
-    """Number of generated tokens in partials."""
     flushed_parts: int = 0
-    """Number of `parts` in partials."""
     partial: Address | None = None
     """Address of the newest durable partial, which the next one names as its predecessor."""
     flushing: bool = False
     """True while the newest partial is not durable: the next one must name its address."""
     environment: str = ""
-    """State of the environment after its newest reply with tokens; in an episode of an agent, the
-    reward that its program has set.
+    """The environment's state after its newest reply with tokens; of an agent's episode, its
+    reward.
     """
     turns: list[Turn] = field(default_factory=list[Turn])
     """The answered requests of an episode of an agent."""
     branches: list[Branch] = field(default_factory=list[Branch])
-    """Where the tokens of an episode branch."""
     inherited: tuple[int, ...] = ()
     """The attempts that answered the first of `turns`: those of the resumed chain."""
     abandoned: tuple[int, ...] = ()
     """Indices of the turns that the program which ended the episode did not reach."""
     flushed_turns: int = 0
-    """Number of `turns` in partials."""
     flushed_branches: int = 0
-    """Number of `branches` in partials."""
     final_state: str | None = None
     """State of the environment after the reply that ended the dialogue; None before."""
     failures: tuple[str, ...] = ()
@@ -99,12 +91,11 @@ class RunningTrajectory:
     """Seconds in which the trajectory waited for its environment, if it did."""
     withheld: int = 0
     """1 while the outcome of an ended turn is awaited, else 0: partials then leave out the newest
-    token. A rollout that resumes from them generates it again, which ends the turn there too; with
-    it, the rollout would generate past the turn's end.
+    token, which a resumed trajectory must generate again to end the turn.
     """
     leaving: bool = False
-    """True once another rollout is to resume the trajectory. The outcome of an ended turn is
-    awaited first: a reward finishes it here, and after a reply it is handed over.
+    """Another rollout is to resume the trajectory. The outcome of an ended turn is awaited first: a
+    reward finishes it here, and after a reply it is handed over.
     """
 
     @classmethod
@@ -115,8 +106,7 @@ class RunningTrajectory:
         now_s: float,
         is_episode: bool = False,
     ) -> "RunningTrajectory":
-        """Start with the assignment's prompt, and with the content of earlier partials if it is
-        `resumed`, which counts as flushed. An agent's episode starts without tokens: the prompt
+        """Resumed content counts as flushed. An agent's episode starts without tokens: the prompt
         comes with its program's first request.
         """
         tokens = assignment.tokens[:0] if is_episode else assignment.tokens
@@ -142,8 +132,8 @@ class RunningTrajectory:
         return running
 
     def request(self, hold: bool, version: Version | None = None) -> GenerationRequest:
-        """Returns the request that makes an engine start or resume the trajectory. `hold`: keep it
-        when a turn ends. `version`: generate it under this one only; None: always the newest.
+        """`hold`: keep the trajectory when a turn ends. `version`: generate it under this one only;
+        None: always the newest.
         """
         assignment, (tokens, sources) = self.assignment, self.content()
         return GenerationRequest(
@@ -160,7 +150,6 @@ class RunningTrajectory:
         )
 
     def content(self) -> tuple[Tokens, Sources]:
-        """Returns all tokens, the prompt included, and the source of each."""
         if len(self.tokens) > 1:
             self.tokens = [np.concatenate(self.tokens)]
             self.sources = [np.concatenate(self.sources)]
@@ -177,7 +166,6 @@ class RunningTrajectory:
         return turns_of(tokens, sources, starts)
 
     def extend(self, emission: Emission) -> None:
-        """Append the tokens of an emission, and extend the spans by them."""
         count = len(emission.tokens)
         self.tokens.append(emission.tokens)
         self.sources.append(np.full(count, records.GENERATED, np.uint8))
@@ -206,13 +194,11 @@ class RunningTrajectory:
         self.withheld = int(last is not None and last[-1] == records.GENERATED)
 
     def turn_count(self) -> int:
-        """Returns the number of turns of the model."""
         is_generated = np.concatenate(self.sources) == records.GENERATED
         return int(np.count_nonzero(np.diff(is_generated.astype(np.int8), prepend=0) == 1))
 
     @property
     def unpublished(self) -> int:
-        """The number of tokens for the next partial."""
         return max(0, self.length - self.withheld - self.flushed)
 
     def generated_logprobs(self) -> Floats:
@@ -225,10 +211,8 @@ class RunningTrajectory:
     def take_partial(
         self, rollout: str, term: int, now_s: float, last: bool = False
     ) -> records.Partial:
-        """Returns a partial with all tokens since the previous one but the withheld, and counts
-        them as flushed. A `last` partial ends the attempt and may be empty. `partial_published`
-        must be called with the partial's address before the next call. `rollout` and `term` name
-        the writer.
+        """Returns all tokens since the previous partial but the withheld, which count as flushed. A
+        `last` partial ends the attempt and may be empty.
         """
         assert not self.flushing, "the previous partial is not durable yet"
         if self.flushed == self.length:
@@ -275,7 +259,6 @@ class RunningTrajectory:
         return self.parts[self.flushed_parts : len(self.parts) - self.withheld]
 
     def partial_published(self, at: Address) -> None:
-        """Note that the newest partial is durable at this address."""
         self.partial, self.flushing = at, False
 
     def to_record(
@@ -288,9 +271,8 @@ class RunningTrajectory:
         scores: dict[str, float] | None = None,
         reason: str = "",
     ) -> records.Trajectory:
-        """Returns the completion that ends the trajectory. `finish` is `dead` for a failure, with
-        its `reason`. `newest` is the newest version that the rollout knows; `reward` is None if an
-        annotation brings it later.
+        """`finish` is `dead` for a failure, with its `reason`. `newest` is the newest version that
+        the rollout knows; `reward` is None if an annotation brings it later.
         """
         assignment, (tokens, sources) = self.assignment, self.content()
         return records.Trajectory(

@@ -1,7 +1,5 @@
-"""How the trajectories of a rollout get their turns (`TurnDriver`): as answers to prompts
-(`single_turn`), dialogues with the environment, or episodes of an agent's program.
-
-`TURN_DRIVERS` names them by strings: a run imports only its own (`open_driver`).
+"""How a rollout's trajectories get their turns. `TURN_DRIVERS` names the drivers by strings: a run
+imports only its own.
 """
 
 import time
@@ -32,8 +30,6 @@ TURN_DRIVERS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class RolloutParts:
-    """The parts of one rollout under one term that a driver works with."""
-
     engine: Engine
     judging: Judging
     publisher: RolloutPublisher
@@ -48,8 +44,6 @@ class RolloutParts:
 
 @dataclass(frozen=True, slots=True)
 class DriverScope:
-    """What a driver needs of the run's settings."""
-
     task: TaskSettings
     agent: AgentSettings
     store: ObjectStore
@@ -58,9 +52,8 @@ class DriverScope:
 
 
 class TurnDriver(Protocol):
-    """Drives the trajectories of one rollout under one term through their turns, for the rollout's
-    loop alone: from `start` until `poll` returns the record, or until `drop` or `leave`; one
-    attempt of each at a time.
+    """For the rollout's loop alone: from `start` until `poll` returns the record, or until `drop`
+    or `leave`; one attempt of each trajectory at a time.
     """
 
     @property
@@ -91,23 +84,17 @@ class TurnDriver(Protocol):
         ...
 
     def start(self, running: RunningTrajectory) -> None:
-        """Take a trajectory, perhaps with its chain's content. Raises `EngineRefused`, and has not
-        taken it, if the engine cannot generate it.
+        """Raises `EngineRefused`, and has not taken the trajectory, if the engine cannot generate
+        it.
         """
         ...
 
-    def grow(self, emission: Emission) -> None:
-        """Append what the engine generated."""
-        ...
+    def grow(self, emission: Emission) -> None: ...
 
-    def accept(self) -> None:
-        """Take what programs requested since the last call."""
-        ...
+    def accept(self) -> None: ...
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most so long for a program's request. Returns False, at once, where none can
-        come.
-        """
+        """Wait for a program's request; False, at once, where none can come."""
         ...
 
     def poll(self) -> list[Trajectory]:
@@ -115,27 +102,24 @@ class TurnDriver(Protocol):
         ...
 
     def drop(self, trajectory: str) -> None:
-        """Remove the trajectory, also from the engine; no record of it follows. An unknown one is
-        ignored.
-        """
+        """Drops a trajectory, of which no record follows; an unknown one is ignored."""
         ...
 
     def leave(self, trajectory: str) -> None:
-        """Hand a running or parked trajectory, marked `leaving`, over to another rollout by its
-        last partial. The outcome of an ended turn is awaited first: a reward finishes it here, and
-        after a reply it is handed over.
+        """Hand a trajectory, marked `leaving`, over by its last partial. The outcome of an ended
+        turn is awaited first: a reward finishes it here.
         """
         ...
 
     def leave_all(self) -> None:
-        """Hand over all running and parked trajectories as in `leave`, but await no replies: the
-        rollouts that resume these trajectories request them again.
+        """As `leave`, but await no replies: the rollouts that resume these trajectories request
+        them again.
         """
         ...
 
     def growing(self) -> Sequence[RunningTrajectory]:
-        """Returns the trajectories whose new tokens are published by time: none where the driver
-        publishes every turn.
+        """Returns those whose new tokens are published by time: none where the driver publishes
+        every turn.
         """
         ...
 
@@ -153,9 +137,7 @@ class TurnDriver(Protocol):
         """Number of trajectories that may be parked beside full slots."""
         ...
 
-    def metric_values(self) -> MetricValues:
-        """Returns the rollout's metrics about turns."""
-        ...
+    def metric_values(self) -> MetricValues: ...
 
     def close(self) -> None:
         """Refuse further requests of programs, and end those that run here."""
@@ -167,9 +149,7 @@ OpenDriver = Callable[[RolloutParts, Task, DriverScope], TurnDriver]
 
 
 def open_driver(parts: RolloutParts, task: Task, scope: DriverScope) -> TurnDriver:
-    """Returns the driver for the run's task and settings. Raises `ConfigurationError` if the
-    machine lacks what it needs.
-    """
+    """Raises `ConfigurationError` if the machine lacks what the driver needs."""
     opener: OpenDriver = load_option(TURN_DRIVERS[_driver_name(task, scope)])
     return opener(parts, task, scope)
 

@@ -1,6 +1,6 @@
-"""Follows the announced versions of a weight stream and fetches them beside generation, so that
-only the swap stops decoding. A version is announced once `latest.json` named it (invariant 6;
-docs/explanation/weights.md).
+"""Follows the announced versions of a weight stream and fetches them beside generation, into a file
+that the rollout holds beside its engine, so that only the swap stops decoding. A version is
+announced once `latest.json` named it (invariant 6; docs/explanation/weights.md).
 
 Reading list: ends here, after `storage/weights/pointer.py`.
 """
@@ -13,8 +13,9 @@ from collections.abc import Callable, Collection
 import torch
 
 from rollstream.errors import CorruptObject, EngineRefused, ObjectMissing
+from rollstream.metric_values import SECONDS_BUCKETS, MetricHistogram
 from rollstream.producers.engines.base import WeightUpdate
-from rollstream.producers.rollout.holder import Fetch, FetchMeter, WeightHolder, open_holder
+from rollstream.producers.engines.merged_update import merged_update
 from rollstream.producers.rollout.read_back import (
     FetchedWeights,
     ReadBack,
@@ -22,9 +23,10 @@ from rollstream.producers.rollout.read_back import (
     TensorRotation,
     compare_tensors,
 )
-from rollstream.producers.settings import STREAMED_BYTES
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.weights.manifest import Manifest, read_manifest
+from rollstream.storage.weights.form import form_of
+from rollstream.storage.weights.manifest import Manifest
+from rollstream.storage.weights.mapped import MappedWeights
 from rollstream.storage.weights.named_streams import POLICY, WeightStream
 from rollstream.storage.weights.publish import announcement
 from rollstream.streams.bus import Bus
@@ -40,16 +42,11 @@ REPAIRS_MAX = 3  # in a row
 
 
 class WeightsFollower:
-    """The newest announced version, and its tensors once they are fetched.
-
-    The rollout calls `prefetch`, then `take`, swaps the engine's weights, and calls `compare`. One
-    background thread fetches or compares, never both, so the tensors do not change between `take`
-    and `verdict`.
+    """Fetches the newest announced version: the rollout calls `prefetch`, then `take`, swaps the
+    engine's weights, and calls `compare`. One background thread fetches or compares, never both, so
+    the tensors do not change between `take` and `verdict`.
 
     The topic of a named `stream` must exist (`bus.create([stream.topic])`, which may be repeated).
-
-    The first version decides how all are held (`holder.py`): in the way `large` above `large_above`
-    bytes, else in this process.
     """
 
     def __init__(
@@ -58,15 +55,13 @@ class WeightsFollower:
         store: ObjectStore,
         timer: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-        large: str = "resident",
-        large_above: int = STREAMED_BYTES,
         stream: WeightStream = POLICY,
     ) -> None:
         self._store, self._sleep = stream.part(store), sleep
-        self._large, self._large_above = large, large_above
         topic = stream.topic.name
         self._reader = TopicReader(bus, topic, from_begin(bus, topic), with_opened=True)
-        self._holder: WeightHolder | None = None  # until the first version decides
+        self._timer = timer
+        self._weights = MappedWeights()
         self._rotation = TensorRotation()
         self._newest: WeightsAnnounced | None = None
         self._thread: threading.Thread | None = None
@@ -79,16 +74,17 @@ class WeightsFollower:
         self.prepare: Callable[[WeightUpdate], WeightUpdate] = lambda update: update
         """The engine's own preparation of an update, set once there is an engine."""
         self.hold_name: Callable[[], None] = lambda: None
-        """Called after each fetch, in the background thread: creates the object of this rollout's
-        name in the store again if dispatch deleted it (`storage/terms.py`).
+        """In the background thread after each fetch: creates the object of this rollout's name
+        again if dispatch deleted it (`storage/terms.py`).
         """
         self.writes: Collection[str] = SHARED_FEATURES
-        """The features of the records that this rollout writes. A trainer that lacks one could not
-        read them: `read` then raises `NewerRelease` (invariant 14).
+        """The features of this rollout's records. A trainer that lacks one could not read them:
+        `read` then raises `NewerRelease` (invariant 14).
         """
         self.unavailable: Version | None = None
         """The last version that `fetch_version` could not fetch."""
-        self.fetches = FetchMeter(timer)
+        self.fetched_bytes = 0
+        self.fetch_s = MetricHistogram(SECONDS_BUCKETS)
 
     @property
     def newest(self) -> WeightsAnnounced | None:
@@ -103,7 +99,6 @@ class WeightsFollower:
         return [self._reader]
 
     def read(self) -> None:
-        """Note the versions announced since the last call."""
         for received in self._reader.follow():
             record = received.record
             # The publisher of a named stream reads nothing that this rollout writes.
@@ -115,58 +110,48 @@ class WeightsFollower:
                 self._newest = record
 
     def prefetch(self, served: Version | None) -> None:
-        """Start to fetch the newest version, unless the engine serves it (`served`), a fetch or
-        comparison runs, or its result was not taken yet.
+        """Fetch the newest version, unless the engine serves it (`served`), a fetch or comparison
+        runs, or its result was not taken yet.
         """
         newest = self._newest
-        self._note_served(served)
         if newest is not None and newest.version != served and self._is_idle():
             self._begin(lambda: self._fetch(newest))
 
     def fetch_ahead(self, served: Version | None) -> None:
-        """As `prefetch`, for a rollout that cannot take a version yet: a newer version replaces a
-        fetched one. Its update starts at the served version, so decoding never stops for the
-        version between.
+        """As `prefetch`, but a newer version replaces a fetched one. Its update starts at the
+        served version, so decoding never stops for the version between.
         """
         fetched, newest = self._fetched, self._newest
-        self._note_served(served)
         if fetched is None:
             self.prefetch(served)
             return
         is_old = newest is not None and fetched.announced.version < newest.version
         if newest is not None and is_old and not self.is_busy():
             self._fetched = None
-            # The two updates are merged, or the newer version is streamed.
             self._begin(lambda: self._fetch(newest, after=fetched.update))
 
-    def _note_served(self, version: Version | None) -> None:
-        if self._holder is not None:
-            self._holder.note_served(version)
-
     def take(self) -> FetchedWeights | None:
-        """Returns the fetched version once, else None. Raises the error of a fetch whose tries all
-        failed. The tensors do not change until the verdict of `compare`, or the next `prefetch`.
+        """Returns the fetched version once; its tensors do not change until the verdict of
+        `compare`, or the next `prefetch`. Raises the error of a fetch whose tries all failed.
         """
         if self.is_busy():
             return None
         fetched, self._fetched = self._fetched, None
         if fetched is not None:
             self._taken = fetched.announced
-            fetched.holder.note_taken(fetched.update)
         return fetched
 
     def compare(self, fetched: FetchedWeights, read_back: ReadBack, seconds: float) -> None:
         """Start to compare a bounded sample of tensors (after a repair all) with the served ones,
         after an update of `seconds`.
         """
-        self._note_served(fetched.update.version)
-        sizes = fetched.holder.sizes(fetched.update.tensors)
+        sizes = {name: tensor.nbytes for name, tensor in fetched.update.tensors.items()}
         names = None if fetched.repairs else self._rotation.next(sizes)
         self._is_comparing = True
         self._begin(lambda: self._compare(fetched, read_back, names, seconds))
 
     def verdict(self) -> ReadBackResult | None:
-        """Returns the result of the comparison once. After a mismatch `verified` is False until the
+        """Returns the comparison's result, once. After a mismatch `verified` is False until the
         repaired version was compared in full.
         """
         if self.is_busy():
@@ -184,9 +169,9 @@ class WeightsFollower:
             self._thread.join()
 
     def repair(self, keep: bool) -> None:
-        """Start to fetch the newest version, or with `keep` the version taken last, into new
-        memory; does nothing while a fetch runs. Raises `EngineRefused` after `REPAIRS_MAX` repairs
-        in a row without success.
+        """Fetch the newest version, or with `keep` the one taken last, into new memory; does
+        nothing while a fetch runs. Raises `EngineRefused` after `REPAIRS_MAX` repairs in a row
+        without success.
         """
         announced = self._taken if keep else self._newest
         if announced is None or not self._is_idle():
@@ -197,12 +182,12 @@ class WeightsFollower:
                 "engine served different ones: suspect this machine's memory"
             )
         self._repairs += 1
-        self._holder = None if self._holder is None else self._holder.renewed()
+        self._weights = MappedWeights()
         self._begin(lambda: self._fetch(announced, or_newer=not keep))
 
     def fetch_version(self, version: Version) -> None:
-        """Start to fetch exactly this version, perhaps an older one; does nothing while another
-        fetch runs. If it fails, `unavailable` names the version and no error is raised.
+        """Fetches exactly this version; does nothing while another fetch runs. If it fails,
+        `unavailable` names the version and no error is raised.
         """
         ahead = self._fetched
         if ahead is not None and not ahead.repairs and ahead.announced.version != version:
@@ -238,7 +223,7 @@ class WeightsFollower:
     ) -> None:
         for attempt in range(FETCH_TRIES):
             try:
-                _, update, holder = self._updated(announced.version, announced.manifest_hash, after)
+                _, update = self._updated(announced.version, announced.manifest_hash, after)
             except (ObjectMissing, CorruptObject, OSError) as error:
                 log.warning("version %s could not be fetched: %s", announced.version, error)
                 # Retention may have deleted the version meanwhile.
@@ -250,7 +235,7 @@ class WeightsFollower:
                 self._sleep(0.1 * 2**attempt)
                 continue
             self.hold_name()
-            self._fetched = FetchedWeights(announced, update, holder, self._repairing)
+            self._fetched = FetchedWeights(announced, update, self._repairing)
             return
         raise ObjectMissing(
             f"version {announced.version} and those before it were deleted while fetched"
@@ -258,23 +243,37 @@ class WeightsFollower:
 
     def _fetch_old(self, version: Version) -> None:
         try:
-            manifest, update, holder = self._updated(version)
+            manifest, update = self._updated(version)
         except (ObjectMissing, CorruptObject, OSError) as error:
             log.warning("version %s cannot be fetched from history: %s", version, error)
             self.unavailable = version
             return
         announced = announcement(manifest, manifest.created_s)
-        self._fetched = FetchedWeights(announced, update, holder)
+        self._fetched = FetchedWeights(announced, update)
 
     def _updated(
         self, version: Version, manifest_hash: str | None = None, after: WeightUpdate | None = None
-    ) -> tuple[Manifest, WeightUpdate, WeightHolder]:
-        if self._holder is None:
-            manifest = read_manifest(self._store, version, manifest_hash)
-            self._holder = open_holder(manifest, self._large, self._large_above)
-        holder = self._holder
-        fetch = Fetch(self._store, version, manifest_hash, self.prepare, self.fetches, after)
-        return *holder.update(fetch), holder
+    ) -> tuple[Manifest, WeightUpdate]:
+        """Returns the version's manifest and the prepared update; `after` is an earlier one that
+        the engine never took. What the engine serves is unchanged, and after an error the next call
+        starts over.
+        """
+        started = self._timer()
+        moved = self._weights.update(self._store, version, manifest_hash)
+        self.fetch_s.add(self._timer() - started)
+        self.fetched_bytes += moved.fetched_bytes
+        manifest = moved.manifest
+        update = WeightUpdate(
+            manifest.version,
+            self._weights.tensors,
+            moved.base,
+            moved.patches,
+            moved.whole,
+            scaling=form_of(manifest).scaling(manifest),
+        )
+        # The copy moved on from the skipped version, which the engine does not serve.
+        update = update if after is None else merged_update(after, update)
+        return manifest, self.prepare(update)
 
     def _compare(
         self, fetched: FetchedWeights, read_back: ReadBack, names: list[str] | None, seconds: float

@@ -26,7 +26,6 @@ from rollstream.producers.rollout.assignments import (
 from rollstream.producers.rollout.heartbeat import Health
 from rollstream.producers.rollout.in_progress import InProgress
 from rollstream.producers.rollout.loop_metrics import rollout_metrics
-from rollstream.producers.rollout.publisher import RolloutCondition
 from rollstream.producers.rollout.tail_filling import TailFilling
 from rollstream.producers.rollout.turn_driver import RolloutParts, TurnDriver
 from rollstream.producers.rollout.weights import WeightsFollower
@@ -39,8 +38,6 @@ IDLE_S = 0.02  # pause of an iteration that has nothing to decode
 
 
 class AnswerFeed(Protocol):
-    """Fills the history of earlier answers that the engine drafts from."""
-
     def poll(self, drafts: bool = True) -> None:
         """Add what arrived in the log, a bounded amount; `drafts`: the engine drafted lately."""
         ...
@@ -54,9 +51,8 @@ class AnswerFeed(Protocol):
 
 @dataclass(slots=True)
 class RolloutLoop:
-    """One rollout under one term, in the caller's thread. The engine must serve a version before
-    `run`. By `rollouts.on_update` a trajectory keeps the version it began with (`keep_version`) or
-    takes new weights while it runs (`in_flight` modes).
+    """One rollout under one term. By `rollouts.on_update` a trajectory keeps the version it began
+    with or takes new weights while it runs. The engine must serve a version before `run`.
     """
 
     follower: WeightsFollower
@@ -70,9 +66,7 @@ class RolloutLoop:
     draft_feed: AnswerFeed | None = None
     """Fills the history that the engine drafts from; None: no drafts."""
     drawn: int = 0
-    """Number of new trajectories started under the held version (the one that the engine serves),
-    which `keep_version` limits.
-    """
+    """New trajectories started under the held version, which `keep_version` limits."""
     filling: TailFilling = field(default_factory=TailFilling)
     """What was started beside a tail under the held version (`_fill_tail`)."""
     passes: int = 0
@@ -82,8 +76,8 @@ class RolloutLoop:
         self.follower.prepare = self.parts.engine.prepare
 
     def run(self, stop: threading.Event) -> None:
-        """Generate until `stop` is set, then hand over everything in progress and leave. After an
-        error no further heartbeat follows, so dispatch drops the rollout.
+        """Generate until `stop` is set, then hand over everything. After an error no further
+        heartbeat follows, so dispatch drops the rollout.
         """
         try:
             while not stop.is_set():
@@ -123,8 +117,7 @@ class RolloutLoop:
             self.in_progress.give_up(released)
 
     def take_weights(self) -> None:
-        """Swap the engine's weights if a due version is fetched, and start to compare them;
-        otherwise start to fetch it. Due is first the repair of wrong tensors, then the old version
+        """Takes or fetches due weights: first the repair of wrong tensors, then the old version
         that the next assignment needs, then the newest one, when the rules allow it.
         """
         self.follower.read()
@@ -159,8 +152,8 @@ class RolloutLoop:
         self.send_status(self.health())
 
     def _version_from_history(self) -> Version | None:
-        """Returns the older version that the store must give before the next waiting assignment can
-        start. None also if its fetch failed or it cannot be loaded yet.
+        """Returns what the store must give before the next waiting assignment can start. None also
+        if its fetch failed or it cannot be loaded yet.
         """
         waiting = self.assignments.waiting
         if not waiting:
@@ -193,8 +186,8 @@ class RolloutLoop:
             self.send_status(self.health())
 
     def start_waiting(self) -> None:
-        """Submit waiting assignments in order, while the engine has room and the rules allow new
-        trajectories under the held version. A resume waits until its chain was read.
+        """Submit waiting assignments in order, while the engine has room and the rules allow; a
+        resume waits until its chain was read.
 
         Those that wait for their environment do not count, until `episodes_max` trajectories are
         open.
@@ -235,9 +228,7 @@ class RolloutLoop:
             self.in_progress.start(chosen)
 
     def generate(self) -> bool:
-        """Decode for `POLL_S` seconds and begin the turns that programs request; while there is
-        none, wait for a request. Returns whether the engine generated anything.
-        """
+        """Decode for `POLL_S` seconds; without a running turn, wait for a program's request."""
         driver, deadline, has_generated = self.driver, self.timer() + POLL_S, False
         while (rest := deadline - self.timer()) > 0:
             driver.accept()
@@ -259,7 +250,6 @@ class RolloutLoop:
         return self.passes != before
 
     def publish(self) -> None:
-        """Publish finished trajectories, due partials and a due heartbeat."""
         self.in_progress.publish()
         health = self.health()
         if self.parts.publisher.status_schedule.is_due(
@@ -351,8 +341,8 @@ class RolloutLoop:
         return [*self.assignments.readers(), *self.follower.readers(), *drafted]
 
     def health(self) -> Health:
-        """Returns what the rollout does. `draining`: it finishes its trajectories before it takes a
-        newer version; `pulling`: it cannot generate before it has other weights.
+        """`draining`: it finishes its trajectories before it takes a newer version; `pulling`: it
+        cannot generate before it has other weights.
         """
         inputs = self._update_inputs()
         loads = self._version_from_history() is not None and not self._is_side_by_side
@@ -365,7 +355,8 @@ class RolloutLoop:
     def send_status(self, health: Health) -> None:
         inputs, verified = self._update_inputs(), self.follower.verified
         pulling = not verified or wants_update(self._effective_mode, inputs)
-        condition = RolloutCondition(
+        self.parts.publisher.status(
+            self.parts.engine.stats(),
             version=self.parts.engine.version,
             health=health,
             queued=len(self.assignments.waiting)
@@ -377,4 +368,3 @@ class RolloutLoop:
             parked=len(self.driver.parked),
             parked_max=self.driver.parked_max,
         )
-        self.parts.publisher.status(condition, self.parts.engine.stats())

@@ -11,9 +11,8 @@ _DELIMITERS = (";", "\t", ",")  # spreadsheets write ; where the comma is the de
 
 
 class CsvTable:
-    """Iterates over the records behind the first line, whose names are `header`, each with the
-    number of its first line; an error stands for a line that is no record. A header without the
-    `delimiter` has another one.
+    """Iterates over the records, each with the number of its first line; an error stands for a line
+    that is no record.
     """
 
     def __init__(self, text: TextIO, delimiter: str) -> None:

@@ -1,5 +1,5 @@
-"""Finds the files of a data set by a path: a file, a folder or a pattern. A folder with several
-splits is refused, because its test rows would be trained on.
+"""Finds the files of a data set. A folder with several splits is refused, because its test rows
+would be trained on.
 """
 
 import re
@@ -12,15 +12,15 @@ from rollstream.errors import ConfigurationError
 from rollstream.producers.rows.row_files import KINDS, kind_of
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
-"""Names of files that a folder of shards may have, also with `.gz` or `.zst` behind them."""
+"""Files that a folder of shards may have, also with `.gz` or `.zst` behind."""
 _ABOUT_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 """Files that Hugging Face datasets writes beside the shards."""
 
 
 def data_files(option: str) -> list[Path]:
-    """Returns the files that a path names, in the order of names: a file, the data files in a
-    folder, or those of a pattern (`data/*.parquet`). `~` is the home folder. Raises
-    `ConfigurationError` if there is none, and for a folder with files of several splits.
+    """Returns the files in the order of names: a file, the data files in a folder, or those of a
+    pattern. Raises `ConfigurationError` if there is none, and for a folder with files of several
+    splits.
     """
     path = Path(option).expanduser()
     if path.is_file():
@@ -52,7 +52,7 @@ _SPLITS = {
     "validation": ("validation", "valid", "val", "dev"),
     "test": ("test", "testing", "eval", "evaluation"),
 }
-"""The splits that Hugging Face's `datasets` finds in the names of other files, by these words."""
+"""The splits that Hugging Face's `datasets` recognises, by words in the names of files."""
 
 
 def _split_of(path: Path) -> str:

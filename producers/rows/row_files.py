@@ -1,6 +1,5 @@
-"""Reads the named columns of a data set's files: JSON Lines, a JSON list, CSV, TSV or Parquet,
-compressed or not, known by the content, else by the name. A row that cannot be read is yielded as a
-`RowFault`, and the rows after it follow.
+"""Reads columns of JSON Lines, JSON lists, CSV, TSV or Parquet, known by the content, else by the
+name. An unreadable row is yielded as a `RowFault`, and the rows after it follow.
 """
 
 import csv
@@ -49,8 +48,8 @@ class RowFault:
 
 @dataclass(slots=True)
 class RowSampling:
-    """Chooses the rows of large files that are read: the first ones, and every so many-th of the
-    rest. `rows` counts all that were passed, up to `ROWS_PASSED_MAX`, where reading ends.
+    """The first rows of large files, and every so many-th of the rest. `rows` counts those that
+    were passed, up to `ROWS_PASSED_MAX`, where reading ends.
     """
 
     rows: int = 0
@@ -76,8 +75,8 @@ def kind_of(path: Path) -> str:
 def read_file_rows(
     path: Path, columns: Sequence[str], sampling: RowSampling | None = None
 ) -> Iterator[PlacedValues | RowFault]:
-    """Yields the rows of a file in their order, or those that `sampling` chooses, without blank
-    lines. Raises `ConfigurationError` if the file is missing, damaged or of another kind.
+    """Yields the rows without blank lines. Raises `ConfigurationError` if the file is missing,
+    damaged or of another kind.
     """
     try:
         with path.open("rb") as file:
@@ -93,8 +92,8 @@ def read_file_rows(
 
 @contextmanager
 def open_text(path: Path, begin: bytes) -> Generator[IO[bytes]]:
-    """Opens a file as decompressed bytes of a text; `begin` are its first bytes. Raises
-    `ConfigurationError` for another kind of file.
+    """Opens a file, decompressed; `begin` are its first bytes. Raises `ConfigurationError` for
+    another kind.
     """
     if is_lfs_pointer(begin):
         raise ConfigurationError(f"data set {lfs_refusal(path)}")
@@ -176,8 +175,8 @@ def _is_json(line: bytes) -> bool:
 
 
 def column_value(values: Mapping[str, Any], column: str) -> tuple[Any, ...]:
-    """Returns the value of a column as a tuple of one, () without it. A name with dots that is no
-    column itself is a path into nested ones (`reward_model.ground_truth`).
+    """Returns a tuple of the value, () without it. A dotted name that is no column itself is a path
+    into nested ones (`reward_model.ground_truth`).
     """
     if column in values:
         return (values[column],)

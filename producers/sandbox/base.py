@@ -1,6 +1,6 @@
-"""The contract of a sandbox for programs that a model wrote: three verbs (`exec`, `read`, `write`)
-within bounds. It has no network, and sees of the host only programs and libraries (read-only).
-Where a machine cannot provide one, `SandboxRefused` is raised: no program runs unconfined.
+"""The contract of a sandbox, which has no network, and sees of the host only programs and libraries
+(read-only). Where a machine cannot provide one, `SandboxRefused` is raised: no program runs
+unconfined.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from typing import Literal, Protocol, Self
 from rollstream.errors import RollstreamError, SandboxRefused as SandboxRefused
 
 WORK_FOLDER = "/work"
-"""The folder in which programs run: the only one that they may write to, besides /dev/shm."""
+"""The only folder, besides /dev/shm, that programs may write to."""
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PATH_MAX = 1024  # most characters of a path that the host names
 NOT_STARTED = 127
@@ -20,7 +20,7 @@ NOT_STARTED = 127
 KILLED = 128 + 9
 """Exit code of a program that was killed, as a shell's."""
 Ending = Literal["exit", "time", "output", "memory"]
-"""How a program ended: by itself or by a signal, or at one of these bounds."""
+"""By itself or by a signal, or at one of these bounds."""
 ENVIRONMENT: Mapping[str, str] = {
     "PATH": SEARCH_PATH,
     "HOME": WORK_FOLDER,
@@ -37,16 +37,13 @@ class SandboxFailed(RollstreamError, OSError):
 
 
 class SandboxFileError(RollstreamError, OSError):
-    """A file in the sandbox cannot be read or written: it is missing, a link, no regular file, too
-    large, or outside of the work folder.
-    """
+    """A file is missing, a link, no regular file, too large, or outside of the work folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxLimits:
-    """Bounds one sandbox: `time_s` and `output_bytes` (stdout and stderr together) each `exec`;
-    `memory_bytes`, `processes` (threads count) and `disk_bytes` all of it.
-    docs/how-to/run-code-in-a-sandbox.md states the mechanism of each bound.
+    """`time_s` and `output_bytes` (stdout and stderr together) bound each `exec`, the others the
+    sandbox (threads count). docs/how-to/run-code-in-a-sandbox.md states each mechanism.
     """
 
     time_s: float = 5.0
@@ -58,9 +55,7 @@ class SandboxLimits:
 
 @dataclass(frozen=True, slots=True)
 class SandboxResult:
-    """Holds the outcome of one program. `code` is its exit code, 128 + n after signal n, 127 if it
-    could not be started.
-    """
+    """`code` is 128 + n after signal n, 127 if the program could not be started."""
 
     ended: Ending
     code: int
@@ -70,7 +65,6 @@ class SandboxResult:
 
     @property
     def ok(self) -> bool:
-        """Whether the program ended by itself with exit code 0."""
         return self.ended == "exit" and self.code == 0
 
     @property
@@ -83,8 +77,8 @@ class SandboxResult:
 
 
 class Sandbox(Protocol):
-    """One sandbox with a work folder that lives until `close`. Verbs are called one at a time.
-    Raises `SandboxFailed` when the sandbox itself ends; then it must be closed.
+    """Lives until `close`. Raises `SandboxFailed` when the sandbox itself ends; then it must be
+    closed.
     """
 
     def exec(self, command: Sequence[str], stdin: bytes = b"") -> SandboxResult:
@@ -92,14 +86,14 @@ class Sandbox(Protocol):
         ...
 
     def read(self, path: str) -> bytes:
-        """Returns a regular file of the work folder, at most `output_bytes`. Links are refused.
-        Raises `SandboxFileError`.
+        """Returns a regular file of the work folder, at most `output_bytes`. Raises
+        `SandboxFileError`, also for links.
         """
         ...
 
     def write(self, path: str, data: bytes) -> None:
-        """Writes a regular file of the work folder, and its folders. Links are refused. Raises
-        `SandboxFileError`.
+        """Writes a regular file of the work folder, and its folders. Raises `SandboxFileError`,
+        also for links.
         """
         ...
 
@@ -125,8 +119,6 @@ class SandboxOptions:
 
 
 class ClosedAfterBlock:
-    """Makes a class with `close` a context manager that is closed with its block."""
-
     def close(self) -> None:
         raise NotImplementedError
 
@@ -152,8 +144,8 @@ def run_in(
 
 
 class SandboxBackend(Protocol):
-    """Makes sandboxes of one kind. A plug-in is a callable `(options) -> SandboxBackend`, which a
-    setting names as `module:attribute`.
+    """A plug-in is a callable `(options) -> SandboxBackend`, which a setting names as
+    `module:attribute`.
     """
 
     def open(self, limits: SandboxLimits) -> Sandbox:
@@ -181,8 +173,8 @@ BackendBuilder = Callable[[SandboxOptions], SandboxBackend]
 
 
 def checked_path(path: str) -> str:
-    """Returns the path inside of the work folder, without the folder itself. Raises
-    `SandboxFileError` for a path that leads out of it, or is too long.
+    """Returns the path without the work folder itself. Raises `SandboxFileError` for a path that
+    leads out of it, or is too long.
     """
     pure = PurePosixPath(path)
     if pure.is_absolute():

@@ -45,9 +45,7 @@ _OWN_USERS_SMALL = 40_000  # where a container maps 65,536 users only
 
 @dataclass(frozen=True, slots=True)
 class Mounts:
-    """The parts of the host that a sandbox sees, all read-only: `folders` and `links` (place →
-    target).
-    """
+    """What a sandbox sees of the host, read-only: `folders` and `links` (place → target)."""
 
     folders: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
@@ -55,8 +53,8 @@ class Mounts:
 
 @cache
 def host_mounts(readable: tuple[str, ...]) -> Mounts:
-    """Returns the programs and libraries of this host, and the configured folders. Raises
-    `SandboxRefused` for one that is missing or holds the work folder.
+    """Returns programs, libraries and the configured folders. Raises `SandboxRefused` for one that
+    is missing or holds the work folder.
     """
     folders, links = ["/usr"], list[tuple[str, str]]()
     for name in _LINKED:
@@ -84,9 +82,8 @@ def bubblewrap_command(
     files: Mapping[str, int],
     command: Sequence[str],
 ) -> list[str]:
-    """Returns the command line that runs `command` confined. `descriptors` are those of `status`,
-    `block`, `passwd` and, with a filter, `seccomp`; `files` those of the work folder's files, by
-    path.
+    """`descriptors` are those of `status`, `block`, `passwd` and, with a filter, `seccomp`; `files`
+    those of the work folder's files, by path.
     """
     words = [
         *(program, "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent"),
@@ -119,7 +116,7 @@ def bubblewrap_command(
 def limited_command(
     command: Sequence[str], limits: SandboxLimits, has_groups: bool
 ) -> tuple[str, ...]:
-    """Returns the command behind a shell that first sets the limits of each of its processes."""
+    """Returns the command behind a shell that first sets the limits of each process."""
     # From outside the host could set them only with CAP_SYS_RESOURCE, which containers lack.
     blocks = limits.disk_bytes // 512
     lines = ["ulimit -c 0", f"ulimit -n {OPEN_FILES_MAX}", f"ulimit -f {blocks}"]
@@ -229,9 +226,7 @@ def _interpreter(mounts: Mounts) -> str:
 
 
 def own_user(number: int, uid_map: str | None = None) -> int | None:
-    """Returns the user of the host, one that owns nothing, for the sandbox with this number; None
-    where this process may not choose its user.
-    """
+    """Returns a host's user that owns nothing; None where this process may not choose its user."""
     if os.geteuid() != 0:
         return None
     # Even a program that left all namespaces would be no user with rights.

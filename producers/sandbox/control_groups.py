@@ -1,6 +1,4 @@
-"""Bounds memory and processes of a sandbox by a control group, version 1 or 2, where this process
-is root and may write to them.
-"""
+"""Bounds memory and processes by a control group, version 1 or 2, where this process is root."""
 
 import os
 import time
@@ -14,7 +12,7 @@ _PAUSE_S = 0.002
 
 @dataclass(frozen=True, slots=True)
 class ControlGroups:
-    """The folders in which groups are made: of `memory` and of `pids` (version 1), or one for both
+    """Where groups are made: folders of `memory` and of `pids` (version 1), or one for both
     (version 2).
     """
 
@@ -23,7 +21,6 @@ class ControlGroups:
     pids: Path
 
     def make(self, memory_bytes: int, processes: int) -> "ControlGroup":
-        """Makes a group with these bounds. Raises `OSError` if that fails."""
         # Drawn: a killed process leaves its groups, and its pid may be given again.
         name = f"rollstream-sandbox-{os.getpid()}-{os.urandom(4).hex()}"
         group = ControlGroup(self.version, self.memory / name, self.pids / name)
@@ -72,7 +69,6 @@ class ControlGroup:
         return 0
 
     def remove(self) -> None:
-        """Removes the group once its killed processes are gone; leaves it after `_REMOVAL_S`."""
         end_s = time.monotonic() + _REMOVAL_S
         for folder in {self.memory, self.pids}:
             while folder.exists() and time.monotonic() < end_s:
@@ -85,9 +81,8 @@ class ControlGroup:
 def find_control_groups(
     mounts: str | None = None, groups: str | None = None, is_root: bool | None = None
 ) -> ControlGroups | None:
-    """Returns where groups with bounds can be made; None if this process is not root, or the
-    controllers are missing or read-only. `mounts` and `groups` are the texts of
-    /proc/self/mountinfo and /proc/self/cgroup.
+    """Returns None if this process is not root, or the controllers are missing or read-only. The
+    arguments are the texts of /proc/self/mountinfo and /proc/self/cgroup.
     """
     if not (os.geteuid() == 0 if is_root is None else is_root):
         return None

@@ -1,6 +1,5 @@
-"""The back end `docker`: a container for each sandbox, for machines that refuse user namespaces and
-programs that need an image, which must hold `python3` (`session.py`). The daemon runs as root: its
-users are root on that machine.
+"""The back end `docker`, for machines that refuse user namespaces and programs that need an image
+with `python3`. The daemon's users are root on that machine.
 """
 
 import itertools
@@ -37,7 +36,6 @@ _SETTING = 'task.sandbox.backend = "docker"'
 def docker_command(
     program: str, name: str, options: SandboxOptions, limits: SandboxLimits
 ) -> list[str]:
-    """Returns the command line that starts the container of one sandbox."""
     owner = f"uid={NOBODY},gid={NOBODY}"
     words = [
         *(program, "run", "--rm", "--interactive", "--name", name, "--pull", "never"),

@@ -1,6 +1,5 @@
 """Opens sandboxes by the back end that `task.sandbox.backend` names: `bubblewrap`, `docker`, or a
-plug-in by `module:attribute`. The settings are those of the process
-(`producers/sandbox_settings.py`).
+plug-in by `module:attribute`.
 """
 
 import threading
@@ -31,7 +30,7 @@ LANGUAGES: Mapping[str, tuple[str, ...]] = {
     "sh": ("sh", "main.sh"),
     "javascript": ("node", "main.js"),
 }
-"""Language of a program's text → the command that runs it; its last word is the file's name."""
+"""Language → the command that runs a text; its last word is the file's name."""
 _SETTING = "task.sandbox.backend"
 
 
@@ -59,7 +58,6 @@ _backends: dict[SandboxPlan, SandboxBackend] = {}
 
 
 def configured_plan() -> SandboxPlan:
-    """Returns the plan of this process's settings (`producers/sandbox_settings.py`)."""
     settings = configured_sandboxes()
     return SandboxPlan() if settings is None else plan_of(settings)
 
@@ -69,9 +67,7 @@ def configured_limits() -> SandboxLimits:
 
 
 def open_sandbox(limits: SandboxLimits | None = None) -> Sandbox:
-    """Returns a new, empty sandbox with the verbs `exec`, `read` and `write`: close it, or use a
-    `with` statement. Raises `SandboxRefused` where this machine cannot provide one.
-    """
+    """Raises `SandboxRefused` where this machine cannot provide one."""
     plan = configured_plan()
     return _backend(plan).open(limits or plan.limits)
 
@@ -84,9 +80,8 @@ def run(
     files: Mapping[str, str | bytes] | None = None,
     limits: SandboxLimits | None = None,
 ) -> SandboxResult:
-    """Runs one program in a new, clean sandbox, which is then removed. `program` is a text in
-    `language`, or the words of a command; `files` are in the work folder before it starts. Raises
-    `SandboxRefused` where this machine cannot provide one.
+    """`program` is a text in `language`, or the words of a command; `files` are in the work folder
+    before it starts. Raises `SandboxRefused` where this machine cannot provide one.
     """
     file_bytes = {path: _bytes(data) for path, data in (files or {}).items()}
     if isinstance(program, str):
@@ -101,8 +96,8 @@ def run(
 
 
 def sandbox_report(plan: SandboxPlan | None = None) -> Mapping[str, str]:
-    """Returns the mechanism of each bound on this machine, by the bound's name. Raises
-    `SandboxRefused` where this machine cannot provide a sandbox.
+    """Returns the mechanism of each bound, by its name. Raises `SandboxRefused` where this machine
+    cannot provide a sandbox.
     """
     return _backend(plan or configured_plan()).report()
 

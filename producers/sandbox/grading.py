@@ -1,6 +1,5 @@
-"""Verifiers of the task `dataset` that run an answer's program
-(docs/how-to/run-code-in-a-sandbox.md), each test in a clean sandbox. The expected output never
-enters it.
+"""Verifiers that run an answer's program (docs/how-to/run-code-in-a-sandbox.md), each test in a
+clean sandbox, which the expected output never enters.
 """
 
 import re
@@ -32,9 +31,8 @@ print("\\n" + json.dumps(result))
 
 
 class ProgramTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One test: either `stdin` is given and `stdout` expected, spaces at the ends of lines and
-    empty lines at the end aside; or the Python expression `call` is computed with the program's
-    names, and a result equal to the JSON value `returns` expected.
+    """With `stdin` the `stdout` is expected, spaces at the ends of lines and empty lines at the end
+    aside; or the Python expression `call` must give the JSON value `returns`.
     """
 
     stdin: str = ""
@@ -44,9 +42,8 @@ class ProgramTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def passes_tests(answer: str, reference: object) -> Score:
-    """Returns the reward 1 if the program in the answer passes all tests of the reference (a list
-    of `ProgramTest`), else 0, with the share that it passes as the score `passed`. Raises
-    `ValueError` for another reference.
+    """Returns reward 1 if the program passes all tests of the reference (a list of `ProgramTest`),
+    else 0; the score `passed` is the share. Raises `ValueError` for another reference.
     """
     tests = read_tests(reference)
     language, program = program_of(answer)
@@ -59,7 +56,7 @@ def passes_tests(answer: str, reference: object) -> Score:
 
 
 def read_tests(reference: object) -> list[ProgramTest]:
-    """Returns the tests of a reference: a list, or a table with the list as `tests`."""
+    """Returns a list, or a table with the list as `tests`."""
     if isinstance(reference, Mapping):
         reference = cast(Mapping[str, object], reference).get("tests")
     try:
@@ -87,9 +84,7 @@ def _without_nulls(reference: object) -> object:
 
 
 def program_of(answer: str) -> tuple[str, str]:
-    """Returns the language and the text of the program in an answer: its last fenced block, else
-    all of it as Python.
-    """
+    """Returns language and text: the answer's last fenced block, else all of it as Python."""
     blocks: Sequence[tuple[str, str]] = _FENCED.findall(answer)
     if not blocks:
         return "python", answer.strip()

@@ -1,7 +1,5 @@
-"""The first process of a sandbox that lives for several calls: it serves the verbs over stdin and
-stdout. The host starts it by its source text (`python3 -I -S -c`), so it imports the standard
-library only. As process 1 of its PID namespace programs cannot kill it, and it kills all of them at
-the end of each `exec`. The host uses `pump` and `frame`, too.
+"""The host starts it by its source text, so it imports the standard library only. As process 1 of
+its PID namespace programs cannot kill it, and it kills all of them at the end of each `exec`.
 """
 
 import contextlib
@@ -27,10 +25,9 @@ def pump(
     end_s: float,
     room: int,
 ) -> str:
-    """Writes `data` to the pipe `source`, and reads the pipes `sinks` (descriptor → bytearray)
-    until each is at its end or one of `ends` becomes readable. Returns "exit", or "time" after
-    `end_s` of the monotonic clock, or "output" once more than `room` bytes came. Closes `source`
-    (None: none) once all is written or no process reads it.
+    """Writes `data` to the pipe `source`, and reads the pipes `sinks` until all, or one of `ends`,
+    are at their end. Returns "exit", "time" after `end_s` of the monotonic clock, or "output" after
+    more than `room` bytes.
     """
     poll = select.poll()
     open_sinks = set(sinks)

@@ -1,6 +1,5 @@
-"""Starts a confined program, sets its bounds before its first instruction, and ends it. bwrap
-writes the program's process number to `status` and waits for a byte on `block`; meanwhile the
-process is put into a control group, where there is one.
+"""Sets a confined program's bounds before its first instruction: bwrap writes its process number to
+`status` and waits for a byte on `block`; meanwhile the process is put into a control group.
 """
 
 import itertools
@@ -48,9 +47,8 @@ _NUMBERS = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """The start of one sandbox: `words` makes the command line from the descriptors of `status`,
-    `block`, `seccomp` and of each of `data`, and those of the `files` by path. `user` gives the
-    user of the host by the sandbox's number.
+    """`words` makes the command line from the descriptors of `status`, `block`, `seccomp` and
+    `data`, and those of the `files` by path; `user` gives the host's user by the sandbox's number.
     """
 
     words: Callable[[Mapping[str, int], Mapping[str, int]], list[str]]
@@ -62,8 +60,8 @@ class Confinement:
 
 
 class ConfinedProcess(ClosedAfterBlock):
-    """One running sandbox, whose first program has pipes for stdin, stdout and stderr. Raises
-    `SandboxRefused` if the machine forbids it.
+    """The first program has pipes for stdin, stdout and stderr. Raises `SandboxRefused` if the
+    machine forbids it.
     """
 
     def __init__(self, plan: Confinement) -> None:

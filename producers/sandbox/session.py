@@ -1,6 +1,5 @@
-"""Serves the verbs by messages to the process `inside.py` in a sandbox, which runs among hostile
-programs: each answer has a bound in bytes and in time, and one that breaks the protocol ends the
-sandbox.
+"""Serves the verbs by messages to `inside.py`, which runs among hostile programs: an answer has a
+bound in bytes and time, and one that breaks the protocol ends the sandbox.
 """
 
 import os
@@ -54,8 +53,8 @@ class SessionProcess(Protocol):
 
 
 class SandboxSession(ClosedAfterBlock):
-    """Implements `Sandbox` over one process. Its threads must live no shorter than the one that
-    opened it: the kernel ends a `bubblewrap` sandbox with the thread that started it.
+    """Its threads must outlive the one that opened it: the kernel ends a `bubblewrap` sandbox with
+    the thread that started it.
     """
 
     def __init__(

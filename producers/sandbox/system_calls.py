@@ -55,16 +55,15 @@ def has_call_filter(machine: str | None = None) -> bool:
 
 
 def call_filters() -> dict[str, str]:
-    """Returns the filters of all architectures in hexadecimal, for a process that sets its own
-    where a control group counts memory.
+    """Returns the filters in hexadecimal, for a process that sets its own where a control group
+    counts memory.
     """
     return {name: call_filter(True, name).hex() for name in _ARCHITECTURES}
 
 
 def call_filter(counts_memory: bool, machine: str | None = None) -> bytes:
-    """Returns the filter for an architecture that `has_call_filter`, by default this machine's.
-    Without `counts_memory` (by a control group) calls that make memory outside of an address space
-    are refused too.
+    """Without `counts_memory` (by a control group) calls that make memory outside of an address
+    space are refused too.
     """
     name = machine or platform.machine()
     architecture, socket = _ARCHITECTURES[name]

@@ -1,6 +1,4 @@
-"""Builds the pool of a scorer from its settings: reward processes for the task's judge or a
-function, or requests to a service (`"http"`, `"judge"`).
-"""
+"""The pool of a scorer: reward processes, or requests to a service (`"http"`, `"judge"`)."""
 
 import os
 import re
@@ -39,8 +37,8 @@ def scorer_pool(
     tokenizer: Callable[[], Tokenizer],
     environment: Mapping[str, str] = os.environ,
 ) -> ScorerPool:
-    """Returns the pool. Raises `ConfigurationError` for a function that cannot be imported, and for
-    an unusable service.
+    """Raises `ConfigurationError` for a function that cannot be imported, and for an unusable
+    service.
     """
     check_scoring(scoring, environment)
     if scoring.function in SERVICES:
@@ -53,9 +51,7 @@ def scorer_pool(
 
 
 def check_scoring(scoring: ScoringSettings, environment: Mapping[str, str] = os.environ) -> None:
-    """Raises `ConfigurationError` for a function that cannot be imported, or an unusable service. A
-    scorer calls it before it waits for the run's model: a wrong name ends it at once.
-    """
+    """Raises `ConfigurationError` as `scorer_pool`, before a scorer waits for the run's model."""
     if scoring.function in SERVICES:
         check_service(scoring, environment)
     elif scoring.function and not scoring.holds_reference:
@@ -63,8 +59,8 @@ def check_scoring(scoring: ScoringSettings, environment: Mapping[str, str] = os.
 
 
 def check_service(scoring: ScoringSettings, environment: Mapping[str, str] | None) -> None:
-    """Raises `ConfigurationError` for an unusable service. Without an `environment` the scorers run
-    elsewhere, where its key is.
+    """Raises `ConfigurationError`. Without an `environment` the scorers run elsewhere, where the
+    key is.
     """
     if scoring.function == "judge":
         _judge_request(scoring)
@@ -75,16 +71,13 @@ def check_service(scoring: ScoringSettings, environment: Mapping[str, str] | Non
 
 
 def window_size(scoring: ScoringSettings, per_process: int) -> int:
-    """Returns the number of trajectories that a scorer has open at a time: enough for all of its
-    calls.
-    """
+    """Returns how many trajectories a scorer has open at a time: enough for all of its calls."""
     if scoring.function in SERVICES:
         return 4 * scoring.service.concurrency
     return per_process * scoring.processes
 
 
 def service_plan(scoring: ScoringSettings, environment: Mapping[str, str]) -> ServicePlan:
-    """Returns how to reach the service. Raises `ConfigurationError` for a missing URL or key."""
     service = scoring.service
     if service.url is None:
         raise ConfigurationError(

@@ -1,6 +1,4 @@
-"""Loads a scorer's function by its import path, and defines its argument (`Finished`). It runs in a
-reward process and returns one number or several named ones.
-"""
+"""A scorer's function runs in a reward process and returns one number or several named ones."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -18,10 +16,8 @@ from rollstream.streams.foreign_text import clean_text
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A finished trajectory, as a scorer's function gets it. `reference` is the task's for the
-    prompt: a text as it is, another value as JSON text; in a mixture the part's. `turns` are all
-    tokens after the prompt, cut where their source changes: generated, environment, generated and
-    so on. The texts are decoded on access.
+    """`reference` is the task's for the prompt (in a mixture the part's): a text as it is, another
+    value as JSON text.
     """
 
     facts: TrajectoryFacts
@@ -54,14 +50,12 @@ def _readable(reference: str) -> str:
 
 
 ScoringFunction = Callable[[Finished], object]
-"""Returns a number, or a mapping of annotation names to numbers. It may raise or hang: the reward
-pool handles both.
-"""
+"""A number, or numbers by annotation names; it may raise or hang."""
 
 
 def load_function(path: str) -> ScoringFunction:
-    """Returns the function at the import path `module:function`. Raises `ConfigurationError` if it
-    does not exist, does not take one argument, or is an `async def`.
+    """Raises `ConfigurationError` if the function does not exist, does not take one argument, or is
+    an `async def`.
     """
     function = find_function(path, "scoring.function", ("finished",))
     if iscoroutinefunction(function):
@@ -72,8 +66,8 @@ def load_function(path: str) -> ScoringFunction:
 
 
 def load_scoring(path: str) -> ScoringCall:
-    """Returns the function at this path, to be called with the parts of a `Finished`; raises as
-    `load_function` does.
+    """Returns the function, to be called with the parts of a `Finished`; raises as
+    `load_function`.
     """
     function = load_function(path)
 

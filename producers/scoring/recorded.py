@@ -1,9 +1,6 @@
-"""Knows the annotations in the log (`RecordedAnnotations`), so a scorer asks for none of them
-again, also after a restart.
-
-Scorer A publishes an annotation and is killed before it commits its batch. B reads the batch again,
-then `annotations` up to its present end, and so sees it. If A lives on as a zombie, both may ask;
-the first record counts.
+"""Knows the annotations in the log, so that a scorer asks for none again. Scorer A publishes one
+and is killed before it commits its batch. B reads the batch again, then `annotations` up to its
+present end, and so sees it. If A lives on as a zombie, both may ask; the first record counts.
 """
 
 from collections.abc import Collection
@@ -16,14 +13,12 @@ from rollstream.streams.records import Annotation
 
 TOPIC = "annotations"
 TRAJECTORIES_MAX = 1 << 20
-"""Most trajectories that are remembered. Those before them were committed long ago: only a batch of
-each scorer is uncommitted.
-"""
+"""Trajectories before these were committed long ago: only a batch of each scorer is uncommitted."""
 
 
 class RecordedAnnotations:
-    """Follows `annotations` from its first kept record. Annotations that the trainer would not use
-    count as not recorded.
+    """From the first kept record of `annotations`. Those that the trainer would not use count as
+    not recorded.
     """
 
     def __init__(self, bus: Bus) -> None:
@@ -32,7 +27,7 @@ class RecordedAnnotations:
         self._names: dict[str, set[str]] = {}
 
     def advance(self) -> None:
-        """Reads up to the present end of the log. After a truncation the kept records are read."""
+        """Reads up to the present end of the log; after a truncation the kept records."""
         end = self._bus.end(TOPIC)
         try:
             self._read_to(end)

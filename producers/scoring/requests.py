@@ -1,5 +1,5 @@
-"""Requests of scorers by HTTP and their answers, as pure functions: a trajectory's texts and facts
-as JSON (`HttpRequest`), or a question to a judge model by OpenAI's protocol (`JudgeRequest`).
+"""Scorers' requests by HTTP, as pure functions: a trajectory's texts and facts as JSON, or a
+question to a judge model by OpenAI's protocol.
 """
 
 import json
@@ -23,9 +23,7 @@ class UnreadableAnswer(ValueError):
 
 
 class ScoreRequest(Protocol):
-    """Makes the body of a request, and reads the scores from the body of its answer. A single
-    unnamed score has the name "".
-    """
+    """A single unnamed score has the name ""."""
 
     def body(self, finished: Finished) -> bytes: ...
     def scores(self, body: bytes) -> Mapping[str, float]:
@@ -34,16 +32,14 @@ class ScoreRequest(Protocol):
 
     def adapted(self, refusal: str) -> "ScoreRequest | None":
         """Returns the request without the parameter that the service refused with this message;
-        None if the message names nothing that may be left out.
+        None if nothing may be left out.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """Asks for the annotations of these names. The answer is a JSON number, or an object of numbers
-    by name; `true` and `false` are 1 and 0.
-    """
+    """The answer is a JSON number, or numbers by name; `true` and `false` are 1 and 0."""
 
     names: tuple[str, ...]
 
@@ -81,10 +77,9 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class JudgeRequest:
-    """Asks `model` with the text `prompt`, in which `{prompt}`, `{answer}` and `{reference}` are
-    replaced. The score is the last match of `pattern`'s group behind the judge's thought, divided
-    by `score_max`; one outside of 0 to `score_max`, or of a cut answer, cannot be read.
-    `tokens_name` is the parameter that bounds the answer; `temperature` None: the service's own.
+    """In the text `prompt`, `{prompt}`, `{answer}` and `{reference}` are replaced. The score is the
+    last match of `pattern`'s group behind the judge's thought, divided by `score_max`; one outside
+    of 0 to `score_max`, or of a cut answer, cannot be read.
     """
 
     model: str

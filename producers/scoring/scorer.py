@@ -1,6 +1,6 @@
 """Annotates every finished trajectory (`rollstream score`), and commits up to the oldest one that
 is not scored yet. After a kill the successor scores what the log lacks; of several annotations of a
-(trajectory, name) the first counts, so none is lost or counted twice.
+(trajectory, name) the first counts.
 """
 
 import logging
@@ -61,18 +61,14 @@ class RecordPool(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AnnotationPlan:
-    """States the `names` of the annotations that `scorer` writes about each trajectory, by the
-    task's judge or by a function.
-    """
+    """The `names` of the annotations of `scorer`, by the task's judge or by a function."""
 
     names: tuple[str, ...]
     by_judge: bool
     scorer: str
 
     def names_of(self, record: Trajectory) -> tuple[str, ...]:
-        """Returns the names for this trajectory: no reward where there is one, as from an agent's
-        program.
-        """
+        """Returns the names, without the reward where there is one, as from an agent's program."""
         # Else it would depend on the group's wait for the scorer which reward counts.
         if record.reward is None:
             return self.names
@@ -87,8 +83,8 @@ class ReadCompletion:
 
 
 def first_completions(messages: Iterable[Message]) -> dict[str, ReadCompletion]:
-    """Returns the trajectories to score, by name: of each its first completion in these messages,
-    unless that is a failure, which is a completion too (invariant 2).
+    """Returns by trajectory its first completion in these messages, unless that is a failure, which
+    is a completion too (invariant 2).
     """
     # Only the first completion is trained. A later one that is read later is scored again, unless
     # the first is open or annotated, but its annotations are not the first of their names, so they
@@ -106,7 +102,6 @@ def first_completions(messages: Iterable[Message]) -> dict[str, ReadCompletion]:
 
 
 def facts_of(record: Trajectory) -> TrajectoryFacts:
-    """Returns the facts of a trajectory, which must not be dead, for a user's function."""
     assert record.finish != "dead", f"{record.trajectory} is dead"
     prompt = record.tokens[: int(np.count_nonzero(record.sources == PROMPT))]
     return TrajectoryFacts(
@@ -124,8 +119,8 @@ def facts_of(record: Trajectory) -> TrajectoryFacts:
 def annotations(
     record: Trajectory, verdict: RewardVerdict, writes: AnnotationPlan
 ) -> list[Annotation]:
-    """Returns one annotation for each name that the scorer writes: a value of the `verdict`, or the
-    reason why there will be none, so no reader waits for it in vain.
+    """Returns one for each name: a value of the `verdict`, or the reason why there will be none, so
+    no reader waits for it in vain.
     """
     values = dict(verdict.scores)
     if writes.by_judge:
@@ -156,10 +151,7 @@ def _annotation(
 
 @dataclass(slots=True)
 class Scorer:
-    """Scores as one member of the consumer group, under its own name (`writes.scorer`): keeps at
-    most `window` trajectories open, and publishes the annotations of each as soon as its verdict is
-    there.
-    """
+    """One member of the consumer group, with at most `window` trajectories open."""
 
     bus: Bus
     pool: ScorerPool | RecordPool
@@ -167,8 +159,8 @@ class Scorer:
     window: int
     clock: Callable[[], float] = time.monotonic
     counts: Counter[str] = field(default_factory=Counter[str])
-    """Counts published `annotations`, and trajectories: `scored` ones, `dead` ones, which got a
-    reason instead of a score, and `recorded` ones, whose annotations were in the log.
+    """Published `annotations`, and trajectories: `scored`, `dead` (a reason instead of a score),
+    and `recorded` ones, whose annotations were in the log.
     """
     recorded: RecordedAnnotations = field(init=False)
     _open: dict[str, ReadCompletion] = field(default_factory=dict[str, ReadCompletion])
@@ -181,9 +173,7 @@ class Scorer:
         self.recorded = RecordedAnnotations(self.bus)
 
     def run(self, stop: threading.Event) -> None:
-        """Scores until `stop` is set, then closes the pool. Open trajectories are not committed, so
-        the successor scores them.
-        """
+        """Open trajectories are not committed, so the successor scores them."""
         try:
             self._follow(stop)
         finally:

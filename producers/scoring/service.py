@@ -1,6 +1,6 @@
-"""Scores by HTTP requests to a service or a judge model (`ServicePool`). One deadline bounds a
-score with all attempts. Failures that may pass (no connection, 408, 425, 429, 5xx, an unreadable
-answer) are tried again after growing pauses, and not before `Retry-After`.
+"""Scores by HTTP requests; one deadline bounds a score with all attempts. Failures that may pass
+(no connection, 408, 425, 429, 5xx, an unreadable answer) are tried again after growing pauses, and
+not before `Retry-After`.
 """
 
 import json
@@ -36,8 +36,6 @@ _PASSING = frozenset({408, 425, 429})
 
 @dataclass(frozen=True, slots=True)
 class ServicePlan:
-    """The `url` and `headers` of each request to a service, and the bounds."""
-
     url: str
     headers: Mapping[str, str] = field(repr=False)
     concurrency: int
@@ -47,8 +45,8 @@ class ServicePlan:
 
 
 class RequestPace:
-    """Spaces requests evenly, at most `per_s` in a second, and holds them back while the service
-    asks for it. Threads share it.
+    """At most `per_s` a second, evenly, and none while the service asks for a pause. Threads share
+    it.
     """
 
     def __init__(self, per_s: float | None, clock: Callable[[], float]) -> None:
@@ -66,14 +64,13 @@ class RequestPace:
             return place - now
 
     def hold(self, seconds: float) -> None:
-        """Lets no further place be earlier than in `seconds`."""
         with self._lock:
             self._next_s = max(self._next_s, self._clock() + seconds)
 
 
 class ServicePool:
-    """Gives every submitted trajectory exactly one verdict. `close` ends the waiting; requests
-    under way end at their deadline.
+    """Exactly one verdict for each trajectory. Requests under way at `close` end at their
+    deadline.
     """
 
     def __init__(
@@ -233,8 +230,8 @@ def _beginning(answer: httpx2.Response, deadline: Deadline) -> bytes:
 
 
 def error_message(body: bytes) -> str:
-    """Returns the words of a refusal in one line: OpenAI's `error.message`, FastAPI's `detail` and
-    others alike, else the whole body as text.
+    """Returns in one line: OpenAI's `error.message`, FastAPI's `detail` and others alike, else the
+    whole body.
     """
     try:
         value: object = parse_loose_json(body)

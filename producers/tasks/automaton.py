@@ -1,7 +1,5 @@
 """The task `automaton`, whose answers have a long tail: a log-normal number of steps of a counter
-modulo 7, line by line (docs/explanation/scheduling.md). Only the final state is rewarded, so
-reinforcement learning amplifies answers that carry the state along, over equally long ones that
-count down and guess.
+modulo 7, line by line (docs/explanation/scheduling.md).
 """
 
 import json
@@ -32,13 +30,11 @@ Question = tuple[int, int]
 
 STATES, STEPS_MIN, STEPS_MAX = 7, 3, 999
 BY_ONE, BY_TWO, BARE = "abcdefg", "ABCDEFG", "-="
-"""The states' characters in lines that advance by one step (as in prompts and answers) and by two,
-and those of bare lines, by one step and by two.
+"""States in lines that advance by one step (as in prompts and answers) and by two, and those of
+bare lines.
 """
 SHORT_MAX = 24
-"""Most steps of a short warm-up document: it is nearly all beginning and end, where a long one has
-a thousand lines between them.
-"""
+"""Most steps of a short warm-up document, which is nearly all beginning and end."""
 CHARACTERS = "0123456789" + BY_ONE + BY_TWO + BARE + "!"
 """The characters of prompts and answers, one token each."""
 
@@ -48,16 +44,16 @@ _BARE = re.compile(r"(?:\d{3}[-=])+![a-gA-G]", re.ASCII)
 
 
 def question_text(steps: int, state: int) -> str:
-    """Returns the question as text: `215c` for 512 steps from state 2. Digits stand least
-    significant first, which the model learns far better.
+    """Returns `215c` for 512 steps from state 2: least significant digit first, which the model
+    learns far better.
     """
     return _digits(steps) + BY_ONE[state]
 
 
 def response_text(steps: int, state: int, pace: int = 1, carried: bool = True) -> str:
-    """Returns a correct response: after each `pace` steps a line of four characters, the steps left
-    and the state, then `!` and the last state. For 3 steps from state 2 it is `200d100e000f!f`, by
-    two steps `100E000F!F`, and bare `200-100-000-!f` (by two steps in upper case as well).
+    """Returns after each `pace` steps a line of four characters, the steps left and the state, then
+    `!` and the last state. For 3 steps from state 2 it is `200d100e000f!f`, by two steps
+    `100E000F!F`, and bare `200-100-000-!f`.
     """
     states = BY_ONE if pace == 1 else BY_TWO
     steps_left, lines = steps, list[str]()
@@ -69,8 +65,8 @@ def response_text(steps: int, state: int, pace: int = 1, carried: bool = True) -
 
 
 def style(response: str) -> Style:
-    """Classifies a response by its form, right or wrong: all its lines have a state (`carried`),
-    none has (`bare`), or `other`.
+    """Classifies by form, right or wrong: all lines have a state (`carried`), none has (`bare`), or
+    `other`.
     """
     if _CARRIED.fullmatch(response):
         return "carried"
@@ -82,11 +78,9 @@ def _digits(number: int) -> str:
 
 
 class Automaton:
-    """Training repeats `prompts` questions, whose numbers of steps are log-normal with this
-    `median` and 99th percentile `p99`, cut at `STEPS_MAX`. Warm-up documents are correct: the share
-    `carried` carries the state, `by_two` takes two steps a line, `short` has at most `SHORT_MAX`
-    steps, and `excerpts` are the first lines of a question of any number of steps; the others are
-    as long as in training.
+    """Training repeats `prompts` questions, cut at `STEPS_MAX` steps. Of the warm-up documents the
+    share `carried` carries the state, `by_two` takes two steps a line, `short` has at most
+    `SHORT_MAX` steps, and `excerpts` are the first lines of a question of any number of steps.
     """
 
     name = "automaton"
@@ -122,8 +116,8 @@ class Automaton:
         return self._tokenizer
 
     def prompt(self, seed: int, position: int) -> TaskPrompt:
-        """Returns the prompt at this position: each epoch asks all training questions, the same for
-        every seed, once in a new order by the seed.
+        """Returns a question of the position's epoch, which asks all training questions, the same
+        for every seed, once in a new order by the seed.
         """
         epoch, index = shuffled(self._prompts, seed, position)
         return self._make_prompt(self._training_questions[index], epoch)
@@ -164,8 +158,8 @@ class Automaton:
 
     def judge(self, reference: str, turns: Turns) -> Score:
         """Returns reward 1 if the answer ends with `!`, the right state (in either case) and the
-        end token, else 0; lines are not checked. The score `style/<name>` is 1 for the answer's
-        style, `other` without its end token.
+        end token, else 0. The score `style/<name>` is 1 for the answer's style, `other` without its
+        end token.
         """
         response = self._tokenizer.decode(turns[-1])
         ended = bool(turns[-1]) and turns[-1][-1] == EOS and EOS not in turns[-1][:-1]

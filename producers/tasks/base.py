@@ -1,7 +1,6 @@
-"""The contract of a task (`Task`), of dialogues (`Environment`) and of examples for a first model
-(`Teacher`). A task is stateless: its results are pure functions of options and arguments, so any
-process can build it. Import and judging stay light (no torch, no transformers): reward processes
-must start in a fraction of a second.
+"""The contract of a task, which is stateless: its results are pure functions of options and
+arguments, so any process can build it. Import and judging stay light (no torch, no transformers):
+reward processes must start in a fraction of a second.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,8 +24,8 @@ STYLE_PREFIX = "style/"
 """Scores named `style/<name>` are 0 or 1; an evaluation reports their means as shares."""
 
 Turns = Sequence[Sequence[int]]
-"""All tokens after the prompt, cut where the source changes: generated, environment,
-generated, … Answers of an agent's episode to the same prompt are turns of their own.
+"""All tokens after the prompt, cut where the source changes: generated, environment, generated, …
+Answers of an agent's episode to one prompt are turns of their own.
 """
 Option = int | float | bool | str | list[int | float | bool | str]
 """A value in the table `[task.options]` of the configuration, which the task is built from."""
@@ -36,10 +35,8 @@ TemplateValue = int | float | bool | str
 
 @dataclass(frozen=True, slots=True)
 class TaskPrompt:
-    """One prompt. `reference` is the task's own JSON text, such as the expected answer, which
-    `judge` gets back. `epoch` counts the complete passes over the data set before it. In a mixture
-    `task` is the label of its part, else "". `stop` are the tokens that end a turn of its answer;
-    None: the task's own.
+    """`reference` is the task's own JSON text, which `judge` gets back. `stop` are the tokens that
+    end a turn of its answer; None: the task's own.
     """
 
     tokens: tuple[int, ...]
@@ -51,16 +48,14 @@ class TaskPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Holds the judgement of one answer: the reward, and named scores recorded beside it."""
-
     reward: float
     scores: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Holds the `tokens` of the environment's next turn, and its `state` after it, for the next
-    call of `reply`. Without tokens the dialogue is over.
+    """`tokens` of the next turn, and the `state` for the next call of `reply`. Without tokens the
+    dialogue is over.
     """
 
     tokens: tuple[int, ...]
@@ -69,8 +64,8 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Holds one example for the warm-up, the supervised training of a first model. The loss covers
-    `response` only; `style` names its way of answering.
+    """One example for the warm-up. The loss covers `response` only; `style` names its way of
+    answering.
     """
 
     prompt: tuple[int, ...]
@@ -79,14 +74,12 @@ class Document:
 
 
 class Tokenizer(Protocol):
-    """Converts text to token numbers and back; `save` writes the files that transformers loads."""
-
     @property
     def size(self) -> int: ...
     @property
     def special(self) -> Mapping[str, int]:
-        """The numbers of the special tokens, by their names in a model configuration:
-        `pad_token_id`, `bos_token_id`, `eos_token_id`.
+        """The special tokens by their names in a model configuration: `pad_token_id`,
+        `bos_token_id`, `eos_token_id`.
         """
         ...
 
@@ -96,8 +89,8 @@ class Tokenizer(Protocol):
 
 
 class Task(Protocol):
-    """The interface of every task. The setting `task.name` names a registered task, or, by
-    `module:attribute`, a callable that returns a task.
+    """`task.name` names a registered task, or, by `module:attribute`, a callable that returns a
+    task.
     """
 
     @property
@@ -108,44 +101,39 @@ class Task(Protocol):
     def tokenizer(self) -> Tokenizer: ...
 
     def prompt(self, seed: int, position: int) -> TaskPrompt:
-        """Returns the training prompt at `position` in the endless order that `seed` determines.
-        Positions may be requested in any order.
+        """Returns the training prompt at `position` in `seed`'s endless order, in which positions
+        may be requested in any order.
         """
         ...
 
     def held_out(self, count: int) -> list[TaskPrompt]:
-        """Returns the first `count` prompts of a fixed list that shares no prompt with a training
-        order or a warm-up document. Raises `TooFewHeldOut` if there are fewer.
+        """Returns the first `count` of a fixed list that shares no prompt with training or warm-up.
+        Raises `TooFewHeldOut`.
         """
         ...
 
     def judge(self, reference: str, turns: Turns) -> Score:
-        """Judges a complete answer to the prompt with this `reference`. It may raise or hang: it
-        runs in a reward process.
-        """
+        """Judges a complete answer; may raise or hang, in a reward process."""
         ...
 
 
 @runtime_checkable
 class Environment(Protocol):
-    """A task that is a dialogue of several turns: `reply` follows each generated turn that ended in
-    a stop token. As an `async def` it lets one process wait for thousands of dialogues at once.
+    """A dialogue: `reply` follows each generated turn that ended in a stop token.
 
     A reply is asked for again after a failure (`task.retries`), and after the rollout's death, so
-    it must depend on its arguments alone. A waiting dialogue uses no slot of the engine.
+    it must depend on its arguments alone.
     """
 
     def reply(self, reference: str, state: str, turns: Turns) -> Reply:
-        """Returns the environment's reply to the last of `turns`. `state` is the `Reply.state` of
-        its previous reply in this dialogue, "" at first.
+        """Returns the reply to the last of `turns`; `state` is that of the previous reply, "" at
+        first.
         """
         ...
 
 
 @runtime_checkable
 class ReadsRows(Protocol):
-    """A task whose prompts are rows of files, some of which it may skip (`dataset.py`)."""
-
     def read_rows(self) -> None:
         """Reads the files, unless they were read. Raises `ConfigurationError` if too many rows are
         bad.
@@ -153,22 +141,21 @@ class ReadsRows(Protocol):
         ...
 
     def count_long_rows(self, stop: Event) -> None:
-        """Counts the tokens of all rows that may be too long, the longest first, until `stop` is
-        set, so that they are known before their turn. Raises `ConfigurationError` if too many
-        are.
+        """Counts the tokens of rows that may be too long, the longest first, until `stop` is set.
+        Raises `ConfigurationError` if too many are.
         """
         ...
 
     def skipped_rows(self) -> Sequence[SkippedRecord]:
-        """Returns the numbers of read and of skipped rows of each data set, as far as they are
-        known; () before the files were read.
+        """Returns numbers of read and of skipped rows of each data set; () before the files were
+        read.
         """
         ...
 
 
 def plain_documents(task: "Teacher", seed: int, count: int) -> list[Document]:
-    """Returns documents of a task, which may be a user's, with tuples of tokens. Raises
-    `ConfigurationError` for another value.
+    """Returns documents with tuples of tokens. Raises `ConfigurationError` for another value of a
+    user's task.
     """
     documents: list[Document] = []
     for number, document in enumerate(task.documents(seed, count)):
@@ -198,9 +185,8 @@ def _held_out(task: Task, requested: int) -> Sequence[TaskPrompt]:
 
 
 def held_out_count(task: Task, requested: int, is_set: bool) -> int:
-    """Returns the number of held-out prompts of an evaluation: `requested`, or all if these are
-    fewer and the number was not set (`is_set`). Raises `ConfigurationError` with both numbers if it
-    was.
+    """Returns `requested`, or all if these are fewer and the number was not set (`is_set`). Raises
+    `ConfigurationError` if it was.
     """
     while True:
         try:
@@ -223,8 +209,8 @@ def is_asynchronous(task: Task) -> bool:
 
 @runtime_checkable
 class Prepared(Protocol):
-    """A task whose calls need some time before, such as for a server that it starts. A reward
-    process calls `prepare` before its first question, without the time limit of a call.
+    """A reward process calls `prepare` before its first question, without the time limit of a
+    call.
     """
 
     def prepare(self) -> None: ...
@@ -232,14 +218,14 @@ class Prepared(Protocol):
 
 @runtime_checkable
 class Teacher(Protocol):
-    """A task that can make documents for the warm-up. A task with the method `documents` is one."""
+    """Makes documents for the warm-up."""
 
     def documents(self, seed: int, count: int) -> list[Document]: ...
 
 
 def turns_of(tokens: Tokens, sources: Sources, starts: Sequence[int] = ()) -> list[list[int]]:
-    """Returns a trajectory's tokens after the prompt, cut into turns where the source changes, and
-    at the indices `starts`, where branches begin.
+    """Returns the tokens behind the prompt, cut where the source changes, and at the indices
+    `starts`, where branches begin.
     """
     first = int(np.count_nonzero(sources == PROMPT))
     answer, origin = tokens[first:], sources[first:]
@@ -250,8 +236,8 @@ def turns_of(tokens: Tokens, sources: Sources, starts: Sequence[int] = ()) -> li
 
 
 def shuffled(count: int, seed: int, position: int) -> tuple[int, int]:
-    """Returns the epoch, and the index in `[0, count)`, at `position` of an endless order that
-    `seed` determines: each epoch is a new permutation of all indices.
+    """Returns the epoch, and the index in `[0, count)`, at `position` of `seed`'s order: each epoch
+    is a new permutation.
     """
     epoch, place = divmod(position, count)
     return epoch, int(_permutation(count, seed, epoch)[place])
@@ -267,8 +253,6 @@ class UnusableScore(TypeError):
 
 
 class PlainPart(msgspec.Struct, frozen=True):
-    """Holds the settings of one part of a mixture (`PartSettings`) without validation."""
-
     name: str
     label: str
     weight: float
@@ -276,8 +260,6 @@ class PlainPart(msgspec.Struct, frozen=True):
 
 
 class PlainSandbox(msgspec.Struct, frozen=True):
-    """Holds the settings of sandboxes (`SandboxSettings`) without validation."""
-
     backend: str
     time_s: float
     output_bytes: int
@@ -289,8 +271,8 @@ class PlainSandbox(msgspec.Struct, frozen=True):
 
 
 class PlainTask(msgspec.Struct, frozen=True):
-    """Holds the fields of `TaskSettings` that reward processes need, without validation: they start
-    by the dozen, and importing pydantic takes as long as all their other imports.
+    """`TaskSettings` without validation: reward processes start by the dozen, and importing
+    pydantic takes as long as all their other imports.
     """
 
     name: str

@@ -1,6 +1,4 @@
-"""Tokenizes text character by character: in pure Python, for runs without `tokenizers` and
-`transformers`, and by Hugging Face files with the same ids (`save`).
-"""
+"""One token a character, in pure Python, and by Hugging Face files with the same ids (`save`)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,8 +9,8 @@ SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 
 
 class CharacterTokenizer:
-    """Gives each character of `characters` a token id, in this order after the ids of the special
-    tokens; any other character becomes `<unk>`.
+    """Ids in the order of `characters`, after the special tokens; any other character becomes
+    `<unk>`.
     """
 
     def __init__(self, characters: str) -> None:
@@ -33,13 +31,12 @@ class CharacterTokenizer:
         return [self._numbers.get(character, UNKNOWN) for character in text]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Returns the text; special tokens and ids outside of the vocabulary are left out."""
         pieces = self._pieces
         return "".join([pieces[token] for token in tokens if UNKNOWN < token < len(pieces)])
 
     def save(self, folder: Path) -> None:
-        """Writes `tokenizer.json` and `tokenizer_config.json` to the folder. Unlike `encode`, a
-        tokenizer loaded from them puts `<bos>` before a text by default.
+        """Writes files; a tokenizer loaded from them puts `<bos>` before a text by default, unlike
+        `encode`.
         """
         from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
         from transformers import PreTrainedTokenizerFast

@@ -1,5 +1,5 @@
-"""The environment of processes that run a task's code: named variables without the run's
-credentials, and the path of modules, in Rollstream's Python or for a user's command.
+"""The environment of a task's code: named variables without the run's credentials, and the path of
+modules.
 """
 
 import os
@@ -19,9 +19,8 @@ _ALLOWED_PREFIXES = ("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "
 
 
 def allowed_variables(environment: Mapping[str, str], extra_names: Sequence[str]) -> dict[str, str]:
-    """Returns the variables of `environment` that a task's code gets: paths of programs, libraries
-    and caches, language, threads, and `extra_names` (`task.environment`). `OWN_VARIABLES` are left
-    out even if they are named.
+    """Returns paths of programs, libraries and caches, language, threads, and `extra_names`
+    (`task.environment`), never `OWN_VARIABLES`.
     """
     # A task's code may execute a part of an answer, and an answer that prints its environment must
     # find neither the broker's password nor the store's keys.
@@ -45,7 +44,7 @@ def with_own_path(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_a_program(variables: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables of a user's command, as a shell would start it, below any number of
+    """Returns the variables as a shell would start a user's command, below any number of
     `with_own_path`.
     """
     # Another Python would break on Rollstream's modules.

@@ -1,6 +1,6 @@
 """The task `dataset`: prompts from files, rewards by a user's function `verifier(answer,
-reference)` (docs/reference/tasks.md). Each prompt carries its row's reference, so reward processes
-read no files. They must not change during a run: prompts are found by their place in them.
+reference)` (docs/reference/tasks.md). They must not change during a run: prompts are found by their
+place in them.
 """
 
 import json
@@ -42,11 +42,9 @@ _CHECK_EVERY = 1000  # rows between two looks at whether too many are too long
 
 @dataclass(frozen=True, slots=True)
 class DatasetOptions:
-    """Holds `task.options`. `path` names a file, a folder of files or a pattern of names.
-    `verifier` (`module:function`) returns a reward, or a pair of a reward and named scores; without
-    one no answer can be judged, as where a scorer gives the rewards. `prompt`, `reference` and
-    `answer` (for the warm-up) name columns. `held_out` names files as `path` does, whose rows are
-    kept for evaluation; without it about `held_out_share` of the rows of `path` are.
+    """`verifier` (`module:function`) returns a reward, or a pair of a reward and named scores;
+    without one no answer can be judged, as where a scorer gives the rewards. `held_out` names files
+    as `path` does, kept for evaluation; without it about `held_out_share` of the rows are.
     """
 
     path: str
@@ -60,9 +58,7 @@ class DatasetOptions:
 
 @dataclass(frozen=True, slots=True)
 class DatasetSplit:
-    """Holds the usable rows of a data set, for training and for evaluation, and the others, which
-    are skipped.
-    """
+    """The usable rows, for training and for evaluation, and those that are skipped."""
 
     training: list[DatasetRow]
     held_out: list[DatasetRow]
@@ -70,13 +66,11 @@ class DatasetSplit:
 
 
 class Dataset:
-    """Implements `Task` and `Teacher` over the rows of files, which are read at the first prompt or
-    document. Each epoch is a new permutation of the training rows. `text` converts texts to tokens
-    and back.
+    """Implements `Task` and `Teacher` over the rows of files. Each epoch is a new permutation of
+    the training rows.
 
     A row that cannot be read, rendered or that is too long is skipped: the next row stands in its
-    place. That depends on the files and settings alone, so the order is the same in every
-    process.
+    place. That depends on the files and settings alone, so the order is the same in every process.
     """
 
     name = "dataset"
@@ -112,7 +106,6 @@ class Dataset:
         return self._text.tokenizer
 
     def prompt(self, seed: int, position: int) -> TaskPrompt:
-        """Returns the prompt at `position` of the order of training rows that `seed` determines."""
         rows = self._split.training
         epoch, index = shuffled(len(rows), seed, position)
         row, tokens = self._usable_from(index)
@@ -138,8 +131,8 @@ class Dataset:
         return prompts
 
     def documents(self, seed: int, count: int) -> list[Document]:
-        """Returns `count` warm-up documents: prompts and answers of training rows, drawn with
-        repetition. Raises `ConfigurationError` without a column of answers.
+        """Returns prompts and answers of training rows, drawn with repetition. Raises
+        `ConfigurationError` without a column of answers.
         """
         self.check_documents()
         rows = self._split.training
@@ -155,9 +148,9 @@ class Dataset:
             )
 
     def judge(self, reference: str, turns: Turns) -> Score:
-        """Returns the score that the verifier gives to the answer, the last of `turns`. Raises
-        `UnusableScore` for a tuple that is no pair (reward, scores), any error of the verifier, and
-        `ConfigurationError` without one.
+        """Returns the verifier's score of the last of `turns`. Raises `UnusableScore` for a tuple
+        that is no pair (reward, scores), any error of the verifier, and `ConfigurationError`
+        without one.
         """
         if self._verify is None:
             raise ConfigurationError(

@@ -1,6 +1,5 @@
-"""Turns rows of a data set into prompts, references and answers, and counts the rows that cannot be
-used. A few bad rows are skipped, each by its place; more than one in a hundred end the run, because
-then the file or an option is wrong.
+"""Reads a data set's rows as prompts. A few unusable rows are skipped, each by its place; more than
+one in a hundred end the run, because then the file or an option is wrong.
 """
 
 import json
@@ -34,9 +33,7 @@ _MESSAGE_KEYS = ("role", "content", "tool_calls", "tool_call_id", "name")
 
 @dataclass(frozen=True, slots=True)
 class DatasetColumns:
-    """Names the columns of the prompt, the reference and the warm-up's answer; one named "" is not
-    read. `where` is the table of these options, for messages.
-    """
+    """A column named "" is not read; `where` is the table of these options, for messages."""
 
     prompt: str
     reference: str
@@ -55,8 +52,8 @@ class DatasetColumns:
 
 @dataclass(frozen=True, slots=True)
 class DatasetRow:
-    """Holds one row of the file `path`, at a `place` such as "line 7". `reference` is JSON text,
-    "null" without one; `answer` is "" without one.
+    """A row at a `place` such as "line 7". `reference` is JSON text, "null" without one; `answer`
+    is "" without one.
     """
 
     path: Path
@@ -67,7 +64,6 @@ class DatasetRow:
 
     @property
     def question_key(self) -> str:
-        """The prompt as text: two rows have equal keys only if their prompts are equal."""
         return json.dumps(self.prompt, sort_keys=True)
 
     def fault(self, reason: str) -> RowFault:
@@ -76,9 +72,7 @@ class DatasetRow:
 
 @dataclass(slots=True)
 class SkippedRows:
-    """Collects the unusable rows of one data set by their places; `rows` counts all rows that were
-    read.
-    """
+    """Unusable rows by their places; `rows` counts all rows that were read."""
 
     name: str
     rows: int = 0
@@ -115,7 +109,7 @@ class SkippedRows:
             )
 
     def listed(self, causes_max: int = NAMED_MAX) -> str:
-        """Returns the bad rows by cause, one cause a line, with the first places of each."""
+        """Returns one cause a line, with the first places of each."""
         causes = grouped_faults(list(self.faults.values()))
         lines = [f"  {cause}" for cause in causes[:causes_max]]
         if len(causes) > causes_max:
@@ -133,9 +127,8 @@ class SkippedRows:
 
 
 def grouped_faults(faults: Sequence[RowFault]) -> list[str]:
-    """Returns a text for each file and cause, in the order of their first rows: the first row, and
-    the places of those like it. Causes that differ in numbers and quoted values alone are one; two
-    rows of one cause have a text each.
+    """Returns a text for each file and cause, in the order of their first rows. Causes that differ
+    in numbers and quoted values alone are one.
     """
     groups: dict[tuple[Path, str], list[RowFault]] = {}
     for fault in faults:
@@ -161,8 +154,8 @@ def read_rows(
     skipped: SkippedRows,
     sampling: RowSampling | None = None,
 ) -> Iterator[DatasetRow]:
-    """Yields the usable rows of the files in their order, or of the rows that `sampling` chooses,
-    and adds the others to `skipped`. Raises `ConfigurationError` for an unreadable file.
+    """Yields the rows in their order, or those that `sampling` chooses; the others go to `skipped`.
+    Raises `ConfigurationError` for an unreadable file.
     """
     for path in files:
         for raw in read_file_rows(path, columns.names, sampling):

@@ -1,5 +1,5 @@
-"""Looks at a data set before a run: at all rows of a small one, at a bounded sample of a large one,
-rendered by the real chat template. No bound is a time, so equal files give equal figures.
+"""Reads all rows of a small data set, a bounded sample of a large one. No bound is a time, so equal
+files give equal figures.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,7 +20,7 @@ from rollstream.producers.tasks.dataset_rows import (
 )
 
 WHOLE_BYTES_MAX = 8 << 20
-"""Files of at most so many bytes together are read whole: some 40 000 questions, half a second."""
+"""Files of at most so many bytes together are read whole: some 40 000 questions."""
 PACKED_BYTES_MAX = 2 << 20  # of compressed ones
 COUNTED_ROWS = 512
 """So many rows are rendered and their tokens counted: those with the longest texts."""
@@ -39,11 +39,9 @@ def sort_prompts(prompts: Iterable[LongPrompt]) -> list[LongPrompt]:
 
 
 class DatasetSurvey(msgspec.Struct, frozen=True):
-    """States the result of a survey. `rows` is the number of all rows, or at least that without
-    `is_counted`; of the `sampled` ones that were read `faults` cannot be used, which end the run if
-    they are `too_many`. `shared` held-out ones are trained on and left out; `held_out` prompts or
-    more are there for an evaluation, too long ones included. `longest` has the longest prompts
-    first.
+    """`rows` is the number of all rows, or at least that without `is_counted`; of the `sampled`
+    ones `faults` cannot be used, which end the run if they are `too_many`. `shared` held-out ones
+    are trained on and left out; `held_out` prompts or more are there for an evaluation.
     """
 
     name: str

@@ -1,6 +1,5 @@
-"""A task of one of the 105 data sets of reasoning_gym, which generate questions from a seed and
-judge answers. A prompt's `reference` carries the generated entry as JSON to the process that
-judges.
+"""Data sets of reasoning_gym. A prompt's `reference` carries the generated entry as JSON to the
+process that judges.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -31,8 +30,8 @@ _WHERE = "task.options of reasoning_gym"
 
 
 def pack(value: Any) -> Any:
-    """Converts an entry of a data set to JSON values, from which `unpack` restores it. Raises
-    `ConfigurationError` for an unsupported type.
+    """Returns JSON values, from which `unpack` restores an entry. Raises `ConfigurationError` for
+    an unsupported type.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -57,7 +56,6 @@ def pack(value: Any) -> Any:
 
 
 def unpack(value: Any) -> Any:
-    """Returns the entry from which `pack` made these JSON values."""
     if isinstance(value, list):
         return [unpack(item) for item in cast(list[Any], value)]
     if not isinstance(value, dict):
@@ -73,9 +71,8 @@ def unpack(value: Any) -> Any:
 
 
 class Gym:
-    """Implements `Task` and `Teacher` over one data set; `parameters` are those of its own
-    configuration. `judge` reads the whole answer, or with `answer_tag` the text in the last pair of
-    these tags (for `"answer"`: `<answer>…</answer>`).
+    """`parameters` are those of the data set. `judge` reads the whole answer, or with `answer_tag`
+    the text in the last pair of these tags.
     """
 
     name = "reasoning_gym"
@@ -105,8 +102,8 @@ class Gym:
         return list(self._held_out(count))
 
     def documents(self, seed: int, count: int) -> list[Document]:
-        """Returns warm-up examples with the data set's own answers, to questions that are not held
-        out. Raises `ConfigurationError` for a data set without answers.
+        """Returns the data set's own answers, to questions that are not held out. Raises
+        `ConfigurationError` for a data set without answers.
         """
         documents: list[Document] = []
         for place in range(count):

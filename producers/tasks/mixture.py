@@ -1,6 +1,5 @@
-"""One task of several parts, whose prompts are mixed by exact weights: `MixtureCycle` computes part
-and place from a position alone. A prompt's reference names its part, which judges the answer. All
-share one tokenizer.
+"""Mixes the prompts of several tasks by exact weights, from a position alone. A prompt's reference
+names its part, which judges the answer.
 """
 
 import itertools
@@ -46,8 +45,8 @@ class PartPosition:
 
 
 class MixtureCycle:
-    """Maps each position of the mixture's endless order to a part. The sequence of parts repeats
-    after `len(cycle)` positions; the parts' own positions continue.
+    """The sequence of parts repeats after `len(cycle)` positions; the parts' own positions
+    continue.
     """
 
     def __init__(self, weights: Sequence[float]) -> None:
@@ -55,12 +54,11 @@ class MixtureCycle:
         self._order = _order(self._shares)
 
     def __len__(self) -> int:
-        """Returns the number of positions after which the sequence of parts repeats."""
         return len(self._order)
 
     def at(self, position: int) -> PartPosition:
-        """Returns the part at this position, and the position in that part's own order, by
-        `position` and the weights alone.
+        """Returns the part at this position, and the position in its own order, by `position` and
+        the weights alone.
         """
         cycle, place = divmod(position, len(self._order))
         part, rank = self._order[place]
@@ -101,17 +99,30 @@ def _order(shares: Sequence[int]) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class MixturePart:
-    """Holds one task of a mixture, its weight, and its label, which prompts and records carry."""
+    """A task, its weight, and its label, which prompts and records carry."""
 
     label: str
     weight: float
     task: Task
 
+    def holds_out(self) -> bool:
+        try:
+            self.task.held_out(1)
+        except TooFewHeldOut as error:
+            return error.available > 0
+        except ConfigurationError:
+            return True  # named where its prompts are asked for
+        return True
+
+    def labelled(self, prompt: TaskPrompt) -> TaskPrompt:
+        reference = json.dumps({"part": self.label, "of": prompt.reference})
+        stop = self.task.stop if prompt.stop is None else prompt.stop
+        return replace(prompt, reference=reference, task=self.label, stop=tuple(stop))
+
 
 def mix(parts: Sequence[MixturePart]) -> "TaskMixture":
-    """Returns the mixture of these parts, an environment if any part is one. Raises
-    `ConfigurationError` if there is no part, or if two parts have the same label or different
-    tokenizers.
+    """Returns the mixture, an environment if any part is one. Raises `ConfigurationError` without a
+    part, for equal labels or different tokenizers.
     """
     if not parts:
         raise ConfigurationError('task.name = "mixture" has no parts: add [[task.parts]] tables')
@@ -132,8 +143,8 @@ def mix(parts: Sequence[MixturePart]) -> "TaskMixture":
 
 
 class TaskMixture:
-    """Takes each prompt from one of its parts, and lets that part judge the answer, in any process:
-    a prompt's reference has the part's label and own reference.
+    """A part judges its answers in any process: a prompt's reference has the part's label and own
+    reference.
     """
 
     name = "mixture"
@@ -153,7 +164,6 @@ class TaskMixture:
 
     @property
     def stop(self) -> tuple[int, ...]:
-        """Returns the stop tokens of all parts. Each prompt has those of its own part."""
         return tuple(sorted({token for part in self._parts for token in part.task.stop}))
 
     def tokenizer(self) -> Tokenizer:
@@ -162,12 +172,11 @@ class TaskMixture:
     def prompt(self, seed: int, position: int) -> TaskPrompt:
         at = self._cycle.at(position)
         part = self._parts[at.part]
-        return _labelled(part, part.task.prompt(seed, at.place))
+        return part.labelled(part.task.prompt(seed, at.place))
 
     def held_out(self, count: int) -> list[TaskPrompt]:
-        """Returns `count` held-out prompts of the parts that hold out any, mixed as the training
-        prompts are. Raises `TooFewHeldOut` if one of these has fewer than its share, or if none
-        holds out a prompt.
+        """Returns prompts, mixed as the training prompts are. Raises `TooFewHeldOut` if a part has
+        fewer than its share, or none holds out a prompt.
         """
         order = list(itertools.islice(self._held_out_order(), count))
         shares = Counter(at.part for at in order)
@@ -176,8 +185,7 @@ class TaskMixture:
 
     @cached_property
     def unevaluated(self) -> list[str]:
-        """The labels of the parts that hold out no prompt."""
-        return [part.label for part in self._parts if not _holds_out(part)]
+        return [part.label for part in self._parts if not part.holds_out()]
 
     def _held_out_order(self) -> Iterator[PartPosition]:
         silent = set(self.unevaluated)
@@ -189,8 +197,8 @@ class TaskMixture:
                 yield at
 
     def documents(self, seed: int, count: int) -> list[Document]:
-        """Returns `count` warm-up documents, as many of each part as in the first `count` positions
-        of the order. Raises `ConfigurationError` if a part makes none.
+        """Returns as many of each part as in the first `count` positions. Raises
+        `ConfigurationError` if a part makes none.
         """
         counts = Counter(self._cycle.at(place).part for place in range(count))
         documents: list[Document] = []
@@ -230,7 +238,7 @@ class TaskMixture:
     def _held_out(self, number: int, count: int, total: int) -> list[TaskPrompt]:
         part = self._parts[number]
         try:
-            return [_labelled(part, prompt) for prompt in part.task.held_out(count)]
+            return [part.labelled(prompt) for prompt in part.task.held_out(count)]
         except TooFewHeldOut as error:
             first_missing = PartPosition(number, error.available)
             prompts_max = next(
@@ -245,9 +253,7 @@ class TaskMixture:
 
 
 class EnvironmentMixture(TaskMixture):
-    """A mixture in which some parts have several turns. The reply of a part with a single turn is
-    empty, which ends the dialogue.
-    """
+    """The reply of a part with a single turn is empty, which ends the dialogue."""
 
     def prepare(self) -> None:
         for part in self._parts:
@@ -264,8 +270,8 @@ class EnvironmentMixture(TaskMixture):
 
 
 class AsyncEnvironmentMixture(TaskMixture):
-    """The same where the `reply` of some parts is an `async def`. A long `reply` of another part
-    delays all dialogues meanwhile.
+    """The `reply` of some parts is an `async def`; a long one of another part delays all
+    dialogues.
     """
 
     async def reply(self, reference: str, state: str, turns: Turns) -> Reply:
@@ -278,26 +284,8 @@ class AsyncEnvironmentMixture(TaskMixture):
         return cast("Reply", reply)
 
 
-def _holds_out(part: MixturePart) -> bool:
-    try:
-        part.task.held_out(1)
-    except TooFewHeldOut as error:
-        return error.available > 0
-    except ConfigurationError:
-        return True  # named where its prompts are asked for
-    return True
-
-
-def _labelled(part: MixturePart, prompt: TaskPrompt) -> TaskPrompt:
-    reference = json.dumps({"part": part.label, "of": prompt.reference})
-    stop = part.task.stop if prompt.stop is None else prompt.stop
-    return replace(prompt, reference=reference, task=part.label, stop=tuple(stop))
-
-
 def part_reference(reference: str, label: str) -> str:
-    """Returns the part's own reference of a prompt of the mixture's part `label`; any other
-    reference as it is.
-    """
+    """Returns the own reference of a prompt of the part `label`; any other reference as it is."""
     if not label:
         return reference
     try:

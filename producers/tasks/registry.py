@@ -1,6 +1,6 @@
-"""Builds a run's task: a registered one (`TASKS`), a user's own by `module:attribute`, or a
-mixture. Options are the builder's keyword arguments; a parameter `text` gets tokenizer and chat
-template. A class with a nested class `Options` is called with `text` and an `Options` object.
+"""Builds a run's task. Options are the builder's keyword arguments; a parameter `text` gets
+tokenizer and chat template. A class with a nested class `Options` is called with `text` and an
+`Options` object.
 """
 
 import inspect
@@ -36,9 +36,8 @@ _TASK_MEMBERS = ("name", "stop", "tokenizer", "prompt", "held_out", "judge")
 
 
 def load_task(settings: "TaskSettings | PlainTask", prompt_tokens_max: int | None = None) -> Task:
-    """Returns the task that the settings describe. A name with a `:` is imported from the working
-    directory or PYTHONPATH. `settings.tokenizer` is the folder of a text task's tokenizer; None:
-    the built-in one. A task of texts refuses or skips prompts longer than `prompt_tokens_max`.
+    """Returns the task; a name with a `:` is imported from the working directory or PYTHONPATH. A
+    task of texts refuses or skips prompts longer than `prompt_tokens_max`.
     """
     folder = Path(settings.tokenizer).expanduser() if settings.tokenizer is not None else None
     if settings.template == "plain" and settings.template_values:
@@ -59,9 +58,7 @@ def load_task(settings: "TaskSettings | PlainTask", prompt_tokens_max: int | Non
 
 
 def largest_token(task: Task, tokens: Sequence[int]) -> int:
-    """Returns the largest token number of the task's tokenizer, of its stop tokens and of
-    `tokens`.
-    """
+    """Returns the largest token of the tokenizer, of its stop tokens and of `tokens`."""
     tokenizer = task.tokenizer()
     size = tokenizer.size
     if isinstance(tokenizer, TextTokenizer):

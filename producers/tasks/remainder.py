@@ -1,7 +1,5 @@
 """The quickstart's task: x mod y, perhaps by a repeated subtraction
-(docs/explanation/quickstart-task.md). It is the Echo Chamber setting (arXiv 2504.07912) in
-miniature: the warm-up teaches several styles, and reinforcement learning amplifies the one that is
-right most often.
+(docs/explanation/quickstart-task.md).
 """
 
 import json
@@ -27,8 +25,8 @@ Style = Literal["direct", "jump", "full", "other"]
 Question = tuple[int, int]
 
 CHARACTERS = "0123456789%=>;"
-"""The characters of prompts and answers, one token each: 18 with the four special tokens. `;` ends
-a turn of the scripted task, which shares the vocabulary.
+"""One token each: 18 with the four special tokens. `;` ends a turn of the scripted task, which
+shares the vocabulary.
 """
 
 _FIXED_SEED = 0  # orders the lists that must be the same for every seed of a run
@@ -36,8 +34,8 @@ _RESPONSE = re.compile(r"((?:>\d{3})*)=(\d{3})", re.ASCII)
 
 
 def question_text(x: int, y: int) -> str:
-    """Returns the question as text: `336%68` for 633 mod 86. Numbers have a fixed width, least
-    significant digit first, which the model learns far better.
+    """Returns `336%68` for 633 mod 86: a fixed width, least significant digit first, which the
+    model learns far better.
     """
     return f"{x:03d}"[::-1] + "%" + f"{y:02d}"[::-1]
 
@@ -48,25 +46,21 @@ def number_text(value: int) -> str:
 
 
 def working(x: int, y: int) -> list[int]:
-    """Returns the numbers of the calculation: x - y, x - 2y and so on, the remainder last; never
-    empty, because x ≥ 100 > y.
-    """
+    """Returns x - y, x - 2y and so on, the remainder last; never empty, because x ≥ 100 > y."""
     return list(range(x - y, -1, -y))
 
 
 def response_text(x: int, y: int, lines: int) -> str:
-    """Returns a correct response: the first `lines` numbers of the calculation, each after a `>`,
-    then `=` and the answer. For 633 mod 86 it is `=130` with no line and `>745>164=130` with
-    two.
+    """Returns the first `lines` numbers, each after a `>`, then `=` and the answer. For 633 mod 86
+    it is `=130` with no line and `>745>164=130` with two.
     """
     shown = "".join(">" + number_text(value) for value in working(x, y)[:lines])
     return f"{shown}={number_text(x % y)}"
 
 
 def style(response: str) -> Style:
-    """Classifies a response by its form, right or wrong: `direct` shows no line of the calculation.
-    In a `full` response the answer equals the last line; in a `jump` it does not. Any other form is
-    `other`.
+    """Classifies by form, right or wrong: `direct` shows no line, in `full` the answer equals the
+    last line, in `jump` it does not.
     """
     match = _RESPONSE.fullmatch(response)
     if match is None:
@@ -78,9 +72,8 @@ def style(response: str) -> Style:
 
 
 class Remainder:
-    """Implements `Task` and `Teacher` for x mod y. Warm-up documents are correct: shares of
-    `direct` and `jump`, the others `full`. Training repeats the first `prompts` prompts of a fixed
-    order; 0: all.
+    """Warm-up documents are correct: shares of `direct` and `jump`, the others `full`. Training
+    repeats the first `prompts` prompts of a fixed order; 0: all.
     """
 
     name = "remainder"
@@ -103,7 +96,7 @@ class Remainder:
         return self._tokenizer
 
     def prompt(self, seed: int, position: int) -> TaskPrompt:
-        """Returns the prompt at this position: each epoch asks all training questions once, in a
+        """Returns a question of the position's epoch, which asks all training questions once, in a
         new order by the seed.
         """
         questions = self._training_questions
@@ -122,8 +115,8 @@ class Remainder:
         return [self._make_prompt(questions[index], 0) for index in order]
 
     def documents(self, seed: int, count: int) -> list[Document]:
-        """Returns `count` correct answers in the styles' shares, to prompts drawn from the warm-up
-        split with repetition.
+        """Returns correct answers in the styles' shares, to prompts drawn from the warm-up split
+        with repetition.
         """
         questions = self._splits["warm_up"]
         random = np.random.default_rng(seed)
@@ -132,8 +125,7 @@ class Remainder:
 
     def judge(self, reference: str, turns: Turns) -> Score:
         """Returns reward 1 if the answer ends with `=`, the right three digits and the end token,
-        else 0; the calculation is not checked. The score `style/<name>` is 1 for the answer's
-        style, `other` without its end token.
+        else 0. The score `style/<name>` is 1 for the answer's style, `other` without its end token.
         """
         response = self._tokenizer.decode(turns[-1])
         ended = bool(turns[-1]) and turns[-1][-1] == EOS and EOS not in turns[-1][:-1]

@@ -1,6 +1,4 @@
-"""Two small tasks without a data set: `scripted`, a dialogue whose environment replies from a
-script, and `numbered`, for runs without a model: numbered prompts, random rewards.
-"""
+"""Tasks without a data set: `scripted`, a dialogue, and `numbered`, for runs without a model."""
 
 import json
 from functools import cached_property
@@ -26,8 +24,7 @@ _NUMBERS_MAX = 10**9
 class Scripted:
     """The environment names `turns` digits one after the other, the first in the prompt (`4=`).
     After each the model shall answer with the sum of all so far, modulo 10, and `;`. The reward is
-    the share of right sums. The reference has the script and the state the number of named digits,
-    so a trajectory can resume in another process.
+    the share of right sums.
     """
 
     name = "scripted"
@@ -70,9 +67,7 @@ class Scripted:
         return Reply(tuple(self._tokenizer.encode(f"{script[digit_count]}=")), str(digit_count + 1))
 
     def judge(self, reference: str, turns: Turns) -> Score:
-        """Returns the share of right sums, each compared with the turn after its digit; a missing
-        turn is wrong.
-        """
+        """Returns the share of right sums; a missing turn is wrong."""
         script = json.loads(reference)["script"]
         expected = [f"{total % 10};" for total in accumulate(script)]
         answers = [self._tokenizer.decode(turn) for turn in turns[::2]]
@@ -95,9 +90,8 @@ class Scripted:
 
 
 class Numbered:
-    """Implements the task `numbered`, for the engine `paced`: only the lengths of answers matter.
-    Every pass repeats the `prompts` training prompts in a new order; numbers from `prompts` on are
-    held out. A prompt is its number, `?`, and blanks up to `prompt_tokens` tokens.
+    """Every pass repeats the `prompts` training prompts in a new order; numbers from `prompts` on
+    are held out. A prompt is its number, `?`, and blanks up to `prompt_tokens` tokens.
     """
 
     name = "numbered"
@@ -126,7 +120,7 @@ class Numbered:
         return [self._make_prompt(self._prompts + number, 0) for number in range(count)]
 
     def judge(self, reference: str, turns: Turns) -> Score:
-        """Returns the reward 1 or 0, drawn from a hash of the answer and the prompt's number."""
+        """Returns 1 or 0, drawn from a hash of the answer and the prompt's number."""
         number = json.loads(reference)["number"]
         answer = np.array([token for turn in turns for token in turn], "<u4").tobytes()
         drawn = xxhash.xxh3_64_intdigest(answer, seed=number) / 2**64

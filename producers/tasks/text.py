@@ -1,6 +1,5 @@
-"""Converts a task's texts to a prompt's tokens, and an answer's tokens to text. The tokenizer's
-files are read on first use, so never by a rollout, which builds the task only to learn whether it
-is a dialogue.
+"""Converts a task's texts to tokens and back. The tokenizer's files are read on first use, so never
+by a rollout, which builds the task only to learn whether it is a dialogue.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,17 +13,16 @@ from rollstream.producers.dialogue.text_tokenizer import TextTokenizer
 from rollstream.producers.tasks.base import Turns
 
 PromptContent = str | Sequence[ChatMessage]
-"""The content of a prompt: one text, which is the user's message, or several chat messages."""
+"""The user's message, or several chat messages."""
 
 
 VerifierText = Literal["plain", "special", "opened"]
 
 
 class TaskText:
-    """The text format of a run's task. With the template `chat` a prompt is rendered by the chat
-    template, after the message `system` unless that is empty; with `plain` it is the text, with the
-    tokenizer's special tokens around it. A prompt has at most `prompt_tokens_max` tokens; None: no
-    limit.
+    """With the template `chat` a prompt is rendered after the message `system` unless that is
+    empty; with `plain` it is the text, with the tokenizer's special tokens around it. A prompt has
+    at most `prompt_tokens_max` tokens; None: no limit.
     """
 
     def __init__(
@@ -47,8 +45,8 @@ class TaskText:
 
     @cached_property
     def stop(self) -> tuple[int, ...]:
-        """Returns the tokens that end an answer: the tokenizer's end tokens, and those of the chat
-        template. Raises `ConfigurationError` if there is none.
+        """Returns the tokenizer's end tokens, and those of the chat template. Raises
+        `ConfigurationError` without any.
         """
         ends = set(self.tokenizer.ends)
         if self._template == "chat":
@@ -61,9 +59,8 @@ class TaskText:
         return tuple(sorted(ends))
 
     def prompt(self, content: PromptContent, tools: Sequence[ToolSchema] = ()) -> tuple[int, ...]:
-        """Returns the prompt's tokens, up to the begin of the answer. Raises `ConfigurationError`
-        if the chat template refuses the content or leaves out messages of a role, or if the
-        template is `plain` and the content has messages or tools.
+        """Raises `ConfigurationError` if the chat template refuses the content or leaves out
+        messages, or is `plain` and the content has messages or tools.
         """
         if self._template == "plain":
             if not isinstance(content, str) or tools:
@@ -84,9 +81,8 @@ class TaskText:
         calls: Sequence[Mapping[str, Any]] = (),
         turns: Turns = (),
     ) -> tuple[int, ...]:
-        """Returns the tokens of further messages, such as the results of tools, from the stop token
-        of an answer to the begin of the next one. `calls` are the `tool_calls` of that answer, with
-        which `turns` ends.
+        """Returns the tokens of further messages, from the stop token of an answer to the begin of
+        the next. `calls` are the `tool_calls` of that answer, with which `turns` ends.
         """
         # Models with several stop tokens need the one that the answer has.
         last = turns[-1][-1] if turns and len(turns[-1]) else None
@@ -95,8 +91,8 @@ class TaskText:
         return tuple(self.tokenizer.encode(text))
 
     def length_fault(self, tokens: Sequence[int]) -> str:
-        """Returns why a prompt of these tokens cannot be asked, "" if it can: it has none, or
-        leaves no room in the context for an answer of `sampling.tokens_max` tokens.
+        """Returns "" if the prompt can be asked: it has tokens, and leaves room in the context for
+        an answer of `sampling.tokens_max`.
         """
         if not tokens:
             return "the prompt has no tokens"
@@ -108,9 +104,8 @@ class TaskText:
         )
 
     def likely_tokens_max(self, content: PromptContent) -> int | None:
-        """Returns a number of tokens that the prompt most likely stays below; None if there is
-        none, as with calls of tools. A template may add more to some texts, so a caller that must
-        know counts.
+        """Returns a number that the prompt most likely stays below; None if there is none, as with
+        calls of tools.
         """
         if self._template == "plain":
             return self._frame(None) + len(content.encode()) if isinstance(content, str) else None
@@ -134,9 +129,9 @@ class TaskText:
         return self._frames[roles]
 
     def answer(self, turns: Turns) -> str:
-        """Returns the text of the last turn for a verifier, without its end token, as
-        `task.verifier_text` has it: without other special tokens (`plain`), with them (`special`),
-        or with them behind the thought that the prompt opened (`opened`).
+        """Returns the last turn without its end token, as `task.verifier_text` has it: without
+        other special tokens (`plain`), with them (`special`), or with them behind the thought that
+        the prompt opened (`opened`).
         """
         if self._verifier_text != "plain":
             is_opened = self._verifier_text == "opened" and self._template == "chat"
@@ -147,8 +142,8 @@ class TaskText:
         return self.tokenizer.decode(turn)
 
     def written(self, turns: Turns) -> str:
-        """Returns the text of the last turn without its end token, but with other special tokens:
-        in some models they begin a call.
+        """Returns the last turn without its end token, but with other special tokens: in some
+        models they begin a call.
         """
         turn = list(turns[-1]) if turns else []
         if turn and turn[-1] in self.stop:

@@ -1,6 +1,5 @@
-"""Finds the tool calls in an answer, in the formats that vLLM parses. A call that cannot be read
-stays in the content, and is named in `malformed`. Sizes, nesting and number are bounded, no text is
-executed, and all results can be encoded as UTF-8 and JSON.
+"""Finds the tool calls in an answer. Sizes, nesting and number are bounded, no text is executed,
+and all results can be encoded as UTF-8 and JSON.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,8 +26,8 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ParsedAnswer:
-    """Holds the parts of an answer: its text (`content`), the `reasoning` up to `</think>`, and the
-    calls. `malformed` has the reason for each call that could not be read.
+    """`reasoning` ends at `</think>`; `malformed` has the reason for each call that could not be
+    read.
     """
 
     content: str
@@ -43,10 +42,7 @@ def parse_tool_calls(
     tools: Sequence[Mapping[str, object]] = (),
     new_id: Callable[[int], str] = lambda index: f"call_{index}",
 ) -> ParsedAnswer:
-    """Returns the parts of an answer. `tool_format` is one of `TOOL_FORMATS`; `new_id` gives the id
-    of the call at an index. `tools` are those that may be called, in the form of OpenAI's
-    protocol.
-    """
+    """`tool_format` is one of `TOOL_FORMATS`; `new_id` gives the id of the call at an index."""
     find = TOOL_FORMATS[tool_format]
     split = split_messages if tool_format in OF_MESSAGES else _split_thought
     reasoning, content = split(clean_text(text))

@@ -1,6 +1,6 @@
 """Runs a tool server's command, and ends it with the process that started it, even by `kill -9`:
-`python tool_command.py PARENT COMMAND …`. A server that ignores its standard input would stay.
-Imports nothing of the project: it starts in milliseconds.
+`python tool_command.py PARENT COMMAND …`. Imports nothing of the project: it starts in
+milliseconds.
 """
 
 import ctypes

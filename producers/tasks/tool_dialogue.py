@@ -1,6 +1,6 @@
-"""The task `tools`: a data set's prompts, and a dialogue in which the model calls tools of an MCP
-server (docs/reference/tasks.md). Tools run in the reward process, under its environment; the calls
-of a turn share one deadline. A failed call is a result: the model may try again.
+"""The task `tools`: a data set's prompts, and tools of an MCP server (docs/reference/tasks.md).
+Tools run in the reward process, under its environment; the calls of a turn share one deadline. A
+failed call is a result: the model may try again.
 """
 
 import json
@@ -32,9 +32,8 @@ from rollstream.producers.tasks.tool_server import ToolServer, ToolServerFailed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolDialogueOptions(DatasetOptions):
-    """Holds `task.options`: those of `dataset`; `server`, the command line (as words or text) of an
-    MCP server, or one URL; `calls`, the format of calls, "" for the chat template's; `turns_max`,
-    the most turns of the model; `calls_s`, the seconds of the calls of one turn.
+    """`task.options` of `dataset`, and an MCP server's command line or URL, the format of calls
+    ("": the chat template's), the model's most turns, and the seconds of the calls of one turn.
     """
 
     server: list[str] | str
@@ -67,7 +66,7 @@ class ToolDialogue(Dataset):
 
     def check_template(self) -> None:
         """Raises `ConfigurationError` if the chat template leaves out the tools, cannot continue a
-        dialogue behind a call, or writes calls in an unknown format. Starts the server.
+        dialogue behind a call, or writes calls in an unknown format.
         """
         where = self._text.tokenizer.where
         assert self._format
@@ -82,8 +81,8 @@ class ToolDialogue(Dataset):
         self._text.reply([content], self._listed, [call])
 
     def reply(self, reference: str, state: str, turns: Turns) -> Reply:
-        """Returns the results of the calls in the last turn; no tokens, which end the dialogue, for
-        a turn without calls and for the last allowed turn.
+        """Returns the results of the last turn's calls; no tokens, which end the dialogue, for a
+        turn without calls and for the last allowed turn.
         """
         parsed = parse_tool_calls(self._text.written(turns), self._format, self._listed)
         count = (len(turns) + 1) // 2  # the model's turns and replies alternate

@@ -1,6 +1,5 @@
-"""Calls the tools of an MCP server, a program that this process starts, or a URL (extra `mcp`).
-Each request has a deadline, each result a bound; a server that ends or does not answer is started
-again at the next request. A result, or an error, is text: nothing of it is executed.
+"""Each request has a deadline, each result a bound; a server that ends or does not answer is
+started again at the next request. A result, or an error, is text: nothing of it is executed.
 """
 
 import asyncio
@@ -33,13 +32,12 @@ Answer = TypeVar("Answer")
 
 
 class ToolServerFailed(RollstreamError, OSError):
-    """The server ended, or did not answer before the deadline. The next request starts it again."""
+    """It ended, or did not answer before the deadline; the next request starts it again."""
 
 
 class ToolServer:
-    """Starts the server, a command line as text or words or one URL (`http://…`), at the first
-    request and keeps it. Requests of several threads are made side by side. It gets the environment
-    of a task's code, with the variables that `environment` names.
+    """Starts a command line or opens one URL at the first request. It gets the environment of a
+    task's code, with the variables that `environment` names.
     """
 
     def __init__(self, server: Sequence[str], environment: Sequence[str] = ()) -> None:
@@ -68,8 +66,8 @@ class ToolServer:
         return self._ask(listed, deadline)
 
     def call(self, name: str, arguments: Mapping[str, object], deadline: Deadline) -> str:
-        """Returns the text of the tool's result; that of an error begins with `error: `. Raises
-        `ToolServerFailed` if there is none before the deadline.
+        """Returns the result's text; that of an error begins with `error: `. Raises
+        `ToolServerFailed` without a result before the deadline.
         """
 
         async def called(client: "Client") -> str:

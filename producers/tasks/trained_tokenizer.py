@@ -1,6 +1,5 @@
 """Trains a byte-pair tokenizer on a task's texts, for models from scratch; equal texts give an
-equal one. A model may sample a tokenization that it would not choose. The warm-up saves it into the
-model's folder, from which all other roles read it.
+equal one. The warm-up saves it into the model's folder.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,13 +20,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 PIECES = r"\p{N}+|[^\s\p{N}]+\s?|\s+"
-"""Tokens do not cross the borders of these pieces: numbers, words with a space behind, spaces."""
+"""Tokens do not cross the borders of these pieces."""
 
 
 class TrainedTokenizer(TextTokenizer):
-    """Tokenizes with a vocabulary of at most `size` tokens, trained on `texts()` at first use: the
-    built-in special tokens, all bytes, and the most frequent merges. It encodes every text, and has
-    the built-in chat template.
+    """At most `size` tokens, trained on `texts()` at first use. It encodes every text, and has the
+    built-in chat template.
     """
 
     def __init__(self, texts: Callable[[], Iterable[str]], size: int) -> None:

@@ -47,14 +47,12 @@ from rollstream.streams.values import Address
 SEGMENT_BYTES = 32 << 20
 CUTS_MAX = 200  # attempts; each copies less than the one before, even if every step truncates
 TRUNCATED_FIRST = ("partials", "assignments", "prompts")
-"""Topics to copy first, because dispatch truncates them every few seconds."""
+"""Dispatch truncates them every few seconds."""
 _ROWS = msgspec.msgpack.Decoder(list[tuple[int, int, bytes, bytes | None]])
 
 
 @dataclass(frozen=True, slots=True)
 class BackupObject:
-    """One object of the backup, by its key there."""
-
     key: str
     bytes: int
     sha256: str
@@ -62,8 +60,8 @@ class BackupObject:
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """The content of `backup.json`, which completes a backup. `id` and `needs` are the run's
-    (`storage/identity.py`), `release` is the program's, `time_s` the end of the copy.
+    """The content of `backup.json`. `id` and `needs` are the run's (`storage/identity.py`),
+    `release` is the program's, `time_s` the end of the copy.
     """
 
     run: str
@@ -72,16 +70,15 @@ class Backup:
     needs: tuple[str, ...]
     time_s: float
     step: int
-    """Of the newest version at the cut."""
     checkpoint: str
-    """The newest one, from which a restored run resumes; "" without one."""
+    """A restored run resumes from it; "" without one."""
     topics: tuple[TopicCut, ...]
     objects: tuple[BackupObject, ...]
     format: int = FORMAT
 
 
 def encode_segment(messages: Sequence[Message]) -> bytes:
-    """Encode records as MessagePack: a list of (offset, timestamp in ms, key, value or nil)."""
+    """Returns MessagePack: a list of (offset, timestamp in ms, key, value or nil)."""
     return msgspec.msgpack.encode([(m.offset, m.timestamp_ms, m.key, m.value) for m in messages])
 
 
@@ -93,7 +90,7 @@ def decode_segment(segment: LogSegment, data: bytes) -> list[Message]:
 
 
 def missing_ranges(begin: int, end: int, present: Iterable[LogSegment]) -> list[tuple[int, int]]:
-    """Returns the ranges of offsets `[begin, end)` that no segment holds."""
+    """Returns offsets of `[begin, end)` that no segment holds."""
     ranges: list[tuple[int, int]] = []
     at = begin
     for segment in sorted(present, key=lambda part: part.first):
@@ -111,9 +108,8 @@ def missing_ranges(begin: int, end: int, present: Iterable[LogSegment]) -> list[
 
 @dataclass(slots=True)
 class BackupCopy:
-    """Copies a run into `target`, without the segments and objects that it has already. `present`
-    maps the keys in `target` to sizes in bytes. `progress` gets the name of each part before its
-    copy.
+    """Copies a run without the segments and objects that `target` has already: `present` maps its
+    keys to sizes in bytes. `progress` gets the name of each part before its copy.
     """
 
     bus: Bus
@@ -127,7 +123,7 @@ class BackupCopy:
     )
 
     def copy(self, cut: Cut) -> dict[str, BackupObject]:
-        """Copy log and store; returns the copied objects by key. Raises `PositionLost` or
+        """Copies log and store; returns the objects by key. Raises `PositionLost` or
         `ObjectMissing` if the run removed a part before it was copied.
         """
         # Steps 2 and 3 of `back_up`.
@@ -155,8 +151,8 @@ class BackupCopy:
         return objects
 
     def files(self, folder: ContainedFolder) -> dict[str, BackupObject]:
-        """Copy the files of the run's folder that a resumed run reads; returns them by key. Raises
-        `OutsideRun` if one is behind a link that leaves the folder.
+        """Returns those that a resumed run reads, by key. Raises `OutsideRun` if one is behind a
+        link that leaves the folder.
         """
         prefixes = ("model/", *(f"{s.prefix}weights/v" for s in run_streams(self.store)))
         listed = [entry for prefix in prefixes for entry in self.store.list(prefix)]
@@ -173,7 +169,7 @@ class BackupCopy:
         return objects
 
     def check_history(self, cut: Cut) -> None:
-        """Raise `ConfigurationError` if the last copied record of a partition is not the run's."""
+        """Raises `ConfigurationError` if the last copied record of a partition is not the run's."""
         for topic in cut.topics:
             for partition, begin in enumerate(topic.begins):
                 segments = self._segments(topic, partition)
@@ -278,7 +274,7 @@ def described(key: str, data: bytes) -> BackupObject:
 
 
 def _claims(messages: Iterable[Message]) -> Iterator[tuple[Address, str]]:
-    """Yields the key of each large record with the address of its claim."""
+    """The key of each large record, with the address of its claim."""
     for message in messages:
         if not is_claim(message):
             continue
@@ -375,8 +371,8 @@ def _claim(target: ObjectStore, identity: RunIdentity, present: dict[str, int]) 
 
 
 def open_backup(url_or_folder: str, must_exist: bool = False) -> ObjectStore:
-    """Open the store of a backup, by URL or folder. One that `must_exist` is opened for reading;
-    raises `ConfigurationError` if it is a missing folder.
+    """Opens the backup by URL or folder. One that `must_exist` is opened for reading; raises
+    `ConfigurationError` if it is a missing folder.
     """
     is_url = ":" in url_or_folder and not os.path.exists(url_or_folder)
     url = url_or_folder if is_url else f"file:{Path(url_or_folder).absolute()}"

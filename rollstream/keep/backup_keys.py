@@ -1,6 +1,4 @@
-"""The objects of a backup: segments of the log, objects of the store, files of the folder, and
-those that begin and complete it.
-"""
+"""The keys of a backup's objects."""
 
 import re
 from dataclasses import dataclass
@@ -11,13 +9,13 @@ from rollstream.storage.stores.base import is_key
 
 BACKUP_KEY, BEGUN_KEY = "backup.json", "begun.json"
 LOG, STORE, FOLDER = "log/", "store/", "folder/"
-"""Prefixes of the objects: segments of the log, objects of the store, files of the folder."""
+"""Prefixes: segments of the log, objects of the store, files of the folder."""
 _SEGMENT = re.compile(r"log/([A-Za-z0-9._-]+)/(\d{5})-(\d{20})-(\d{20})\.msgpack")
 
 
 @dataclass(frozen=True, slots=True)
 class LogSegment:
-    """An object with the records of one partition at offsets `[first, end)`."""
+    """Records of one partition at offsets `[first, end)`."""
 
     topic: str
     partition: int
@@ -30,7 +28,7 @@ class LogSegment:
 
 
 def parse_segment(key: str) -> LogSegment | None:
-    """Returns the segment of a key; None for other keys."""
+    """Returns None for other keys."""
     match = _SEGMENT.fullmatch(key)
     if match is None:
         return None
@@ -39,9 +37,7 @@ def parse_segment(key: str) -> LogSegment | None:
 
 
 def is_backup_key(key: str) -> bool:
-    """Returns whether a backup may have an object of this key: a segment, or an object or file of a
-    form that a run writes.
-    """
+    """A segment, or an object or file of a form that a run writes."""
     # A backup may come from another user, and its destination may hold other files.
     if key.startswith(STORE):
         name = key.removeprefix(STORE)

@@ -30,11 +30,11 @@ from rollstream.streams.topics import Topic, run_topic
 from rollstream.streams.values import Version
 
 QUIET_S = 120.0
-"""Longest wait for a moment without a record of a single holder. A look takes milliseconds, and
-these topics get some records a second.
+"""For a moment without a record of a single holder. A look takes milliseconds, and these topics get
+some records a second.
 """
 SHARED_ORDER = ("dead", "annotations", "trajectories", "applied", "partials", "status")
-"""Order of reading the ends of topics with many writers (`_fix_ends`)."""
+"""In which the ends of topics with many writers are read (`_fix_ends`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class CommittedPosition:
 
 @dataclass(frozen=True, slots=True)
 class TopicCut:
-    """A topic's settings and its part of the cut: first offset and end of each partition, and the
-    committed positions of consumer groups.
+    """Settings, first offset and end of each partition, and committed positions of
+    consumer groups.
     """
 
     topic: Topic
@@ -58,15 +58,13 @@ class TopicCut:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A part of each topic, and objects of the store."""
-
     topics: tuple[TopicCut, ...]
     read: dict[str, bytes]
-    """Objects that the run replaces, with their content at the cut."""
+    """Objects that the run replaces, as of the cut."""
     listed: tuple[ListedObject, ...]
     """Objects that never change, to be copied later."""
     required: tuple[str, ...]
-    """Folders in the store without which the run cannot resume."""
+    """Folders of the store that a resumed run needs."""
     step: int
     """Of the policy's newest version; 0 without one."""
     checkpoint: str
@@ -74,9 +72,7 @@ class Cut:
 
 
 def present_topics(bus: Bus, streams: Iterable[WeightStream]) -> list[Topic]:
-    """Returns the run's topics in this log, with their settings; those of these weight streams
-    among them.
-    """
+    """Returns the present topics with their settings; those of these weight streams among them."""
     topics: list[Topic] = []
     for name in dict.fromkeys((*topic_names(), *(stream.topic.name for stream in streams))):
         own = run_topic(name)
@@ -110,7 +106,7 @@ def fix_cut(bus: Bus, store: ObjectStore, run: str) -> Cut:
     checkpoints = [stored.id for stored in stored_checkpoints(store) if stored.whole]  # 2
     every = list(store.list())
     names = manifest_names(store, every)
-    own_objects = sort_objects(every, run, names).own
+    own_objects, _ = sort_objects(every, run, names)
     read: dict[str, bytes] = {}
     for entry, keys in own_objects:
         if keys.copied == "cut" and split_key(entry.key)[1] != POINTER_KEY:
@@ -158,9 +154,7 @@ def _commits(bus: Bus, topic: str) -> Iterator[CommittedPosition]:
 def _fix_ends(
     bus: Bus, store: ObjectStore, topics: Sequence[Topic], streams: Sequence[WeightStream]
 ) -> tuple[dict[str, dict[int, int]], Mapping[WeightStream, bytes]]:
-    """Returns the ends of all topics and the content of each stream's pointer (b"" without one),
-    all of one moment.
-    """
+    """The ends of all topics and each stream's pointer (b"" without one), all of one moment."""
     single = [topic.name for topic in topics if topic.writer]
     shared = [topic.name for topic in topics if not topic.writer]
     # An annotation without its trajectory in the cut would count for the trajectory that the
@@ -204,7 +198,7 @@ def _is_kept(key: str, checkpoints: Sequence[CheckpointId]) -> bool:
 def _versions(
     store: ObjectStore, stream: WeightStream, believed: Version | None, names: Collection[str]
 ) -> Iterator[ListedObject]:
-    """Yields the stream's objects of versions up to the believed one."""
+    """Yields the objects of versions up to the believed one."""
     number_max = believed.number if believed else 0
     listed = list(store.list(f"{stream.prefix}weights/v"))
     every_name = {*names, *manifest_names(store, listed)}

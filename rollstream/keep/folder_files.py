@@ -1,5 +1,5 @@
-"""Sorts the files of a run's folder into the run's and the user's, and deletes the run's. A link is
-removed; everything behind it stays.
+"""Sorts the files of a run's folder into the run's and the user's, and deletes the run's.
+Everything behind a link stays.
 """
 
 import os
@@ -17,14 +17,11 @@ from rollstream.run.config.run_files import (
 )
 
 LAST = (CONFIGURATION_FILE, REMOVAL_FILE, *LOCKS)
-"""Files that a removal deletes after all others."""
 
 
 @dataclass(frozen=True, slots=True)
 class FolderFiles:
-    """The files to `delete`, the `links` to remove, and the `foreign` files, which stay. It is
-    false if there is nothing to delete.
-    """
+    """`foreign` files stay. It is false if there is nothing to delete."""
 
     delete: tuple[Path, ...] = ()
     links: tuple[FolderLink, ...] = ()
@@ -37,9 +34,9 @@ class FolderFiles:
 def folder_files(
     folder: Path | None, is_kept: bool, names: Collection[str], beside: Collection[Path]
 ) -> FolderFiles:
-    """Sort the files of a run's folder. With `is_kept` the files stay that readers of a kept part
-    of the store need. `names` are files in the run's manifests; `beside` are the folders of log and
-    store, whose content the caller sorts.
+    """With `is_kept` the files stay that readers of a kept part of the store need. `names` are
+    files in the run's manifests; `beside` are the folders of log and store, whose content the
+    caller sorts.
     """
     if folder is None or not folder.is_dir():
         return FolderFiles()
@@ -67,7 +64,7 @@ def _files(folder: Path, closed: Collection[Path]) -> Iterator[Path]:
 
 
 def delete_files(folder: Path, files: FolderFiles) -> None:
-    """Delete the run's files except `LAST`, the links, and the folders that are empty then."""
+    """Deletes the files except `LAST`, with the links and the folders that are empty then."""
     for path in files.delete:
         if path.parent != folder or path.name not in LAST:
             path.unlink(missing_ok=True)

@@ -66,14 +66,13 @@ from rollstream.streams.writer import FencedWriter
 UNCHANGEABLE_SETTINGS = (
     "model", "trainer.updates_per_step", "trainer.epochs", "trainer.optimiser",
 )  # fmt: skip
-"""With other values the checkpoint would have no meaning."""
 OWN_SETTINGS = ("run", "bus", "store")
-"""Settings of every fork's own; they do not count as changes."""
+"""Of every fork; they do not count as changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForkPlan:
-    """The parent with its settings (`before`), and the fork's folder with its settings (`now`)."""
+    """The parent with its settings (`before`), the fork's folder with its settings (`now`)."""
 
     parent: ForkParent
     before: Configuration
@@ -81,7 +80,7 @@ class ForkPlan:
     now: Configuration
 
     def changes(self) -> list[config.SettingChange]:
-        """Returns the essential settings (those that a run records and compares) in which fork and
+        """Returns essential settings (those that a run records and compares) in which fork and
         parent differ, without `OWN_SETTINGS`.
         """
         differences = config.setting_changes(
@@ -91,8 +90,8 @@ class ForkPlan:
 
 
 def plan_fork(parent: ForkParent, out: Path, overrides: list[str], step: int) -> ForkPlan:
-    """Returns the plan of a fork at `step` in the folder `out`, with the parent's settings but for
-    the `overrides` (`key=value`). Raises `ConfigurationError` if the fork could not run with them.
+    """Plans the fork at `step`, in the folder `out`, with the parent's settings but for the
+    `overrides` (`key=value`). Raises `ConfigurationError` if the fork could not run with them.
     """
     folder = run_folder.RunFolder(out.absolute())
     before = config.load(parent.settings)
@@ -105,8 +104,8 @@ def plan_fork(parent: ForkParent, out: Path, overrides: list[str], step: int) ->
 
 
 def check_folders(parent: run_folder.RunFolder | None, out: Path) -> None:
-    """Raise `ConfigurationError` if the folder `parent` holds a replay, or if the fork's folder
-    `out` is inside it or not empty. `parent` is None if only the parent's store is left.
+    """Raises `ConfigurationError` if the folder `parent` (None: only its store is left) holds a
+    replay, or if `out` is inside it or not empty.
     """
     folder = run_folder.RunFolder(out.absolute())
     if parent is not None and (parent.path / REPLAY_FILE).exists():
@@ -150,8 +149,8 @@ def _check_settings(plan: ForkPlan, step: int) -> None:
 
 
 def find_checkpoint(store: ObjectStore, text: str) -> Checkpoint:
-    """Returns the newest readable checkpoint up to the step in `text`, or of all for `latest`.
-    Raises `ObjectMissing`, which names the present checkpoints and why some could not be read.
+    """The newest readable checkpoint up to the step in `text`, or of all for `latest`. Raises
+    `ObjectMissing`, which names the present ones and why some could not be read.
     """
     step = whole_number(text)
     if text != "latest" and step is None:
@@ -172,7 +171,7 @@ def find_checkpoint(store: ObjectStore, text: str) -> Checkpoint:
 
 
 def prompts_left_at(log: Bus, state: TrainerState, had: PromptsLeft) -> PromptsLeft:
-    """Returns the prompts whose groups were neither trained nor closed up to the checkpoint's step.
+    """Returns prompts whose groups were neither trained nor closed up to the checkpoint's step.
     `had` are those that the parent itself began with, `log` is its log or, where that is lost, its
     archive. Raises `ConfigurationError` if a checkpoint of an earlier release needs admissions that
     `log` lacks.
@@ -209,7 +208,7 @@ def _admitted_groups(log: Bus) -> dict[Address, int]:
 
 
 def _ended_later(log: Bus, state: TrainerState) -> set[int]:
-    """Returns the groups that the ledger ends in a step after the checkpoint's."""
+    """Returns groups that the ledger ends in a step after the checkpoint's."""
     groups: set[int] = set()
     if log.end("ledger")[0] <= state.ledger.offset:
         return groups

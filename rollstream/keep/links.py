@@ -1,6 +1,6 @@
-"""Finds links inside a run's store or folder. A user may keep large objects behind a link, but a
-run of another user may link to anything: a removal goes through a link only where keys are so
-specific that no other files have them (`RunKeys.linked`), and never into another run.
+"""Links inside a run's store or folder. A user may keep large objects behind a link, but a run of
+another user may link to anything: a removal goes through a link only where keys are so specific
+that no other files have them (`RunKeys.linked`), and never into another run.
 """
 
 import os
@@ -21,8 +21,8 @@ from rollstream.storage.stores.file import FileStore
 
 @dataclass(frozen=True, slots=True)
 class FolderLink:
-    """A link to a folder. `prefix` is the common start of the keys behind it, `target` its resolved
-    target. If `followed`, a removal deletes the run's objects there; otherwise the link alone.
+    """`prefix` is the common start of the keys behind it. If `followed`, a removal deletes the
+    run's objects there; otherwise the link alone.
     """
 
     path: Path
@@ -32,8 +32,8 @@ class FolderLink:
 
 
 def store_links(store: ObjectStore | None, run_id: str) -> tuple[FolderLink, ...]:
-    """Returns the links in a store's folder in the place of a folder of the run's objects; none for
-    another store.
+    """Returns the links in the place of a folder of the run's objects; none for a store without a
+    folder.
     """
     if not isinstance(store, FileStore):
         return ()
@@ -65,9 +65,7 @@ def _links(folder: Path, prefix: str, run_id: str, passed: set[Path]) -> Iterato
 
 
 def _roots() -> dict[str, bool]:
-    """Returns the top folders of a store that have declared keys, each with whether it may be a
-    link.
-    """
+    """Returns top folders that have declared keys, each with whether it may be a link."""
     roots: dict[str, bool] = {}
     for keys in declarations():
         root, slash, _ = keys.pattern.pattern.partition("/")
@@ -91,8 +89,8 @@ def _is_of_another(target: Path, run_id: str) -> bool:
 
 
 def listed_objects(store: ObjectStore, links: Iterable[FolderLink]) -> list[ListedObject]:
-    """Returns the objects of the store in the order of their keys, those behind followed links
-    included, those behind others not.
+    """Returns the listed objects in the order of keys, those behind followed links included, behind
+    others not.
     """
     every = {entry.key: entry for entry in store.list()}
     closed: list[str] = []
@@ -105,7 +103,7 @@ def listed_objects(store: ObjectStore, links: Iterable[FolderLink]) -> list[List
 
 
 def folder_links(folder: Path) -> tuple[FolderLink, ...]:
-    """Returns the links in the place of a folder of the run's files."""
+    """Returns the folder links in the place of a folder of the run's files."""
     paths = {name: folder / name for name in FOLDERS}
     return tuple(
         # Never followed: names like `logs/trainer.log` are not specific enough.
@@ -121,14 +119,14 @@ def _real(path: Path) -> Path:
 
 
 def remove_link(link: FolderLink) -> None:
-    """Remove the link and, if it was followed, the empty folders behind it."""
+    """Removes the link, with the empty folders behind it, if it was followed."""
     if link.followed:
         remove_empty_folders(link.target)
     link.path.unlink(missing_ok=True)
 
 
 def remove_empty_folders(folder: Path) -> None:
-    """Remove the folders here that hold no file; no link is followed."""
+    """Folders that hold no file; no link is followed."""
     if folder.is_symlink() or not folder.is_dir():
         return
     for path, _, _ in os.walk(folder, topdown=False):

@@ -1,9 +1,8 @@
-"""Which objects of a store are a run's own, by the forms of keys that writers declare. `rm`,
-`backup` and `restore` decide alike.
+"""Which objects of a store are a run's own, by the keys that writers declare; `rm`, `backup` and
+`restore` decide alike.
 """
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import cast
@@ -52,25 +51,16 @@ def declarations() -> tuple[RunKeys, ...]:
 
 
 def declared_keys(key: str, names: Collection[str] = ()) -> RunKeys | None:
-    """Returns the declaration of a key; None if no run writes such a key. `names` are those of
-    `manifest_names`.
-    """
+    """Returns None if no run writes such a key. `names` are those of `manifest_names`."""
     return next((keys for keys in declarations() if keys.owns(key, names)), None)
-
-
-@dataclass(frozen=True, slots=True)
-class OwnObjects:
-    """A listing's objects of the run, each with its declaration, and `foreign` ones."""
-
-    own: tuple[tuple[ListedObject, RunKeys], ...]
-    foreign: tuple[ListedObject, ...]
 
 
 def sort_objects(
     listed: Iterable[ListedObject], run: str, names: Collection[str] = ()
-) -> OwnObjects:
-    """Sort the listed objects of a run's store, without I/O. Foreign are keys without a declared
-    form, and objects of another run (inside this store, or in the archive) or of an unknown topic.
+) -> tuple[list[tuple[ListedObject, RunKeys]], list[ListedObject]]:
+    """Returns the run's own objects, each with its declaration, and foreign ones, without I/O: keys
+    without a declared form, and objects of another run (inside this store, or in the archive) or of
+    an unknown topic.
     """
     entries, topics = list(listed), {topic.name for topic in catalogue()}
     # A run inside this store has a `run.json` of its own.
@@ -90,13 +80,12 @@ def sort_objects(
             foreign.append(entry)
         else:
             own_objects.append((entry, keys))
-    return OwnObjects(tuple(own_objects), tuple(foreign))
+    return own_objects, foreign
 
 
 def manifest_names(store: ObjectStore, listed: Iterable[ListedObject]) -> frozenset[str]:
-    """Returns the names of files of the starting model and of versions that only the run's
-    manifests can tell from a user's files (a hub model's licence). An unreadable manifest names
-    none.
+    """Returns files of the starting model and of versions that only the run's manifests can tell
+    from a user's (a hub model's licence). An unreadable manifest names none.
     """
     odd = undecided(declarations(), (entry.key for entry in listed))
     names: set[str] = set()

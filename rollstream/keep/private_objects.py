@@ -1,5 +1,5 @@
-"""Writes objects of a run into another store: in a folder, a secret is a file that no other user of
-the machine may read.
+"""Secrets of a run in another store: in a folder, a file that no other user of the machine may
+read.
 """
 
 from rollstream.keep.own import declared_keys
@@ -8,7 +8,7 @@ from rollstream.storage.stores.file import FileStore
 
 
 def put_private(store: ObjectStore, key: str, data: Data, name: str) -> None:
-    """Write the object; `name` is its key in the run's store, which declares a secret."""
+    """`name` is the object's key in the run's store, which declares a secret."""
     declared = declared_keys(name)
     if not (isinstance(store, FileStore) and declared is not None and declared.private):
         store.put(key, data)

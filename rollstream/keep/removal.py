@@ -58,9 +58,7 @@ KEEPS: tuple[Keep, ...] = ("archive", "final")
 LEASE_WAIT_S = 300.0  # the longest wait for a holder; leases of this program last below a minute
 HEARTBEATS_S = 10.0  # for which the topic `status` is watched for living rollouts and relays
 PASSES_MAX = 5
-"""Most rounds of listing and deleting objects: a process that is ending may write one after a
-listing.
-"""
+"""Rounds of listing and deleting: a process that is ending may write an object after a listing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +71,9 @@ class ObjectsPlan:
     kept: tuple[ListedObject, ...]
     foreign: tuple[ListedObject, ...]
     orders: tuple[int, ...] = ()
-    """Order of deletion (`run_keys`) of each object to delete; ascending."""
+    """By object to delete (`run_keys`); ascending."""
 
     def groups(self) -> Iterator[list[str]]:
-        """Yields the keys to delete, those of one order together."""
         pairs = zip(self.orders, self.delete, strict=True)
         for _, group in groupby(pairs, key=lambda pair: pair[0]):
             yield [entry.key for _, entry in group]
@@ -84,14 +81,14 @@ class ObjectsPlan:
 
 @dataclass(frozen=True, slots=True)
 class RemovalPlan:
-    """Everything that a removal deletes and keeps. It is false if there is nothing to delete."""
+    """False if there is nothing to delete."""
 
     place: RunPlace
     log: LogContents | None
     objects: ObjectsPlan
     folder: FolderFiles
     links: tuple[FolderLink, ...]
-    """Links in the store in the place of a folder of the run's objects."""
+    """In the place of a folder of the run's objects."""
     proof: RunProof
 
     def __bool__(self) -> bool:
@@ -105,13 +102,13 @@ def plan_objects(
     final: Collection[str],
     names: Collection[str] = (),
 ) -> ObjectsPlan:
-    """Sort the listed objects of a run's store (`sort_objects`), without I/O. `keep` names the kept
-    parts: the archive, or the `final` state, whose keys begin as one of `final` (`final_state`).
+    """Plans the objects without I/O. `keep` names the kept parts: the archive, or the `final`
+    state, whose keys begin as one of `final` (`final_state`).
     """
-    objects = sort_objects(listed, run, names)
+    own_objects, foreign = sort_objects(listed, run, names)
     delete: list[tuple[int, ListedObject]] = []
     kept_objects: list[ListedObject] = []
-    for entry, keys in objects.own:
+    for entry, keys in own_objects:
         # With any `keep`, `run.json` stays: its mark of a deleted run keeps roles away.
         if _is_kept(entry.key, keys, keep, final):
             kept_objects.append(entry)
@@ -121,7 +118,7 @@ def plan_objects(
     return ObjectsPlan(
         tuple(entry for _, entry in delete),
         tuple(kept_objects),
-        objects.foreign,
+        tuple(foreign),
         tuple(order for order, _ in delete),
     )
 
@@ -133,8 +130,8 @@ def _is_kept(key: str, keys: RunKeys, keep: Collection[Keep], final: Collection[
 
 
 def final_state(store: ObjectStore) -> tuple[str, ...]:
-    """Returns the folder of the newest complete checkpoint, and of each weight stream the pointer
-    and the folders of the believed version (`version_folders`).
+    """The folder of the newest complete checkpoint, and of each weight stream the pointer and the
+    folders of the believed version.
     """
     checkpoints = [stored.id for stored in stored_checkpoints(store) if stored.whole]
     keys = [f"{max(checkpoints).folder}/"] if checkpoints else []
@@ -148,9 +145,8 @@ def final_state(store: ObjectStore) -> tuple[str, ...]:
 def version_folders(
     store: ObjectStore, stream: WeightStream, version: Version | None
 ) -> tuple[str, ...]:
-    """Returns the folders in the run's store that are needed to read a `version` of the stream: its
-    own, its parents' back to the nearest anchor for a delta, the base's for an adapter. Raises
-    `ObjectMissing` if a manifest is gone.
+    """The folders that are needed to read a `version`: its own, its parents' back to the nearest
+    anchor for a delta, the base's for an adapter. Raises `ObjectMissing` if a manifest is gone.
     """
     folders: list[str] = []
     if version is not None:
@@ -165,7 +161,7 @@ def version_folders(
 
 
 def plan_removal(place: RunPlace, keep: Collection[Keep]) -> RemovalPlan:
-    """Plan the removal of log, store and folder as they are now. Raises `ConfigurationError` if
+    """Plans the removal of log, store and folder as they are now. Raises `ConfigurationError` if
     nothing proves that they are a run's (`prove_run`), `LeaseHeld` if a consumer group has members.
     """
     log = None if place.bus is None else log_contents(place.bus)
@@ -198,9 +194,8 @@ def _has_kept(link: FolderLink, objects: ObjectsPlan) -> bool:
 
 
 def check_not_living(place: RunPlace, heartbeats_s: float = HEARTBEATS_S) -> None:
-    """Raise `LeaseHeld` if a lease is renewed, or a rollout or relay sends a status, while this
-    function watches them: for about the duration of a lease, then `heartbeats_s` seconds; or if a
-    lease is too long for that.
+    """Raises `LeaseHeld` if a lease is renewed, or a rollout or relay sends a status, within about
+    the duration of a lease, then `heartbeats_s` seconds; or if a lease is too long for that.
     """
     store = open_present(place.store)
     living = [] if store is None else living_leases(store, SINGLE_HOLDERS, LEASE_WAIT_S)

@@ -55,22 +55,24 @@ RECORDS_MAX, BYTES_MAX = 512, 4 << 20  # of one append
 FOLDER_ADVICE = "give a new folder"
 FILLERS_MAX = 10_000  # of one append
 FILLED_MAX = 1 << 28
-"""Most empty records of a restored topic: about a minute for each 100 million."""
+"""Empty records of a restored topic: about a minute for each 100 million."""
 CONFIGURATION = f"{FOLDER}config.json"
 
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """A verified backup in the store `source`, and the folder and settings of the restored run."""
+    """The restore plan of a verified backup in `source`, to the restored run's folder
+    and settings.
+    """
 
     backup: Backup
     source: ObjectStore
     folder: RunFolder
     settings: Configuration
     left_out: tuple[str, ...] = ()
-    """Keys of an earlier release's backup that no run writes; not restored."""
+    """Keys of an earlier release's backup that no run writes."""
     unnamed: tuple[str, ...] = ()
-    """The backup's settings that name a place outside the folder, without `--set` of the user."""
+    """Settings that name a place outside the folder, without the user's `--set`."""
 
     @property
     def objects(self) -> tuple[BackupObject, ...]:
@@ -86,9 +88,8 @@ class RestorePlan:
 
 
 def read_backup(target: ObjectStore, where: str) -> Backup:
-    """Returns the content of `backup.json` in the store `target`, which errors call `where`. Raises
-    `ConfigurationError` without a complete backup, `NewerRelease` if this release lacks a feature
-    that the run needs.
+    """The content of `backup.json`; errors call the store `where`. Raises `ConfigurationError`
+    without a complete backup, `NewerRelease` if this release lacks a feature that the run needs.
     """
     try:
         backup = unseal(target.get(BACKUP_KEY), Backup, BACKUP_KEY)
@@ -115,10 +116,10 @@ def plan_restore(
     scratch: Path,
     progress: Callable[[str], None] = lambda part: None,
 ) -> RestorePlan:
-    """Verify every object of the backup in `source`, which errors call `where`, and plan its
-    restore into `folder` with the backup's settings, changed by `overrides`. `progress` gets the
-    key of each object. Only the backup's `config.json` is written, in `scratch`, and no module that
-    it names is imported.
+    """Verifies every object of the backup in `source`, which errors call `where`, and plans its
+    restore into `folder` with its settings, changed by `overrides`. `progress` gets the key of each
+    object. Only the backup's `config.json` is written, in `scratch`, and no module that it names is
+    imported.
 
     Raises as `read_backup` does, `CorruptObject`, which names the object, if the backup is damaged,
     and `ConfigurationError` if an override changes an essential setting.
@@ -210,7 +211,7 @@ def _outside(plan: RestorePlan) -> list[str]:
 
 
 def check_named(plan: RestorePlan, on_this_machine: bool = True) -> None:
-    """Raise `ConfigurationError` if the backup, and not the user, names a place outside the
+    """Raises `ConfigurationError` if the backup, and not the user, names a place outside the
     restored folder. Places of a run that the user began on this machine are named.
     """
     for key, url in zip(config.URL_SETTINGS, plan.urls, strict=True):
@@ -224,9 +225,7 @@ def check_named(plan: RestorePlan, on_this_machine: bool = True) -> None:
 
 
 def checked(source: ObjectStore, expected: BackupObject) -> bytes:
-    """Returns the content of an object of the backup. Raises `CorruptObject` if it is missing, or
-    has another size or hash.
-    """
+    """Raises `CorruptObject` if the object is missing, or has another size or hash."""
     try:
         data = source.get(expected.key)
     except errors.ObjectMissing:
@@ -258,7 +257,7 @@ def _check_settings(before: Configuration, now: Configuration) -> None:
 
 
 def check_free(plan: RestorePlan) -> None:
-    """Raise `ConfigurationError` if the target (folder, log or store) is not empty."""
+    """Raises `ConfigurationError` if folder, log or store is not empty."""
     bus, store = plan.urls
     folder = plan.folder.path
     advice = f"give an empty one, or remove that run: {shell_command('rm', store, '--bus', bus)}"

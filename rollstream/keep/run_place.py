@@ -29,8 +29,8 @@ from rollstream.whole_file import whole_file
 
 @dataclass(frozen=True, slots=True)
 class RunPlace:
-    """A run and its parts: `folder`, and the URLs of log (`bus`) and `store`. Paths are absolute;
-    None for a part that does not exist or is not to be deleted.
+    """`folder`, and the URLs of log (`bus`) and `store`. Paths are absolute; None for a part that
+    does not exist or is not to be deleted.
     """
 
     run: str
@@ -40,7 +40,7 @@ class RunPlace:
 
 
 def open_present(store_url: str | None) -> ObjectStore | None:
-    """Open the store; returns None for a folder that does not exist."""
+    """Returns None for a folder that does not exist."""
     folder = None if store_url is None else folder_of_url(store_url)
     if store_url is None or (folder is not None and not folder.is_dir()):
         return None
@@ -56,9 +56,9 @@ def open_present_for_reading(store_url: str | None) -> ObjectStore | None:
 
 
 def find_run_place(argument: str, bus: str | None = None, *, or_emptied: bool = False) -> RunPlace:
-    """Locate the run in `argument`: its folder, its config.json, or the URL of its store or log.
-    `bus` is the log of a run named by its store. Raises `ConfigurationError` if no run is there;
-    `or_emptied` accepts an empty store as the place of a removed run.
+    """Finds the run place by folder, config.json, or the URL of store or log. `bus` is the log of a
+    run named by its store. Raises `ConfigurationError` if no run is there; `or_emptied` accepts an
+    empty store as the place of a removed run.
     """
     scheme, separator, _ = argument.partition(":")
     if separator and scheme in ("kafka", "sqlite"):
@@ -105,18 +105,17 @@ def _is_nearly_removed(folder: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RunProof:
-    """Why a place is a run's. `id` is "" for a replay of an earlier release. `in_store` is False
-    once a removal has deleted all objects of the run: objects in the store are then not the run's.
+    """`id` is "" for a replay of an earlier release. `in_store` is False once a removal has deleted
+    all objects of the run: those in the store are then not the run's.
     """
 
     id: str
     in_store: bool
     in_folder: bool = True
-    """False if nothing there is the run's any more."""
 
 
 def prove_run(place: RunPlace, store: ObjectStore | None, log: LogContents | None) -> RunProof:
-    """Returns the proof that the place is the run's. Raises `ConfigurationError` if there is none.
+    """Raises `ConfigurationError` without a proof.
 
     A run named by its folder is proven by `run.json` in its store, with the name in config.json; by
     `removing.json` of an interrupted removal, whose last object of the store is `run.json`; or by
@@ -160,7 +159,7 @@ def _prove(place: RunPlace, store: ObjectStore | None, log: LogContents | None) 
 
 
 def check_permitted(place: RunPlace, is_confirmed: bool) -> None:
-    """Raise `ConfigurationError` if a run's folder, which may come from another user, names a log
+    """Raises `ConfigurationError` if a run's folder, which may come from another user, names a log
     or store outside of it that the user did not name: its host gets no secret (`check_hosts`), and
     nothing there is deleted with `--yes` (`is_confirmed`).
     """
@@ -224,7 +223,7 @@ def _is_inside(place: RunPlace) -> bool:
 
 
 def write_removal(folder: Path, run: str, run_id: str) -> None:
-    """Write the mark of a removal, atomically; the caller has deleted nothing yet."""
+    """Marks a removal, atomically; the caller has deleted nothing yet."""
     with whole_file(folder / REMOVAL_FILE) as partial:
         partial.write_text(json.dumps({"run": run, "id": run_id}) + "\n", encoding="utf-8")
 

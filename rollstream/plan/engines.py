@@ -1,5 +1,5 @@
-"""Sizes the engine of a rollout: vLLM or `torch`, cards, memory, sequences. An engine fits if its
-KV cache holds `SEQUENCES_MIN` sequences of full context.
+"""Sizes the engine of a rollout. It fits if its KV cache holds `SEQUENCES_MIN` sequences of full
+context.
 """
 
 from collections.abc import Sequence
@@ -15,40 +15,36 @@ from rollstream.run.sizes.shapes import ModelShape
 from rollstream.run.sizes.vllm_memory import vllm_lines
 
 ENGINE_SHARE = 0.9
-"""Share of memory of an engine that is alone on its cards: the default of
-`rollouts.vllm.memory_share`, which equals that of vLLM's `gpu_memory_utilization`.
+"""Of an engine alone on its cards: the default of `rollouts.vllm.memory_share`, as of vLLM's
+`gpu_memory_utilization`.
 """
 MEAN_SHARE = 4
 """A mean trajectory is assumed to have a quarter of the context. A choice for lengths with a long
 tail: their 99th percentile is about 10 medians (Laminar §2).
 """
 GROUPS, SAMPLES = 128, 8
-"""Default groups of a step, and trajectories of a group: together 1024, as in PipelineRL (arXiv
-2509.19128).
+"""Default groups of a step, and trajectories of a group: 1024, as in PipelineRL (arXiv 2509.19128).
 """
 FP8 = 1.0
-"""Bytes of a weight under vLLM's `quantization = "fp8"`."""
+"""Bytes under vLLM's `quantization = "fp8"`."""
 ADAPTER_RANK = 16
-"""Rank of the LoRA adapter that the planner proposes where all parameters do not fit. A choice:
-vLLM's default `max_lora_rank`.
-"""
+"""Proposed where all parameters do not fit. A choice: vLLM's default `max_lora_rank`."""
 SEQUENCES_MIN = 8
 """Longest sequences that an engine's KV cache must hold. A choice: a decode step reads all weights,
 whatever the number of its rows, so with fewer rows a token would cost more than an eighth of such a
 read.
 """
 SLOTS_MAX = 256
-"""Most sequences that an engine decodes together. A choice: vLLM's default `max_num_seqs` on cards
-below 70 GiB (`get_batch_defaults` in vLLM 0.32's `engine/arg_utils.py`).
+"""A choice: vLLM's default `max_num_seqs` on cards below 70 GiB (`get_batch_defaults` in vLLM
+0.32's `engine/arg_utils.py`).
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """The input of a plan: a model, `cards` equal cards, and sequences of up to `context` tokens.
-    Rates are in Gbit/s: machine to store, machine to machine. `lora_rank` 0 trains all parameters;
-    with `fp8` rollouts serve 8-bit weights. The one training card holds a `reference` or a `critic`
-    too.
+    """A model, `cards` equal cards, and sequences of up to `context` tokens. Rates are in Gbit/s:
+    machine to store, machine to machine. `lora_rank` 0 trains all parameters; with `fp8` rollouts
+    serve 8-bit weights. The one training card holds a `reference` or a `critic` too.
     """
 
     shape: ModelShape
@@ -69,7 +65,7 @@ class PlanRequest:
 
     @property
     def step_tokens(self) -> float:
-        """Tokens of a step, prompts included; both sides compute all of them."""
+        """Counts prompts, too; both sides compute all of them."""
         return self.trajectories * self.context / MEAN_SHARE
 
     @property
@@ -86,15 +82,15 @@ class PlanRequest:
 
 
 def usable(card: Accelerator) -> float:
-    """Returns the bytes of a card that one training process can fill."""
+    """Returns bytes of a card that one training process can fill."""
     return card.memory * (1 - sums.FRAGMENTED) - sums.CONTEXT_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSize:
-    """One engine: it takes `memory_share` of each of its `tensor_parallel` cards, caches
-    `kv_tokens` tokens and decodes `slots` sequences together. With `has_evaluation` an evaluation's
-    engine fits on the same cards. `reason` states why the engine is not vLLM.
+    """Takes `memory_share` of each of its `tensor_parallel` cards, caches `kv_tokens` tokens and
+    decodes `slots` sequences together. With `has_evaluation` an evaluation's engine fits on the
+    same cards. `reason` states why the engine is not vLLM.
     """
 
     name: Literal["vllm", "torch"] = "vllm"
@@ -112,8 +108,7 @@ class EngineSize:
 
 def own_engine(request: PlanRequest, cards: int) -> EngineSize | None:
     """Returns the engine on up to `cards` cards of its own, all of one machine: vLLM on the fewest
-    cards on which it fits, else the embedded engine on one card if an adapter is trained, else
-    None.
+    cards on which it fits, else the embedded engine on one card if an adapter is trained.
     """
     for tensor_parallel in _engine_cards(request, cards):
         tokens = vllm_tokens(request, tensor_parallel, ENGINE_SHARE)
@@ -128,8 +123,8 @@ def own_engine(request: PlanRequest, cards: int) -> EngineSize | None:
 
 
 def shared_engine(request: PlanRequest, rest: float, evaluated: bool) -> EngineSize | None:
-    """Returns the engine on the trainer's card, in the `rest` bytes that the trainer leaves; None
-    if none fits. With `evaluated`, vLLM leaves half of them to an evaluation.
+    """Returns the engine on the trainer's card, in the `rest` bytes that the trainer leaves. With
+    `evaluated`, vLLM leaves half of them to an evaluation.
     """
     share = int(100 * rest / request.card.memory / (1 + evaluated)) / 100
     if vllm_tokens(request, 1, share) >= SEQUENCES_MIN * request.context:
@@ -144,7 +139,7 @@ def _engine_cards(request: PlanRequest, cards: int) -> Sequence[int]:
 
 
 def vllm_tokens(request: PlanRequest, tensor_parallel: int, share: float) -> int:
-    """Returns the tokens that vLLM caches in this share of its cards' memory."""
+    """Returns tokens that vLLM caches in this share of its cards' memory."""
     free = request.card.memory * share - total(_lines(request, tensor_parallel))
     return kv_tokens(request.shape, tensor_parallel, free)
 
@@ -191,7 +186,7 @@ def _embedded(request: PlanRequest, share: float, memory: float) -> EngineSize |
 
 
 def engine_lines(request: PlanRequest, engine: EngineSize) -> tuple[MemoryLine, ...]:
-    """Returns the memory of one card of the engine, line by line."""
+    """Returns memory of one card, line by line."""
     if not engine.is_vllm:
         return sums.torch_engine_lines(request.shape, engine.slots, request.context, sums.BFLOAT16)
     lines = _lines(request, engine.tensor_parallel, engine.slots)
@@ -200,9 +195,8 @@ def engine_lines(request: PlanRequest, engine: EngineSize) -> tuple[MemoryLine, 
 
 
 def least_lines(request: PlanRequest, cards: int) -> tuple[int, tuple[MemoryLine, ...]]:
-    """Returns a rollout's least need, for messages: the most cards of one vLLM engine, and the
-    memory of one of them under vLLM, or under the embedded engine if an adapter is trained and it
-    needs less.
+    """A rollout's least need, for messages: the most cards of one vLLM engine, and the memory of
+    one of them under vLLM, or under the embedded engine if an adapter is trained and it needs less.
     """
     shape, engine_cards = request.shape, _engine_cards(request, cards)[-1]
     cache = SEQUENCES_MIN * request.context * sums.BFLOAT16 * shape.kv_numbers
@@ -217,7 +211,7 @@ def least_lines(request: PlanRequest, cards: int) -> tuple[int, tuple[MemoryLine
 
 
 def kv_tokens(shape: ModelShape, tensor_parallel: int, free: float) -> int:
-    """Returns the number of tokens that `free` bytes on each card can cache."""
+    """Returns tokens that `free` bytes on each card can cache."""
     # A card caches whole heads: with more cards than `kv_heads` each head is cached more than once.
     split = min(tensor_parallel, shape.kv_heads)
     return max(0, int(free * split / (sums.BFLOAT16 * shape.kv_numbers)))

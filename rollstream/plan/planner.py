@@ -14,28 +14,25 @@ from rollstream.run.sizes.devices import CARDS_PER_MACHINE
 from rollstream.run.sizes.shapes import ModelShape
 
 LAG_MAX = 4
-"""Steps by which rollouts are ahead at most: the default of `dispatch.max_lag`."""
+"""The default of `dispatch.max_lag`."""
 MICRO_BATCH_TOKENS_MAX = 32_768
-"""Largest proposed micro-batch, unless communication takes longer than its arithmetic. A choice:
-about 80 times 420 tokens. From 420 tokens on, a product with weights takes longer for its
-arithmetic than for reading the weights, on every card of `devices.py` (flops over bandwidth is at
-most 420).
+"""Unless communication takes longer than its arithmetic. A choice: about 80 times 420 tokens, from
+which on a product with weights takes longer for its arithmetic than for reading the weights, on
+every card of `devices.py` (flops over bandwidth is at most 420).
 """
 SEQUENCES_WANTED = 64
-"""On a shared card the KV cache's longest sequences count before all other properties, up to this
-many: the default of `rollouts.slots`.
+"""On a shared card so many of the KV cache's longest sequences count before all other properties:
+the default of `rollouts.slots`.
 """
 CARDS_MAX = 16_384
-"""Most cards that are tried. A choice: the cluster that trained Llama 3.1 405B (arXiv 2407.21783).
-"""
+"""A choice: the cluster that trained Llama 3.1 405B (arXiv 2407.21783)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardLayout:
-    """A division of the cards on which trainer and rollouts fit: `trainer_cards` ranks (one per
-    card) train, `engines` engines of the size `engine` generate. With `is_shared` both use one
-    card. `form` has the proposed micro-batch; `micro_batch_max` is the largest one that fits, in
-    tokens.
+    """`trainer_cards` ranks (one per card) train, `engines` engines of the size `engine` generate;
+    with `is_shared` both on one card. `form` has the proposed micro-batch; `micro_batch_max` is the
+    largest one that fits, in tokens.
     """
 
     form: TrainerForm
@@ -49,7 +46,7 @@ class CardLayout:
 
     @property
     def tokens_per_s(self) -> float:
-        """Returns the rate of the slower side; 0 for unknown speeds."""
+        """Returns the tokens per s of the slower side; 0 for unknown speeds."""
         return min(self.train_tokens_per_s, self.rollout_tokens_per_s)
 
 
@@ -70,8 +67,8 @@ class Shortage:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """The answer to a request. If it does not fit, `layout` is None, `shortages` has the reasons,
-    and `change` is the plan of the cheapest changed request that fits, or None.
+    """If the request does not fit, `layout` is None, `shortages` has the reasons, and `change` is
+    the plan of the cheapest changed request that fits, or None.
     """
 
     request: PlanRequest
@@ -81,12 +78,11 @@ class RunPlan:
 
     @property
     def proposed(self) -> "RunPlan | None":
-        """Returns the plan that fits: this one, or that of the change; None without one."""
+        """The plan that fits: this one, or that of the change."""
         return self if self.layout is not None else self.change
 
 
 def plan_run(request: PlanRequest) -> RunPlan:
-    """Returns the best layout, or the shortages and the cheapest change."""
     layout = best_layout(request)
     if layout is not None:
         return RunPlan(request, layout)
@@ -111,8 +107,8 @@ def _changes(request: PlanRequest) -> Iterator[PlanRequest]:
 
 
 def best_layout(request: PlanRequest) -> CardLayout | None:
-    """Returns the fitting layout with the highest rate, None if none fits. For unknown speeds the
-    layout closest to two equal halves wins.
+    """The fitting layout with the highest rate; for unknown speeds the one closest to two equal
+    halves.
     """
     if request.cards == 1:
         return _shared_layout(request)
@@ -165,15 +161,13 @@ def _layout(request: PlanRequest, trainer_cards: int, recompute: bool) -> CardLa
 
 
 def training_form(request: PlanRequest, ranks: int, recompute: bool) -> TrainerForm | None:
-    """Returns the settings of training on this many cards, with the proposed micro-batch; None if
-    it does not fit.
-    """
+    """Returns the training form with the proposed micro-batch; None if it does not fit."""
     form = _largest_form(request, trainer_form(request, ranks, recompute))
     return None if form is None else _proposed_form(request, form)
 
 
 def training_rate(request: PlanRequest, form: TrainerForm) -> float:
-    """Returns the tokens per second that the form's ranks train, on cards of their own."""
+    """Returns tokens per second on cards of their own."""
     link = request.link(form.ranks)
     return rates.train_tokens_per_s(request.shape, form, link, request.step_tokens)
 
@@ -181,7 +175,7 @@ def training_rate(request: PlanRequest, form: TrainerForm) -> float:
 def decoding_rate(
     request: PlanRequest, engine: EngineSize, engines_in_all: int
 ) -> tuple[float, float]:
-    """Returns the rows that an engine decodes and its tokens per second."""
+    """Returns rows that an engine decodes, and its tokens per second."""
     # The KV cache holds so many sequences of half the context; the lag bound admits so many
     # trajectories.
     rows = min(engine.slots, max(1, 2 * engine.kv_tokens // request.context))
@@ -217,8 +211,8 @@ def _largest_form(request: PlanRequest, form: TrainerForm) -> TrainerForm | None
 
 
 def largest_micro_batch(shape: ModelShape, form: TrainerForm, memory: float, step: int) -> int:
-    """Returns the largest multiple of `step` tokens, at most 2^17, whose lines sum up to `memory`
-    bytes at most; 0 if not even one step fits.
+    """The largest multiple of `step` tokens, at most 2^17, whose lines fit `memory` bytes; 0 if not
+    even one step fits.
     """
     low, high = 0, (1 << 17) // step
 
@@ -235,8 +229,8 @@ def largest_micro_batch(shape: ModelShape, form: TrainerForm, memory: float, ste
 
 
 def trainer_form(request: PlanRequest, ranks: int, recompute: bool) -> TrainerForm:
-    """Returns the settings of training on this many ranks, with a micro-batch of one sequence of
-    full context; `recompute` means gradient checkpointing.
+    """Returns the trainer form with a micro-batch of one sequence of full context; `recompute`
+    means gradient checkpointing.
     """
     return TrainerForm(
         micro_batch_tokens=request.context,
@@ -299,8 +293,8 @@ def _rated(request: PlanRequest, layout: CardLayout) -> CardLayout:
 
 
 def shortages_of(request: PlanRequest) -> tuple[Shortage, ...]:
-    """Returns the roles that do not fit even on as many cards as they can get; on a single card
-    also trainer and rollout together.
+    """Returns roles that do not fit even on as many cards as they can get; on a single card also
+    trainer and rollout together.
     """
     shape, card = request.shape, request.card
     alone = request.cards == 1

@@ -12,7 +12,7 @@ from rollstream.run.sizes.devices import GB
 
 
 def figures(plan: RunPlan) -> dict[str, Any]:
-    """Returns the plan as one JSON object in bytes, seconds and tokens."""
+    """One JSON object in bytes, seconds and tokens."""
     request = plan.request
     json_object: dict[str, Any] = {
         "model": request.shape.name,
@@ -95,7 +95,7 @@ def host_lines(plan: RunPlan) -> tuple[MemoryLine, ...]:
 
 
 def rollout_lines(plan: RunPlan) -> tuple[MemoryLine, ...]:
-    """Returns the memory of an engine on one of its cards."""
+    """Returns the rollout lines of an engine on one of its cards."""
     request, layout = plan.request, plan.layout
     assert layout is not None
     return engine_lines(request, layout.engine)
@@ -136,7 +136,6 @@ def round_seconds(plan: RunPlan) -> dict[str, float]:
 
 
 def change_text(plan: RunPlan) -> str:
-    """Returns the cheapest change that fits, as an instruction."""
     assert plan.change is not None
     before, after = plan.request, plan.change.request
     parts: list[str] = []
@@ -150,7 +149,7 @@ def change_text(plan: RunPlan) -> str:
 
 
 def shortage_text(plan: RunPlan) -> str:
-    """Returns one sentence with the roles that do not fit and the cheapest change."""
+    """One sentence: what does not fit, and the cheapest change."""
     what = "; ".join(
         f"{s.role} needs {s.needed / GB:.1f} GB of {s.available / GB:.1f} GB"
         for s in plan.shortages

@@ -1,6 +1,4 @@
-"""The configuration that `rollstream plan --toml` proposes: one file for one machine, else one for
-the machines that train and one for those that generate.
-"""
+"""The configuration that `rollstream plan --toml` proposes."""
 
 import json
 from collections.abc import Mapping
@@ -20,17 +18,17 @@ PROMPT_SHARE, PROMPT_MAX = 4, 2048
 Laminar paper have at most 2 K tokens.
 """
 ADAPTER_LR, FULL_LR = 1e-5, 1e-6
-"""Learning rates for an adapter (LoRA) and for all weights. A choice: with 1e-6 the size of a delta
-was measured (`rates.DELTA_SHARE`), and an adapter needs up to ten times the rate of all weights
-("LoRA Without Regret", Thinking Machines, 2025; docs/how-to/train-with-lora.md).
+"""For an adapter (LoRA) and for all weights. A choice: with 1e-6 the size of a delta was measured
+(`rates.DELTA_SHARE`), and an adapter needs up to ten times the rate of all weights ("LoRA Without
+Regret", Thinking Machines, 2025; docs/how-to/train-with-lora.md).
 """
 REFERENCE_KL = 0.04
-"""Weight of the KL to the reference policy: β of DeepSeekMath (arXiv 2402.03300, section 4.2)."""
+"""β of DeepSeekMath (arXiv 2402.03300, section 4.2)."""
 RELAY_PORT = 9470
 """Of a relay's server; as in docs/explanation/relay.md."""
 RELAY_VERSIONS = 2.2
-"""Full versions in a relay's cache. A choice: the newest one, the next one while it arrives
-(`storage/relay/cache.py`), and deltas.
+"""In a relay's cache. A choice: the newest, the next while it arrives (`storage/relay/cache.py`),
+and deltas.
 """
 TABLE_COMMENTS = {
     "relay": "bytes_max is in /dev/shm of each machine: two full versions, and deltas",
@@ -40,39 +38,33 @@ TABLE_COMMENTS = {
 }
 """Table → the comment beside its head."""
 COORDINATORS = "prompts dispatch archive"
-"""Roles with a single holder that need no card."""
+"""With a single holder, without a card."""
 TORCHRUN = (
     "torchrun --nnodes {machines} --nproc-per-node {cards} --rdzv-backend c10d "
     "--rdzv-endpoint HOST:29400 --max-restarts 100 -m -- rollstream train {run}"
 )
-"""Starts the trainer's ranks on each of several machines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFile:
-    """The settings of one proposed file, and its machines. The kind is "run" where one machine has
-    all roles, else "trainer" for the machines that train (perhaps with rollouts beside) or
-    "rollouts" for those that only generate.
+    """The kind is "run" where one machine has all roles, else "trainer" for the machines that train
+    (perhaps with rollouts beside) or "rollouts" for those that only generate.
     """
 
     kind: Literal["run", "trainer", "rollouts"]
     machines: int
-    """Number of machines that use this file."""
     ranks: int
-    """The trainer's processes on all machines together."""
     settings: dict[str, dict[str, Any]]
-    """Table → its settings."""
     card: str = ""
-    """Kind of card, where the plan has several kinds."""
+    """Where the plan has several kinds."""
 
     @property
     def generates(self) -> bool:
         return "rollouts" in self.settings["devices"]
 
     def name(self, file: str) -> str:
-        """Returns this file's name, made from the user's name `file` for all: `plan.toml` itself,
-        `plan-trainer.toml` or `plan-rollouts.toml`, with several kinds of cards
-        `plan-rollouts-l40s.toml`.
+        """Returns the name from the user's name `file`: `plan.toml` itself, `plan-trainer.toml` or
+        `plan-rollouts.toml`, with several kinds of cards `plan-rollouts-l40s.toml`.
         """
         path, words = PurePath(file), f"{self.kind} {self.card}".lower().split()
         return (
@@ -83,7 +75,7 @@ class MachineFile:
 
     def commands(self, file: str) -> list[str]:
         """Returns the commands that start the run on each of these machines; in brackets for the
-        first machine alone.
+        first alone.
         """
         if self.kind == "run":
             return [shell_command("run", file)]
@@ -120,9 +112,8 @@ def _command(role: str, file: str) -> str:
 
 
 def machine_files(plan: RunPlan) -> tuple[MachineFile, ...]:
-    """Returns the proposed files of a plan that fits: one for one machine, else one for the
-    machines that train and one for those that generate. They differ only in `devices`,
-    `rollouts.count` and `evaluation.enabled`.
+    """One for one machine, else one for the machines that train and one for those that generate;
+    they differ only in `devices`, `rollouts.count` and `evaluation.enabled`.
     """
     request, layout = plan.request, plan.layout
     assert layout is not None, "nothing is proposed for a plan that does not fit"

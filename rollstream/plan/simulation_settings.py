@@ -14,9 +14,7 @@ from rollstream.simulator.experiment import SimulationSettings
 
 
 def load_simulation(path: Path, overrides: Sequence[str]) -> SimulationSettings:
-    """Returns the settings of the file with the overrides; raises `ConfigurationError` with one
-    line per error, also for the configuration of a run.
-    """
+    """Raises `ConfigurationError` with one line per error, also for the configuration of a run."""
     refuse_other_kind(path, SimulationSettings)
     layers = merge_layers(file_layer(path), overrides_layer(overrides, SimulationSettings))
     try:

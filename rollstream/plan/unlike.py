@@ -24,16 +24,14 @@ from rollstream.simulator.constants import CONSTANTS
 
 Objective = Literal["speed", "price"]
 ASSIGNMENTS_MAX = 20_000
-"""With more, machines are assigned two (four, …) at a time. A choice, so that a plan takes about a
-second.
-"""
+"""With more, machines are assigned two (four, …) at a time, so that a plan takes about a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindWork:
-    """The work of one kind of cards: `trainer_cards` train, `engines` engines of the size `engine`
-    generate `tokens_per_s` together, `request_per_s` for one request. Answers of up to
-    `answers_max` tokens go here (0: none). Other cards are not needed.
+    """`trainer_cards` train, `engines` engines of the size `engine` generate `tokens_per_s`
+    together, `request_per_s` for one request. Answers of up to `answers_max` tokens go here (0:
+    none). Other cards are not needed.
     """
 
     kind: CardKind
@@ -55,9 +53,8 @@ class KindWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnlikePlan:
-    """An assignment of cards of several kinds. `request` has the weakest card that trains. `alike`
-    is the plan in which each card counts as the weakest of them (`weakest`), None if that does not
-    fit.
+    """`request` has the weakest card that trains. `alike` is the plan in which each card counts as
+    the weakest of them, None if that does not fit.
     """
 
     request: PlanRequest
@@ -72,12 +69,11 @@ class UnlikePlan:
 
     @property
     def tokens_per_s(self) -> float:
-        """The rate of the slower side."""
         return min(self.train_tokens_per_s, self.rollout_tokens_per_s)
 
     @property
     def per_hour(self) -> float:
-        """The price of the used cards for an hour; 0 where a used kind has no price."""
+        """The price of the used cards; 0 where a used kind has no price."""
         used = [work for work in self.works if work.trainer_cards or work.engines]
         return sum(work.per_hour for work in used) if all(w.kind.price for w in used) else 0.0
 
@@ -89,8 +85,8 @@ class UnlikePlan:
 def plan_unlike(
     request: PlanRequest, kinds: Sequence[CardKind], objective: Objective = "speed"
 ) -> UnlikePlan | None:
-    """Returns the assignment with the most trained tokens per second, or per price with the
-    `objective` "price"; None if none fits. `card` and `cards` of the request are not used.
+    """The most trained tokens per second, or per price with the `objective` "price". `card` and
+    `cards` of the request are not used.
     """
 
     def rank(plan: UnlikePlan) -> tuple[float, float, int, bool]:
@@ -108,7 +104,7 @@ def plan_unlike(
 
 
 def weakest(cards: Sequence[Accelerator]) -> Accelerator:
-    """Returns a card with the least of each, if work is shared out equally."""
+    """The least of each property, if work is shared out equally."""
     return Accelerator(
         " and ".join(dict.fromkeys(card.name for card in cards)),
         min(card.memory for card in cards),
@@ -121,9 +117,7 @@ def weakest(cards: Sequence[Accelerator]) -> Accelerator:
 def plans_of(
     request: PlanRequest, kinds: Sequence[CardKind], objective: Objective = "speed"
 ) -> Iterator[UnlikePlan]:
-    """Yields all assignments that fit, with layers kept and recomputed, without `alike` and lengths
-    of answers.
-    """
+    """All that fit, with layers kept and recomputed, without `alike` and lengths of answers."""
     sizes = [engines.own_engine(_on(request, kind), kind.cards) for kind in kinds]
     forms: dict[tuple[Accelerator, int], list[TrainerForm]] = {}
     for numbers in _assignments(kinds, objective):
@@ -202,8 +196,8 @@ def _work(
 
 
 def with_answers(works: Sequence[KindWork], context: int) -> tuple[KindWork, ...]:
-    """Returns the works with the lengths of their answers: kinds with slower requests get shorter
-    ones, each kind its share of the generated tokens.
+    """Kinds with slower requests get shorter answers, each kind its share of the
+    generated tokens.
     """
     # Assumed: log-normal lengths with a mean of context / `MEAN_SHARE`, and the simulator's ratio
     # of 99th percentile and median.

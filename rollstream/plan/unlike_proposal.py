@@ -55,7 +55,7 @@ def _kind_figures(work: KindWork) -> dict[str, Any]:
 
 
 def million_price(per_hour: float, tokens_per_s: float) -> float:
-    """Returns the price of a million trained tokens; 0 where it is unknown."""
+    """Returns the million price of trained tokens; 0 where it is unknown."""
     return per_hour / 3600 / tokens_per_s * 1e6 if tokens_per_s else 0.0
 
 
@@ -109,7 +109,7 @@ def _alike_line(plan: UnlikePlan) -> str:
 
 
 def toml_files(plan: UnlikePlan, file: str) -> dict[str, str]:
-    """Returns the texts of the proposed files by their names, made from `file`."""
+    """Returns the files by file name, made from `file`."""
     return {
         machine_file.name(file): toml_text(kind_plan, machine_file, machine_file.name(file))
         for machine_file, kind_plan in machine_files(plan)
@@ -117,9 +117,9 @@ def toml_files(plan: UnlikePlan, file: str) -> dict[str, str]:
 
 
 def machine_files(plan: UnlikePlan) -> tuple[tuple[MachineFile, RunPlan], ...]:
-    """Returns the files of each kind of machine with the plan of its kind alone: for machines that
-    train, those of the fastest kind first, and for those that generate. A kind with both has two
-    files.
+    """Returns the machine files of each kind of machine, with the plan of its kind alone: for
+    machines that train, the fastest kind first, and for those that generate. A kind with both has
+    two files.
     """
     # They differ only in `devices`, the engine's size (`rollouts`) and `evaluation.enabled`, which
     # may differ from machine to machine.

@@ -1,6 +1,5 @@
-"""The console of commands (`TerminalConsole`), for tables and frames; control characters in another
-user's text are escaped. A terminal gets output of its width; a pipe or file everything, a table's
-row as cells separated by tabs.
+"""The console of commands; control characters in another user's text are escaped. A terminal gets
+output of its width; a pipe or file everything, a table's row as cells separated by tabs.
 """
 
 import os
@@ -21,8 +20,8 @@ PIPE_COLUMNS = 1 << 20
 
 
 class TerminalConsole(Console):
-    """Escapes control characters in all that it renders, and takes no text for markup or names of
-    emoji. Its own colours and cursor movements bypass the escaping.
+    """Takes no text for markup or names of emoji. Its own colours and cursor movements bypass the
+    escaping.
     """
 
     def __init__(self, *, stderr: bool = False, highlight: bool = True) -> None:
@@ -42,7 +41,7 @@ class TerminalConsole(Console):
 
     @property
     def size(self) -> ConsoleDimensions:
-        """The size of the terminal; a pipe has room for everything."""
+        """A pipe has room for everything."""
         at = super().size
         return at if self.file.isatty() else ConsoleDimensions(PIPE_COLUMNS, at.height)
 
@@ -52,7 +51,7 @@ class TerminalConsole(Console):
 
     @property
     def redraws(self) -> bool:
-        """Whether the terminal can redraw a frame, which a pipe and `TERM=dumb` cannot."""
+        """A pipe and `TERM=dumb` cannot redraw a frame."""
         return self.is_terminal and not self.is_dumb_terminal
 
     def render(

@@ -1,6 +1,4 @@
-"""Declares every role once: command, processes under `rollstream run`, function. It imports no
-role, so `--help` and the supervisor start at once.
-"""
+"""Declares every role once. It imports none, so `--help` and the supervisor start at once."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,36 +12,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """Declares one role; `supervisor.process.ProcessSpec` explains `ends`, `single_holder` and
-    `stops_last`.
-    """
+    """`supervisor.process.ProcessSpec` explains `ends`, `single_holder` and `stops_last`."""
 
     name: str
-    """The role's command, and the label of its metrics."""
+    """The command, and the label of metrics."""
     purpose: str
-    """The command's one-line help."""
     runs: str
-    """`module:function` below `rollstream.run.roles`; the function returns whether the role's work
-    is done.
+    """`module:function` below `rollstream.run.roles`, which returns whether the role's work is
+    done.
     """
     processes: Callable[["Configuration"], Sequence[str]]
-    """Returns the names of the processes that `rollstream run` starts."""
+    """Names of the processes that `rollstream run` starts."""
     threads: Callable[["Configuration"], int] = lambda c: 1
-    """Returns the number of torch threads of each process."""
     ends: Literal["run", "itself", "never"] = "never"
     single_holder: bool = False
     stops_last: bool = False
     reads_only: bool = False
-    """True if the role never writes to the store, so that conditional writes are not probed."""
+    """The role never writes to the store, so conditional writes are not probed."""
     follows_configuration: bool = False
-    """True if the role continues under every configuration that the run takes."""
+    """It continues under every configuration that the run takes."""
     needs_model: bool = True
-    """True if the role starts only once the run's model is in the store or on this host."""
+    """It starts only once the run's model is in the store or on this host."""
     records_configuration: bool = False
-    """True if the role records the run's configuration and takes `--accept-config`."""
+    """It records the run's configuration and takes `--accept-config`."""
 
     def load(self) -> Callable[["RoleContext"], bool]:
-        """Import and return the role's function; the import may take seconds (torch)."""
+        """The import may take seconds (torch)."""
         module, _, function = self.runs.partition(":")
         return getattr(import_module(f"rollstream.run.roles.{module}"), function)
 
@@ -137,4 +131,4 @@ _ALL = (
     ),
 )
 ROLES: Mapping[str, Role] = {role.name: role for role in _ALL}
-"""In the order in which `rollstream run` starts them."""
+"""In the order of starting."""

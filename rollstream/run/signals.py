@@ -1,6 +1,4 @@
-"""Messages and progress on stderr, and stop signals as events. Imports no configuration: commands
-that only read start fast.
-"""
+"""Messages and progress on stderr, and stop signals as events. Imports no configuration."""
 
 import sys
 import threading
@@ -17,16 +15,14 @@ def warn(text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StopSignals:
-    """The first stop signal sets `stop` (end in order), the next one `hurry` (end at once)."""
+    """The first signal sets `stop` (end in order), the next one `hurry` (end at once)."""
 
     stop: threading.Event = field(default_factory=threading.Event)
     hurry: threading.Event = field(default_factory=threading.Event)
 
 
 def listen_for_signals() -> StopSignals:
-    """Install handlers for SIGINT, SIGTERM and SIGHUP, and return the events that they set. Only
-    the main thread may call it.
-    """
+    """Installs handlers for SIGINT, SIGTERM and SIGHUP. Only the main thread may call it."""
     # These two imports take 2 ms, which commands that need no signals save.
     import signal
     from queue import SimpleQueue
@@ -51,7 +47,7 @@ def listen_for_signals() -> StopSignals:
 
 @contextmanager
 def terminable() -> Generator[None]:
-    """Let SIGTERM and SIGHUP raise `KeyboardInterrupt` in the block, as Ctrl-C does, also after
+    """SIGTERM and SIGHUP raise `KeyboardInterrupt` in the block, as Ctrl-C does, also after
     `listen_for_signals`; an ignored signal stays so. Only the main thread may use it.
     """
     import signal
@@ -69,8 +65,8 @@ def terminable() -> Generator[None]:
 
 
 def progress_line(text: str, end: str = "") -> None:
-    """Write `text` in place of the terminal's last line, on stderr, and `end` after it: a newline
-    keeps the line. Without a terminal nothing is printed.
+    """Writes in place of the terminal's last line, on stderr; `end` as a newline keeps the line.
+    Without a terminal nothing is printed.
     """
     if sys.stderr.isatty():
         line = f"\r\x1b[K{printable(text)}"
@@ -85,8 +81,8 @@ def count_steps(steps: Iterable[int], last: int) -> None:
 
 @contextmanager
 def progress_bar(what: str, total: int | None) -> Generator[Callable[[int], None]]:
-    """Show a progress bar while the block runs; yields the function that advances it by a number of
-    units. Without a terminal the function does nothing.
+    """Yields the function that advances the bar by a number of units. Without a terminal it does
+    nothing.
     """
     if not sys.stderr.isatty():
         yield lambda more: None

@@ -1,6 +1,5 @@
-"""Names the archive's Parquet files, and selects from a listing those that together hold each row
-once. Names alone prevent double rows (docs/reference/archive.md, Exactly once). Importing
-this module imports neither pyarrow nor NumPy.
+"""Names of the archive's Parquet files: they alone prevent double rows (docs/reference/archive.md,
+Exactly once).
 """
 
 from __future__ import annotations
@@ -29,9 +28,8 @@ RUN_KEYS = (RunKeys(_KEY, "later", "archive", linked=True),)
 
 @dataclass(frozen=True, slots=True)
 class ArchiveFile:
-    """Describes one file of a listing: rows of one partition from offset `first` on; `date` is the
-    UTC day of its first row. `last` is the last offset of a merged file, None for an archiver's,
-    whose name lacks it.
+    """Rows from offset `first` on; `last` is the last offset of a merged file, None for an
+    archiver's, whose name lacks it.
     """
 
     key: str
@@ -50,14 +48,12 @@ def utc_day(timestamp_ms: int) -> int:
 
 
 def message_bytes(message: Message) -> int:
-    """Returns the size of a message in bytes, which limits files and their row groups."""
     return len(message.key) + len(message.value or b"")
 
 
 def archive_key(topic: str, run: str, partition: int, first: int, timestamp_ms: int) -> str:
-    """Returns the key of the file whose first record has the offset `first` and this timestamp. Two
-    archivers that continue from one offset get the same key, so the store's `create` lets only one
-    write the file, and each record is archived exactly once.
+    """Returns the key: two archivers that continue from one offset get the same, so the store's
+    `create` lets only one write the file, and each record is archived exactly once.
     """
     # Neither the last offset nor a clock: the day is that of the first record's own timestamp.
     date = datetime.fromtimestamp(utc_day(timestamp_ms) * DAY_MS // 1000, UTC).date().isoformat()
@@ -65,7 +61,7 @@ def archive_key(topic: str, run: str, partition: int, first: int, timestamp_ms: 
 
 
 def merged_key(first: ArchiveFile, last: int) -> str:
-    """Returns the key of the merged file with all rows from the file `first` up to offset `last`,
+    """Returns the key of the file with all rows from the file `first` up to offset `last`,
     inclusive.
     """
     folder = first.key.rpartition("/")[0]
@@ -73,15 +69,13 @@ def merged_key(first: ArchiveFile, last: int) -> str:
 
 
 def archive_prefix(topic: str | None = None, run: str | None = None) -> str:
-    """Returns the prefix of all keys of the archive, of a topic in it, or of a run's part of a
-    topic.
-    """
+    """Returns the prefix of the archive, of a topic in it, or of a run's part of a topic."""
     topics = ARCHIVE_PREFIX if topic is None else f"{ARCHIVE_PREFIX}topic={topic}/"
     return topics if topic is None or run is None else f"{topics}run={run}/"
 
 
 def parse_archive_key(key: str, size: int) -> ArchiveFile | None:
-    """Returns the file that a key names, of `size` bytes; None if the key is not the archive's."""
+    """Returns None if the key is not the archive's."""
     match = _KEY.fullmatch(key)
     if match is None:
         return None
@@ -92,8 +86,8 @@ def parse_archive_key(key: str, size: int) -> ArchiveFile | None:
 
 
 def current_files(listed: Iterable[ArchiveFile | None]) -> list[ArchiveFile]:
-    """Returns the files of a listing that together hold each row once, ordered by topic, run,
-    partition and first offset; None (for a key that is not the archive's) is skipped.
+    """Returns files that together hold each row once, ordered by topic, run, partition and first
+    offset; None is skipped.
     """
     files = [file for file in listed if file is not None]
     files.sort(key=lambda f: (f.topic, f.run, f.partition, f.first, -(f.last or f.first)))

@@ -22,8 +22,8 @@ ROW_GROUP_BYTES = 16 << 20  # of messages, as sized in the log; larger groups ta
 WRITE_BATCH = 1 << 16  # values; pyarrow's default of 1 024 is an eighth of a trajectory
 SAMPLE_BYTES = 256 << 10  # of each column of floats, compressed on trial
 COMPRESSIBLE = 0.85
-"""A column of floats is compressed if zstd reduces its sample to at most this share.
-Log-probabilities only reach 0.9, and to compress them would take a sixth of a file's time.
+"""A column of floats is compressed if zstd reduces its sample to at most this share;
+log-probabilities reach 0.9.
 """
 FIRST, LAST, FENCE, PRESUMED, SCHEMA = (
     f"rollstream.{name}" for name in ("first", "last", "fence", "presumed", "schema")
@@ -32,17 +32,13 @@ FIRST, LAST, FENCE, PRESUMED, SCHEMA = (
 
 @dataclass(frozen=True, slots=True)
 class EncodedFile:
-    """Holds the bytes of one Parquet file, and the fence after its last record
-    (`streams/fence.py`).
-    """
-
     data: memoryview
     fence: Fence
 
 
 class FileWriter:
-    """Writes one file of a topic into memory: `write` for each row group, then `finish`. The
-    context manager closes the file after an error.
+    """One file in memory: `write` for each row group, then `finish`. The context manager closes it
+    after an error.
     """
 
     def __init__(self, topic: str) -> None:
@@ -51,18 +47,13 @@ class FileWriter:
         self._parquet: pq.ParquetWriter | None = None
 
     def write(self, table: pa.Table) -> None:
-        """Add the table as a row group. The first one decides which columns of the file are
-        compressed.
-        """
+        """Adds a row group; the first decides which columns of the file are compressed."""
         if self._parquet is None:
             options = write_options(self._topic, incompressible_columns(self._topic, table))
             self._parquet = pq.ParquetWriter(self._sink, arrow_schema(self._topic), **options)
         self._parquet.write_table(table, row_group_size=table.num_rows)
 
     def finish(self, first: int, last: int, fence: Fence) -> EncodedFile:
-        """Returns the complete file, which holds the offsets `first` to `last`, with `fence` after
-        them.
-        """
         assert self._parquet is not None, "a file without rows"
         # An archiver that continues a partition reads only these, at the file's end.
         numbers = {FIRST: first, LAST: last, SCHEMA: SCHEMA_NUMBER}
@@ -83,17 +74,17 @@ class FileWriter:
 
 
 def encode_file(topic: str, messages: Sequence[Message], fence: Fence) -> EncodedFile:
-    """Returns the file of these messages, one row each, valid records or not. They must be
-    consecutive and of one partition; `fence` is the one before them. Raises `SequenceGap` if the
-    log lost a record of a single-holder role.
+    """Returns the file of these messages, valid records or not, consecutive and of one partition;
+    `fence` is the one before them. Raises `SequenceGap` if the log lost a record of a single-holder
+    role.
     """
     first, last = messages[0], messages[-1]
     assert last.offset - first.offset == len(messages) - 1, "the messages have a gap"
     with FileWriter(topic) as writer:
         for group in _row_groups(messages):
-            classified = classify_rows(topic, group, {first.partition: fence})
-            fence = classified.fences.get(first.partition, fence)
-            writer.write(table_of(topic, group, classified))
+            rows, after = classify_rows(topic, group, {first.partition: fence})
+            fence = after.get(first.partition, fence)
+            writer.write(table_of(topic, group, rows))
         return writer.finish(first.offset, last.offset, fence)
 
 
@@ -108,7 +99,6 @@ def _row_groups(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
 
 
 def incompressible_columns(topic: str, table: pa.Table) -> frozenset[str]:
-    """Returns the columns of floats of which zstd leaves more than `COMPRESSIBLE` of a sample."""
     incompressible: set[str] = set()
     for column in topic_columns(topic):
         if column.is_array and pa.types.is_floating(column.items):

@@ -1,5 +1,4 @@
-"""Joins a run's log and archive into one read-only bus: truncated records are read from the
-archive, at the same offset and byte for byte. An offset that is in neither raises `PositionLost`.
+"""A log and its archive as one read-only bus. An offset that is in neither raises `PositionLost`.
 Nothing is written, not even to `dead`.
 """
 
@@ -27,9 +26,8 @@ FILES_MAX = 6  # archived files kept open: replay reads records of all partition
 
 
 class ArchiveBus:
-    """A `Bus` that reads from the log, and from the archive below the log's begin. `bus` is None
-    without a log, `store` without an archive; `run` is the run's name in the archive. Only reading
-    an archived row imports pyarrow.
+    """`bus` is None without a log, `store` without an archive; `run` is the run's name in the
+    archive.
     """
 
     def __init__(self, bus: Bus | None, store: ObjectStore | None, run: str) -> None:
@@ -40,8 +38,8 @@ class ArchiveBus:
         self._lock = Lock()
 
     def archived(self, topic: str, *, relist: bool = False) -> dict[int, list[ArchiveFile]]:
-        """Returns the topic's archived files by partition, ordered by first offset. The store is
-        listed at the first call, and at each call with `relist`.
+        """Returns the files by partition, ordered by first offset. The store is listed at the first
+        call, and with `relist`.
         """
         if relist or topic not in self._files:
             files: dict[int, list[ArchiveFile]] = {}
@@ -56,8 +54,8 @@ class ArchiveBus:
         """Does nothing: the topics exist."""
 
     def settings(self, topic: str) -> Topic:
-        """Returns the topic's settings in the log; without a log those of the catalogue, with at
-        least as many partitions as the archive has.
+        """Returns the log's settings; without a log those of the catalogue, with at least as many
+        partitions as the archive has.
         """
         if self.bus is not None:
             return self.bus.settings(topic)
@@ -85,7 +83,7 @@ class ArchiveBus:
         wait_s: float = 0.0,
         exact: bool = True,
     ) -> list[Message]:
-        """Read as `Bus.read`; if a position is below the log's first record, only archived records
+        """Reads as `Bus.read`; if a position is below the log's first record, only archived records
         of such partitions. Raises `PositionLost` if the archive lacks the offset too.
         """
         if self.bus is not None:
@@ -113,7 +111,7 @@ class ArchiveBus:
         return begins
 
     def end(self, topic: str) -> dict[int, int]:
-        """Returns the log's ends; without a log those of the archive when it was last listed."""
+        """Returns the log's ends; without a log the archive's ends when it was last listed."""
         if self.bus is not None:
             return self.bus.end(topic)
         files = self.archived(topic)

@@ -1,6 +1,5 @@
-"""Reads a run's log together with its archive, for commands that observe it. A truncated record
-comes from the archive, at the same offset and byte for byte; an offset that neither has is a
-`Hole`. Only reading an archived row imports pyarrow.
+"""Reads log and archive as one. A truncated record comes from the archive, at the same offset and
+byte for byte; an offset that neither has is a `Hole`.
 """
 
 from __future__ import annotations
@@ -30,9 +29,8 @@ POLLED_ROWS = 1024  # most rows of one poll, so that a merged file of months nee
 
 
 class LogView(ArchiveBus):
-    """Reads one run. `bus` is None where only the archive exists, `store` where only the log does;
-    `run` is the run's name in the archive. The methods of `Bus` raise `PositionLost` where a
-    `TopicView` (`topic`) reports a hole.
+    """`bus` is None where only the archive exists, `store` where only the log does. The methods of
+    `Bus` raise `PositionLost` where a `TopicView` (`topic`) reports a hole.
     """
 
     def __init__(self, bus: Bus | None, store: ObjectStore | None, run: str) -> None:
@@ -48,9 +46,8 @@ class LogView(ArchiveBus):
         on_hole: Callable[[segments.Hole], None] | None = None,
         skip_damaged: bool = False,
     ) -> TopicView:
-        """Returns a reader of the topic from `start` on, by default from the first record ever, so
-        that records that were truncated and not archived are a hole. `columns` limits the columns
-        of rows. Raises `TopicMissing`.
+        """Returns a reader of the topic, by default from the first record ever, so truncated and
+        not archived records are a hole. Raises `TopicMissing`.
         """
         settings = self.settings(topic)
         start = dict.fromkeys(range(settings.partitions), 0) if start is None else start
@@ -65,7 +62,9 @@ class LogView(ArchiveBus):
         return view
 
     def has(self, topic: str) -> bool:
-        """Returns whether the log has this topic or, without a log, the archive a file of it."""
+        """Returns whether the log has the topic; without a log, whether the archive has a file of
+        it.
+        """
         if self.bus is None:
             return bool(self.archived(topic))
         try:
@@ -74,8 +73,8 @@ class LogView(ArchiveBus):
             return False
 
     def key_partitions(self, topic: str) -> int:
-        """Returns the number of partitions over which the run spreads the topic's keys; 0 if
-        unknown. Without a log, the first take in the archived ledger states it.
+        """Returns the partitions over which the run spreads the topic's keys; 0 if unknown. Without
+        a log, the first take in the archived ledger states it.
         """
         if self.bus is not None:
             return self.bus.partitions(topic)
@@ -89,15 +88,12 @@ class LogView(ArchiveBus):
 
 
 class TopicView:
-    """Reads one topic, from one thread. `poll` follows the topic; `records`, `messages`, `tables`
-    and `segments` read up to an end. Even while records are archived and truncated, each offset is
-    returned at most once, in the order of its partition, or reported as a `Hole`, unless compaction
-    may have removed it.
+    """Reads one topic, from one thread: `poll` follows it, the other readers end. Even while
+    records are archived and truncated, each offset is returned at most once, in the order of its
+    partition, or reported as a `Hole`, unless compaction may have removed it.
 
     `positions` are the next offsets, each with the fence before it: another view may continue
-    there. `on_hole` is called with each new one of `holes`. A damaged archived file raises
-    `CorruptObject`; with `skip_damaged` its rows are a hole. `counts` counts, by `LogRecord.kind`,
-    the messages that `poll`, `records` and `messages` have read.
+    there. A damaged archived file raises `CorruptObject`; with `skip_damaged` its rows are a hole.
     """
 
     def __init__(self, view: LogView, topic: Topic, start: Mapping[int, Position]) -> None:
@@ -115,8 +111,8 @@ class TopicView:
         self._rows_max = segments.OFFSET_MAX  # most rows of one segment of the next archived part
 
     def poll(self, records_max: int = 512, *, wait_s: float = 0.0) -> list[segments.LogRecord]:
-        """Returns the next messages of all partitions; at most `records_max`, or `POLLED_ROWS` from
-        an archived file; [] if none came within `wait_s`.
+        """Returns at most `records_max`, or `POLLED_ROWS` from an archived file; [] if none came
+        within `wait_s`.
         """
         self._rows_max = POLLED_ROWS
         while True:
@@ -125,8 +121,8 @@ class TopicView:
                 return [] if segment is None else list(self._classified(segment))
 
     def records(self, ends: Mapping[int, int] | None = None) -> Iterator[segments.LogRecord]:
-        """Yields all records that count (of the kind `records`), up to `ends` (default: the present
-        end), partition by partition in order. Raises `NewerRelease` at a record of a newer release.
+        """Yields all that count up to `ends` (default: the present end), partition by partition.
+        Raises `NewerRelease` at a record of a newer release.
         """
         for segment in self.segments(ends):
             if isinstance(segment, segments.Hole):
@@ -141,14 +137,14 @@ class TopicView:
                     yield message
 
     def messages(self, ends: Mapping[int, int] | None = None) -> Iterator[segments.LogRecord]:
-        """Yields all messages up to `ends` in the same order, those that do not count included."""
+        """Yields all messages in the same order, those that do not count included."""
         for segment in self.segments(ends):
             if not isinstance(segment, segments.Hole):
                 yield from self._classified(segment)
 
     def segments(self, ends: Mapping[int, int] | None = None) -> Iterator[segments.Segment]:
-        """Yields everything up to `ends` (default: the present end) in segments, as it is read,
-        without classification.
+        """Yields everything up to `ends` (default: the present end), as it is read, without
+        classification.
         """
         if ends is None:
             ends = {} if self._view.bus is None else self._view.end(self._topic.name)
@@ -167,8 +163,8 @@ class TopicView:
                     yield self._state(self._hole(partition, at.offset, end))
 
     def tables(self, ends: Mapping[int, int] | None = None) -> Iterator[pa.Table]:
-        """Yields all messages up to `ends` as rows in the archive's columns, or in those of
-        `columns`; only for archived topics.
+        """Yields rows in the archive's columns, or in those of `columns`; only for archived
+        topics.
         """
         import pyarrow as pa
 
@@ -182,10 +178,10 @@ class TopicView:
                 fences = {p: at.fence for p, at in self.positions.items()}
                 columns = self.columns
                 is_exact = columns is None or not {"original", "header"}.isdisjoint(columns)
-                classified = classify_rows(self._topic.name, segment, fences, is_exact)
-                for partition, fence in classified.fences.items():
+                rows, after = classify_rows(self._topic.name, segment, fences, is_exact)
+                for partition, fence in after.items():
                     self.positions[partition] = Position(self.positions[partition].offset, fence)
-                yield table_of(self._topic.name, segment, classified, self.columns)
+                yield table_of(self._topic.name, segment, rows, self.columns)
 
     def is_behind(self, ends: Mapping[int, int]) -> bool:
         return any(at.offset < ends.get(p, 0) for p, at in self.positions.items())
@@ -203,9 +199,8 @@ class TopicView:
         records_max: int,
         wait_s: float,
     ) -> segments.Segment | None:
-        """Returns the next segment of these partitions below `ends` (a partition that it lacks has
-        no end), None at the ends. Positions are moved behind it; fences of a segment of the log
-        only by `_classified`.
+        """Returns the next segment, and moves positions behind it; fences of a segment of the log
+        only `_classified` moves.
         """
         bus = self._view.bus
         while True:

@@ -1,5 +1,5 @@
-"""Merges small archive files while others read them; `consumers/archive/compaction.py` stores the
-merged file and, after a grace period, deletes those that it replaces (docs/reference/archive.md).
+"""Merges small archive files while others read them; `consumers/archive/compaction.py` deletes the
+old ones (docs/reference/archive.md).
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,12 +19,12 @@ from rollstream.storage.stores.base import ObjectStore
 
 
 class NotMergeable(RollstreamError, ValueError):
-    """Raised for files that cannot become one file without a loss. They stay as they are."""
+    """The files cannot become one without a loss, and stay."""
 
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Two or more consecutive files of one partition and day, and the last offset in them."""
+    """Consecutive files of one partition and day, and the last offset in them."""
 
     files: Sequence[ArchiveFile]
     last: int
@@ -35,11 +35,10 @@ class Merge:
 
 
 def plan_merges(files: Sequence[ArchiveFile], bytes_max: int, files_max: int) -> list[Merge]:
-    """Returns the merges that are due, each of at most `bytes_max`. Pure. `files` are a topic's
-    `current_files`. A partition's day that is over is merged as far as possible, its newest day
-    only when it has more than `files_max` files. Merged files are disjoint or one contains the
-    other, whichever process planned them and however old its listing was: readers rely on this
-    alone.
+    """Returns the merges that are due among a topic's `current_files`. A partition's day that is
+    over is merged as far as possible, its newest day only when it has more than `files_max` files.
+    Merged files are disjoint or one contains the other, whichever process planned them and however
+    old its listing was: readers rely on this alone.
     """
     merges: list[Merge] = []
     for _, partition in groupby(files, lambda file: file.partition):
@@ -72,10 +71,10 @@ def _blocks(
 
 
 def merged_file(store: ObjectStore, merge: Merge) -> EncodedFile:
-    """Returns the file with all rows of a merge; each record's bytes have the row's hash. Memory
-    holds one of the files, a row group and the result. Raises `NotMergeable` if offsets are missing
-    or repeated, or for columns of a newer release, `CorruptObject`, `NewerRelease`, and
-    `ObjectMissing` if a file was already merged and deleted.
+    """Returns all rows of a merge; each record's bytes have the row's hash. Memory holds one of the
+    files, a row group and the result. Raises `NotMergeable` if offsets are missing or repeated, or
+    for columns of a newer release, `CorruptObject`, `NewerRelease`, and `ObjectMissing` if a file
+    was already merged and deleted.
     """
     topic, at = merge.files[0].topic, merge.files[0].first
     originals = OriginalBytes(topic)

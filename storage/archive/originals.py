@@ -35,8 +35,6 @@ _PADDING = pa.array([bytes(-size % 8) for size in range(8)], pa.large_binary())
 
 
 class OriginalBytes:
-    """Restores the bytes that rows of one topic had in the log."""
-
     def __init__(self, topic: str) -> None:
         self.topic = topic
 
@@ -48,8 +46,8 @@ class OriginalBytes:
         return map(_copied, self.views(batch))
 
     def views(self, batch: pa.RecordBatch) -> Iterator[memoryview | bytes | None]:
-        """Yields the bytes as `values` does, without a copy of each: a view keeps all rows in
-        memory that were joined with its row, about `SLICE_BYTES`.
+        """Yields the bytes as `values`, without a copy: a view keeps all rows in memory that were
+        joined with its row, about `SLICE_BYTES`.
         """
         restored: list[memoryview | bytes | None] = [None] * batch.num_rows
         # Arrow joins `SLICE_BYTES` at a time; Python only computes two hashes per row: the record's
@@ -72,8 +70,8 @@ class OriginalBytes:
         return (next(others) if value is None else value for value in restored)
 
     def proven(self, batch: pa.RecordBatch, cls: type[Record]) -> NDArray[np.bool_]:
-        """Returns an array that is True for each row that is a record of `cls` and whose joined
-        bytes match its hash. A row with False may be intact too: only `values` decides.
+        """Returns True for each record of `cls` whose joined bytes match its hash. A row with False
+        may be intact too: only `values` decides.
         """
         is_proven = np.zeros(batch.num_rows, np.bool_)
         for row_class, rows in _by_class(batch):
@@ -131,9 +129,7 @@ def _prefixes(lengths: pa.Array) -> pa.Array:
 
 
 def _sealed(records: pa.Array, hashes: list[str]) -> tuple[list[memoryview], NDArray[np.bool_]]:
-    """Write the checksum into each record; returns the bytes of each, and whether they match its
-    hash.
-    """
+    """Write the checksum into each record; returns their bytes, and whether they match."""
     _, offsets, buffer = records.buffers()
     ends = np.frombuffer(offsets, np.int64, len(records) + 1)
     data, bounds = np.frombuffer(buffer, np.uint8), ends.tolist()
@@ -164,8 +160,7 @@ def _padding(sizes: pa.Array) -> pa.Array:
 
 
 class FileMessages:
-    """Reads the rows of one archive file as messages of the log, at consecutive offsets; the bytes
-    of each match its hash. A caller that reads in order needs the memory of one part. Raises
+    """One file's rows at consecutive offsets; the bytes of each match its hash. Raises
     `CorruptObject` if a row cannot be restored, or if the file is not an archive file.
     """
 
@@ -180,7 +175,6 @@ class FileMessages:
         """The first offset that `_batches` has not returned."""
 
     def since(self, offset: int, count: int) -> list[Message]:
-        """Returns the messages from this offset on: `count` of them, fewer at the file's end."""
         messages: list[Message] = []
         while len(messages) < count:
             at = offset + len(messages)
@@ -277,9 +271,9 @@ def batches_of(
     row: int = 0,
     rows_max: int = ROWS_MAX,
 ) -> Iterator[pa.RecordBatch]:
-    """Returns the file's rows in the order of their offsets, with all columns, or with the envelope
-    columns and `columns`. Rows before the row with index `row` may be left out. Raises
-    `CorruptObject` if the file is not an archive file.
+    """Returns the rows in the order of offsets, with all columns, or with the envelope columns and
+    `columns`; rows before index `row` may be left out. Raises `CorruptObject` if the file is not an
+    archive file.
     """
     names = None if columns is None else [*ENVELOPE_COLUMNS.names, *columns]
     return batches_from(store, file, names, row, rows_max)

@@ -1,6 +1,6 @@
-"""Lists the archive's files, finds how far each partition is archived, and reads one file. A
-damaged file raises `CorruptObject`, one of a newer release `NewerRelease`. A listed file may be
-merged and deleted before it is read (`ObjectMissing`); a new listing has the larger one.
+"""Reads the archive's files. A damaged one raises `CorruptObject`, one of a newer release
+`NewerRelease`. A listed file may be merged and deleted before it is read (`ObjectMissing`); a new
+listing has the larger one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ DIGITS_MAX = 20  # read of a number in a file's metadata: no number of the archi
 
 @dataclass(frozen=True, slots=True)
 class FileEnd:
-    """Holds the last offset of a file, and the fence with which a reader continues after it."""
+    """The last offset of a file, and the fence after it."""
 
     last: int
     fence: Fence
@@ -52,9 +52,9 @@ class FileEnd:
 def archived_files(
     store: ObjectStore, run: str | None = None, topic: str | None = None
 ) -> list[ArchiveFile]:
-    """Returns the archive's files, or those of `run` or `topic`, that together hold each row once,
-    ordered by topic, run, partition and first offset. Each file but a partition's newest may be
-    merged and deleted at any time: at `ObjectMissing`, list again.
+    """Returns files that together hold each row once, ordered by topic, run, partition and first
+    offset. Each file but a partition's newest may be merged and deleted at any time: at
+    `ObjectMissing`, list again.
     """
     files = current_files(
         parse_archive_key(entry.key, entry.bytes)
@@ -64,9 +64,7 @@ def archived_files(
 
 
 def partition_ends(store: ObjectStore, run: str, topic: str) -> dict[int, FileEnd]:
-    """Returns how far each partition of a run's topic is archived; partitions without files are
-    absent.
-    """
+    """Returns how far each partition is archived; partitions without files are absent."""
     for attempts_left in reversed(range(LISTINGS_MAX)):
         newest = {file.partition: file for file in archived_files(store, run, topic)}
         try:
@@ -78,7 +76,6 @@ def partition_ends(store: ObjectStore, run: str, topic: str) -> dict[int, FileEn
 
 
 def file_end(store: ObjectStore, file: ArchiveFile) -> FileEnd:
-    """Returns where a file ends; only its tail, with the metadata, is read."""
     from rollstream.storage.archive import files
     from rollstream.streams.records import Fence
 
@@ -97,7 +94,6 @@ def file_end(store: ObjectStore, file: ArchiveFile) -> FileEnd:
 def table_from(
     store: ObjectStore, file: ArchiveFile, columns: Sequence[str] | None = None
 ) -> pa.Table:
-    """Returns a file's rows, in the order of their offsets."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -117,9 +113,8 @@ def batches_from(
     row: int = 0,
     rows_max: int = ROWS_MAX,
 ) -> Iterator[pa.RecordBatch]:
-    """Yields a file's rows in order, with these columns (default: all), in batches of about
-    `BATCH_BYTES` of uncompressed values and at most `rows_max` rows. Whole row groups before the
-    row number `row` are left out; the first batch may begin before that row.
+    """Yields the rows in order, in batches of about `BATCH_BYTES` of uncompressed values and at
+    most `rows_max` rows; the first batch may begin before the row `row`.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -146,8 +141,8 @@ def batches_from(
 
 
 def allocate_tables_with_malloc(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Make pyarrow allocate with malloc, unless the environment selects an allocator. It takes
-    effect only before pyarrow is first imported.
+    """Makes pyarrow use malloc, unless the environment selects an allocator. It takes effect only
+    before pyarrow is first imported.
     """
     # mimalloc, which pyarrow selects, keeps pages that hold a few live bytes: after merges of a few
     # MB a process held up to 70 MB more than with malloc.
@@ -155,8 +150,8 @@ def allocate_tables_with_malloc(environment: MutableMapping[str, str] = os.envir
 
 
 def release_memory() -> None:
-    """Give free memory back to the operating system, for processes that rarely read or write files.
-    Without this call a process keeps about as much as its largest files ever took.
+    """Gives memory back, for processes that rarely read or write files: they would keep about as
+    much as their largest files ever took.
     """
     pyarrow = sys.modules.get("pyarrow")
     if pyarrow is not None:  # without the module no table was ever made
@@ -166,12 +161,11 @@ def release_memory() -> None:
 def tables(
     store: ObjectStore, files: Iterable[ArchiveFile], columns: Sequence[str] | None = None
 ) -> Iterator[pa.Table]:
-    """Yields one table per file, so that memory holds one file."""
     return (table_from(store, file, columns) for file in files)
 
 
 def local_path(store: ObjectStore, key: str) -> Path | None:
-    """Returns the path of an object in a `file:` store, for readers that map files; else None."""
+    """Returns the object's path in a `file:` store, for readers that map files."""
     return store.path(key) if isinstance(store, FileStore | FolderReader) else None
 
 

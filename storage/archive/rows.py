@@ -1,10 +1,8 @@
-"""Classifies messages of the log as rows of the archive, from which their bytes can be restored
-exactly: a record, a void record (invariant 7), a tombstone, or bytes that are no record of the
-topic, with the reason.
+"""Messages as rows, from which their bytes can be restored exactly: a record, a void record
+(invariant 7), a tombstone, or bytes that are no record of the topic.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import msgspec
 from msgspec.structs import fields, replace
@@ -21,15 +19,13 @@ ARCHIVED_CLASSES: dict[str, tuple[type[Record], ...]] = {
 """Maps each archived topic to the record classes that belong in it."""
 
 TOPIC_WRITERS = {topic.name: topic.writer for topic in catalogue()}
-"""Maps each topic to the single-holder role that writes it, "" for topics of many writers."""
+"""By topic the single-holder role that writes it, "" for topics of many writers."""
 
 INT64 = 1 << 63  # the archive's integer columns have 64 bits
 
 
 def _float_default(cls: type[Record]) -> tuple[str, float] | None:
-    """Returns the one field of a record class whose default is a float, and that default; else
-    None.
-    """
+    """Returns a record class's one field with a float as its default, and that default."""
     defaults = [(f.name, f.default) for f in fields(cls) if type(f.default) is float]
     # A record's bytes may state such a default or omit it: msgspec omits a float only if it is the
     # same object. A column cannot distinguish the two (`with_default`).
@@ -43,10 +39,9 @@ FLOAT_DEFAULTS = {
 
 
 class ArchiveRow(msgspec.Struct, frozen=True, gc=False):
-    """Holds one classified message. If `record` is None, the message is not a record of this topic,
-    and `reason` states why. `hash` is `record_hash` of the bytes. `term` and `sequence` are those
-    of a single-holder role's writer, None if there is none or if they exceed 64 bits. Either
-    `original` or `header` is set; of a tombstone neither.
+    """`hash` is `record_hash` of the bytes. `term` and `sequence` are those of a single-holder
+    role's writer, None if there is none or if they exceed 64 bits. Either `original` or `header` is
+    set; of a tombstone neither.
     """
 
     message: Message
@@ -61,34 +56,24 @@ class ArchiveRow(msgspec.Struct, frozen=True, gc=False):
     header: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
-class ClassifiedRows:
-    """Holds rows in the order of the messages, and the fence of each partition after them."""
-
-    rows: Sequence[ArchiveRow]
-    fences: Mapping[int, Fence]
-
-
 def classify_rows(
     topic: str,
     messages: Sequence[Message],
     fences: Mapping[int, Fence] | None = None,
     is_exact: bool = True,
-) -> ClassifiedRows:
-    """Decode and classify consecutive messages of a topic. `fences` are those before them; a
-    partition without one starts with the empty fence. With `is_exact` False no row states whether
-    its columns restore the record's bytes (a third of the work). Raises `SequenceGap` if the log
-    lost a record of a single-holder role.
+) -> tuple[list[ArchiveRow], dict[int, Fence]]:
+    """Returns consecutive messages as rows, and the fences after them; a partition without a fence
+    starts with the empty one. With `is_exact` False no row states whether its columns restore the
+    record's bytes (a third of the work). Raises `SequenceGap` if the log lost a record of a
+    single-holder role.
     """
     after = dict(fences or {})
     rows = [_row(topic, message, after, is_exact) for message in messages]
-    return ClassifiedRows(rows, after)
+    return rows, after
 
 
 def as_original(row: ArchiveRow, why: str) -> ArchiveRow:
-    """Returns `row` for a record that the columns cannot hold: all bytes in `original`, `why` as
-    the reason.
-    """
+    """Returns the row for a record that the columns cannot hold: all bytes in `original`."""
     assert row.message.value is not None
     return replace(
         row, record=None, reason=why[:REASON_MAX], original=row.message.value, header=None
@@ -96,8 +81,8 @@ def as_original(row: ArchiveRow, why: str) -> ArchiveRow:
 
 
 def bytes_of(record: Record, topic: str, term: int | None, sequence: int | None) -> bytes:
-    """Returns the record's bytes as the topic's writer encodes them, with an envelope if `term` and
-    `sequence` are given. Raises ValueError if JSON cannot hold one of its numbers.
+    """Returns the bytes as the topic's writer encodes the record. Raises ValueError if JSON cannot
+    hold one of its numbers.
     """
     if term is None or sequence is None:
         return codec.encode(record)

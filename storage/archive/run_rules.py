@@ -1,7 +1,4 @@
-"""The rules by which the records of a run count, each as a piece of DuckDB's SQL; what follows from
-them has its definitions in `rollstream/look/figures/definitions.py`. The views of `rollstream
-query` and the index of a run (`rollstream/look/index/`) are made of these pieces, so both give one
-number for one question. The audit has its own rules in Python and checks these.
+"""The rules by which the records of a run count, each as a piece of DuckDB's SQL.
 
 A `source` is a relation with a topic's archive columns: all of its rows, or a batch of new ones.
 """

@@ -1,5 +1,5 @@
 """The columns of a topic's archive files: the envelope's, then each field of its record classes,
-null in rows without it. DuckDB, Polars, pandas and Spark support all types.
+null in rows without it.
 """
 
 from functools import cache
@@ -15,7 +15,7 @@ from rollstream.storage.archive.rows import ARCHIVED_CLASSES
 from rollstream.streams.records import Record
 
 SCHEMA_NUMBER = 1
-"""Number of the columns' format, stored in each file. New record fields do not change it."""
+"""The columns' format, stored in each file; new record fields do not change it."""
 
 ENVELOPE_COLUMNS = pa.schema(
     [
@@ -33,10 +33,9 @@ ENVELOPE_COLUMNS = pa.schema(
         pa.field("header", pa.binary()),
     ]
 )
-"""The columns of every topic. `schema` is the tag of the record class, `hash` the hash of the
-message's bytes; `term` and `sequence` are those of the single-holder role that wrote the record,
-else null; `void`: the record does not count (invariant 7). `rows.py` explains `reason`, `original`
-and `header`.
+"""`schema` is the record's tag, `hash` that of the message's bytes; `term` and `sequence` are those
+of a single-holder role, else null; `void`: the record does not count (invariant 7). `rows.py`
+explains `reason`, `original` and `header`.
 """
 
 TEXT = pa.string()
@@ -48,8 +47,8 @@ SCALARS = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float6
 
 
 class ArchiveColumn(msgspec.Struct, frozen=True, eq=False):
-    """Maps a record field to its column: `name` and `arrow` are the column's name and type, `field`
-    and `python` those of the field. `is_array`: a NumPy array; `required`: without a default.
+    """`name` and `arrow` are the column's name and type, `field` and `python` those of the record's
+    field.
     """
 
     name: str
@@ -70,17 +69,15 @@ class ArchiveColumn(msgspec.Struct, frozen=True, eq=False):
 
 @cache
 def arrow_schema(topic: str) -> pa.Schema:
-    """Returns all columns of a topic's files. Raises `ConfigurationError` for a topic that is not
-    archived.
-    """
+    """Raises `ConfigurationError` for a topic that is not archived."""
     return pa.schema(
         [*ENVELOPE_COLUMNS, *(pa.field(c.name, c.arrow) for c in topic_columns(topic))]
     )
 
 
 def misfit(topic: str, schema: pa.Schema) -> str:
-    """Returns why a file with this schema cannot be a file of the topic, or "": it has the envelope
-    columns, and each column of the archive occurs at most once and has the archive's type.
+    """Returns "" for a file with the envelope columns, in which each column of the archive occurs
+    at most once and has the archive's type.
     """
     names, types = schema.names, schema.types
     if schema.equals(arrow_schema(topic)):
@@ -117,9 +114,8 @@ def _holds(expected: pa.DataType, stored: pa.DataType) -> bool:
 
 @cache
 def topic_columns(topic: str) -> tuple[ArchiveColumn, ...]:
-    """Returns the columns after the envelope columns, in the order of the topic's record classes
-    and their fields. Classes with a field of the same name share its column. Raises as
-    `arrow_schema`.
+    """Returns the columns in the order of the topic's record classes and their fields, after the
+    envelope columns. Classes with a field of the same name share its column.
     """
     if topic not in ARCHIVED_CLASSES:
         archived_topics = ", ".join(ARCHIVED_CLASSES)

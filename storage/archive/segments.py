@@ -1,6 +1,5 @@
-"""Reads the archived rows of one partition in order, and defines what a read of a run returns
-(`Segment`). No offset disappears silently: one that cannot be read becomes part of a `Hole`, unless
-compaction may have removed it. Does not import pyarrow.
+"""Reads archived rows. No offset disappears silently: one that cannot be read becomes part of a
+`Hole`, unless compaction may have removed it.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Hole:
     * lost: the log, or one archived file, holds records before and after these offsets;
     * damaged: the archived file `key` should hold these offsets and cannot be read (`detail`).
 
-    Two more reasons report a place (an empty range), because every offset can be read:
+    Two more reasons report an empty range:
 
     * archived twice: file `key` begins with offset `start`, which the file before it holds too;
       rows of both are returned once;
@@ -78,10 +77,10 @@ MessageKind = Literal["records", "opened", "void", "misplaced", "unreadable", "t
 
 
 class LogRecord(msgspec.Struct, frozen=True, gc=False):
-    """Holds one message of a topic, decoded. `record` is None if the message is not a record of the
-    topic; `reason` then states why. `term` is the writer's. `void`: the fence drops the record
-    (invariant 7). `misplaced`: it is not in its group's partition, so trainer and dispatch skip it.
-    `newer`: why only a newer release understands the message (invariant 14), else "".
+    """`record` is None, with a `reason`, if the message is not a record of the topic. `void`: the
+    fence drops the record (invariant 7). `misplaced`: it is not in its group's partition, so
+    trainer and dispatch skip it. `newer`: why only a newer release understands the message
+    (invariant 14), else "".
     """
 
     topic: str
@@ -97,7 +96,6 @@ class LogRecord(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def kind(self) -> MessageKind:
-        """The message's kind; only messages of kind `records` count for a run's state."""
         if self.record is None:
             return "tombstones" if self.reason == "tombstone" else "unreadable"
         if self.void:
@@ -108,13 +106,12 @@ class LogRecord(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def time_s(self) -> float:
-        """The append time in seconds since 1970."""
         return self.timestamp_ms / 1000
 
 
 class ArchivedRows:
-    """Holds rows of one partition at consecutive offsets from `first` on, in the archive's columns.
-    `batch` has only the requested columns; `key` is the key of the rows' file.
+    """Rows at consecutive offsets from `first` on; `batch` has only the requested columns, `key` is
+    their file's.
     """
 
     def __init__(self, topic: str, partition: int, batch: pa.RecordBatch, key: str) -> None:
@@ -126,8 +123,8 @@ class ArchivedRows:
 
     @property
     def fence(self) -> Fence | None:
-        """The fence after these rows, from the newest row that counts; None if each row is void or
-        has no envelope.
+        """The fence after the newest row that counts; None if each row is void or has no
+        envelope.
         """
         terms = self.batch.column("term").to_pylist()
         sequences = self.batch.column("sequence").to_pylist()
@@ -158,18 +155,17 @@ class ArchivedRows:
 
 
 Segment = list[Message] | ArchivedRows | Hole
-"""The result of one read: messages of the log (of several partitions, each in order), archived rows
-of one partition, or a hole.
+"""One read: messages of the log (of several partitions, each in order), archived rows of one
+partition, or a hole.
 """
 
 
 @dataclass(slots=True)
 class ArchivedPart:
-    """Iterates over the archived rows of one partition from `position` up to, but without, `high`,
-    and over the holes between them, in the order of offsets. Iterating moves `position` behind each
-    yielded value, so each row is yielded at most once, also if files are merged meanwhile.
-    `columns` None reads all columns. A damaged file raises `CorruptObject`; with `skip_damaged` its
-    rows are a hole.
+    """The archived rows of one partition from `position` to `high`, exclusive, and the holes
+    between. Iterating moves `position` behind each yielded value, so each row is yielded at most
+    once, also if files are merged meanwhile. A damaged file raises `CorruptObject`; with
+    `skip_damaged` its rows are a hole.
     """
 
     log: ArchiveBus
@@ -180,7 +176,6 @@ class ArchivedPart:
     columns: Sequence[str] | None
     skip_damaged: bool
     rows_max: int = field(default=OFFSET_MAX, init=False)
-    """Most rows of one `ArchivedRows`."""
 
     def __iter__(self) -> Iterator[ArchivedRows | Hole]:
         failed_listings = 0

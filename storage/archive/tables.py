@@ -1,6 +1,4 @@
-"""Converts messages of the log to Arrow tables and back, to records (`records_of`) or to exactly
-the bytes of every message's value (`originals_of`).
-"""
+"""Messages as Arrow tables, and back to records or to exactly their bytes."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cache
@@ -15,7 +13,6 @@ from rollstream.errors import CorruptObject, DecodeError, NewerRelease
 from rollstream.storage.archive.rows import (
     ARCHIVED_CLASSES,
     ArchiveRow,
-    ClassifiedRows,
     as_original,
     bytes_of,
     classify_rows,
@@ -43,15 +40,15 @@ _REFUSED = (OverflowError, pa.ArrowInvalid, pa.ArrowTypeError, UnicodeEncodeErro
 def table_of(
     topic: str,
     messages: Sequence[Message],
-    classified: ClassifiedRows | None = None,
+    rows: Sequence[ArchiveRow] | None = None,
     columns: Collection[str] | None = None,
 ) -> pa.Table:
-    """Returns a table with one row per message, in order. `classified` are these messages as rows;
-    without it they are classified as if the fence before them were unknown. The table has the
-    columns of these names, by default all.
+    """Returns one row per message, in order. Without `rows`, the messages are classified as if the
+    fence before them were unknown. `columns` are by default all.
     """
     topic_columns(topic)
-    rows = classify_rows(topic, messages).rows if classified is None else classified.rows
+    if rows is None:
+        rows, _ = classify_rows(topic, messages)
     names = arrow_schema(topic).names if columns is None else columns
     try:
         return _table(topic, rows, names)
@@ -62,7 +59,6 @@ def table_of(
 
 
 def records_of(table: pa.Table, *, with_void: bool = False) -> Iterator[Record]:
-    """Yields the records in the table's order, without void ones unless `with_void`."""
     for batch in table.to_batches():
         voids = batch.column("void").to_pylist()
         for void, record in zip(voids, records_in(batch), strict=True):
@@ -71,9 +67,9 @@ def records_of(table: pa.Table, *, with_void: bool = False) -> Iterator[Record]:
 
 
 def originals_of(table: pa.Table, topic: str) -> Iterator[bytes | None]:
-    """Yields exactly the bytes that the message of each row had in the log; None for a tombstone.
-    Raises `CorruptObject` if they do not have the row's hash, `NewerRelease` instead if the table
-    has columns or schemas of a newer release.
+    """Yields the bytes that each message had in the log; None for a tombstone. Raises
+    `CorruptObject` if the bytes do not have the row's hash, `NewerRelease` if the table is of a
+    newer release.
     """
     for batch in table.to_batches():
         originals, hashes = batch.column("original").to_pylist(), batch.column("hash").to_pylist()
@@ -187,7 +183,7 @@ def _representable(topic: str, row: ArchiveRow) -> ArchiveRow:
 
 
 def records_in(batch: pa.RecordBatch) -> Iterator[Record | None]:
-    """Yields the record of each row, also of a void one; None for a row that is not a record."""
+    """Yields the record, also of a void row; None for one that is not a record."""
     schemas, originals = batch.column("schema").to_pylist(), batch.column("original").to_pylist()
     reasons = batch.column("reason").to_pylist()
     values: dict[type[Record], dict[ArchiveColumn, Sequence[Any]]] = {}

@@ -1,6 +1,5 @@
-"""Finds the folder of a Hugging Face checkpoint, and reads its configuration and file names,
-without torch. Errors are `ConfigurationError`s that name `model.path`. Nothing is downloaded: a run
-must not change when the model's authors change it.
+"""The folder of a Hugging Face checkpoint, without torch. Errors are `ConfigurationError`s that
+name `model.path`. Nothing is downloaded: a run must not change when the model's authors change it.
 """
 
 import re
@@ -34,9 +33,7 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def is_lfs_pointer(begin: bytes) -> bool:
-    """Returns whether a file that begins with these bytes is a pointer of Git LFS, as a clone
-    without `git lfs` has in place of each large file.
-    """
+    """As a clone without `git lfs` has in place of each large file."""
     return begin.startswith(LFS_BEGIN)
 
 
@@ -48,8 +45,8 @@ def lfs_refusal(path: Path) -> str:
 
 
 def read_small_file(path: Path) -> bytes:
-    """Returns the content of a configuration or tokenizer file, without a byte order mark. Raises
-    `ConfigurationError` for a pointer of Git LFS.
+    """Returns the content without a byte order mark. Raises `ConfigurationError` for a pointer of
+    Git LFS.
     """
     data = path.read_bytes()
     if is_lfs_pointer(data):
@@ -58,8 +55,8 @@ def read_small_file(path: Path) -> bytes:
 
 
 def find_hf_folder(path: str) -> Path:
-    """Returns the folder of a checkpoint: `path` if it exists (`~` is the home folder), else the
-    folder in the cache of the Hub name `path`, else `path`, which a later check reports as missing.
+    """Returns `path` if it exists (`~` is the home folder), else the folder in the cache of the Hub
+    name `path`, else `path`, which a later check reports as missing.
     """
     folder = Path(path).expanduser()
     if folder.exists() or not _HUB_NAME.fullmatch(path):
@@ -75,9 +72,8 @@ def find_hf_folder(path: str) -> Path:
 
 
 def small_files(folder: Path) -> dict[str, Path]:
-    """Returns the configuration and tokenizer files of a model's folder, and its further chat
-    templates (`additional_chat_templates/x.jinja`), by their names in it, in the order of names;
-    other files (weights, pictures) are left out.
+    """Returns configuration, tokenizer and further chat templates
+    (`additional_chat_templates/x.jinja`), in the order of names; other files are left out.
     """
     inner = folder / TEMPLATES
     templates = sorted(inner.glob("*.jinja")) if inner.is_dir() else []
@@ -91,8 +87,8 @@ def small_files(folder: Path) -> dict[str, Path]:
 
 
 def is_small_file(name: str) -> bool:
-    """Returns whether a file of this name may configure a model or its tokenizer: not notes,
-    results of a training, or a copy that a browser renamed.
+    """Returns whether it may configure a model or its tokenizer: no notes, results of a training,
+    or copies that a browser renamed.
     """
     suffix = Path(name).suffix
     if suffix not in SMALL_SUFFIXES or name.endswith(".index.json") or name in _RESULTS:
@@ -101,9 +97,7 @@ def is_small_file(name: str) -> bool:
 
 
 def missing_checkpoint(path: str) -> str:
-    """Returns the end of an error message about a missing model: the content of `path`, and the
-    remedy.
-    """
+    """Returns the end of an error message: the content of `path`, and the remedy."""
     folder = find_hf_folder(path)
     if link := dead_link(folder) or dead_link(folder / CONFIG):
         return link
@@ -153,9 +147,7 @@ def dead_link(path: Path) -> str:
 
 
 def read_hf_config(folder: Path) -> Mapping[str, Any]:
-    """Returns the content of the folder's `config.json`. Raises `ConfigurationError` if it is
-    missing or cannot be read.
-    """
+    """Raises `ConfigurationError` if it is missing or cannot be read."""
     path = folder / CONFIG
     if not path.is_file():
         raise ConfigurationError(
@@ -184,7 +176,6 @@ def longest_positions(fields: Mapping[str, object]) -> int | None:
 
 
 def hf_vocabulary_size(folder: Path) -> int | None:
-    """Returns the vocabulary size that the checkpoint's `config.json` states, else None."""
     try:
         return vocabulary_size((folder / CONFIG).read_bytes())
     except OSError:
@@ -192,7 +183,6 @@ def hf_vocabulary_size(folder: Path) -> int | None:
 
 
 def vocabulary_size(config: bytes) -> int | None:
-    """Returns the vocabulary size that the content of a `config.json` states, else None."""
     try:
         fields = parse_json(config.removeprefix(BOM), dict[str, Any])
         size = (fields.get("text_config") or fields).get("vocab_size")

@@ -1,13 +1,11 @@
 """Reads the tokenizer in a model's folder as transformers' `AutoTokenizer` does, so that all
-processes and users of exports see the same tokens. `tokenizer_class` and `is_exact` decide, without
-torch, whether `tokenizer.json` alone suffices.
+processes and users of exports see the same tokens.
 """
 
 import ast
 import functools
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -53,7 +51,6 @@ def is_tokenizer_file(name: str) -> bool:
 
 
 def has_chat_template(folder: Path) -> bool:
-    """Returns whether transformers finds a chat template in the folder of a tokenizer."""
     inner = folder / TEMPLATES
     if (folder / TEMPLATE).is_file() or (inner.is_dir() and any(inner.glob("*.jinja"))):
         return True
@@ -64,8 +61,8 @@ def has_chat_template(folder: Path) -> bool:
 
 
 def chat_template_of(folder: Path) -> object:
-    """Returns the chat template in the folder of a tokenizer as it is written there; None if there
-    is none, or if its files cannot be read.
+    """Returns the template as it is written in the tokenizer's folder; None if its files cannot be
+    read.
     """
     try:
         if (folder / TEMPLATE).is_file():
@@ -77,9 +74,7 @@ def chat_template_of(folder: Path) -> object:
 
 
 def read_fields(path: Path) -> dict[str, Any]:
-    """Returns the object in a JSON file of a tokenizer; an empty one without the file. Raises
-    `ConfigurationError` for other content.
-    """
+    """Returns an empty object without the file. Raises `ConfigurationError` for other content."""
     try:
         fields = parse_loose_json(read_small_file(path.expanduser()))
     except FileNotFoundError:
@@ -94,9 +89,7 @@ def read_fields(path: Path) -> dict[str, Any]:
 
 
 def check_tokenizer_files(folder: Path) -> None:
-    """Raise `ConfigurationError`, which names the file, if a file beside `tokenizer.json` has a
-    form that no library reads.
-    """
+    """Raise `ConfigurationError`, which names a file that no library can read."""
     for name in (TOKENIZER_CONFIG, SPECIAL_MAP):
         for key, field in read_fields(folder / name).items():
             token: Any = field
@@ -120,7 +113,7 @@ def check_tokenizer_files(folder: Path) -> None:
 
 
 def end_token(folder: Path) -> str | None:
-    """Returns the text of the token that ends a text, as the folder's files name it."""
+    """Returns the token that ends a text, as the folder's files name it."""
     fields = read_fields(folder / TOKENIZER_CONFIG)
     token: object = fields.get("eos_token")
     if "added_tokens_decoder" not in fields:  # files of older releases complete each other
@@ -131,8 +124,8 @@ def end_token(folder: Path) -> str | None:
 
 
 def numbered_tokens(config: bytes | None, added: bytes | None) -> dict[int, str]:
-    """Returns the tokens to which the contents of `tokenizer_config.json` and `added_tokens.json`
-    give numbers, which `tokenizer.json` may lack; none for other content.
+    """Returns tokens numbered by `tokenizer_config.json` and `added_tokens.json`, which
+    `tokenizer.json` may lack; none for other content.
     """
     tokens: dict[int, str] = {}
     try:
@@ -146,9 +139,8 @@ def numbered_tokens(config: bytes | None, added: bytes | None) -> dict[int, str]
 
 
 def load_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
-    """Returns the tokenizer of transformers' `AutoTokenizer`. Raises `ConfigurationError` if
-    transformers refuses the folder, needs code that the folder brings, or reads it by a class
-    without the library `tokenizers`.
+    """Raises `ConfigurationError` if transformers refuses the folder, needs code that the folder
+    brings, or reads it by a class without the library `tokenizers`.
     """
     import transformers
 
@@ -179,8 +171,8 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
 
 
 def tokenizer_class(folder: Path, model: Path | None = None) -> str | None:
-    """Returns the name of the class by which `AutoTokenizer` reads the folder, beside the
-    `config.json` of the folder `model` if given; None if only `AutoTokenizer` itself can decide.
+    """Returns None if only `AutoTokenizer` itself can decide; `model` is the folder of the
+    `config.json`.
     """
     fields = read_fields(folder / TOKENIZER_CONFIG)
     declared = fields.get("tokenizer_class")
@@ -192,28 +184,22 @@ def tokenizer_class(folder: Path, model: Path | None = None) -> str | None:
     if declared.endswith("LlamaTokenizer"):
         return None
     config = read_fields((model or folder) / CONFIG)
-    registered = tables.registered.get(str(config.get("model_type")))
+    registered_names, corrected = tables
+    registered = registered_names.get(str(config.get("model_type")))
     if registered is None or registered == declared:
         return GENERIC if declared in _GENERIC else declared
     if registered == _MISTRAL:
         return None
     if registered in _GENERIC:
         return GENERIC
-    is_corrected = bool({config.get("model_type"), config.get("model_name")} & tables.corrected)
+    is_corrected = bool({config.get("model_type"), config.get("model_name")} & corrected)
     name = registered if is_corrected else declared
     return GENERIC if name in _GENERIC else name
 
 
-@dataclass(frozen=True, slots=True)
-class _ClassTables:
-    """transformers' class for each model type, and the types whose folders name a wrong one."""
-
-    registered: Mapping[str, str]
-    corrected: frozenset[object]
-
-
 @functools.cache
-def _class_tables() -> _ClassTables | None:
+def _class_tables() -> tuple[Mapping[str, str], frozenset[object]] | None:
+    """transformers' class for each model type, and the types whose folders name a wrong one."""
     package = find_spec("transformers")
     if package is None or package.origin is None:
         return None
@@ -240,7 +226,7 @@ def _class_tables() -> _ClassTables | None:
         return None
     for model_type in corrected:
         registered.setdefault(model_type, GENERIC)
-    return _ClassTables(registered, frozenset(corrected))
+    return registered, frozenset(corrected)
 
 
 class _ConfigFile(msgspec.Struct, frozen=True):
@@ -268,8 +254,8 @@ class _TokenizerFile(msgspec.Struct, frozen=True):
 
 
 def is_exact(folder: Path) -> bool:
-    """Returns whether `tokenizer.json` alone gives the tokens that transformers gives: its class
-    replaces nothing, and the other files name no token or flag that is not in it.
+    """Returns whether `tokenizer.json` alone gives transformers' tokens: its class replaces
+    nothing, and the other files name no token or flag that is not in it.
     """
     # transformers combines it with tokens of the other files, and with a class that may replace
     # parts of it.

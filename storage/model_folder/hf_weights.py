@@ -1,6 +1,6 @@
-"""Which tensors a Hugging Face checkpoint has and where, without torch. Where files contradict each
-other (an index beside a single file, one tensor in two files, a tied matrix twice) libraries
-differ, and two roles would see two models: such a folder is refused.
+"""Which tensors a checkpoint has, and where. If files contradict each other (an index beside a
+single file, one tensor in two files, a tied matrix twice), two roles would see two models: such a
+folder is refused.
 """
 
 import math
@@ -29,11 +29,11 @@ from rollstream.storage.model_folder.hf_folder import (
 from rollstream.storage.stores.base import is_key
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-"""A checkpoint has its weights in one file, or in several, which the index lists by tensor."""
+"""Weights in one file, or in several, which the index lists by tensor."""
 HEADER_BYTES_MAX = 100_000_000
 """Largest header of a safetensors file; the same limit as in the library safetensors."""
 EMBEDDING, HEAD = ("embed_tokens.weight", "wte.weight", "embed_in.weight"), "lm_head.weight"
-"""Ends of the names of the embedding, and the name of the output matrix that may be tied to it."""
+"""Ends of the embedding's names, and the output matrix that may be tied to it."""
 TRAINED_TYPES = ("F64", "F32", "F16", "BF16")
 _MASKS = (".attn.bias", ".attention.bias", ".masked_bias")
 """Ends of the names of the causal masks of GPT-2's family, which older checkpoints hold."""
@@ -59,8 +59,8 @@ class StoredTensor:
 
 
 def check_hf_weights(folder: Path) -> None:
-    """Raise `ConfigurationError` if a weight file is missing, is a pointer of Git LFS, or if the
-    folder names its weight files in two ways.
+    """Raise `ConfigurationError` if a weight file is missing or a pointer of Git LFS, or named in
+    two ways.
     """
     paths = _weight_paths(folder)
     for path in paths:
@@ -77,9 +77,8 @@ def check_hf_weights(folder: Path) -> None:
 
 
 def read_weight_files(folder: Path) -> dict[str, StoredTensor]:
-    """Returns every tensor of the checkpoint by its name. Raises `ConfigurationError` if a file is
-    missing, cut off or damaged, and if index, headers and configuration contradict each other; only
-    a tensor that the configuration ties and the files have twice is read.
+    """Raises `ConfigurationError` if a file is missing, cut off or damaged, and if index, headers
+    and configuration contradict each other.
     """
     check_hf_weights(folder)
     tensors: dict[str, StoredTensor] = {}
@@ -111,13 +110,12 @@ def _check_type(name: str, tensor: StoredTensor) -> None:
 
 
 def hf_weight_files(folder: Path) -> dict[str, Path]:
-    """Returns the file of each tensor, by the tensor's name; raises as `read_weight_files`."""
     return {name: tensor.path for name, tensor in read_weight_files(folder).items()}
 
 
 def check_trainable(folder: Path) -> Mapping[str, Any]:
-    """Returns the content of the folder's `config.json`. Raises `ConfigurationError` if its weights
-    are quantised, or if transformers would load others than those in its weight files.
+    """Returns `config.json`. Raises `ConfigurationError` for quantised weights, and if transformers
+    would load others than those in the files.
     """
     fields = read_hf_config(folder)
     if fields.get("quantization_config") is not None:
@@ -141,8 +139,8 @@ def check_trainable(folder: Path) -> Mapping[str, Any]:
 
 
 def unread_files(folder: Path, has_weights: bool = True) -> list[str]:
-    """Returns the names in a model's folder that no role reads: weights in other formats or beside
-    the checkpoint, and code, without hidden files, texts and pictures.
+    """Returns names that no role reads: other weights and code, without hidden files, texts and
+    pictures.
     """
     read = {CONFIG, INDEX, TEMPLATES, *small_files(folder)} - UNREAD
     if has_weights:
@@ -156,7 +154,6 @@ def unread_files(folder: Path, has_weights: bool = True) -> list[str]:
 
 
 def unused_line(folder: Path, names: Collection[str], what: str) -> str:
-    """Returns the line that names the unused content of a model's folder."""
     first, rest = sorted(names)[:8], len(names) - 8
     return f"model.path: {folder} has {len(names)} {what} that are not used: {', '.join(first)}" + (
         f" and {rest} more" if rest > 0 else ""
@@ -164,9 +161,7 @@ def unused_line(folder: Path, names: Collection[str], what: str) -> str:
 
 
 def read_header(file: IO[bytes]) -> bytes:
-    """Returns the header of an open safetensors file: of the bytes that the file states, the
-    present ones, at most `HEADER_BYTES_MAX`.
-    """
+    """Returns the present bytes of a safetensors header, at most `HEADER_BYTES_MAX`."""
     size = int.from_bytes(file.read(8), "little")
     return file.read(min(size, HEADER_BYTES_MAX, os.fstat(file.fileno()).st_size))
 
@@ -253,7 +248,6 @@ def _check_head(folder: Path, tensors: Mapping[str, StoredTensor]) -> None:
 
 
 def untied_head(folder: object, head: str, embedding: str) -> ConfigurationError:
-    """Returns the error for a matrix that the configuration ties to one with other values."""
     return ConfigurationError(
         f"model.path: {CONFIG} in {folder} has tie_word_embeddings = true, and the weights have a "
         f"{head} that differs from {embedding}: one reader would take the one and another both; "
@@ -278,7 +272,7 @@ def _is_equal(first: StoredTensor, second: StoredTensor) -> bool:
 
 def _compared(data: mmap.mmap, tensor: StoredTensor, at: int, other: str) -> bytes:
     """Returns the numbers from number `at` on as they are stored, or as float32 unless the compared
-    tensor has the same type, `other`.
+    tensor has the same type.
     """
     size = (tensor.end - tensor.start) // tensor.numbers
     end = min(at + COMPARED_NUMBERS, tensor.numbers)

@@ -1,7 +1,6 @@
-"""Attaches LoRA adapters (Hu et al., arXiv 2106.09685) to a model, whose own parameters are frozen
-(the base), and merges adapters into base weights. An adapter adds s · B·A to the matrix of a linear
-layer: A (`low`) is rank × inputs, B (`high`) is outputs × rank, s = alpha / rank. Names and
-`adapter_config.json` are those of the library PEFT.
+"""LoRA adapters (Hu et al., arXiv 2106.09685) over frozen parameters (the base), under PEFT's
+names. An adapter adds s · B·A to the matrix of a linear layer: A (`low`) is rank × inputs, B
+(`high`) is outputs × rank, s = alpha / rank.
 """
 
 import json
@@ -23,16 +22,15 @@ if TYPE_CHECKING:  # rollouts without a model of transformers need not import it
 
 LOW, HIGH = ".lora_A.weight", ".lora_B.weight"
 PREFIX = "base_model.model."
-"""PEFT's name of a tensor is this prefix and the name of the layer in the model."""
+"""PEFT's name of a tensor begins so, before the layer's name."""
 
 
 def layer_of(name: str) -> str:
-    """Returns the name, in the model, of the layer of an adapter's tensor."""
     return name.removeprefix(PREFIX).removesuffix(LOW).removesuffix(HIGH)
 
 
 class HighFactor(nn.Linear):
-    """Multiplies its input by the matrix B of an adapter and by `scaling`, which is s."""
+    """The matrix B of an adapter, times `scaling`, which is s."""
 
     scaling: float
 
@@ -42,9 +40,7 @@ class HighFactor(nn.Linear):
 
 @dataclass(frozen=True, slots=True)
 class AttachedAdapter:
-    """The adapters of one model: their `adapter_config.json` (`config`), s (`scaling`), and the
-    type to which the frozen parameters are rounded (`dtype`).
-    """
+    """`scaling` is s, `dtype` the type to which the frozen parameters are rounded."""
 
     config: bytes
     scaling: float
@@ -60,9 +56,8 @@ def attach_adapters(
     start: Path | None = None,
 ) -> None:
     """Freeze `model` and add an adapter to each target layer; equal arguments give equal weights.
-    `start` is the folder of the adapter that they begin with, else B is zero. `base` is the model's
-    name in `adapter_config.json`. Raises `ConfigurationError` for a target that the model does not
-    have.
+    `start` is the folder of the adapter that they begin with, else B is zero. Raises
+    `ConfigurationError` for a target that the model does not have.
     """
     layers = _target_layers(model, lora.targets)
     model.requires_grad_(False)
@@ -101,7 +96,6 @@ def _fill(layers: Mapping[str, nn.Linear], start: Path) -> None:
 
 
 def attached_adapter(model: nn.Module) -> AttachedAdapter | None:
-    """Returns the model's adapters; None if all of its parameters are trained."""
     return vars(model).get("attached_adapter")
 
 
@@ -110,16 +104,13 @@ def adapter_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def base_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the other tensors, under the names of a checkpoint without adapters."""
     return {name: tensor for name, tensor in state.items() if not _is_adapter(name)}
 
 
 def merge_adapter(
     base: Mapping[str, Tensor], adapter: Mapping[str, Tensor], scaling: float
 ) -> dict[str, Tensor]:
-    """Returns the weights of a model without adapters that computes the same as `base` and
-    `adapter` together. Each changed matrix is rounded once, to its type in `base`.
-    """
+    """Returns merged weights; each changed matrix is rounded once, to its type in `base`."""
     merged = dict(base)
     for name, low in adapter.items():
         if name.endswith(LOW):
@@ -168,8 +159,8 @@ def _is_named(name: str, target: str) -> bool:
 
 
 def _target_names(model: nn.Module, layers: Mapping[str, nn.Module]) -> list[str]:
-    """Returns the shortest names by which PEFT finds exactly these layers: the last parts of their
-    names if those match no other layer, else the full ones.
+    """Returns the last parts of the layers' names if those match no other layer, else the full
+    ones.
     """
     last = sorted({name.rsplit(".", 1)[-1] for name in layers})
     matched = {name for name in _modules(model) if any(_is_named(name, target) for target in last)}

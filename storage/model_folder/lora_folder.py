@@ -1,6 +1,4 @@
-"""Reads the folder of an adapter of the library PEFT, from which a run may start
-(`model.lora.path`): a plain LoRA with one rank and one alpha for all layers.
-"""
+"""Reads an adapter of the library PEFT: a plain LoRA with one rank and one alpha for all layers."""
 
 import math
 from collections.abc import Mapping
@@ -43,13 +41,12 @@ _PLAIN: Mapping[str, tuple[object, ...]] = {
     "monteclora_config": (None, {}),
     "velora_config": (None, {}),
 }
-"""The values, by field, of adapters that are trained here; a field that is absent is plain."""
+"""The values of adapters that are trained here; a field that is absent is plain."""
 
 
 def adapter_settings(path: str) -> LoraSettings:
-    """Returns the settings of the adapter in the folder `path`. Raises `ConfigurationError` for a
-    folder without an adapter, and for one of a kind that is not trained here; `AdapterMissing` if
-    there is no such folder.
+    """Raises `ConfigurationError` for a folder without an adapter, and for one of a kind that is
+    not trained here; `AdapterMissing` if there is no such folder.
     """
     folder = Path(path).expanduser()
     if not folder.exists():
@@ -102,9 +99,9 @@ def check_adapter(lora: LoraSettings) -> None:
 
 
 def adapter_tensors(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, "Tensor"]:
-    """Returns the adapter's tensors, as float32, under PEFT's names. `shapes` are those of the
-    model's layers. Raises `ConfigurationError` for a tensor that is missing, unknown, of another
-    shape, or not finite.
+    """Returns the tensors as float32, under PEFT's names; `shapes` are those of the model's layers.
+    Raises `ConfigurationError` for a tensor that is missing, unknown, of another shape, or not
+    finite.
     """
     from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 

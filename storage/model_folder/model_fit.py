@@ -1,6 +1,4 @@
-"""Compares a checkpoint's tensors with the model that transformers builds for it, without memory
-for weights. A tensor that it lacks, or has in another shape, is refused by name.
-"""
+"""Compares a checkpoint with transformers' model, without memory for weights."""
 
 import re
 import tempfile
@@ -30,7 +28,7 @@ BUILD_ERRORS = (
 """Errors of transformers' classes for a configuration that they cannot build."""
 
 SAMPLED_BYTES, TENSOR_BYTES = 64 << 20, 1 << 20
-"""Most bytes, of all tensors and of each, among which values that are not finite are looked for."""
+"""Most bytes, of all tensors and of each, in which values that are not finite are looked for."""
 _SIZE_WORDS = ("size of tensor", "shapes cannot be multiplied", "is invalid for input of size")
 _FLOATS = {
     "F64": (np.uint64, 0x7FF0000000000000),
@@ -41,8 +39,8 @@ _FLOATS = {
 
 
 def read_model_config(folder: Path) -> "PreTrainedConfig":
-    """Returns the configuration of the checkpoint in this folder. Code that it names is never
-    imported. Raises `ConfigurationError` if transformers has no causal language model of its type.
+    """Reads the configuration; code that it names is never imported. Raises `ConfigurationError` if
+    transformers has no causal language model of its type.
     """
     fields = read_hf_config(folder)
     check_class(folder, fields)
@@ -72,8 +70,8 @@ def _without_bom(folder: Path) -> Generator[Path]:
 
 
 def check_class(folder: Path, fields: Mapping[str, Any]) -> None:
-    """Raise `ConfigurationError` unless transformers has a causal language model for the type and
-    the classes that `fields`, the content of a `config.json`, names.
+    """Raise `ConfigurationError` unless transformers has a causal language model for these `fields`
+    of a `config.json`.
     """
     where, kind = f"model.path: {folder / CONFIG}", fields.get("model_type")
     if not isinstance(kind, str):
@@ -107,8 +105,8 @@ def check_class(folder: Path, fields: Mapping[str, Any]) -> None:
 
 
 def check_fit(folder: Path) -> "PreTrainedModel":
-    """Returns the checkpoint's model on the meta device. Raises `ConfigurationError` if its class
-    cannot be built, or if a tensor is missing or has another shape.
+    """Returns the model on the meta device. Raises `ConfigurationError` if its class cannot be
+    built, or a tensor is missing or has another shape.
     """
     config = read_model_config(folder)
     tensors = read_weight_files(folder)
@@ -148,7 +146,6 @@ def _compare(folder: Path, model: "PreTrainedModel", tensors: Mapping[str, Store
 
 
 def missing_tensors(folder: Path, names: list[str], model: str) -> ConfigurationError:
-    """Returns the error for tensors of the class `model` that a checkpoint lacks."""
     return ConfigurationError(
         f"model.path: {folder} has no {min(names)} ({len(names)} tensors of {model} are missing), "
         "and none is invented: is it another model's?"
@@ -205,8 +202,8 @@ def _converted(
 
 
 def check_finite(tensors: Mapping[str, StoredTensor]) -> None:
-    """Raise `ConfigurationError` if a value among the first `SAMPLED_BYTES` of the tensors' files
-    is not finite; engines check every value of their weights.
+    """Raise `ConfigurationError` for a value among the first `SAMPLED_BYTES`; engines check every
+    value.
     """
     bytes_left = SAMPLED_BYTES
     for name, tensor in tensors.items():
@@ -225,8 +222,8 @@ def check_finite(tensors: Mapping[str, StoredTensor]) -> None:
 
 
 def check_forward(model: "PreTrainedModel", folder: Path) -> None:
-    """Raise `ConfigurationError` if the sizes of the model contradict each other: two tokens are
-    passed through it without values. A model whose code needs values is not checked.
+    """Raise `ConfigurationError` if the model's sizes contradict each other: two tokens are passed
+    through it without values. A model whose code needs values is not checked.
     """
     tokens = torch.zeros(1, 2, dtype=torch.long, device="meta")
     try:
@@ -246,8 +243,8 @@ def _in_a_line(error: BaseException) -> str:
 
 
 def is_misfit(error: BaseException) -> bool:
-    """Returns whether a model without memory for its weights failed because of its sizes or
-    arguments. Kernels and code that looks at values fail there too, and serve a healthy model.
+    """Returns whether a model without memory failed because of its sizes or arguments: kernels and
+    code that look at values fail there too, and serve a healthy model.
     """
     text = str(error)
     if isinstance(error, NotImplementedError) or "meta" in text:

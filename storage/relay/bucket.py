@@ -1,5 +1,5 @@
 """Reads files of weight versions from the object store (the bucket) into a relay's cache, after the
-last byte that any source brought. A missing object, or one with a wrong hash, is read again later.
+last byte that any source brought.
 """
 
 import logging
@@ -24,8 +24,6 @@ POSTPONED_MAX = 10_000  # objects whose delays are remembered; above it all are 
 
 
 class BucketReader:
-    """Reads the objects that a cache lacks from the bucket into it; for one thread."""
-
     def __init__(
         self, cache: RelayCache, store: ObjectStore, clock: Callable[[], float] = time.monotonic
     ) -> None:
@@ -37,9 +35,9 @@ class BucketReader:
     def fetch_newest(
         self, stop: threading.Event, is_pushed: Callable[[Version], bool] = lambda _: False
     ) -> bool:
-        """Read the manifest of the newest announced version, the missing objects of every announced
-        version with a manifest here, newest first, and then the newest version's bases, without
-        versions for which `is_pushed`. Returns whether any object was read to its end.
+        """Read the newest version's manifest, the missing objects of announced versions, newest
+        first, and the newest version's bases, without versions for which `is_pushed`. True if any
+        object was read to its end.
         """
         announced = self._cache.announced()
         if not announced:
@@ -59,8 +57,8 @@ class BucketReader:
         return read
 
     def fetch(self, offers: Iterable[ObjectOffer], stop: threading.Event) -> bool:
-        """Read those of these objects that the cache accepts, that are not complete, and whose
-        retry is due. Returns whether any was read to its end.
+        """Reads those that the cache accepts and whose retry is due; returns whether any was read
+        to its end.
         """
         read = False
         for offer in offers:

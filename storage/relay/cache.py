@@ -1,6 +1,6 @@
-"""The objects of weight versions that one relay caches. One is *offered* to the node's rollouts,
-under its file name, once all its bytes match its hash and its version's manifest names that hash.
-Other relays get bytes as they arrive, and verify them themselves.
+"""The objects of weight versions in a relay. One is *offered* to the node's rollouts, under its
+file name, once all its bytes match its hash and its version's manifest names that hash. Other
+relays get bytes as they arrive, and verify them themselves.
 """
 
 import logging
@@ -28,17 +28,17 @@ log = logging.getLogger(__name__)
 ANNOUNCED_MAX = 256
 INCOMING = ("relay_received_bytes_total", "relay_pushed_bytes_total", "relay_bucket_bytes_total")
 AHEAD_MAX = 4
-"""How far a pushed version's number may exceed the newest announced one: one version is in
-training, two wait to be published and one is being uploaded.
+"""How far a pushed version's number may exceed the newest announced one: one is in training, two
+wait to be published and one is being uploaded.
 """
 STALLED_OBJECT_S = 30.0  # when the relay or trainer that sends dies, another resumes far sooner
 OBJECTS_MAX = 4096  # of one version, which allows 4 GiB in files of 1 MiB
 
 
 class RelayCache:
-    """Caches the newest `versions_max` versions and the bases of their deltas, within `bytes_max`
-    bytes. `folder` is emptied at the start. Threads may share the cache. Any client can push a
-    false version, which after the first announcement only takes free room for a while.
+    """The newest `versions_max` versions and the bases of their deltas, within `bytes_max` bytes.
+    Any client can push a false version, which after the first announcement only takes free room for
+    a while.
     """
 
     def __init__(self, folder: Path, versions_max: int, bytes_max: int) -> None:
@@ -68,13 +68,12 @@ class RelayCache:
             return self._objects.get(key)
 
     def objects(self) -> list[CachedObject]:
-        """Returns all objects, complete or arriving, in the order in which they were started."""
         with self._changed:
             return list(self._objects.values())
 
     def offers(self, after: int, wait_s: float) -> tuple[int, list[ObjectOffer]]:
-        """Returns the number of changes and a description of all objects. Waits until the number
-        differs from `after`, at most `wait_s`.
+        """Returns the number of changes and all objects, once the number differs from `after`, at
+        most after `wait_s`.
         """
         with self._changed:
             self._changed.wait_for(lambda: self.count != after, wait_s)
@@ -88,19 +87,15 @@ class RelayCache:
             return self._manifests.get(version)
 
     def announced(self) -> dict[Version, str]:
-        """Returns the newest announced versions, with the hashes of their manifests."""
         with self._changed:
             return dict(self._announced)
 
     def versions(self) -> list[Version]:
-        """Returns the versions of which every object is offered."""
         with self._changed:
             return sorted(v for v in self._manifests if not self._missing(v))
 
     def missing(self, version: Version) -> list[ObjectOffer]:
-        """Returns objects that the version's manifest names and that are not offered; [] without a
-        manifest.
-        """
+        """Returns what the version's manifest names and is not offered; [] without a manifest."""
         with self._changed:
             return self._missing(version)
 
@@ -114,7 +109,7 @@ class RelayCache:
             return self._is_expected(key, version_of(key))
 
     def wait_offered(self, key: str, wait_s: float) -> CachedObject | None:
-        """Returns the object once it is offered; None after `wait_s` or if it is not expected."""
+        """Returns None after `wait_s` or if the object is not expected."""
         version = version_of(key)
         with self._changed:
             self._changed.wait_for(
@@ -129,8 +124,8 @@ class RelayCache:
     # ---- changes ---------------------------------------------------------------------------------
 
     def wants(self, offer: ObjectOffer) -> bool:
-        """Returns whether the cache may hold this content under this key: its version is plausible,
-        and neither manifest nor announcement names other content.
+        """Returns whether the version is plausible, and neither manifest nor announcement names
+        other content.
         """
         version = version_of(offer.key)
         with self._changed:
@@ -154,8 +149,8 @@ class RelayCache:
             return is_new and self.wants(offer)
 
     def accept(self, offer: ObjectOffer) -> CachedObject | None:
-        """Returns the object to write this content to, new or started before; older versions are
-        evicted to make room. None if it is not wanted, or there is no room for its version.
+        """Returns the object to write this content to; older versions are evicted. None if it is
+        not wanted, or there is no room.
         """
         version = version_of(offer.key)
         with self._changed:
@@ -174,8 +169,8 @@ class RelayCache:
             return cached
 
     def completed(self, cached: CachedObject) -> None:
-        """Note that this object is verified, and offer the objects that can be offered now. A
-        manifest drops the objects of its version that it does not name.
+        """Offer what can be offered now. A manifest drops the objects of its version that it does
+        not name.
         """
         version = version_of(cached.key)
         with self._changed:
@@ -187,9 +182,8 @@ class RelayCache:
             self._notify()
 
     def announce(self, record: WeightsAnnounced, term: int) -> None:
-        """Note that the trainer of `term` announced a version. The version is dropped if it has
-        another manifest than the announced one, and so are unannounced versions of lower terms:
-        their trainer was replaced.
+        """Drops the version if it has another manifest than the announced one, and unannounced
+        versions of lower terms: their trainer was replaced.
         """
         version = record.version
         with self._changed:
@@ -213,7 +207,7 @@ class RelayCache:
             self._opened = max(self._opened, term)
 
     def drop_stalled(self, now_s: float) -> None:
-        """Drop objects of versions newer than all announced ones that received nothing for
+        """Drops objects of versions newer than all announced ones, without bytes for
         `STALLED_OBJECT_S` since an earlier call.
         """
         with self._changed:
@@ -245,7 +239,6 @@ class RelayCache:
             self._notify()
 
     def close(self) -> None:
-        """Drop everything: files in shared memory outlive the process."""
         with self._changed:
             for key in list(self._objects):
                 self._drop(key)
@@ -258,8 +251,8 @@ class RelayCache:
         self._changed.notify_all()
 
     def _is_expected(self, key: str, version: Version | None) -> bool:
-        """The object was started, its version's manifest names it, or that manifest is not here yet
-        and no newer version is announced.
+        """Whether it was started, its version's manifest names it, or that is not here yet and no
+        newer version is announced.
         """
         if version is None:
             return False
@@ -347,8 +340,8 @@ class RelayCache:
         return is_named and not self._is_ahead(version)
 
     def _kept(self, sizes: Counter[Version], but: str = "") -> frozenset[Version]:
-        """Returns the versions that stay when `sizes` bytes are added and the object `but` is gone;
-        versions ahead of the announced ones as far as they fit.
+        """Returns what stays when `sizes` bytes are added and the object `but` is gone; versions
+        ahead of the announced ones as far as they fit.
         """
         ahead: Counter[Version] = Counter()
         for key, cached in self._objects.items():

@@ -1,6 +1,5 @@
-"""The client of a relay's HTTP/1.1 interface: bytes go from the socket straight into the caller's
-(shared) memory, and a silence within a body does not break the connection. The standard library's
-client can do neither.
+"""A relay's HTTP/1.1 client: bytes go from the socket into the caller's (shared) memory, and a
+silence within a body does not break the connection. The standard library's client can do neither.
 """
 
 import os
@@ -27,9 +26,7 @@ ANSWER_BYTES_MAX = 8 << 20  # largest body that is read whole, such as a listing
 CONNECT_S = 1.0
 SEND_S = 3.0  # the relay must accept a piece within this
 SILENCE_S = 1.0
-"""After this time without a byte, a reader checks whether the relay lives: it may itself wait for
-the bytes.
-"""
+"""After so long without a byte a reader checks whether the relay lives: it may itself wait."""
 TOKEN_VARIABLE = "ROLLSTREAM_RELAY_TOKEN"
 """The environment variable with the secret that relays and their clients share."""
 _STATUS, _LENGTH = re.compile(r"[0-9]{3}"), re.compile(r"[0-9]{1,15}")
@@ -61,8 +58,8 @@ class BandwidthLimiter:
 
 
 def shared_token() -> str:
-    """Returns the secret from the environment variable `ROLLSTREAM_RELAY_TOKEN`, "" if not set.
-    Raises `ConfigurationError` if it is malformed. No error and no log contains it.
+    """Returns "" if the variable is not set. Raises `ConfigurationError` if it is malformed. No
+    error and no log contains it.
     """
     token = os.environ.get(TOKEN_VARIABLE, "")
     if token and _TOKEN_PATTERN.fullmatch(token) is None:
@@ -73,8 +70,8 @@ def shared_token() -> str:
 
 
 def needed_token(host: str) -> str:
-    """Returns the secret for a relay that listens on `host`, "" if none is needed. Raises
-    `ConfigurationError` if other machines could reach the relay and there is none.
+    """Returns "" if none is needed. Raises `ConfigurationError` if other machines could reach the
+    relay and there is none.
     """
     token = shared_token()
     if not token and not _is_loopback(host):
@@ -100,8 +97,8 @@ def token_header() -> dict[str, str]:
 
 
 class RelayLost(StoreError):
-    """Raised if the relay cannot be reached, does not respond in time, or does not speak HTTP. The
-    connection is unusable.
+    """The relay cannot be reached, does not respond in time, or does not speak HTTP. The connection
+    is unusable.
     """
 
 
@@ -112,19 +109,16 @@ class RelayRefused(StoreError):
 
 
 class RelayListing(msgspec.Struct, frozen=True):
-    """Lists the objects that a relay has or is receiving. `count` is the number of changes of the
-    list so far.
-    """
+    """What a relay has or is receiving. `count` is the number of changes so far."""
 
     count: int
     objects: tuple[ObjectOffer, ...]
 
 
 class RelayConnection:
-    """Holds one open connection to the relay at `url`, for one thread. After `request`, or
-    `send_head`, `send_body` and `read_head`, the response's body is read, with `body` or
-    `receive_into`. Every wait has a bound: beyond it `receive_into` returns 0, and every other
-    method raises `RelayLost`.
+    """After `request`, or `send_head`, `send_body` and `read_head`, the response's body is read,
+    with `body` or `receive_into`. Every wait has a bound: beyond it `receive_into` returns 0, and
+    every other method raises `RelayLost`.
     """
 
     def __init__(self, url: str) -> None:
@@ -148,13 +142,12 @@ class RelayConnection:
         self.close()
 
     def close(self) -> None:
-        """Close the connection; never fails."""
         with suppress(OSError):
             self._socket.close()
 
     def is_open(self) -> bool:
-        """Returns whether another request can be sent, without waiting: the relay has not closed
-        the connection, and sent no bytes that no request asked for.
+        """Returns whether another request can be sent: the relay has not closed the connection, nor
+        sent bytes that no request asked for.
         """
         if self._buffered:
             return False  # unread bytes: the next response would begin with them
@@ -174,8 +167,8 @@ class RelayConnection:
         headers: Mapping[str, str] | None = None,
         wait_s: float = CONNECT_S,
     ) -> tuple[int, dict[str, str]]:
-        """Send a request without a body; returns the status and the headers (names in lower case)
-        of the response, whose body the caller must read next.
+        """Sends a request; returns the response's status and headers (names in lower case). The
+        caller must read the body next.
         """
         self.send_head(method, target, headers or {})
         return self.read_head(wait_s)
@@ -186,8 +179,8 @@ class RelayConnection:
         self._send("\r\n".join([*lines, "", ""]).encode("ascii"))
 
     def send_body(self, data: Data, pace: BandwidthLimiter) -> int:
-        """Send the body of a request at the rate of `pace`; returns its size in bytes. Raises
-        `RelayLost` if the relay accepts no bytes for `SEND_S`.
+        """Sends at the rate of `pace`; returns the size in bytes. Raises `RelayLost` if the relay
+        accepts none for `SEND_S`.
         """
         view = memoryview(data).cast("B")
         for at in range(0, len(view), PIECE_BYTES):
@@ -197,7 +190,6 @@ class RelayConnection:
         return len(view)
 
     def read_head(self, wait_s: float) -> tuple[int, dict[str, str]]:
-        """Read the status and the headers of a response, for at most `wait_s`."""
         head, deadline_s = self._buffered, time.monotonic() + wait_s
         while b"\r\n\r\n" not in head:
             left_s = deadline_s - time.monotonic()
@@ -214,8 +206,8 @@ class RelayConnection:
         return int(parts[1]), {name.strip().lower(): value.strip() for name, _, value in pairs}
 
     def receive_into(self, view: memoryview, wait_s: float = SILENCE_S) -> int:
-        """Read the next bytes of the body into `view`; returns their number, or 0 if none arrived
-        within `wait_s`. Then the call may be repeated.
+        """Reads into `view`; returns the number of bytes, 0 if none arrived within `wait_s`; then
+        the call may be repeated.
         """
         if self._buffered:
             count = min(len(view), len(self._buffered))
@@ -234,9 +226,7 @@ class RelayConnection:
         return count
 
     def body(self, headers: Mapping[str, str], wait_s: float) -> bytes:
-        """Returns the whole body of a response with these headers, at most `ANSWER_BYTES_MAX`; it
-        must arrive within `wait_s`.
-        """
+        """Returns the body, at most `ANSWER_BYTES_MAX`; it must arrive within `wait_s`."""
         size = body_length(headers)
         if size > ANSWER_BYTES_MAX:
             raise RelayLost(f"relay {self.url}: a response of {size} bytes")
@@ -250,9 +240,8 @@ class RelayConnection:
         return bytes(content)
 
     def listing(self, after: int = -1, wait_s: float = 0.0) -> RelayListing:
-        """Returns the relay's list of objects as soon as its `count` differs from `after`, at the
-        latest after `wait_s`; then the list may be empty. Raises `RelayRefused` if the relay
-        responds with an error.
+        """Returns the list as soon as the `count` differs from `after`; after `wait_s` the list may
+        be empty. Raises `RelayRefused` if the relay responds with an error.
         """
         target = f"/objects?after={after}&wait={wait_s:g}&brief=1"
         status, headers = self.request("GET", target, wait_s=wait_s + CONNECT_S)
@@ -287,8 +276,6 @@ class RelayConnection:
 
 
 def body_length(headers: Mapping[str, str]) -> int:
-    """Returns the size of the body, in bytes, from the response's headers; 0 if they do not state
-    it in at most 15 digits.
-    """
+    """Returns the size in bytes; 0 if the headers do not state it in at most 15 digits."""
     text = headers.get("content-length", "")
     return int(text) if _LENGTH.fullmatch(text) else 0

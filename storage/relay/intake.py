@@ -1,7 +1,6 @@
-"""Fills a relay's cache: from its upstream, the relay before it in the chain (`NeighbourReader`),
-or from the bucket: at the head what no push brings, elsewhere what the upstream sent wrong, or an
-announced version that stays away for `patience_s`. The next source continues at the first missing
-byte.
+"""Fills a relay's cache: from its upstream, the relay before it in the chain, or from the bucket:
+at the head what no push brings, elsewhere what the upstream sent wrong, or a version that stays
+away for `patience_s`.
 """
 
 import logging
@@ -32,9 +31,7 @@ WRONG_MAX = 2  # failed transfers of an object after which its key is mistrusted
 
 
 class NeighbourReader:
-    """Receives objects from the upstream, also those that the upstream itself is still receiving.
-    For one thread. `mistrusted` holds the keys for which the upstream sent wrong bytes.
-    """
+    """For one thread. `mistrusted` holds the keys for which the upstream sent wrong bytes."""
 
     def __init__(self, cache: RelayCache, is_upstream: Callable[[ChainMember], bool]) -> None:
         self._cache, self._is_upstream = cache, is_upstream
@@ -47,9 +44,9 @@ class NeighbourReader:
         self.mistrusted: set[str] = set()
 
     def receive_next(self, upstream: ChainMember, stop: threading.Event) -> bool:
-        """Receive the objects that the upstream has or is receiving and this relay lacks; waits at
-        most `LISTING_S` if there are none. Returns whether there were any. Raises `RelayLost` if
-        the upstream does not respond, `RelayRefused` if it refuses the request.
+        """Receives what the upstream has; waits at most `LISTING_S` for objects, and returns
+        whether there were any. Raises `RelayLost` if the upstream does not respond, `RelayRefused`
+        if it refuses the request.
         """
         connection = self._connected(upstream)
         listing = connection.listing(self._change_number, LISTING_S)
@@ -63,9 +60,7 @@ class NeighbourReader:
         return bool(offers)
 
     def wanted(self, offers: Iterable[ObjectOffer]) -> list[ObjectOffer]:
-        """Returns the offers to receive: newest versions first, within a version in the order of
-        the offers.
-        """
+        """Returns the newest versions first, within a version in the order of the offers."""
         to_receive: list[ObjectOffer] = []
         for offer in offers:
             cached = self._cache.find(offer.key)
@@ -79,7 +74,6 @@ class NeighbourReader:
         return sorted(to_receive, key=lambda offer: self._silent.get(offer.key, 0))
 
     def disconnect(self) -> None:
-        """Close the connection; the next turn opens a new one."""
         if self._connection is not None:
             self._connection.close()
         self._connection, self._change_number = None, -1
@@ -194,9 +188,8 @@ BUCKET = "bucket"
 
 
 class RelayIntake:
-    """Fills the relay's cache in rounds (`run`); each chooses its sources. `term` is this relay's
-    place in the chain; `pushed_s(version)` returns the time at which a push of this version, or of
-    an older one, last brought bytes.
+    """`term` is this relay's place in the chain; `pushed_s(version)` is the time at which a push of
+    this or an older version last brought bytes.
     """
 
     def __init__(
@@ -218,7 +211,7 @@ class RelayIntake:
         """Name and term of the present upstream; `bucket` at the head."""
 
     def run(self, stop: threading.Event) -> None:
-        """Receive until `stop`. An upstream that fails is suspected in the directory, so that a
+        """Receives until `stop`. An upstream that fails is suspected in the directory, so that a
         later round has another one.
         """
         while not stop.is_set():

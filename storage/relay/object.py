@@ -1,6 +1,5 @@
-"""The objects that a relay holds, and the parsing of requests for them. Names come from untrusted
-sources: they are matched whole, and nothing is decoded, joined or normalised. Invalid text raises
-`ValueError`.
+"""The objects of a relay, by names from untrusted sources: they are matched whole, and nothing is
+decoded, joined or normalised. Invalid text raises `ValueError`.
 """
 
 import mmap
@@ -36,9 +35,7 @@ _INTEGER = re.compile(r"-?[0-9]{1,15}")
 
 
 class ObjectOffer(Struct, frozen=True):
-    """Describes an object that a relay has or is receiving: key, size and xxh3-128 of its content.
-    `verified`: all bytes are there and match.
-    """
+    """Key, size and xxh3-128 of an object; `verified`: all bytes are there and match."""
 
     key: str
     bytes: int
@@ -66,8 +63,8 @@ def file_name_of(key: str) -> str:
 
 
 def parse_key(path: str) -> str:
-    """Returns the key that a request's path names after its first slash; raises `ValueError` if it
-    is no key of a version's object.
+    """Returns the key after the path's first slash; raises `ValueError` if it is no key of a
+    version's object.
     """
     key = path[1:]
     if not path.startswith("/") or version_of(key) is None:
@@ -76,8 +73,8 @@ def parse_key(path: str) -> str:
 
 
 def parse_range(text: str | None, size: int) -> tuple[int | None, int]:
-    """Returns the bytes `[start, end)` that the header `Range` asks for, cut at the object's
-    `size`; without the header `start` is None. More than one range is invalid.
+    """Returns `[start, end)`, cut at `size`; without the header `start` is None. More than one
+    range is invalid.
     """
     if text is None:
         return None, size
@@ -89,8 +86,8 @@ def parse_range(text: str | None, size: int) -> tuple[int | None, int]:
 
 
 def parse_push_range(content_range: str | None, content_length: str | None) -> tuple[int, int]:
-    """Returns from which byte on a push (an upload to a relay, up to the object's end) brings its
-    object, and the object's size.
+    """Returns the byte from which a push (an upload up to the object's end) brings its object, and
+    its size.
     """
     length = parse_integer(content_length or "-1")
     if content_range is None:
@@ -113,7 +110,7 @@ def parse_integer(text: str) -> int:
 
 
 def parse_wait(query: Mapping[str, str]) -> float:
-    """Returns the seconds that the client is ready to wait, from the query `wait=S`; 0 without."""
+    """Returns the wait in seconds, from the query `wait=S`; 0 without."""
     wait_s = float(query.get("wait", "0"))
     if not 0 <= wait_s <= WAIT_MAX_S:
         raise ValueError(f"wait must be in [0, {WAIT_MAX_S:g}]")
@@ -129,16 +126,14 @@ class ObjectBusy(RollstreamError, RuntimeError):
 
 
 class ObjectDropped(RollstreamError, RuntimeError):
-    """Raised when the object was dropped, or its bytes discarded, during a write or read of it."""
+    """The object was dropped, or its bytes discarded, during a write or read."""
 
 
 class CachedObject:
-    """An object's bytes in a file, mapped into memory; threads may share it. Within `writing`, one
-    writer at a time fills the memory that `room` returns and calls `advance`; the next continues at
-    byte `written`. A reader calls `wait` and reads the first `received` bytes, whole chunks,
-    through `descriptor`, so an object is forwarded while it is received. With the last byte the
-    object becomes `verified`, or, if its hash is wrong, all bytes are discarded and `CorruptObject`
-    is raised.
+    """Bytes in a mapped file; threads may share it. Within `writing`, one writer at a time fills
+    the memory that `room` returns and calls `advance`; the next continues at byte `written`. A
+    reader calls `wait` and reads the first `received` bytes, whole chunks, through `descriptor`, so
+    an object is forwarded while it is received.
     """
 
     def __init__(self, path: Path, offer: ObjectOffer) -> None:
@@ -166,7 +161,6 @@ class CachedObject:
 
     @property
     def descriptor(self) -> int:
-        """The file's descriptor, for `sendfile`; valid while this object is referenced."""
         return self._descriptor
 
     @property
@@ -179,8 +173,8 @@ class CachedObject:
 
     @contextmanager
     def writing(self, wait_s: float = 0.0) -> Generator["CachedObject"]:
-        """Be the object's only writer during the block. Raises `ObjectBusy` if another one writes
-        for longer than `wait_s`. An empty object is verified at once.
+        """Be the only writer. Raises `ObjectBusy` if another one writes for longer than `wait_s`.
+        An empty object is verified at once.
         """
         if not self._writer.acquire(timeout=wait_s):
             raise ObjectBusy(f"object {self.key} is being received from elsewhere")
@@ -192,8 +186,8 @@ class CachedObject:
             self._writer.release()
 
     def room(self) -> memoryview:
-        """Returns the memory for the next bytes, up to the end of the present chunk; empty when all
-        are here. Raises `ObjectDropped`, and `StoreError` if the file system is full.
+        """Returns the memory up to the end of the present chunk; empty when all bytes are here.
+        Raises `ObjectDropped`, and `StoreError` if the file system is full.
         """
         if self._dropped:
             raise ObjectDropped(f"object {self.key} was dropped")
@@ -205,8 +199,8 @@ class CachedObject:
         return self._map[self._written : end]
 
     def advance(self, count: int) -> None:
-        """Add the `count` bytes that the writer put into `room`. With the last byte the hash is
-        checked; a wrong one discards all bytes and raises `CorruptObject`.
+        """Counts new bytes. The last one checks the hash; a wrong one discards all bytes and raises
+        `CorruptObject`.
         """
         self._written += count
         is_all = self._written == self.offer.bytes
@@ -233,9 +227,9 @@ class CachedObject:
             self._changed.notify_all()
 
     def wait(self, beyond: int, restarts: int, wait_s: float) -> int:
-        """Returns the number of bytes received, once it exceeds `beyond`, after `wait_s` at the
-        latest. Raises `ObjectDropped` if the object was dropped, or its bytes were discarded since
-        the reader began, at the count `restarts`.
+        """Returns the number of bytes, once it once the number exceeds `beyond`, after `wait_s` at
+        the latest. Raises `ObjectDropped` if the object was dropped, or begun again since
+        `restarts`.
         """
         with self._changed:
             self._changed.wait_for(
@@ -246,7 +240,6 @@ class CachedObject:
             return self.received
 
     def content(self) -> bytes:
-        """Returns the whole object, which must be verified."""
         assert self.verified, self.key
         return os.pread(self._descriptor, self.offer.bytes, 0)
 

@@ -1,6 +1,5 @@
-"""Sends the trainer's new versions to the relays while they are uploaded. A push guarantees
-nothing, and the trainer never waits for one: relays verify a version against its announced
-manifest, and read missing objects from the bucket.
+"""Sends new versions to the relays. A push guarantees nothing, and the trainer never waits for one:
+relays verify a version against its announced manifest, and read missing objects from the bucket.
 """
 
 import logging
@@ -9,7 +8,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 
 from rollstream.errors import BusError
 from rollstream.metric_values import MetricValues
@@ -31,8 +29,8 @@ VERSIONS_MAX = 4  # versions without a manifest yet; older ones were abandoned b
 
 
 class ChainPush:
-    """Sends objects to the head of the chain in a thread, one after the other. At most `bytes_max`
-    bytes wait or are being sent; a push that does not fit, fails, or finds no relay is given up.
+    """At most `bytes_max` bytes wait or are being sent; a push that does not fit, fails, or finds
+    no relay is given up.
     """
 
     def __init__(self, directory: RelayDirectory, bytes_max: int, pace: BandwidthLimiter) -> None:
@@ -45,7 +43,6 @@ class ChainPush:
         self._counters: Counter[str] = Counter()
 
     def hand_over(self, key: str, data: bytes) -> None:
-        """Queue the object, or skip it without room; return at once."""
         with self._lock:
             if self._bytes + len(data) > self._bytes_max:
                 self._counters["given_up"] += 1
@@ -82,9 +79,7 @@ class ChainPush:
                 self._done(len(data), given_up)
 
     def _push(self, key: str, data: bytes) -> bool:
-        """Returns False if the push is given up or refused, True once the head has all of the
-        object.
-        """
+        """Returns False if the push is given up or refused."""
         digest = content_hash(data)
         for _ in range(HEADS_MAX):
             head = self._head()
@@ -160,8 +155,8 @@ class ChainPush:
 
 
 class PushingStore:
-    """Wraps `store`, with uploads and pushes in the background; at most `bytes_max` bytes wait for
-    their upload, and as many for their push. Threads may share it.
+    """Uploads and pushes in the background; at most `bytes_max` bytes wait for their upload, and as
+    many for their push.
 
     `create` of a version's object returns before the object is stored; reading, listing and
     deleting wait for the upload. `create` of the manifest waits for all objects of its version, so
@@ -180,10 +175,10 @@ class PushingStore:
         self._push = ChainPush(directory, bytes_max, pace or BandwidthLimiter())
         self._pool = ThreadPoolExecutor(UPLOADS_MAX, "upload")
         self._lock = threading.Lock()
-        self._uploads: dict[Version, dict[str, _Upload]] = {}
+        # By version and key, the size in bytes and the upload.
+        self._uploads: dict[Version, dict[str, tuple[int, Future[str]]]] = {}
 
     def create(self, key: str, data: Data) -> str:
-        """Create the object, in the background if it belongs to a version; returns its hash."""
         version = version_of(key)
         if version is None:
             return self._store.create(key, data)
@@ -247,14 +242,14 @@ class PushingStore:
             self._wait()
         upload = self._pool.submit(create_idempotent, self._store, key, content)
         with self._lock:
-            self._uploads.setdefault(version, {})[key] = _Upload(len(content), upload)
+            self._uploads.setdefault(version, {})[key] = len(content), upload
             for old in sorted(self._uploads)[:-VERSIONS_MAX]:
                 del self._uploads[old]
 
     def _complete(self, version: Version) -> None:
         with self._lock:
             uploads = self._uploads.pop(version, {})
-        errors = [error for upload in uploads.values() if (error := upload.done.exception())]
+        errors = [error for _, upload in uploads.values() if (error := upload.exception())]
         if errors:
             raise errors[0]
 
@@ -266,16 +261,10 @@ class PushingStore:
                 for k, u in by_key.items()
                 if key in (None, k)
             ]
-        for upload in uploads:
-            upload.done.exception()
+        for _, upload in uploads:
+            upload.exception()
 
     def _waiting(self) -> int:
         with self._lock:
             uploads = [upload for by_key in self._uploads.values() for upload in by_key.values()]
-        return sum(upload.bytes for upload in uploads if not upload.done.done())
-
-
-@dataclass(frozen=True, slots=True)
-class _Upload:
-    bytes: int
-    done: Future[str]
+        return sum(size for size, upload in uploads if not upload.done())

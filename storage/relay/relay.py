@@ -38,9 +38,8 @@ POLL_S = 0.05  # between two reads of the log
 
 
 class Relay:
-    """Runs the relay of this node, which serves from its construction on. `folder` holds the cached
-    objects, where the node's rollouts open them, its URL and a lock: only one relay uses it. `name`
-    must be unique among the living relays. `wall` is the clock of the heartbeats' times.
+    """`folder` holds the cached objects, where the node's rollouts open them, its URL and a lock:
+    only one relay uses it. `name` must be unique among the living relays.
     """
 
     def __init__(
@@ -80,8 +79,8 @@ class Relay:
         (folder / URL_FILE).write_text(_url(local_host, self.server.port))
 
     def run(self, stop: threading.Event) -> None:
-        """Run until `stop`. Raises the error that ended the intake, or `Fenced` if a relay of a
-        higher term has the same name.
+        """Raises the error that ended the intake, or `Fenced` if a relay of a higher term has the
+        same name.
         """
         ended = threading.Event()
         thread = threading.Thread(target=self._take_in, args=(ended,), name="relay-intake")
@@ -99,8 +98,8 @@ class Relay:
             raise self._failed
 
     def close(self) -> None:
-        """Publish a status without URL, by which others know that this relay has left, stop the
-        server, and free the memory.
+        """Publish a status without URL, so that others know; stop the server, and free the
+        memory.
         """
         try:
             self._publish_status("")
@@ -152,9 +151,8 @@ class Relay:
             log.warning("the log does not answer: %s", error)
 
     def follow(self) -> None:
-        """Apply new announcements and heartbeats, drop stalled objects, and publish a status if it
-        has changed or the last one is `status_s` old. Raises `Fenced` as `run`, and `BusError`
-        while the log does not answer.
+        """Applies new announcements and heartbeats. Raises `Fenced` as `run`, and `BusError` while
+        the log does not answer.
         """
         for received in self._weights.poll(0.0):
             if isinstance(received.record, Opened):
@@ -224,7 +222,6 @@ def _fitting_bytes(folder: Path, bytes_max: int) -> int:
 
 
 def _lock_folder(folder: Path) -> Any:
-    """Returns the folder's lock, held until it is closed or the process ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = (folder / "lock").open("a")

@@ -1,6 +1,5 @@
-"""Serves a relay's cache over HTTP/1.1 and receives the trainer's pushes (docs/explanation/relay.md
-has the requests). A path is matched whole and never becomes a file name. Every error of a request
-becomes a response or a closed connection.
+"""Serves a relay's cache over HTTP/1.1 (docs/explanation/relay.md). A path is matched whole and
+never becomes a file name. Every error of a request becomes a response or a closed connection.
 """
 
 import hmac
@@ -51,19 +50,13 @@ PUSHED_MAX = 64
 
 
 class RelayResponder(HttpResponder):
-    """Answers the requests of one connection, in its own thread, and turns their errors into
-    responses.
-    """
-
     protocol_version = "HTTP/1.1"
     timeout = CLIENT_S
     server: "RelayServer"  # pyright: ignore[reportIncompatibleVariableOverride]
 
     @contextmanager
     def error_responses(self) -> Generator[None]:
-        """Turn an error of the block into a response: `ValueError` (a malformed request) into 400,
-        `OSError` (the connection broke, or there is no room) into a closed connection.
-        """
+        """Turns `ValueError` (a malformed request) into 400, `OSError` into a closed connection."""
         try:
             yield
         except OSError as error:
@@ -79,7 +72,6 @@ class RelayResponder(HttpResponder):
         self.head(status, 0, headers or {})
 
     def close(self, status: int) -> None:
-        """Respond without a body and end the connection."""
         self.close_connection = True
         self.empty(status, {"Connection": "close"})
         self.connection.shutdown(socket.SHUT_WR)
@@ -92,8 +84,8 @@ class RelayResponder(HttpResponder):
                 return
 
     def parse_request(self) -> bool:
-        """Read the headers of a request and check its token; without the right one it gets 401.
-        Returns whether the request is to be answered.
+        """Reads and checks a request: without the right token it gets 401. Returns whether it is to
+        be answered.
         """
         if not super().parse_request():
             return False
@@ -141,8 +133,7 @@ class RelayResponder(HttpResponder):
 def receive_push(
     sender: RelayResponder, cache: RelayCache, key: str, on_bytes: Callable[[], None]
 ) -> None:
-    """Receive the object `key` straight into shared memory, from the byte at which `Content-Range`
-    starts to the object's end. `on_bytes` is called whenever bytes arrive.
+    """Receives an object from the byte at which `Content-Range` starts to the object's end.
 
     The response is 201 once the whole object is here and matches `X-Content-Hash`; 422 if it does
     not match (then it is not kept); 413 if it is larger than all that the relay may keep; 409 if
@@ -195,9 +186,9 @@ def send_object(
     path: str,
     query: Mapping[str, str],
 ) -> None:
-    """Send the object that `path` names, or the requested range of it, straight from shared memory
-    and at most at the rate of `pace`: with `receiving=1` (a neighbouring relay) while bytes still
-    arrive, else only once it is offered, which is waited for at most `wait` seconds.
+    """Sends the object or its range, at most at the rate of `pace`: with `receiving=1` (a
+    neighbouring relay) while bytes still arrive, else only once it is offered, within `wait`
+    seconds.
 
     The response is 416 if the range is outside the object, and 404 if the object is not here. If it
     is expected, the 404 has the header `X-Coming`, whose value changes whenever the relay has
@@ -238,8 +229,8 @@ def _send(
     end: int,
     restarts: int,
 ) -> None:
-    """Send the bytes `[at, end)` as they arrive. Raises `ObjectDropped` if none arrive, the client
-    left, or the object was dropped or begun again (`restarts` has changed).
+    """Raises `ObjectDropped` if no bytes arrive, the client left, or the object was dropped or
+    begun again.
     """
     moved_s = time.monotonic()
     while at < end:
@@ -271,8 +262,8 @@ def _is_gone(client: socket.socket) -> bool:
 
 
 class RelayServer(BoundedServer):
-    """Serves the objects of `cache`, and keeps the times at which pushes brought bytes: a version
-    that is being pushed is not read from the bucket (`intake.py`).
+    """Keeps the times at which pushes brought bytes: a version that is being pushed is not read
+    from the bucket.
     """
 
     def __init__(
@@ -284,8 +275,8 @@ class RelayServer(BoundedServer):
         status: Callable[[], dict[str, Any]],
         token: str = "",
     ) -> None:
-        """Start to serve. `pace` limits the send rate; `status` returns the response to `GET
-        /status`. With a `token`, requests without it get 401.
+        """`pace` limits the send rate; `status` answers `GET /status`. With a `token`, requests
+        without it get 401.
         """
         self.cache, self.pace, self.status = cache, pace, status
         self._expected = f"Bearer {token}".encode() if token else b""
@@ -304,8 +295,8 @@ class RelayServer(BoundedServer):
                 del self._pushed_s[min(self._pushed_s, key=lambda v: self._pushed_s[v])]
 
     def pushed_s(self, version: Version) -> float:
-        """Returns the monotonic time at which a push of this version or an older one last brought
-        bytes; minus infinity if none did.
+        """Returns the monotonic time of the last bytes of this version or an older one; minus
+        infinity if no push brought bytes. Minus infinity if no push brought bytes.
         """
         with self._pushes:
             times = (at for pushed, at in self._pushed_s.items() if pushed <= version)

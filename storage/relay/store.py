@@ -1,6 +1,5 @@
 """Reads weight versions for a rollout: from shared memory if the node's relay holds them verified,
-from the relay while it receives them, else from the object store (the bucket). A problem with the
-relay is logged once, and the bucket is read.
+from the relay while it receives them, else from the object store (the bucket).
 """
 
 import logging
@@ -26,9 +25,8 @@ log = logging.getLogger(__name__)
 
 WAIT_S = 2.0  # one request waits this long for an object that is arriving
 STALLED_S = 75.0
-"""The bucket is read once no byte has arrived at the relay for this long. The relay reads it too,
-after `relay.patience_s`; if it cannot, the site's network is probably cut, and each rollout would
-read the version over the same link once that is back.
+"""The bucket is read after so long without a byte. The relay reads it too, after
+`relay.patience_s`; if it cannot, the site's network is probably cut.
 """
 SILENCE_S = 3.0  # a relay that sends no byte of a response for this long is lost
 RELAY_RETRY_S = 5.0  # a lost relay is tried again after this
@@ -38,9 +36,8 @@ PIECE_BYTES = 32 << 20
 
 
 class RelayStore:
-    """An `ObjectStore` whose `get` of a version's objects tries the relay first; all other calls go
-    to `store`. Threads may share it. `folder` is the relay's, and names its address unless `url` is
-    given.
+    """`get` of a version's objects tries the relay first; all other calls go to `store`. Threads
+    may share it. `folder` is the relay's, and names its address unless `url` is given.
     """
 
     def __init__(
@@ -56,7 +53,6 @@ class RelayStore:
         self._lost_s = float("-inf")
         self._is_lost = False
         self.relay_bytes = 0
-        """Bytes read from shared memory or from the relay."""
 
     def metric_values(self) -> MetricValues:
         return {"rollout_relay_bytes_total": self.relay_bytes}
@@ -99,7 +95,7 @@ class RelayStore:
         self._store.delete_all(keys)
 
     def _from_memory(self, key: str, start: int, end: int | None) -> bytes | None:
-        """None if the object is not there; one that is evicted meanwhile is read to its end."""
+        """None if the object is not there; an evicted one is read to its end."""
         try:
             with os.fdopen(open_own(self._folder / key), "rb", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size
@@ -137,8 +133,8 @@ class RelayStore:
             return None
 
     def _request(self, key: str, start: int, end: int | None) -> tuple[bytes | None, str | None]:
-        """Returns the bytes and None; None and a text that changes with the relay's progress while
-        the object arrives; None twice if the relay does not expect it.
+        """Returns the bytes; or, while the object arrives, a text that changes with the relay's
+        progress; or None twice.
         """
         connection = self._take_connection()
         if connection is None:

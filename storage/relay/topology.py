@@ -1,8 +1,6 @@
-"""Which relay each relay reads from, and which versions it keeps, as pure functions (invariant 9).
-
-Each relay plans for itself from the heartbeats: its upstream is the nearest living relay with a
-lower term; the first, the head, gets versions by pushes, else from the bucket. The relays of each
-site are a chain.
+"""Which relay reads from which, as pure functions (invariant 9). A relay's upstream is the nearest
+living relay with a lower term; the first, the head, gets versions by pushes, else from the bucket.
+The relays of each site are a chain.
 """
 
 import logging
@@ -23,8 +21,8 @@ MEMBERS_MAX = 10_000  # names in a directory; beyond it the one with the oldest 
 
 @dataclass(frozen=True, slots=True)
 class ChainMember:
-    """One start of a relay. `url` is "" once it is leaving. `heartbeat_s` is the time at which this
-    process read its last heartbeat. `site` is `relay.site`.
+    """One start of a relay. `url` is "" once it is leaving; `heartbeat_s` is the time at which its
+    last heartbeat was read.
     """
 
     name: str
@@ -40,8 +38,8 @@ def living_chain(
     timeout_s: float,
     suspected: Collection[int] = (),
 ) -> list[ChainMember]:
-    """Returns the living relays in the order of their terms: of each name the newest start, if it
-    has a heartbeat within the time-out, is not leaving and its term is not `suspected`.
+    """Returns the relays in the order of terms: of each name the newest start, if it has a
+    heartbeat within the time-out, is not leaving and its term is not `suspected`.
     """
     newest: dict[str, ChainMember] = {}
     for member in members:
@@ -57,12 +55,10 @@ def living_chain(
 
 
 def upstream_of(term: int, ordered: Iterable[ChainMember], site: str = "") -> ChainMember | None:
-    """Returns the nearest relay of `ordered` before `term`, one of this `site` if there is one;
-    None for the first of all relays.
+    """Returns the nearest before `term`, of this `site` if there is one; None for the first of all.
 
     Every relay reads from lower terms only, so no cycle of waiting can form, whatever each knows of
-    the others. Two relays that know different things (A has noticed that C is dead, B has not) may
-    read from the same relay, or both from the bucket: that costs bytes, never progress.
+    the others.
     """
     before = [member for member in ordered if member.term < term]
     # A version crosses the link to a site once: two sites whose relays started in turns (A1 B2 A3
@@ -72,9 +68,7 @@ def upstream_of(term: int, ordered: Iterable[ChainMember], site: str = "") -> Ch
 
 
 def head_of(ordered: Sequence[ChainMember], site: str = "") -> ChainMember | None:
-    """Returns the relay to which a trainer at this `site` pushes: the first one there, else of all,
-    else None.
-    """
+    """Returns the relay where a trainer at this `site` pushes: the first one there, else of all."""
     near = (member for member in ordered if member.site == site)
     return next(near, next(iter(ordered), None))
 
@@ -82,17 +76,12 @@ def head_of(ordered: Sequence[ChainMember], site: str = "") -> ChainMember | Non
 def unexpired_suspects(
     suspects: Mapping[int, float], now_s: float, forgive_s: float
 ) -> dict[int, float]:
-    """Returns the suspects (term → time of the last failure) without those whose last failure is at
-    least `forgive_s` ago.
-    """
+    """Returns term → time of the last failure, for failures of the last `forgive_s`."""
     return {term: at for term, at in suspects.items() if now_s - at < forgive_s}
 
 
 class RelayDirectory:
-    """Knows the relays by their heartbeats in the topic `status`, as of the last `poll`. A relay
-    without a heartbeat for `timeout_s` counts as dead. `site` is that of this process. Threads may
-    share a directory.
-    """
+    """A relay without a heartbeat for `timeout_s` counts as dead. Threads may share a directory."""
 
     def __init__(
         self,
@@ -110,10 +99,7 @@ class RelayDirectory:
         self._polled_s = float("-inf")
 
     def poll(self, every_s: float = 0.0, log_was_silent: bool = False) -> None:
-        """Read `status` to its present end, unless that happened within `every_s` seconds. A
-        heartbeat counts from the time at which it is read: a relay that was dead before the first
-        call stays in the chain for the time-out, unless it is suspected.
-        """
+        """Reads `status`, unless that happened within `every_s` seconds."""
         with self._lock:
             now = self._clock()
             if now - self._polled_s < every_s:
@@ -130,7 +116,6 @@ class RelayDirectory:
             self._polled_s = now
 
     def members(self) -> list[ChainMember]:
-        """Returns the chain as this process knows it, head first."""
         with self._lock:
             self._suspects = unexpired_suspects(self._suspects, self._clock(), SUSPICION_S)
             # The time-out as of the last `poll`: a process that stood still since then has read no
@@ -151,8 +136,8 @@ class RelayDirectory:
             return 0 if member is None else member.term
 
     def suspect(self, member: ChainMember, reason: object) -> None:
-        """Leave the relay, which this process just failed to reach, out of its chain for
-        `SUSPICION_S`; after that heartbeats decide.
+        """Leaves the relay, which this process failed to reach, out of the chain for `SUSPICION_S`;
+        then heartbeats decide.
         """
         with self._lock:
             if member.term not in self._suspects:
@@ -173,8 +158,8 @@ class RelayDirectory:
 
 @dataclass(frozen=True, slots=True)
 class CachedVersion:
-    """A version of which this relay holds or receives objects, and the bytes that it takes. `base`
-    is the version that it needs: a delta's parent, an adapter's base weights, None for an anchor.
+    """`base` is the version that it needs: a delta's parent, an adapter's base weights, None for an
+    anchor.
     """
 
     version: Version
@@ -185,9 +170,8 @@ class CachedVersion:
 def versions_to_keep(
     holdings: Sequence[CachedVersion], versions_max: int, bytes_max: int
 ) -> frozenset[Version]:
-    """Returns the versions to keep in `bytes_max` bytes: of the newest `versions_max` those that
-    fit, newest first, then for each its base, the base of that, and so on. A base that does not fit
-    ends its chain; readers get the rest from the bucket.
+    """Returns those of the newest `versions_max` versions that fit in `bytes_max` bytes, newest
+    first, then their bases.
     """
     by_version = {holding.version: holding for holding in holdings}
     retained: set[Version] = set()

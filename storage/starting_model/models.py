@@ -28,7 +28,6 @@ from rollstream.foreign_json import parse_json, parse_loose_json
 from rollstream.storage.model_folder.hf_folder import find_hf_folder, read_small_file
 from rollstream.storage.model_folder.hf_weights import (
     check_trainable,
-    hf_weight_files,
     read_weight_files,
     untied_head,
     unused_line,
@@ -40,7 +39,7 @@ from rollstream.storage.model_folder.model_fit import (
     missing_tensors,
     read_model_config,
 )
-from rollstream.storage.starting_model.rows import FolderRows, ModelRows, StoredRows
+from rollstream.storage.starting_model.rows import ModelRows, folder_rows
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights.fetch import fetch_model_file
 from rollstream.storage.weights.manifest import Manifest
@@ -145,7 +144,7 @@ def _name_unused(folder: Path, names: Collection[str]) -> None:
         log.warning("%s", unused_line(folder, names, "tensors"))
 
 
-def load_stored_model(folder: str, rows: StoredRows) -> "PreTrainedModel":
+def load_stored_model(folder: str, rows: ModelRows) -> "PreTrainedModel":
     """Returns the model in a run's store in fp32; `folder` holds its configuration. Each tensor is
     read and verified once.
     """
@@ -168,7 +167,7 @@ def load_stored_model(folder: str, rows: StoredRows) -> "PreTrainedModel":
 
 
 def load_empty_model(
-    path: str, stored: StoredRows | None = None
+    path: str, stored: ModelRows | None = None
 ) -> "tuple[PreTrainedModel, ModelRows] | None":
     """Returns the model of a Hugging Face checkpoint with parameters on the meta device (shapes
     without memory), and the reader of the rows with which to fill them. Buffers have their values.
@@ -185,15 +184,7 @@ def load_empty_model(
         raise ConfigurationError(f"model.path: {folder} cannot be loaded: {error}") from error
     groups = parameter_names(model)
     parameters = {name for names in groups for name in names}
-    rows: ModelRows
-    if stored is None:
-        files = hf_weight_files(folder)
-        rows = FolderRows(folder, {n: path for n, path in files.items() if n in parameters})
-        others = {name: path for name, path in files.items() if name not in parameters}
-        buffer_rows: ModelRows = FolderRows(folder, others)
-    else:
-        rows = buffer_rows = stored
-        files = stored.model.manifest.tensors
+    rows = folder_rows(folder) if stored is None else stored
     for names in groups:
         stored_names = [name for name in names if name in rows]
         if not stored_names or rows.shape(stored_names[0]) != tuple(
@@ -205,10 +196,10 @@ def load_empty_model(
             if not _is_equal(rows, stored_names[0], name):
                 raise untied_head(folder, name, stored_names[0])
     buffers = model.state_dict().keys() - parameters
-    _name_unused(folder, files.keys() - parameters - buffers)
+    _name_unused(folder, rows.model.manifest.tensors.keys() - parameters - buffers)
     for name, buffer in model.named_buffers():
-        if name in buffers and name in buffer_rows:
-            buffer.copy_(buffer_rows.whole(name))
+        if name in buffers and name in rows:
+            buffer.copy_(rows.whole(name))
     return model, rows
 
 

@@ -50,6 +50,14 @@ def put_model(
     """
     manifest = describe_model(source, run, created_s)
     present = read_model_manifest(store)
+    # Of two writers A and B, on any hosts, each may be killed anywhere:
+    # - A dies before its manifest: the run has no model. B, or A again, with the same model keeps
+    #   A's objects, since their folder is the hash of all content; with another model it has
+    #   another folder, and A's objects stay unread until `rm`.
+    # - Both reach the manifest: one create wins. The other reads it, and is done if the models are
+    #   the same, else refused.
+    # - A dies after its manifest: the model is stored, and B finds it.
+    # No pointer moves and no term is needed: there is nothing to believe before the first version.
     if present is None:
         paths = source.files()
         for entry in manifest.files:

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import secrets
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from rollstream.storage.starting_model.manifest import (
     BlockedTensor,
     ModelManifest,
     is_same,
+    is_weights,
     of_model,
 )
 from rollstream.storage.stores.base import ObjectStore, content_hash
@@ -93,38 +94,27 @@ class StoredModel:
         return data
 
     def host_folder(self, prefix: str, source: Path | None, cache: Path) -> Path:
-        """Returns a folder with the small files of this prefix ("" for the model's own): `source`
-        if its files are the same, else a folder in `cache`, which is repaired. Every file is
-        compared with its hash at each call.
+        """Returns a folder with the files of this prefix ("" for the model's own, without weights):
+        `source` if its files are the same, else a folder in `cache`, which is repaired. Every file
+        is compared with its hash at each call.
         """
-        entries = [entry for entry in self.manifest.files if _is_small(entry.name, prefix)]
+        entries = [entry for entry in self.manifest.files if _is_below(entry.name, prefix)]
         names = {entry: entry.name.removeprefix(prefix) for entry in entries}
         if source is not None:
             is_whole = all(is_same(source / name, entry) for entry, name in names.items())
-            if is_whole and not _has_more(source, names.values()):
+            # PEFT writes the tokenizer beside an adapter, which no role reads there.
+            if is_whole and (prefix == ADAPTER or not _has_more(source, names.values())):
                 return source
             if source.exists() and source != cache / prefix:
                 log.warning("%s is not the run's model: files of the run's store are used", source)
-        return self._kept(entries, prefix, cache)
+        for entry in entries:
+            self.write_file(entry, cache / entry.name)
+        return cache / prefix
 
     @property
     def has_adapter(self) -> bool:
         """Whether the run starts from an adapter, which its store has."""
         return any(entry.name.startswith(ADAPTER) for entry in self.manifest.files)
-
-    def adapter_folder(self, source: Path, cache: Path) -> Path:
-        """Returns a folder with the adapter's files: `source` if they are the same, else one in
-        `cache`.
-        """
-        entries = [entry for entry in self.manifest.files if entry.name.startswith(ADAPTER)]
-        if all(is_same(source / entry.name.removeprefix(ADAPTER), entry) for entry in entries):
-            return source
-        return self._kept(entries, ADAPTER, cache)
-
-    def _kept(self, entries: Sequence[FileEntry], prefix: str, cache: Path) -> Path:
-        for entry in entries:
-            self.write_file(entry, cache / entry.name)
-        return cache / prefix
 
     def host_file(self, name: str, source: Path, cache: Path) -> Path:
         """Returns a file of the task: `source` if it is the same, else the one in `cache`."""
@@ -178,11 +168,10 @@ class StoredModel:
         )
 
 
-def _is_small(name: str, prefix: str) -> bool:
-    rest = name.removeprefix(prefix)
-    is_weights = rest.endswith((".safetensors", INDEX))
-    is_below = name.startswith(prefix) and (bool(prefix) or of_model(name))
-    return is_below and not is_weights
+def _is_below(name: str, prefix: str) -> bool:
+    if prefix:
+        return name.startswith(prefix)
+    return of_model(name) and not is_weights(name) and name != INDEX
 
 
 def _has_more(folder: Path, names: Collection[str]) -> bool:

@@ -1,6 +1,4 @@
-"""The contract of an object store (`ObjectStore`), its keys (`is_key`) and the hash of contents.
-One conformance suite tests all back ends.
-"""
+"""The contract of an object store (`ObjectStore`), its keys (`is_key`) and the hash of contents."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -16,7 +14,7 @@ Data = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class ListedObject:
-    """One object of a listing; without an etag, which a back end may have to compute."""
+    """Without an etag, which a back end may have to compute."""
 
     key: str
     bytes: int
@@ -24,15 +22,13 @@ class ListedObject:
 
 @dataclass(frozen=True, slots=True)
 class ObjectStat:
-    """Holds the size of an object and the etag that `swap` compares."""
-
     key: str
     bytes: int
     etag: str
 
 
 class ObjectStore(Protocol):
-    """Stores bytes under keys. All back ends give these guarantees:
+    """All back ends give these guarantees:
 
     * An object is complete or absent: no reader ever sees half of a write.
     * `create` has exactly one winner.
@@ -48,9 +44,7 @@ class ObjectStore(Protocol):
     * No process polls `list` for new objects, which are announced on a topic.
     """
 
-    def put(self, key: str, data: Data) -> str:
-        """Write or replace the object; returns the etag."""
-        ...
+    def put(self, key: str, data: Data) -> str: ...
 
     def create(self, key: str, data: Data) -> str:
         """Write the object if it is absent, else raise `ObjectExists`; returns the etag."""
@@ -81,9 +75,9 @@ class ObjectStore(Protocol):
         ...
 
     def delete_all(self, keys: Iterable[str]) -> None:
-        """Remove these objects in any order; absent ones are no error. If the call raises or its
-        process dies, any of them may be left: a caller that needs an order deletes the first ones
-        in a call of their own.
+        """Removes objects in any order; absent ones are no error. If the call raises or its process
+        dies, any may be left: a caller that needs an order deletes the first ones in a call of
+        their own.
         """
         ...
 
@@ -96,15 +90,14 @@ _PREFIX = re.compile(r"[A-Za-z0-9._=/-]*")
 
 
 class KeyRefused(ConfigurationError):
-    """Raised for a key or prefix that no back end accepts; usually it is built from a name in the
+    """No back end accepts this key or prefix; usually it is built from a name in the
     configuration.
     """
 
 
 def is_key(key: str) -> bool:
     """Whether every back end can hold this key: parts of `[A-Za-z0-9._=-]` joined by `/`, none of
-    them `.` or `..`, of at most `PART_BYTES_MAX` and `KEY_BYTES_MAX` bytes. No key names a file
-    outside its store's folder, and a back end may name its own files with other characters.
+    them `.` or `..`, of at most `PART_BYTES_MAX` and `KEY_BYTES_MAX` bytes.
     """
     parts = key.split("/")
     short = len(key) <= KEY_BYTES_MAX and max(map(len, parts)) <= PART_BYTES_MAX
@@ -130,7 +123,7 @@ def check_prefix(prefix: str) -> str:
 
 
 def content_hash(data: Data) -> str:
-    """Returns the hash by which stored contents are compared and verified: the xxh3-128 of the
-    bytes, as 32 hex digits, at 10 GB/s on one core. It does not protect against deliberate forgery.
+    """Returns the xxh3-128 of the bytes, as 32 hex digits, at 10 GB/s on one core. It does not
+    protect against deliberate forgery.
     """
     return xxhash.xxh3_128_hexdigest(data)

@@ -1,6 +1,6 @@
-"""Opens an object store from its URL, and checks that it honours conditional writes: on a server
-that ignores `If-None-Match` or `If-Match` two trainers hold one term and overwrite each other's
-objects without any error.
+"""Opens an object store, and checks that it honours conditional writes: where `If-None-Match` or
+`If-Match` is ignored, two trainers hold one term and overwrite each other's objects without any
+error.
 """
 
 import logging
@@ -15,9 +15,8 @@ from rollstream.storage.stores.kind import store_forms, store_kind
 def open_store(
     url: str, sync: Literal["normal", "full"] = "normal", deadline_s: float = inf
 ) -> ObjectStore:
-    """Open the store that `url` names. Raises `ConfigurationError` for an unknown scheme or a
-    missing library. `sync` is for stores in folders (`FileStore`). No operation waits longer for a
-    server than `deadline_s` or, if shorter, its URL allows.
+    """Raises `ConfigurationError` for an unknown scheme or a missing library. No operation waits
+    longer for a server than `deadline_s` or, if shorter, its URL allows.
     """
     kind = store_kind(url)
     if kind is not None:
@@ -34,10 +33,9 @@ _OTHER_DIGITS = str.maketrans("0123456789abcdef", "123456789abcdef0")
 
 
 def check_conditional_writes(store: ObjectStore, where: str, draw: str) -> None:
-    """Raise `ConfigurationError`, which names the store by `where`, if it ignores the condition of
-    a conditional write. (1) An object is created. (2) Creating it again must fail. (3) Swapping it
-    with another etag must fail. `draw`, a random name per process, names it: many processes may
-    start at once; a killed one leaves one byte.
+    """Raise `ConfigurationError` if the store ignores conditions. (1) An object is created. (2)
+    Creating it again must fail. (3) Swapping it with another etag must fail. `draw`, a random name
+    per process, names it: many processes may start at once; a killed one leaves one byte.
     """
     key = f"probes/{draw}"
     etag = store.create(key, b"1")  # 1

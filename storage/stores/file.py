@@ -1,6 +1,5 @@
 """Objects in a folder of one machine (`file:PATH`; docs/explanation/storage.md has the
-interleavings). A temporary file takes the object's name in one system call: a reader finds a
-complete object or none.
+interleavings).
 """
 
 import errno
@@ -36,8 +35,8 @@ WAIT_S_MAX = 30.0  # comparing and renaming take far less: a holder for so long 
 
 
 class FileLocks:
-    """Locks keys among all threads and processes that use the same folder, by `flock` on small
-    files, which stay. The kernel frees a lock when its holder dies.
+    """Locks keys among threads and processes by `flock` on small files, which stay. The kernel
+    frees a lock when its holder dies.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -45,9 +44,7 @@ class FileLocks:
 
     @contextmanager
     def hold(self, key: str) -> Generator[None]:
-        """Hold the lock of `key` inside the block. Raises `StoreError` if another holder keeps it
-        for more than `WAIT_S_MAX`.
-        """
+        """Raises `StoreError` if another holder keeps it for more than `WAIT_S_MAX`."""
         _make_own_folder(self._folder)
         path = self._folder / f"{xxhash.xxh3_64_intdigest(key.encode()) % STRIPES:02x}"
         # Read-only is enough for flock and lets several users share a store. A store of another
@@ -92,8 +89,8 @@ _KEY_IN_THE_WAY = "a file or folder is in the way: a key cannot be the folder of
 
 @contextmanager
 def translate_os_errors(action: str, path: Path) -> Generator[None]:
-    """Turn an `OSError` of the block into a `StoreError` with advice; with the action `read`, a
-    missing object raises `ObjectMissing`.
+    """Turn an `OSError` into a `StoreError` with advice; with the action `read`, a missing object
+    raises `ObjectMissing`.
     """
     try:
         yield
@@ -115,9 +112,9 @@ PLACE_ATTEMPTS_MAX = 100  # an attempt fails if a delete removes the key's folde
 
 
 class FileStore:
-    """Keeps the objects of `file:PATH`; threads and processes of one machine may share the folder.
-    Acknowledged writes survive `kill -9`; with sync `full` power loss too. The etag is the hash of
-    the content, so `stat` reads the object.
+    """Threads and processes of one machine may share the folder. Acknowledged writes survive `kill
+    -9`; with sync `full` power loss too. The etag is the hash of the content, so `stat` reads the
+    object.
     """
 
     def __init__(self, root: str | Path, sync: Literal["normal", "full"] = "normal") -> None:
@@ -144,7 +141,7 @@ class FileStore:
         return self._create(key, data, 0o666)
 
     def create_private(self, key: str, data: Data) -> str:
-        """As `create`, in a file and a folder that no other user of the machine may read."""
+        """Creates the object in a file and a folder that no other user of the machine may read."""
         folder = self.path(key).parent
         with translate_os_errors("create", folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -224,9 +221,7 @@ class FileStore:
             self.delete(key)
 
     def remove_if_empty(self) -> None:
-        """Remove the store's folder if it holds no object; another program's file in it stays, with
-        the folder.
-        """
+        """Removes an empty store's folder; another program's file in it stays, with the folder."""
         if next(self._walk(self._root), None) is None:
             for folder in (self._temporary, self._root / "~locks"):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -330,7 +325,7 @@ def _remove_leftovers(folder: Path, before_s: float) -> None:
 
 
 class ForeignFile(OSError):
-    """Raised if a path is not an ordinary file of this user in a folder of this user."""
+    """Not an ordinary file of this user in a folder of this user."""
 
 
 def is_own_file(there: os.stat_result) -> bool:
@@ -338,9 +333,8 @@ def is_own_file(there: os.stat_result) -> bool:
 
 
 def open_own(path: Path) -> int:
-    """Open a file and return its descriptor for reading, without waiting, and without following a
-    link in the path's last part. Raises `ForeignFile` unless it is an ordinary file of this user in
-    a folder of this user, and another `OSError` if it cannot be opened.
+    """Opens a file for reading, without waiting, and without following a link in the path's last
+    part. Raises `ForeignFile`, and another `OSError` if the file cannot be opened.
     """
     # Where every user may write (`/dev/shm`), another one could create such a folder first and
     # supply weights, drafts or a KV cache.

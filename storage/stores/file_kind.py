@@ -8,8 +8,6 @@ from rollstream.storage.stores.kind import NamedServer
 
 
 class FileKind:
-    """Implements `StoreKind` for `file:` URLs."""
-
     form = "file:FOLDER"
 
     def check(self, url: str) -> None:

@@ -1,6 +1,5 @@
-"""Small JSON objects as typed values, or with their own hash (`seal`, `unseal`). Encoding is
-canonical (sorted keys): equal values are equal bytes. Decoding ignores unknown fields and refuses a
-newer `FORMAT`.
+"""Small JSON objects as typed values, or with their own hash. Encoding is canonical (sorted keys):
+equal values are equal bytes.
 """
 
 from typing import Any, TypeVar
@@ -13,10 +12,9 @@ from rollstream.storage.stores.base import Data, ObjectStore, content_hash
 from rollstream.streams.release import upgrade_advice
 
 FORMAT = 1
-"""The format that this release writes, and the highest one that it reads unless `format_max` is
-given. An object may carry its number under `format`; without it the number is 1. A higher number
-raises `NewerRelease` (invariant 14): otherwise a checkpoint of a newer release would count as
-damaged, and training would resume from an older one.
+"""What this release writes, and the highest that it reads unless `format_max` is given; objects
+without a number have 1. A higher number raises `NewerRelease` (invariant 14): otherwise a
+checkpoint of a newer release would count as damaged, and training would resume from an older one.
 """
 
 _T = TypeVar("_T")
@@ -27,14 +25,12 @@ class _Numbered(msgspec.Struct):
 
 
 def encode_json(value: Any) -> bytes:
-    """Returns the value's canonical JSON, indented for people."""
     return msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=1)
 
 
 def decode_json(data: bytes, type_: type[_T], key: str, format_max: int = FORMAT) -> _T:
-    """Returns the value in `data`, which was read from `key`. Raises `CorruptObject`, which names
-    the key, if the data is not a value of `type_`, and `NewerRelease` if its format is above
-    `format_max`.
+    """Raises `CorruptObject`, which names the key, if the data is not a value of `type_`, and
+    `NewerRelease` if its format is above `format_max`.
     """
     try:
         number = parse_json(data, _Numbered).format
@@ -57,16 +53,14 @@ class _Sealed(msgspec.Struct):
 
 
 def seal(value: Any) -> bytes:
-    """Returns a JSON object of the value and its hash, for objects whose hash is stored nowhere
-    else.
-    """
+    """Returns the value and its hash, for objects whose hash is stored nowhere else."""
     body = msgspec.json.encode(value, order="sorted")
     return msgspec.json.encode(_Sealed(msgspec.Raw(body), content_hash(body)))
 
 
 def unseal(data: bytes, type_: type[_T], key: str, format_max: int = FORMAT) -> _T:
-    """Returns the value of an object that `seal` made. Raises `CorruptObject` if the value's hash
-    is not the one in the object, and the errors of `decode_json`.
+    """Raises `CorruptObject` if the value's hash is not the one in the object, and the errors of
+    `decode_json`.
     """
     sealed = decode_json(data, _Sealed, key)
     if content_hash(bytes(sealed.body)) != sealed.hash:
@@ -75,9 +69,9 @@ def unseal(data: bytes, type_: type[_T], key: str, format_max: int = FORMAT) -> 
 
 
 def create_idempotent(store: ObjectStore, key: str, data: Data) -> str:
-    """Create the object, or do nothing if it exists with exactly this content; returns its hash. So
-    a killed writer may repeat all its calls. Raises `StoreError` if the key has other content,
-    because a created object never changes (invariant 6).
+    """Creates an object, or does nothing if it exists with exactly this content; returns its hash.
+    Raises `StoreError` if the key has other content, because a created object never changes
+    (invariant 6).
     """
     expected = content_hash(data)
     try:

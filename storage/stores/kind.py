@@ -1,5 +1,5 @@
-"""A kind of object store before one is opened (`StoreKind`). `STORES` names the kinds by strings,
-so that a process imports no client that its run does not use.
+"""A kind of object store before one is opened; `STORES` names the kinds by strings, so that a
+process imports no client that its run does not use.
 """
 
 from collections.abc import Mapping
@@ -19,8 +19,6 @@ STORES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class NamedServer:
-    """A server that a URL itself names, and to which the user's credentials would be sent."""
-
     url: str
     host: str
     """`name:port`."""
@@ -44,20 +42,18 @@ class StoreKind(Protocol):
         ...
 
     def identity(self, url: str) -> str:
-        """Returns the part of the URL that names the data; the rest may change during a run
-        (invariant 15).
+        """Returns what names the data; the rest of the URL may change during a run (invariant
+        15).
         """
         ...
 
     def named_server(self, url: str) -> NamedServer | None:
-        """Returns the server that only this URL names; None if credentials go to hosts that the
-        user or the kind itself names. Raises `ConfigurationError` if the URL could hide one.
+        """Returns the server that only this URL names, and to which the user's credentials would
+        go. Raises `ConfigurationError` if the URL could hide one.
         """
         ...
 
-    def open(self, url: str, sync: Literal["normal", "full"], deadline_s: float) -> ObjectStore:
-        """Open the store (`connect.open_store`)."""
-        ...
+    def open(self, url: str, sync: Literal["normal", "full"], deadline_s: float) -> ObjectStore: ...
 
 
 @cache
@@ -67,7 +63,7 @@ def _load(name: str) -> StoreKind:
 
 
 def store_kind(url: str) -> StoreKind | None:
-    """Returns the kind of store that a URL names; None if there is none of this form."""
+    """Returns None for a URL of another form."""
     names = (name for name in STORES if url.startswith(name) and len(url) > len(name))
     return next(map(_load, names), None)
 

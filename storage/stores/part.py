@@ -6,9 +6,8 @@ from rollstream.storage.stores.base import Data, ListedObject, ObjectStat, Objec
 
 
 class StorePart:
-    """Holds the objects of the store `below` whose keys begin with `prefix`, which ends with `/`,
-    under the rest of their keys, with the guarantees of `below`. No call reaches another object.
-    Errors have the complete keys (`complete_key`).
+    """The objects of `below` whose keys begin with `prefix`, which ends with `/`, under the rest of
+    their keys. Errors have the complete keys (`complete_key`).
     """
 
     def __init__(self, below: ObjectStore, prefix: str) -> None:
@@ -49,7 +48,5 @@ class StorePart:
 
 
 def complete_key(store: ObjectStore, key: str) -> str:
-    """Returns the key by which people find the object: also the prefixes of parts, if `store` is
-    one.
-    """
+    """Returns the key by which people find the object, with the prefixes of parts."""
     return store.complete_key(key) if isinstance(store, StorePart) else key

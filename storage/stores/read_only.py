@@ -1,5 +1,5 @@
-"""Opens an object store for a reader of a run, perhaps another user's: nothing is made or cleaned
-up, a write raises `ReadOnly`, and no link out of a folder is followed.
+"""Opens a store, perhaps another user's, for reading: nothing is made or cleaned up, a write raises
+`ReadOnly`, and no link out of a folder is followed.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,8 +26,8 @@ from rollstream.storage.stores.file import translate_os_errors
 def open_store_for_reading(
     url: str, folder: ContainedFolder | None, deadline_s: float = inf
 ) -> ObjectStore:
-    """Returns the store at `url`, for reading only. `folder` is that of a `file:` store, with the
-    further folders into which its links may lead. Raises as `open_store`.
+    """`folder` is that of a `file:` store, with the further folders into which its links may lead.
+    Raises as `open_store`.
     """
     if folder is not None:
         return FolderReader(folder)
@@ -55,8 +55,6 @@ class _Refusal:
 
 
 class StoreReader(_Refusal):
-    """Reads the store `below`."""
-
     def __init__(self, below: ObjectStore) -> None:
         self._below = below
 
@@ -74,9 +72,7 @@ class StoreReader(_Refusal):
 
 
 class FolderReader(_Refusal):
-    """Reads a `file:` store in a folder, with the guarantees of `FileStore` for readers. An object
-    behind a link that leaves the folder raises `OutsideRun`.
-    """
+    """An object behind a link that leaves the folder raises `OutsideRun`."""
 
     def __init__(self, folder: ContainedFolder) -> None:
         self._folder = folder
@@ -111,8 +107,8 @@ class FolderReader(_Refusal):
         return iter(sorted(entries, key=lambda entry: entry.key))
 
     def path(self, key: str) -> Path:
-        """Returns the path of the object's file, for readers that map files. Raises
-        `ObjectMissing`, and `OutsideRun` if a link leaves the folder.
+        """Returns the file's path, for readers that map files. Raises `ObjectMissing`, and
+        `OutsideRun` if a link leaves the folder.
         """
         with translate_os_errors("read", self._folder.root / check_key(key)):
             return self._folder.file(key)

@@ -1,6 +1,6 @@
 """Which objects of a store are a run's own (`RunKeys`): the module that writes an object declares
 the form of its key in `RUN_KEYS`. An object of another form is never deleted, copied or
-overwritten. Imports nothing heavy.
+overwritten.
 """
 
 import re
@@ -9,17 +9,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 Copied = Literal["cut", "later", "terms", "claimed", "never"]
-"""How a backup copies an object: its content at the cut, because the run replaces it (`cut`); after
-the cut, because it never changes (`later`); after all others (`terms`); if a record of the log
-names it (`claimed`); or not at all.
+"""How a backup copies it: at the cut, because the run replaces it (`cut`); after the cut, because
+it never changes (`later`); after all others (`terms`); if a record names it (`claimed`); or not.
 """
 Kept = Literal["", "archive", "final", "any"]
-"""With which `rollstream rm --keep` an object stays: never, with `archive`, with `final`, or with
-any of them, because readers of the kept part need it.
-"""
+"""With which `rollstream rm --keep` an object stays: never, with one, or with any of them."""
 MANIFESTS, OTHERS, LEASES, IDENTITY = range(4)
-"""The order of deletion. Readers ignore objects without a manifest, so none meets half a version.
-Leases and then `run.json` are last, because they keep roles away.
+"""The order of deletion. Readers ignore objects without a manifest. Leases and then `run.json` are
+last: they keep roles away.
 """
 
 IDENTITY_KEY = "run.json"
@@ -28,9 +25,9 @@ IDENTITY_KEY = "run.json"
 
 @dataclass(frozen=True, slots=True)
 class RunKeys:
-    """The keys of one kind of object, by a pattern that matches the whole key. With the group
-    `file` it ends in the name of a model's file (`is_model_file`); further files of a hub's model
-    (licences) are own only if a manifest of the run names them.
+    """A pattern that matches the whole key. With the group `file` it ends in the name of a model's
+    file (`is_model_file`); further files of a hub's model (licences) are own only if a manifest of
+    the run names them.
     """
 
     pattern: re.Pattern[str]
@@ -40,8 +37,8 @@ class RunKeys:
     private: bool = False
     """Whether the object is a secret, which no other user of the machine may read."""
     linked: bool = False
-    """Whether a folder of such objects may be a link to another disk: keys of large objects are so
-    specific that no other files have them.
+    """A folder of such objects may be a link to another disk: no other files have so specific
+    keys.
     """
 
     def owns(self, key: str, names: Collection[str] = ()) -> bool:
@@ -50,8 +47,8 @@ class RunKeys:
         return file is not None and (not file or is_model_file(file) or file in names)
 
     def file(self, key: str) -> str | None:
-        """Returns the name of the model's file that the key ends in, "" for a key of another kind;
-        None if the key has not the declared form.
+        """Returns the name of a model's file that the key ends in, "" for a key of another kind;
+        None for another form.
         """
         match = self.pattern.fullmatch(key)
         if match is None:
@@ -73,8 +70,8 @@ _MODEL_FILE = re.compile(
 
 
 def is_model_file(name: str) -> bool:
-    """Returns whether Rollstream or transformers writes a file of this name into the folder of a
-    model or of a version.
+    """Returns whether rollstream or transformers writes such a file into the folder of a model or
+    of a version.
     """
     return _MODEL_FILE.fullmatch(name) is not None
 

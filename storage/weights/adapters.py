@@ -1,6 +1,4 @@
-"""Publishes and fetches the versions of a run that trains a LoRA adapter: complete folders for
-PEFT, over a base that is stored once as an ordinary checkpoint folder.
-"""
+"""The versions of a LoRA adapter: complete folders for PEFT, over a base that is stored once."""
 
 from collections.abc import Callable, Mapping
 from typing import ClassVar
@@ -26,9 +24,9 @@ from rollstream.storage.weights.manifest import (
     TensorFiles,
     read_manifest,
 )
+from rollstream.storage.weights.mapped import MappedWeights
 from rollstream.storage.weights.publish import NewVersion, complete_version, publish_version
 from rollstream.storage.weights.shards import pack_tensors
-from rollstream.storage.weights.streamed import StreamedTensors, stream_version
 from rollstream.storage.weights.tensors import Tensors, tensor_hashes
 from rollstream.streams.values import Version
 
@@ -37,9 +35,8 @@ BASE = Version(0, 0)
 
 
 class AdapterTensors(dict[str, torch.Tensor]):
-    """Holds an adapter's tensors under PEFT's names, its `adapter_config.json` (`config`) and
-    `scaling` (alpha / rank). `base` returns the base's tensors in the published dtype:
-    `DistributedTensors` if ranks share the model, each of which has the whole adapter.
+    """Under PEFT's names. `base` returns the base's tensors in the published dtype:
+    `DistributedTensors` if ranks share the model.
     """
 
     form: ClassVar[str] = "adapter"
@@ -64,10 +61,8 @@ def publish_base(
     created_s: float,
     leads: bool = True,
 ) -> Manifest:
-    """Write the base, or compare `tensors` with the stored one; returns its manifest. With `leads`
-    False a rank writes its part of the tensors and no manifest.
-
-    Raises `ConfigurationError` if the run's stored base, which its adapters need, is another one.
+    """Write the base, or compare `tensors` with the stored one. With `leads` False a rank writes
+    its part and no manifest. Raises `ConfigurationError` if the stored base is another one.
     """
     present = _stored_base(store)
     # Each rank waits here for all others, so none completes the base before all have looked for it.
@@ -99,9 +94,7 @@ def publish_adapter(
     created_s: float,
     leads: bool = True,
 ) -> Manifest:
-    """Write the complete adapter and return its manifest; idempotent. A rank that does not lead
-    writes nothing.
-    """
+    """Writes the adapter; idempotent. A rank that does not lead writes nothing."""
     files: list[FileEntry] = []
     data, entries = pack_tensors(tensors, ADAPTER_TENSORS)
     for name, content in ((ADAPTER_TENSORS, data), (ADAPTER_CONFIG, tensors.config)):
@@ -123,22 +116,11 @@ def publish_adapter(
 
 
 def fetch_base(store: ObjectStore, manifest: Manifest) -> dict[str, torch.Tensor]:
-    """Returns the tensors of this adapter's base, every one verified."""
     assert manifest.adapter, "only an adapter has a base"
     return fetch_tensors(store, manifest.anchor, manifest.adapter.base_hash)[1]
 
 
-def stream_base(store: ObjectStore, manifest: Manifest) -> StreamedTensors:
-    """Returns the tensors of `fetch_base` for an engine that copies each once, decoded a segment at
-    a time.
-    """
-    assert manifest.adapter, "only an adapter has a base"
-    return stream_version(store, manifest.anchor, manifest.adapter.base_hash)
-
-
 class AdapterForm(VersionForm):
-    """Stores each version as a complete adapter; the engine is opened with the base."""
-
     is_partial = True
 
     def publisher(self, publication: Publication) -> "AdapterPublisher":
@@ -149,10 +131,11 @@ class AdapterForm(VersionForm):
         store: ObjectStore,
         manifest: Manifest,
         tensors: Mapping[str, torch.Tensor],
-        streams: bool,
     ) -> OpeningTensors:
-        read_base = stream_base if streams else fetch_base
-        return OpeningTensors(manifest.anchor, read_base(store, manifest))
+        assert manifest.adapter, "only an adapter has a base"
+        base = MappedWeights()
+        base.update(store, manifest.anchor, manifest.adapter.base_hash)
+        return OpeningTensors(manifest.anchor, base.tensors)
 
     def model_tensors(
         self, store: ObjectStore, manifest: Manifest, tensors: dict[str, torch.Tensor]

@@ -1,5 +1,5 @@
-"""When a version must be an anchor (`anchor_due`, a pure rule: invariant 9), and the cheapest paths
-to its tensors along its chain, an anchor and the deltas on it.
+"""When a version must be an anchor (a pure rule: invariant 9), and the cheapest paths to its
+tensors.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -11,15 +11,14 @@ from rollstream.storage.weights.fetch_plan import BrokenSteps, FetchPath, FetchP
 from rollstream.storage.weights.manifest import Manifest, read_manifest
 
 BYTES_SHARE = 1 / 3
-"""Most bytes of a chain's deltas, as a share of a full version. Above it another delta would cost a
+"""Most bytes of a chain's deltas, as a share of a full version: above it another delta would cost a
 late reader more than an anchor saves.
 """
 BESIDE_SHARE = 1 / 2
 """An anchor also holds its delta, for readers of its parent, up to this share of a full version."""
 MULTIPLES_MIN = 4
-"""Retention prefers multiples of `keep_every`. If `versions_max` has no room for this many and all
-versions between, each multiple is an anchor: an anchor can be kept alone, a delta only with its
-chain.
+"""If `versions_max` has no room for this many multiples of `keep_every` and all versions between,
+each multiple is an anchor: that can be kept alone, a delta only with its chain.
 """
 
 
@@ -35,7 +34,6 @@ class AnchorRule:
 
     @property
     def length_max(self) -> int:
-        """Returns the length at which a chain ends."""
         # Two complete chains always fit in `versions_max`, so retention keeps the believed version
         # and any version of the previous chain that a rollout still holds.
         return max(1, min(self.every, self.versions_max // 2))
@@ -43,8 +41,8 @@ class AnchorRule:
 
 @dataclass(frozen=True, slots=True)
 class AnchorChain:
-    """Measures the believed version's chain: its versions with the anchor, the bytes of its deltas,
-    and those of one full version.
+    """The versions of a chain with its anchor, the bytes of its deltas, and those of one full
+    version.
     """
 
     length: int
@@ -67,7 +65,7 @@ def is_kept_beside(delta_bytes: int, full_bytes: int) -> bool:
 
 
 def lineage(store: ObjectStore, manifest: Manifest) -> Iterator[Manifest]:
-    """Yield the manifest, then its parents while each child is stored as a difference. Raises
+    """Yields the manifest, then its parents while each child is a difference. Raises
     `ObjectMissing` if one is gone, `CorruptObject` if it is not exactly the one its child was made
     from.
     """
@@ -84,8 +82,8 @@ def find_fetch_paths(
     held_tensors: HeldTensors | None = None,
     broken: BrokenSteps = (),
 ) -> dict[str, FetchPath]:
-    """Returns the cheapest path to each of these tensors (stored names) without the `broken` steps.
-    Raises `ObjectMissing` or `CorruptObject`, with the reason, if a tensor has none.
+    """Returns the cheapest paths (stored names) without the `broken` steps. Raises `ObjectMissing`
+    or `CorruptObject`, with the reason, if a tensor has none.
     """
     planning = FetchPlanner(names, held_tensors or HeldTensors(), broken)
     reason: ObjectMissing | CorruptObject | None = None
@@ -125,7 +123,6 @@ def find_other_paths(
 
 
 def chain_of(store: ObjectStore, manifest: Manifest) -> AnchorChain:
-    """Returns the chain that ends with `manifest`; raises as `lineage`."""
     length, delta_bytes = 0, 0
     for ancestor in lineage(store, manifest):
         length += 1

@@ -1,6 +1,5 @@
-"""Stores the trainer's whole state as a checkpoint (tensors and one JSON value), restores it, and
-deletes old ones. The manifest is written last. A restart skips incomplete and damaged ones, but
-never one of a newer release (`NewerRelease`).
+"""Stores and restores the trainer's whole state. The manifest is written last. A restart skips
+incomplete and damaged ones, but never one of a newer release (`NewerRelease`).
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ if TYPE_CHECKING:  # only tensors need torch: an audit reads manifests and state
     from rollstream.storage.weights.tensors import Tensors
 
 SHARD_BYTES = 128 << 20
-"""Most bytes of a file of several tensors; a file is assembled in memory before it is written."""
+"""Most bytes of a file of several tensors, which is assembled in memory."""
 PARTS_FORMAT = 2
-"""Format of a checkpoint whose tensors are stored in parts, each some rows of a tensor (`part_name`
-in `weights/shards.py`); the newest that this release reads.
+"""A checkpoint whose tensors are stored in parts, some rows each (`part_name` in
+`weights/shards.py`); the newest format that this release reads.
 """
 STATE = "state.json"  # name of the object with the JSON value, in the checkpoint's folder
 _NAME = re.compile(r"s(\d{8,})-t(\d{4,})")
@@ -55,8 +54,8 @@ RUN_KEYS = (
 
 @dataclass(frozen=True, slots=True, order=True)
 class CheckpointId:
-    """Names the checkpoint after `step`, written by the trainer of `term`. A higher term is newer,
-    whatever its step: a zombie of a lower term may have reached a later step.
+    """A higher term is newer, whatever its step: a zombie of a lower term may have reached a later
+    step.
     """
 
     term: int
@@ -72,10 +71,6 @@ class CheckpointId:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointManifest:
-    """Describes a checkpoint: the files of its tensors, with a hash per tensor, and the file of its
-    JSON value (`state`).
-    """
-
     step: int
     term: int
     tensors: TensorFiles
@@ -86,8 +81,8 @@ class CheckpointManifest:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Holds a checkpoint's verified JSON value (`state`) and its tensors: in memory and verified
-    (`read_checkpoint`), or a `StoredTensors`, which reads and verifies each when it is requested.
+    """The verified JSON value (`state`), and tensors in memory (`read_checkpoint`), or a
+    `StoredTensors`, which verifies each when it is requested.
     """
 
     id: CheckpointId
@@ -105,9 +100,7 @@ class StoredCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class RestoredCheckpoint:
-    """Holds the newest readable checkpoint, None if there is none, and each newer one with the
-    reason why it was `skipped`.
-    """
+    """The newest readable checkpoint, and each newer one with the reason why it was `skipped`."""
 
     checkpoint: Checkpoint | None
     skipped: tuple[tuple[CheckpointId, str], ...]
@@ -123,9 +116,9 @@ def write_checkpoint(
     hashes: Mapping[str, str] | None = None,
 ) -> CheckpointId:
     """Create a checkpoint; idempotent for the same content. It writes (1) the tensors, (2) the
-    state, (3) the manifest. `hashes` has known hashes of tensors. `state` is a JSON value without
-    NaN; a process with only a part of distributed tensors passes None and writes (1) alone. Raises
-    `Fenced` before (3) if a trainer of a higher term has taken the pointer of the weight versions.
+    state, (3) the manifest. `state` is a JSON value without NaN; a process with only a part of
+    distributed tensors passes None and writes (1) alone. Raises `Fenced` before (3) if a trainer of
+    a higher term has taken the pointer of the weight versions.
     """
     from rollstream.storage.weights.shards import has_parts, write_shards
 
@@ -151,10 +144,9 @@ def write_checkpoint(
 
 
 def open_checkpoint(store: ObjectStore, checkpoint_id: CheckpointId) -> Checkpoint:
-    """Returns the checkpoint with its state read, and tensors that are read and verified when they
-    are requested (`StoredTensors`). Raises `ObjectMissing` if it is not (or no longer) complete,
-    `CorruptObject` if its manifest or state is damaged, `NewerRelease` if this release cannot read
-    it.
+    """Returns the checkpoint, whose tensors are read and verified when they are requested. Raises
+    `ObjectMissing` if the checkpoint is not (or no longer) complete, `CorruptObject` if its
+    manifest or state is damaged, `NewerRelease` if this release cannot read it.
     """
     from rollstream.storage.weights.shards import StoredTensors
 
@@ -166,8 +158,8 @@ def open_checkpoint(store: ObjectStore, checkpoint_id: CheckpointId) -> Checkpoi
 
 
 def read_checkpoint(store: ObjectStore, checkpoint_id: CheckpointId) -> Checkpoint:
-    """Returns the checkpoint with all its tensors, verified, in memory that the caller owns. Raises
-    as `open_checkpoint`, and `CorruptObject` for a damaged tensor.
+    """Returns the checkpoint verified, in memory that the caller owns. Raises as `open_checkpoint`,
+    and `CorruptObject` for a damaged tensor.
     """
     checkpoint = open_checkpoint(store, checkpoint_id)
     return replace(checkpoint, tensors=dict(checkpoint.tensors))
@@ -187,7 +179,6 @@ def checkpoint_state(store: ObjectStore, checkpoint_id: CheckpointId) -> dict[st
 
 
 def newest_checkpoint(store: ObjectStore, step_max: int | None = None) -> RestoredCheckpoint:
-    """Returns the newest readable checkpoint of the store, up to `step_max` if given."""
     stored = (checkpoint.id for checkpoint in reversed(stored_checkpoints(store)))
     candidates = (
         candidate for candidate in stored if step_max is None or candidate.step <= step_max
@@ -198,9 +189,8 @@ def newest_checkpoint(store: ObjectStore, step_max: int | None = None) -> Restor
 def restore_first(
     candidates: Iterable[CheckpointId], restore: Callable[[CheckpointId], Checkpoint]
 ) -> RestoredCheckpoint:
-    """Returns the first of these checkpoints for which `restore` raises neither `ObjectMissing` nor
-    `CorruptObject`. `restore` may load tensors one by one into a model: the next call overwrites
-    those of a failed one.
+    """Returns the first for which `restore` raises neither `ObjectMissing` nor `CorruptObject`.
+    `restore` may load into a model: the next call overwrites what a failed one loaded.
     """
     skipped: list[tuple[CheckpointId, str]] = []
     for candidate in candidates:
@@ -212,7 +202,6 @@ def restore_first(
 
 
 def stored_checkpoints(store: ObjectStore) -> list[StoredCheckpoint]:
-    """Returns all checkpoints, complete or not, oldest first, by listing."""
     complete: dict[CheckpointId, bool] = {}
     for entry in store.list("checkpoints/"):
         name = entry.key.split("/")[1]
@@ -226,8 +215,8 @@ def stored_checkpoints(store: ObjectStore) -> list[StoredCheckpoint]:
 
 
 def plan_checkpoints(stored: Sequence[StoredCheckpoint], keep: int) -> list[CheckpointId]:
-    """Returns the checkpoints to delete, so that the newest `keep` complete ones stay. `stored` and
-    the result are in ascending order.
+    """Returns the checkpoints to delete: the newest `keep` complete ones stay. `stored` and the
+    result are in ascending order.
     """
     assert keep >= 1
     retained = sorted(checkpoint.id for checkpoint in stored if checkpoint.whole)[-keep:]
@@ -241,8 +230,8 @@ def plan_checkpoints(stored: Sequence[StoredCheckpoint], keep: int) -> list[Chec
 
 
 def delete_checkpoints(store: ObjectStore, unwanted: Iterable[CheckpointId]) -> None:
-    """Delete these checkpoints, the manifest of each first, so that none looks complete meanwhile.
-    Another user's files stay. The call can be repeated after an interruption.
+    """Deletes the manifest of each first, so that none looks complete meanwhile. Another user's
+    files stay. The call can be repeated after an interruption.
     """
     for old in unwanted:
         store.delete(_manifest_key(old))

@@ -39,17 +39,14 @@ DELTA_STEM = "delta"
 
 @dataclass(frozen=True, slots=True)
 class ParentVersion:
-    """Holds a published version's manifest and tensors, a tied tensor under each of its names."""
-
     manifest: Manifest
     tensors: Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedDifferences:
-    """Holds a version as differences from its parent: `weights` has the manifest's entries, `coded`
-    the payloads, in memory at most about one full version, and `bases` the hashes of the parent's
-    tensors, "" without one.
+    """`weights` has the manifest's entries, `coded` the payloads, at most about one full version,
+    and `bases` the hashes of the parent's tensors, "" without one.
     """
 
     weights: TensorFiles
@@ -64,8 +61,8 @@ class EncodedDifferences:
 def encode_version(
     tensors: Mapping[str, torch.Tensor], parent: ParentVersion
 ) -> EncodedDifferences:
-    """Encode every tensor as its difference from the parent's of the same name, or completely if
-    that is missing or has another dtype or shape.
+    """Encodes each tensor as a difference, or completely if the parent's is missing or has another
+    dtype or shape.
     """
     untied, tied = untie(tensors)
     entries: dict[str, TensorEntry] = {}
@@ -101,9 +98,8 @@ def write_delta(
     shard_bytes: int,
     stem: str = DELTA_STEM,
 ) -> Delta:
-    """Create the delta's files, `folder/stem-0000i-of-0000n.safetensors`, and return their
-    description. Each is a valid safetensors file of payloads, as U8; an unchanged tensor has none.
-    Equal existing files stay.
+    """Create `folder/stem-0000i-of-0000n.safetensors`. Each is a valid safetensors file of
+    payloads, as U8. Equal existing files stay.
     """
     payloads = {name: coded.payload for name, coded in differences.coded.items() if coded.payload}
     sizes = {name: len(payload) for name, payload in payloads.items()}

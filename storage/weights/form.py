@@ -1,5 +1,5 @@
-"""Defines the forms of versions (`VersionForm`): whole weights, as anchors and deltas, or the LoRA
-adapter of a fixed base. A form is imported when it is looked up in `FORMS`.
+"""The forms of versions: whole weights, as anchors and deltas, or the LoRA adapter of a fixed base.
+`FORMS` imports a form when it is looked up.
 """
 
 from abc import ABC, abstractmethod
@@ -27,8 +27,8 @@ _OF_KIND = {"anchor": "whole", "delta": "whole"}  # every other kind is a form's
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """Holds the parts that all versions of one term share. Of several ranks that share a model one
-    leads: only it writes manifests and files that are equal on all ranks.
+    """Of several ranks that share a model one leads: only it writes manifests and files that are
+    equal on all ranks.
     """
 
     store: ObjectStore
@@ -40,18 +40,15 @@ class Publication:
 
 
 class FormPublisher(ABC):
-    """Publishes the versions of one term. The last version's tensors do not change until the next
-    `publish` has returned.
-    """
+    """The last version's tensors do not change until the next `publish` has returned."""
 
     @abstractmethod
     def publish(
         self, version: Version, tensors: Tensors, parent: Manifest | None, is_fork: bool = False
     ) -> Manifest:
-        """Write the version's objects, the manifest last, and return the manifest; `parent` is the
-        believed version. Idempotent, also after a kill half-way. With `is_fork` the trainer has
-        repeated the believed version's step with other bytes, so this version must not depend on
-        the believed one's.
+        """Writes the version, its manifest last; `parent` is the believed version. Idempotent, also
+        after a kill half-way. With `is_fork` the trainer has repeated the believed version's step
+        with other bytes, so this version must not depend on the believed one's.
         """
 
     def believed(self, manifest: Manifest, tensors: Tensors) -> None:  # noqa: B027
@@ -63,9 +60,7 @@ class FormPublisher(ABC):
 
 @dataclass(frozen=True, slots=True)
 class OpeningTensors:
-    """Holds the tensors with which an engine is opened. If `version` is not the fetched one, the
-    engine then takes the fetched one as an update.
-    """
+    """If `version` is not the fetched one, the engine then takes the fetched one as an update."""
 
     version: Version
     tensors: Mapping[str, torch.Tensor]
@@ -86,10 +81,9 @@ class VersionForm(ABC):
         store: ObjectStore,
         manifest: Manifest,
         tensors: Mapping[str, torch.Tensor],
-        streams: bool,
     ) -> OpeningTensors:
-        """Returns the tensors, beside the fetched `tensors` of this version, with which an engine
-        is opened: verified, and decoded one at a time if the engine `streams`.
+        """Returns the verified tensors, beside the fetched `tensors` of this version, with which an
+        engine is opened.
         """
         return OpeningTensors(manifest.version, tensors)
 

@@ -1,5 +1,5 @@
-"""A weight version's manifest, created last: a folder without one belongs to an unfinished write.
-With its ranges and hashes a reader fetches and verifies any tensor by one request.
+"""A weight version's manifest, created last: a folder without one belongs to an unfinished
+write.
 """
 
 import math
@@ -22,12 +22,12 @@ from rollstream.streams.values import Version
 # Longer numbers are not a version's, and Python refuses to convert thousands of digits.
 _VERSION = re.compile(r"v([0-9]{8,18})-t([0-9]{4,18})")
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
-"""A size, place or count in a manifest. The bound keeps sums and products of a few small, whatever
-another program's manifest has.
+"""A size, place or count in a manifest; the bound keeps sums and products small, whatever another
+program wrote.
 """
 DENSE_RATIO_MAX = 1 << 15
-"""Most bytes that one byte of a dense payload unfolds to: a zstd block holds at most 128 KiB and
-takes at least 4 bytes.
+"""Most bytes from one byte of a dense payload: a zstd block holds at most 128 KiB and takes at
+least 4 bytes.
 """
 VERSION_FILES = RunKeys(
     re.compile(
@@ -47,9 +47,7 @@ RUN_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """Describes one object of a version's or checkpoint's folder: its name there, size, and content
-    hash.
-    """
+    """One object of a version's or checkpoint's folder."""
 
     name: str
     bytes: Size
@@ -58,8 +56,8 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Locates a tensor at the bytes `[start, end)` of a file, "" if the folder has only its changes
-    (a delta); `hash` covers the complete tensor's dtype, shape and bytes.
+    """The bytes `[start, end)` of a file, "" if the folder has only changes (a delta); `hash`
+    covers the complete tensor's dtype, shape and bytes.
     """
 
     file: str
@@ -76,8 +74,8 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class TensorFiles:
-    """Lists one folder's files and the tensors in them by name. A tensor with several names (tied)
-    is stored once; `tied` maps each further name to the stored one.
+    """A tensor with several names (tied) is stored once; `tied` maps each further name to the
+    stored one.
     """
 
     files: tuple[FileEntry, ...]
@@ -111,10 +109,9 @@ class TensorFiles:
 
 @dataclass(frozen=True, slots=True)
 class DeltaEntry:
-    """Describes how a tensor is made from the parent's of the same name: by the payload at the
-    bytes `[start, end)` of a file, with the hash `payload`, encoded by `coding` and `values`
-    (`delta/coding.py`). `base` is the hash of the parent's tensor, "" without one of this dtype and
-    shape. An unchanged tensor (`same`) has no payload and no file.
+    """Made from the parent's tensor of the same name by the payload `[start, end)` of a file, with
+    the hash `payload`. `base` is the hash of the parent's tensor, "" without one of this dtype and
+    shape.
     """
 
     base: str
@@ -133,8 +130,8 @@ class DeltaEntry:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Describes all tensors of a version, a tied one once, as differences from the parent whose
-    manifest has the hash `parent_hash`.
+    """All tensors of a version as differences from the parent whose manifest has the hash
+    `parent_hash`.
     """
 
     parent_hash: str
@@ -148,8 +145,8 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class AdapterEntry:
-    """Describes a LoRA adapter: `base_hash` is the hash of its base's manifest, `scaling` (alpha /
-    rank) multiplies the product of its factors.
+    """`base_hash` is that of its base's manifest, `scaling` (alpha / rank) multiplies the product
+    of its factors.
     """
 
     base_hash: str
@@ -158,8 +155,8 @@ class AdapterEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Describes a complete weight version, of `kind` `anchor` (all tensors), `delta` (changes since
-    `parent`, the version before), or `adapter` (the factors).
+    """A complete version, of `kind` `anchor` (all tensors), `delta` (changes since `parent`), or
+    `adapter` (the factors).
 
     `anchor` is the full version from which it is made: itself, the begin of a delta's chain, or an
     adapter's base; its folder has the `model_files` (configuration and tokenizer). An anchor may
@@ -184,17 +181,14 @@ class Manifest:
 
     @property
     def base(self) -> Version | None:
-        """Returns the version without which this one cannot be used; None for an anchor."""
         return {"anchor": None, "delta": self.parent, "adapter": self.anchor}[self.kind]
 
     @property
     def hash(self) -> str:
-        """Returns the manifest object's hash, which identifies everything in the version."""
         return content_hash(encode_json(self))
 
     @property
     def files(self) -> tuple[FileEntry, ...]:
-        """Returns every object of the version's own folder but the manifest."""
         model_files = self.model_files if self.kind == "anchor" else ()
         return (*self.weights.files, *(self.delta.files if self.delta else ()), *model_files)
 
@@ -218,7 +212,6 @@ def combined_hash(hashes: Mapping[str, str], tied: Mapping[str, str]) -> str:
 
 
 def version_folder(version: Version) -> str:
-    """Returns the key prefix of a version's objects, without the last slash."""
     return f"weights/{version}"
 
 
@@ -235,8 +228,8 @@ def manifest_key(version: Version) -> str:
 def read_manifest(
     store: ObjectStore, version: Version, manifest_hash: str | None = None
 ) -> Manifest:
-    """Read and check a version's manifest; `manifest_hash` is the announced one. Raises
-    `ObjectMissing` if there is none, `CorruptObject` if it has another hash or contradicts itself.
+    """Raises `ObjectMissing` if there is none, `CorruptObject` if it has another hash than the
+    announced `manifest_hash` or contradicts itself.
     """
     data, key = store.get(manifest_key(version)), complete_key(store, manifest_key(version))
     if manifest_hash is not None and content_hash(data) != manifest_hash:

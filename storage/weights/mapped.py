@@ -1,12 +1,11 @@
-"""Keeps one version's tensors in a mapped file and updates it in place. The workers of a
-tensor-parallel engine share this verified copy. Until every tensor matches, `version` is None and
-nothing may be served from the file.
+"""Keeps one version's tensors in a mapped file and updates it in place: the copy that a rollout
+holds beside its engine, and that the engine's workers map. Until every tensor matches, `version` is
+None and nothing may be served from the file.
 """
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 import torch
@@ -23,7 +22,13 @@ from rollstream.storage.weights.streamed import (
     WrongBase,
     stream_tensors,
 )
-from rollstream.storage.weights.tensors import DTYPES, tensor_bytes, tensor_hash, tensor_of
+from rollstream.storage.weights.tensors import (
+    DTYPE_NAMES,
+    DTYPES,
+    tensor_bytes,
+    tensor_hash,
+    tensor_of,
+)
 from rollstream.streams.values import Version
 
 log = logging.getLogger(__name__)
@@ -98,7 +103,11 @@ class MappedWeights:
         self, store: ObjectStore, target: Version, manifest_hash: str | None = None
     ) -> ResidentUpdate:
         """Make the tensors in the file those of `target`, each compared with its hash, and report
-        the changes. Raises as `ResidentWeights.update`, and `StoreError` if the disk has no room.
+        the changes. The announced `manifest_hash` makes sure of exactly the announced version.
+
+        Raises `ObjectMissing` if the version, or every path to one of its tensors, is gone,
+        `CorruptObject`, which names the tensor and object that differ, `StoreError` if the disk has
+        no room, and any error of the store.
 
         1. If names, types or shapes differ, reserve a new file and give the held version up.
         2. Fetch and verify all needed bytes; after an error the file is unchanged.
@@ -116,7 +125,7 @@ class MappedWeights:
             self._layout, before = layout, None
         patches: dict[str, TensorPatch] = {}
         rewritten: dict[str, None] = {}
-        fetched, wrong = 0, frozenset[str]()
+        fetched, wrong = 0, set[str]()
         while True:
             streamed = stream_tensors(store, manifest, HeldTensors(self._hashes, self._number))  # 2
             fetched += streamed.fetched_bytes
@@ -126,10 +135,11 @@ class MappedWeights:
                 self._write(streamed, patches, rewritten)  # 3
                 break
             except WrongBase as error:
-                if error.names <= wrong:
+                # Its hash is forgotten, so the next plan has no base for it.
+                if error.name in wrong:
                     raise
                 log.error("version %s is fetched again without a base: %s", target, error)
-                wrong |= error.names
+                wrong.add(error.name)
         self.manifest, self.version, self._number = manifest, target, target.number
         if before is None or before.weights.tied != manifest.weights.tied:
             return ResidentUpdate(manifest, None, None, tuple(layout), fetched)
@@ -162,13 +172,17 @@ class MappedWeights:
         entries = streamed.manifest.weights.tensors
         differing = [name for name in entries if streamed.differs(name)]
         counts = {name: streamed.changes_max(name) for name in differing}
-        sizes = (counts[n] * _patch_bytes(entries[n]) + ALIGNMENT for n in differing if counts[n])
-        scratch = PatchFile(sum(sizes))
+        kinds = {name: DTYPES[entries[name].dtype] for name in differing}
+        scratch = ScratchTensors(
+            sum(patch_bytes(counts[n], kinds[n]) for n in differing if counts[n])
+        )
         for name in differing:
             bits = bits_of(tensor_bytes(self._tensors[name]), element_of(entries[name].dtype))
             # Torn from the first write on, until its hash is right.
             is_torn = self._hashes.pop(name, None) is None
-            patch = scratch.open(entries[name], counts[name]) if counts[name] else None
+            patch = None
+            if counts[name]:
+                patch = PatchParts(entries[name], *scratch.patch(counts[name], kinds[name]))
             for part in streamed.parts(name, lambda begin, end, bits=bits: bits[begin:end].copy()):
                 into = bits[part.begin : part.begin + len(part.values)]
                 if part.changed is None:
@@ -206,23 +220,26 @@ class PatchParts:
         return TensorPatch(name, self.entry.shape, kind, indices, values)
 
 
-class PatchFile:
-    """Reserves a file of `size` bytes for one update's patches, freed with the last one."""
+class ScratchTensors:
+    """Reserves a file for the tensors of one update, freed with the last of them: its memory is
+    then none of this process, if it is large.
+    """
 
     def __init__(self, size: int) -> None:
-        # In a file, so that patches take no memory of this process either.
+        """Reserve `size` bytes: the sum of what `patch_bytes` returns."""
         self._data = ScratchFile(size).data if size else memoryview(b"")
         self._end = 0
 
-    def open(self, entry: TensorEntry, count: int) -> PatchParts:
-        """Reserve room for `count` changed elements of a tensor."""
+    def patch(self, count: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns room for `count` positions (int64), and for as many elements."""
         middle = self._end + count * INDEX_BYTES
-        end = self._end + count * _patch_bytes(entry)
+        end = middle + count * dtype.itemsize
         indices = tensor_of(self._data[self._end : middle], "I64", (count,))
-        values = tensor_of(self._data[middle:end], entry.dtype, (count,))
+        values = tensor_of(self._data[middle:end], DTYPE_NAMES[dtype], (count,))
         self._end = -(-end // ALIGNMENT) * ALIGNMENT
-        return PatchParts(entry, indices, values)
+        return indices, values
 
 
-def _patch_bytes(entry: TensorEntry) -> int:
-    return INDEX_BYTES + entry.bytes // max(1, prod(entry.shape))
+def patch_bytes(count: int, dtype: torch.dtype) -> int:
+    """Returns the room that a patch of so many elements takes in `ScratchTensors`."""
+    return count * (INDEX_BYTES + dtype.itemsize) + ALIGNMENT

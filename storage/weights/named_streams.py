@@ -1,9 +1,6 @@
-"""Defines the weight streams of a run (`WeightStream`): the policy's versions, and under names
-those of other models, for instance of a drafter or a critic.
+"""The weight streams of a run: the policy's versions, and under names those of other models.
 
-Each stream has its own part of the store, topic and terms. So everything that publishes, fetches,
-retains or removes versions works on any stream's part, and whatever a writer or a zombie of one
-stream does, the readers of another see no change.
+Each stream has its own part of the store, topic and terms.
 """
 
 import re
@@ -18,7 +15,6 @@ from rollstream.storage.weights import manifest, pointer, retention
 from rollstream.streams.topics import STREAM_NAME, Topic, announcement_topic
 
 STREAMS_MAX = 64
-"""Most named streams of a run."""
 _FOLDER = "streams"
 _KEY = re.compile(rf"{_FOLDER}/({STREAM_NAME.pattern})/(.+)")
 
@@ -35,8 +31,8 @@ RUN_KEYS = tuple(
 
 @dataclass(frozen=True, slots=True, order=True)
 class WeightStream:
-    """Names a stream of versions; the policy's (`POLICY`) has no name. Raises `ConfigurationError`
-    for a name that keys and topics cannot have.
+    """The policy's stream (`POLICY`) has no name. Raises `ConfigurationError` for a name that keys
+    and topics cannot have.
     """
 
     name: str = ""
@@ -50,17 +46,15 @@ class WeightStream:
 
     @property
     def prefix(self) -> str:
-        """Returns what the keys of the stream's objects begin with in the run's store."""
         return f"{_FOLDER}/{self.name}/" if self.name else ""
 
     @property
     def topic(self) -> Topic:
-        """Returns the topic that announces the stream's versions."""
         return announcement_topic(self.name)
 
     def part(self, store: ObjectStore) -> ObjectStore:
-        """Returns the stream's part of the run's `store`, where its objects have the keys that the
-        policy's have in the store: `weights/…`, `pins/…`.
+        """Returns its part of the run's `store`, with the keys that the policy's objects have:
+        `weights/…`, `pins/…`.
         """
         return StorePart(store, self.prefix) if self.name else store
 
@@ -69,16 +63,16 @@ POLICY = WeightStream()
 
 
 def split_key(key: str) -> tuple[WeightStream, str]:
-    """Returns the stream in whose part the object is, and its key there; the policy's, whose part
-    is the whole store, for an object of no named stream.
+    """Returns the stream in whose part the object is, and its key there; the policy's for an object
+    of no named stream.
     """
     match = _KEY.fullmatch(key)
     return (WeightStream(match[1]), match[2]) if match else (POLICY, key)
 
 
 def named_streams(store: ObjectStore) -> tuple[WeightStream, ...]:
-    """Returns the named streams of which the run's store has any object, by name. It reads a
-    listing: readers of one stream follow its topic instead.
+    """Returns the streams by name; reads a listing: readers of one stream follow its topic
+    instead.
     """
     return tuple(sorted(set(_streams_of_objects(store))))
 

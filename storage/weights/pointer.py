@@ -23,8 +23,8 @@ SWAPS_MAX = 100  # competitors are trainers of lower terms, which publish every 
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """Names the believed `version` (None before the first) and its manifest's key; only the trainer
-    of `term` may move the pointer.
+    """The believed `version` (None before the first) and its manifest's key; only the trainer of
+    `term` may move it.
     """
 
     run: str
@@ -45,14 +45,13 @@ def read_pointer(store: ObjectStore) -> tuple[Pointer, str] | None:
 
 
 def believed_pointer(store: ObjectStore) -> Pointer | None:
-    """Returns the pointer, None if no version is believed yet."""
     present = read_pointer(store)
     return present[0] if present and present[0].version else None
 
 
 def take_pointer(store: ObjectStore, run: str, term: int) -> Pointer:
-    """Make the pointer carry `term` at its present version; idempotent. Raises `Fenced` if a higher
-    term has it, `ConfigurationError` if it belongs to another run.
+    """Gives the pointer `term` at its present version; idempotent. Raises `Fenced` if a higher term
+    has the pointer, `ConfigurationError` if it belongs to another run.
     """
     key = complete_key(store, POINTER_KEY)
     for _ in range(SWAPS_MAX):
@@ -76,13 +75,12 @@ def take_pointer(store: ObjectStore, run: str, term: int) -> Pointer:
 
 
 def pointer_to(manifest: Manifest) -> Pointer:
-    """Returns the pointer at this version, owned by the term that published it."""
     version, key = manifest.version, manifest_key(manifest.version)
     return Pointer(manifest.run, version.term, version, key, manifest.hash, manifest.parent)
 
 
 def advance_pointer(store: ObjectStore, manifest: Manifest) -> Pointer:
-    """Swap the pointer to this complete version; idempotent.
+    """Swaps the pointer to this version; idempotent.
 
     Raises `Fenced` if a higher term owns the pointer, `SwapLost` if a lower one does
     (`take_pointer` comes first) or the believed number is not below this one, `ObjectMissing` or
@@ -112,8 +110,8 @@ def advance_pointer(store: ObjectStore, manifest: Manifest) -> Pointer:
 
 
 def check_term(store: ObjectStore, term: int) -> Pointer | None:
-    """Returns the pointer, None in a new store. Raises `Fenced` if a writer of a higher term has it
-    and so decides retention.
+    """Returns None in a new store. Raises `Fenced` if a writer of a higher term decides
+    retention.
     """
     present = read_pointer(store)
     if present is not None and present[0].term > term:

@@ -1,6 +1,5 @@
-"""Publishes a weight version (`publish_version`, invariant 6): an anchor, which is an ordinary
-Hugging Face checkpoint folder, or a delta, the differences from its parent. `adapters.py` publishes
-LoRA adapters.
+"""Publishes a version (invariant 6): an anchor, which is an ordinary Hugging Face checkpoint
+folder, or a delta, the differences from its parent.
 
 Objects are only ever created, the manifest last, and equal inputs give equal bytes. So a writer
 that was killed half-way repeats the call. Readers use the version once `advance_pointer` has moved
@@ -53,9 +52,8 @@ SHARD_INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class NewVersion:
-    """Holds the content of a version to publish. `tensors` have the dtype in which they are
-    published, in shards of at most `shard_bytes`. An anchor also carries the `model_files`
-    (configuration, tokenizer).
+    """`tensors` have the published dtype, in shards of at most `shard_bytes`. An anchor also
+    carries the `model_files` (configuration, tokenizer).
     """
 
     run: str
@@ -79,12 +77,10 @@ def publish_version(
     parent_tensors: Tensors | None = None,
     anchor_due: bool = True,
 ) -> Manifest:
-    """Write the complete version and return its manifest; idempotent. It is an anchor if one is due
-    or the parent's tensors are not given; an anchor also holds a small delta. A delta keeps its
-    anchor's model files and ignores those of `new`.
+    """Writes the complete version and returns its manifest; idempotent. It is an anchor if one is
+    due or the parent's tensors are not given; an anchor also holds a small delta.
 
-    Steps: (1) the shards, (2) for an anchor the index and the model's files, (3) the manifest. A
-    process that does not complete the version (`NewVersion.completes`) writes its part of (1).
+    Steps: (1) the shards, (2) for an anchor the index and the model's files, (3) the manifest.
     Raises `StoreError` if the version exists with other content.
     """
     differences = None
@@ -174,8 +170,8 @@ def shard_index(weights: TensorFiles) -> bytes:
 
 
 def complete_version(store: ObjectStore, manifest: Manifest) -> Manifest:
-    """Create and return the manifest of written files, or return an equal stored one. Raises
-    `StoreError` if that has other content.
+    """Creates the manifest, or returns an equal stored one. Raises `StoreError` if that has other
+    content.
     """
     key, manifest = manifest_key(manifest.version), replace(manifest, format=FORMAT)
     try:

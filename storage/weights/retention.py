@@ -1,5 +1,5 @@
-"""Which versions to delete (`plan_retention`, pure), their deletion, and pins of readers that are
-behind, for instance an evaluation (`VersionPins`, invariant 11).
+"""Which versions to delete, their deletion, and pins of readers that are behind, for instance an
+evaluation (invariant 11).
 """
 
 import logging
@@ -31,9 +31,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StoredVersion:
-    """Describes a version whose folder is in the store. A delta or adapter applies to `base`;
-    without a manifest the version is not `whole` (complete).
-    """
+    """A delta or adapter applies to `base`; without a manifest the version is not `whole`."""
 
     version: Version
     base: Version | None = None
@@ -42,8 +40,8 @@ class StoredVersion:
 
 @dataclass(frozen=True, slots=True)
 class RetentionPlan:
-    """Names the versions to delete, oldest first. `unpinned` are those of them that are still
-    needed, but the bound leaves no room.
+    """The versions to delete, oldest first; `unpinned` are those still needed, for which the bound
+    leaves no room.
     """
 
     delete: tuple[Version, ...]
@@ -58,9 +56,8 @@ def plan_retention(
     versions_max: int,
     to_continue: Collection[Version] = (),
 ) -> RetentionPlan:
-    """Plan to keep at most `versions_max` versions with their bases. `pinned` are those that
-    rollouts, open partials and other readers need; `to_continue` those without which no trainer
-    continues from a kept checkpoint.
+    """Plans within `versions_max`. `pinned` are those that rollouts, open partials and other
+    readers need; `to_continue` those without which no trainer continues from a kept checkpoint.
 
     Versions that are being published stay: of a higher term than the pointer's, or of its term
     above the believed number. Then stay, up to the bound: the believed version (always), the newest
@@ -131,9 +128,7 @@ def _chain(version: Version, stored: dict[Version, StoredVersion]) -> set[Versio
 
 
 def listed_versions(store: ObjectStore) -> list[Version]:
-    """Returns the versions with any object in the store, oldest first; files of other programs do
-    not count.
-    """
+    """Returns versions with any object, oldest first; files of other programs do not count."""
     keys = (entry.key for entry in store.list("weights/"))
     folders = {
         key.split("/")[1] for key in keys if any(run_keys.owns(key) for run_keys in VERSION_KEYS)
@@ -144,9 +139,9 @@ def listed_versions(store: ObjectStore) -> list[Version]:
 def stored_versions(
     store: ObjectStore, previous: Collection[StoredVersion] = ()
 ) -> list[StoredVersion]:
-    """Returns the versions in the store, oldest first. It reads a listing and a manifest per
-    version, too much for a rollout, which follows announcements; complete `previous` versions,
-    which never change, are not read again.
+    """Returns the versions, oldest first. It reads a listing and a manifest per version, too much
+    for a rollout, which follows announcements; complete `previous` versions, which never change,
+    are not read again.
     """
     complete = {stored.version: stored for stored in previous if stored.whole}
     return [complete.get(version) or _stored(store, version) for version in listed_versions(store)]
@@ -169,7 +164,7 @@ def _stored(store: ObjectStore, version: Version) -> StoredVersion:
 
 
 def delete_versions(store: ObjectStore, plan: RetentionPlan, term: int) -> None:
-    """Delete the plan's versions; files of others in their folders stay. Idempotent, also after an
+    """Deletes the plan's versions; files of others in their folders stay. Idempotent, also after an
     interruption. Raises `Fenced` once a trainer of a term above `term` owns the pointer.
     """
     folders = [f"{version_folder(version)}/" for version in plan.delete]
@@ -214,8 +209,8 @@ PINNED_MAX = 4  # most versions that one reader can pin
 
 @dataclass(frozen=True, slots=True)
 class PinRecord:
-    """Names one reader's pinned versions; `renewals` changes with each renewal, so an unchanged
-    record shows that its reader is dead.
+    """`renewals` changes with each renewal, so an unchanged record shows that its reader is
+    dead.
     """
 
     name: str
@@ -224,8 +219,8 @@ class PinRecord:
 
 
 class VersionPins:
-    """Pins versions for the reader `name` in `pins/<name>.json` until `close`: retention prefers
-    them, within `versions_max`. A thread renews the pins every `every_s` seconds.
+    """Pins in `pins/<name>.json`, renewed every `every_s` seconds until `close`: retention prefers
+    them, within `versions_max`.
     """
 
     def __init__(self, store: ObjectStore, name: str, every_s: float = PIN_EVERY_S) -> None:
@@ -239,7 +234,6 @@ class VersionPins:
         self._thread.start()
 
     def set(self, versions: Sequence[Version]) -> None:
-        """Pin the first `PINNED_MAX` of these versions in place of the former ones."""
         with self._lock:
             pins = tuple(versions[:PINNED_MAX])
             if pins != self._versions:
@@ -247,7 +241,6 @@ class VersionPins:
                 self._write()
 
     def close(self) -> None:
-        """End the renewals and remove the pins."""
         self._stop.set()
         self._thread.join()
         self.set(())
@@ -271,8 +264,8 @@ class VersionPins:
 
 
 class PinnedByReaders:
-    """Returns, at each call, the versions that living readers have pinned. A pin ends once its
-    record is unchanged for `PIN_LIVE_S` on the caller's clock, as after a reader was killed.
+    """A pin ends once its record is unchanged for `PIN_LIVE_S` on the caller's clock, as after a
+    reader was killed.
     """
 
     def __init__(self, store: ObjectStore, monotonic: Callable[[], float] = time.monotonic) -> None:

@@ -1,6 +1,5 @@
-"""Writes tensors to safetensors files of bounded size, the shards, one in memory at a time, and
-reads any tensor back, verified. Files are written here, because equal tensors must give equal bytes
-(the library's metadata has a random order) and the manifest needs ranges.
+"""Shards: safetensors files of bounded size, written here, because equal tensors must give equal
+bytes (the library's metadata has a random order) and the manifest needs ranges.
 """
 
 import json
@@ -48,8 +47,6 @@ class FileRange(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ShardPart:
-    """Holds one tensor of a file to write."""
-
     name: str
     dtype: str
     shape: tuple[int, ...]
@@ -57,8 +54,8 @@ class ShardPart:
 
 
 def plan_shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
-    """Returns the tensors' names by shard, in their order, each of at most `shard_bytes` or one
-    larger tensor.
+    """Returns the names by shard, in their order, each of at most `shard_bytes` or one larger
+    tensor.
     """
     shards: list[list[str]] = []
     room = 0
@@ -72,9 +69,7 @@ def plan_shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
 
 
 def join_shard(parts: Sequence[ShardPart]) -> tuple[bytes, dict[str, tuple[int, int]]]:
-    """Returns one safetensors file of these parts in their order, and each part's byte range
-    `[start, end)`.
-    """
+    """Returns one safetensors file, and each part's byte range `[start, end)`."""
     header: dict[str, object] = {"__metadata__": METADATA}
     at = 0
     for part in parts:
@@ -99,8 +94,8 @@ def join_shard(parts: Sequence[ShardPart]) -> tuple[bytes, dict[str, tuple[int, 
 def pack_tensors(
     tensors: Mapping[str, torch.Tensor], file: str, hashes: Mapping[str, str] = NO_HASHES
 ) -> tuple[bytes, dict[str, TensorEntry]]:
-    """Returns one safetensors file with the name `file`, and its tensors' entries. Equal tensors
-    give equal bytes; those in `hashes` are not hashed again.
+    """Returns one safetensors file and its tensors' entries. Equal tensors give equal bytes; those
+    in `hashes` are not hashed again.
     """
     # Wide types come first, which keeps every tensor aligned to its item size.
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
@@ -134,8 +129,8 @@ def write_shards(
     shard_bytes: int,
     hashes: Mapping[str, str] = NO_HASHES,
 ) -> TensorFiles:
-    """Create the shards `folder/stem-0000i-of-0000n.safetensors`; equal existing files stay. Of
-    distributed tensors each process writes its own.
+    """Create `folder/stem-0000i-of-0000n.safetensors`; equal existing files stay. Of distributed
+    tensors each process writes its own.
     """
     if isinstance(tensors, DistributedTensors):
         return tensors.write_shards(store, folder, stem, shard_bytes)
@@ -154,7 +149,6 @@ def packed_shards(
     shard_bytes: int,
     hashes: Mapping[str, str] = NO_HASHES,
 ) -> Iterator[tuple[str, bytes, dict[str, TensorEntry]]]:
-    """Yield each file's name, bytes and tensors' entries."""
     shards = plan_shards({name: tensor.nbytes for name, tensor in tensors.items()}, shard_bytes)
     for number, names in enumerate(shards, start=1):
         file = shard_name(stem, number, len(shards))
@@ -163,8 +157,6 @@ def packed_shards(
 
 @dataclass(frozen=True, slots=True)
 class FetchRange:
-    """Covers the tensors `names` at the bytes `[start, end)` of a file."""
-
     file: str
     start: int
     end: int
@@ -172,8 +164,8 @@ class FetchRange:
 
 
 def plan_ranges(entries: Mapping[str, FileRange]) -> list[FetchRange]:
-    """Returns the requests for these ranges. Ranges of one file share a request if at most
-    `GAP_BYTES_MAX` lie between them, up to `RANGE_BYTES_MAX`.
+    """Ranges of one file share a request if at most `GAP_BYTES_MAX` lie between them, up to
+    `RANGE_BYTES_MAX`.
     """
     ranges: list[FetchRange] = []
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].file, item[1].start)):
@@ -200,10 +192,9 @@ def has_parts(source: TensorFiles) -> bool:
 
 
 class StoredTensors(Mapping[str, torch.Tensor]):
-    """Maps names to the tensors in one folder's files, each read and verified when requested; parts
-    of consecutive rows, as in checkpoints of several ranks, are joined. The tensors must not be
-    written to. Memory is the requested tensor and one request. Raises `CorruptObject`, which names
-    tensor and file.
+    """Each tensor is read and verified when requested; parts of consecutive rows, as in checkpoints
+    of several ranks, are joined. The tensors must not be written to. Raises `CorruptObject`, which
+    names tensor and file.
     """
 
     def __init__(self, store: ObjectStore, folder: str, files: TensorFiles) -> None:
@@ -281,7 +272,6 @@ def _read_range(
 
 
 def wrong_tensor(name: str, key: str) -> CorruptObject:
-    """Returns the error for a stored tensor whose bytes do not have its hash."""
     return CorruptObject(
         f"tensor {name} in object {key} differs from its hash; fetch the version again, and if it "
         "stays so, remove it"

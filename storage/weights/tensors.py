@@ -32,14 +32,13 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """Returns the tensor's row-major bytes; a contiguous one in host memory is not copied."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data
 
 
 def tensor_hash(dtype: str, shape: tuple[int, ...], data: Data) -> str:
     """Returns xxh3-128 over `DTYPE[d0,d1,…]` in ASCII (safetensors' dtype name, no spaces), then
-    the tensor's little-endian row-major bytes; any language can verify it.
+    the little-endian row-major bytes.
     """
     hasher = tensor_hasher(dtype, shape)
     hasher.update(data)
@@ -47,7 +46,6 @@ def tensor_hash(dtype: str, shape: tuple[int, ...], data: Data) -> str:
 
 
 def tensor_hasher(dtype: str, shape: tuple[int, ...]) -> xxhash.xxh3_128:
-    """Returns a hasher whose digest is `tensor_hash` once all bytes were given in order."""
     return xxhash.xxh3_128(f"{dtype}[{','.join(map(str, shape))}]".encode())
 
 
@@ -61,7 +59,6 @@ def state_hash(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def tensor_of(data: memoryview, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """Returns the tensor with these bytes, sharing their memory."""
     if not data.nbytes:
         return torch.empty(shape, dtype=DTYPES[dtype])
     flat = torch.from_numpy(  # pyright: ignore[reportUnknownMemberType]
@@ -71,8 +68,8 @@ def tensor_of(data: memoryview, dtype: str, shape: tuple[int, ...]) -> torch.Ten
 
 
 def untie(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Returns each tensor once, under its first name, and a map from the other names that share its
-    memory to that name.
+    """Returns each tensor under its first name, and the other names that share its memory → that
+    name.
     """
     untied: dict[str, torch.Tensor] = {}
     tied: dict[str, str] = {}
@@ -97,13 +94,11 @@ _V = TypeVar("_V")
 
 
 class DistributedTensors(ABC):
-    """Holds the tensors of one moment, divided among processes. Each call is a collective: all
-    processes make the same calls in the same order and get the results of all, and an error in one
-    is raised in every one.
+    """Each call is a collective: all processes make the same calls in the same order and get the
+    results of all, and an error in one is raised in every one.
 
     A writing call returns once the objects of all are durable; then one process writes the manifest
-    (invariant 6). Tensors and hashes are those of a single process; only the division into files
-    may differ.
+    (invariant 6).
     """
 
     @abstractmethod
@@ -122,11 +117,8 @@ class DistributedTensors(ABC):
 
 
 class DistributedDifferences(ABC):
-    """Holds encoded tensors, each in the process of the tensor."""
-
     weights: TensorFiles
     bytes: int
-    """Size of all payloads."""
 
     @abstractmethod
     def write(self, store: ObjectStore, folder: str, parent: Manifest, shard_bytes: int) -> Delta:
@@ -138,7 +130,6 @@ Tensors = Mapping[str, torch.Tensor] | DistributedTensors
 
 
 def local_tensors(tensors: Tensors) -> Mapping[str, torch.Tensor]:
-    """Returns the tensors of one process; distributed ones are a programmer error."""
     assert not isinstance(tensors, DistributedTensors), "these tensors are in several processes"
     return tensors
 

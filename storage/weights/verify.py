@@ -21,9 +21,8 @@ BATCH_BYTES = 256 << 20  # bytes of tensors in memory at a time, for each of the
 
 @dataclass(frozen=True, slots=True)
 class TensorDifference:
-    """Describes a tensor of which `changed` of `elements` differ: all if only one version has it,
-    or if dtype or shape differ. `largest` is the largest absolute difference, None if not compared
-    or not floats.
+    """All elements differ if only one version has the tensor, or if dtype or shape differ.
+    `largest` is an absolute difference, None if not compared or not floats.
     """
 
     name: str
@@ -35,9 +34,8 @@ class TensorDifference:
 def compare_versions(
     store: ObjectStore, first: Manifest, second: Manifest
 ) -> Iterator[TensorDifference]:
-    """Yield the differing tensors, found by their hashes, a tied one once: first those with equal
-    dtype and shape, in the second version's order; then its others; then those that only the first
-    has. At most `BATCH_BYTES` of each version are in memory, unless one tensor is larger.
+    """Yields the differing tensors by their hashes, a tied one once: first those with equal dtype
+    and shape, in the second version's order; then its others; then those that only the first has.
     """
     mine, other = first.weights, second.weights
     both = [name for name in other.tensors if name in mine.names]
@@ -79,7 +77,7 @@ def _largest(before: torch.Tensor, after: torch.Tensor) -> float | None:
 
 def verify_version(store: ObjectStore, version: Version) -> tuple[Manifest | None, str]:
     """Returns the manifest, None if it cannot be read, and the first problem, with the names of
-    tensor and object; "" if the version is correct.
+    tensor and object; "" for none.
 
     1. Compare every file with its hash; in a damaged file compare each tensor, to name the wrong
        ones.

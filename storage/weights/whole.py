@@ -1,5 +1,5 @@
-"""Publishes whole weights: a delta of the believed version, or an anchor if one is due
-(`anchors.py`) or a delta is impossible.
+"""Publishes whole weights: a delta of the believed version, or an anchor if one is due or a delta
+is impossible.
 """
 
 import logging
@@ -19,14 +19,12 @@ log = logging.getLogger(__name__)
 
 
 class WholeForm(VersionForm):
-    """Stores a version as all tensors or as their differences from those of its parent."""
-
     def publisher(self, publication: Publication) -> "WholePublisher":
         return WholePublisher(publication)
 
 
 class WholePublisher(FormPublisher):
-    """Keeps the believed version's tensors, the base of the next delta, and its chain of deltas."""
+    """Keeps the believed version's tensors, the base of the next delta, and its chain."""
 
     def __init__(self, publication: Publication) -> None:
         self._p = publication

@@ -1,6 +1,5 @@
 """Parses `kafka://host:port[,host:port…][/prefix][?option=value&…]` (docs/reference/kafka.md) and
-reads the secrets from the environment. None is in the URL, which ends up in `config.json`, logs and
-error messages.
+reads the secrets from the environment.
 """
 
 import dataclasses
@@ -34,7 +33,7 @@ _CHOICES = {"security": Security, "mechanism": Mechanism, "when_full": WhenFull}
 
 @dataclass(frozen=True, slots=True)
 class KafkaAddress:
-    """Holds a parsed URL. Each field but `servers` and `prefix` is an option of the same name."""
+    """Each field but `servers` and `prefix` is an option of the URL."""
 
     servers: tuple[str, ...]
     """The brokers, each as `host:port`."""
@@ -81,8 +80,8 @@ class KafkaAddress:
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """Holds the secrets from the environment, "" for those that are not set. `token_file` is the
-    path of a file with an OAuth token.
+    """ "" for secrets that the environment lacks; `token_file` is the path of a file with an OAuth
+    token.
     """
 
     user: str = ""
@@ -92,8 +91,8 @@ class Secrets:
 
 
 def parse_kafka_url(url: str) -> KafkaAddress:
-    """Returns the address of a URL. Raises `ConfigurationError`, which repeats no user, password or
-    value of an unknown option.
+    """Raises `ConfigurationError`, which repeats no user, password or value of an unknown
+    option.
     """
     try:
         parts = urlsplit(url)
@@ -161,8 +160,8 @@ def _password(address: KafkaAddress, environment: Mapping[str, str]) -> str:
 
 
 def msk_region(address: KafkaAddress) -> str:
-    """Returns the AWS region for `msk-iam`. Raises `ConfigurationError` if neither the option nor
-    the first broker's host name has it.
+    """Returns the region for `msk-iam`. Raises `ConfigurationError` if neither the option nor the
+    first broker's host name has it.
     """
     match = _MSK_HOST.search(address.servers[0])
     if not address.region and match is None:
@@ -177,8 +176,8 @@ CONNECT_TRIES = 2  # to connect again, after 1 and 3 s; the connection has faile
 
 
 def socket_options() -> list[tuple[int, int, int]]:
-    """Returns the options by which a client notices within seconds that its network was cut, and
-    that it is back. Options that this system lacks are left out.
+    """Returns what lets a client notice within seconds that its network was cut, and is back, as
+    far as this system has it.
     """
     # By default the system repeats unacknowledged bytes and connects after pauses that double:
     # after a cut of a minute a connection may stay silent for half a minute more, an idle one for

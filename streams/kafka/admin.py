@@ -1,6 +1,4 @@
-"""Repeats failed requests to a Kafka cluster, with growing pauses, until it answers or a deadline
-passes: a restarting broker delays a request but does not fail it.
-"""
+"""Repeats requests to a Kafka cluster: a restarting broker delays one but does not fail it."""
 
 import logging
 import socket
@@ -28,8 +26,8 @@ CONNECT_S = 2.0  # for all advertised addresses together, which are asked one af
 
 
 class BrokersUnreachable(OSError):
-    """Raised if a cluster answers under an address of the URL, but none of the addresses that its
-    brokers advertise accepts a connection.
+    """A cluster answers under an address of the URL, but none of the addresses that its brokers
+    advertise accepts a connection.
     """
 
 
@@ -48,10 +46,10 @@ def closed_doors(addresses: Sequence[tuple[str, int]]) -> list[str]:
 def call_with_retries(
     what: str, answer_s: float, once: Callable[[], T], repair: Callable[[Exception], None]
 ) -> T:
-    """Returns the result of `once`. While the cluster does not answer, call `repair` with the
-    error, pause, and call `once` again. `what` names the request in errors. Raises `BusTimeout`
-    when `answer_s` have passed; at once a `BusError` of `once`, and `BusError` if the broker
-    rejects the request for good, or the advertised addresses cannot be reached for `ADVERTISED_S`.
+    """Repeats `once` while the cluster does not answer; before each repetition `repair` gets the
+    error. Raises `BusTimeout` when `answer_s` have passed; at once a `BusError` of `once`, and
+    `BusError` if the broker rejects the request for good, or the advertised addresses cannot be
+    reached for `ADVERTISED_S`.
     """
     deadline, pause_s, advertised = Deadline(answer_s), PAUSE_S, Deadline(ADVERTISED_S)
     while True:
@@ -98,10 +96,8 @@ def create_topics(
 
 
 class RetryingAdmin:
-    """Sends administrative requests through one client, made by `make` when needed; threads share
-    it, one request at a time. `retries` counts failures; `advertised` are the brokers' addresses as
-    the newest client got them. A request is retried for `answer_s`, until the first answer for
-    `first_answer_s` at most.
+    """Threads share one client, made by `make` when needed, one request at a time. A request is
+    retried for `answer_s`, until the first answer for `first_answer_s` at most.
     """
 
     def __init__(
@@ -133,7 +129,6 @@ class RetryingAdmin:
             return answer
 
     def close(self) -> None:
-        """Close the client; a later call makes a new one."""
         with self._lock:
             admin, self._admin = self._admin, None
             if admin is not None:

@@ -1,6 +1,4 @@
-"""The bus over Apache Kafka. A record whose offset `append` returned is on all in-sync replicas.
-docs/reference/kafka.md has names, settings, and differences from other back ends.
-"""
+"""The bus over Apache Kafka: a record whose offset `append` returned is on all in-sync replicas."""
 
 import json
 import logging
@@ -37,10 +35,9 @@ CLOSE_S = 10.0  # `close` waits at most so long for appends in flight
 
 
 class KafkaBus:
-    """Implements `Bus`. Threads may share it; after a fork a process opens its own. A request that
-    the brokers do not answer is repeated for `answer_s`, the first one for `first_answer_s` at
-    most, an append for two minutes. Positions of groups are Kafka's own committed offsets, with the
-    fence as their metadata.
+    """Threads may share it; after a fork a process opens its own. A request that the brokers do not
+    answer is repeated for `answer_s`, the first one for `first_answer_s` at most, an append for two
+    minutes.
     """
 
     def __init__(
@@ -81,8 +78,8 @@ class KafkaBus:
         self._followed = PrefetchConsumer(self._consumer)
 
     def create(self, topics: Sequence[Topic]) -> None:
-        """Create topics as `Bus.create`. Of a topic with more partitions than requested only the
-        first ones are used.
+        """Creates topics; of one with more partitions than requested only the first ones are
+        used.
         """
         existing = self._described([topic.name for topic in topics])
         missing = {
@@ -209,9 +206,6 @@ class KafkaBus:
         )
 
     def metric_values(self) -> MetricValues:
-        """Returns the number of repeated requests, and the counts of the prefetch consumer that all
-        polling loops of this process share.
-        """
         return {
             "bus_retries_total": self._control.retries + self._read_retries,
             "log_follow_restarts_total": self._followed.restarts,

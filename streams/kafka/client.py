@@ -1,6 +1,4 @@
-"""Wraps kafka-python, which no other file imports, in three typed classes. Every method may raise
-`KafkaError`; the modules beside this one repeat requests, replace failed clients and bound memory.
-"""
+"""Wraps kafka-python, which no other file imports. Every method may raise `KafkaError`."""
 
 import os
 import ssl
@@ -41,14 +39,14 @@ POLL_EVERY_S = 300.0  # a group member that works longer on one poll's records l
 
 _LOST = "CommitFailed FencedInstanceId IllegalGeneration RebalanceInProgress UnknownMemberId"
 LOST_MEMBERSHIP = tuple(getattr(errors, f"{name}Error") for name in _LOST.split())
-"""Errors by which a broker refuses a member that has lost its partitions or its group."""
+"""By these a broker refuses a member that has lost its partitions or its group."""
 _GONE = (errors.OffsetOutOfRangeError, errors.LogTruncationError)
 Offsets = dict[int, tuple[int, str]]  # by partition, with the text stored beside the offset
 
 
 def base_settings(address: KafkaAddress, secrets: Secrets) -> dict[str, Any]:
-    """Returns the settings that all clients share, and limits kafka-python's log. Raises
-    `ConfigurationError` for a file or function of the address that is not there.
+    """Returns the settings of all clients; limits kafka-python's log, too. Raises
+    `ConfigurationError` for a missing file or function of the address.
     """
     limit_kafka_log()
     # kafka-python would ask the brokers again and again.
@@ -94,15 +92,12 @@ class _TokenProvider(AbstractTokenProvider):
 
 
 class Admin:
-    """Sends requests about topics (by their names on the cluster) and consumer groups."""
-
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._client = open_client(kafka.KafkaAdminClient, settings)
         self._settings = settings
         self._offsets: Any = None
 
     def copies(self, names: Collection[str]) -> dict[str, list[int]]:
-        """Returns by existing topic the number of replicas of each partition."""
         descriptions = self._client.describe_topics(list(names))
         return {
             t["name"]: [len(partition["replica_nodes"]) for partition in t["partitions"]]
@@ -124,8 +119,8 @@ class Admin:
     def create(
         self, topics: Mapping[str, tuple[int, Mapping[str, str]]], replication: int
     ) -> dict[str, KafkaError]:
-        """Create topics; `topics` maps each name to the number of partitions and the settings.
-        Returns the errors of topics that are not there now.
+        """Creates topics by name, with partitions and settings; returns the errors of topics that
+        are not there now. Returns the errors of topics that are not there now.
         """
         copies = {"replication_factor": replication}
         requested = {
@@ -144,13 +139,10 @@ class Admin:
         return refused
 
     def advertised(self) -> list[tuple[str, int]]:
-        """Returns host and port that each broker of the cluster advertises."""
         return [(at.host, at.port) for at in self._client._manager.cluster.brokers()]
 
     def offsets(self, topic: str, partitions: int, *, ends: bool) -> dict[int, int]:
-        """Returns the first kept offset of each partition, or with `ends` the offset of its next
-        record.
-        """
+        """Returns the first kept offset, or with `ends` that of the next record."""
         # A consumer caches the partition leaders; kafka-python's admin client looks them up before
         # each such request.
         if self._offsets is None:
@@ -173,7 +165,6 @@ class Admin:
         return {name: len(group["members"]) for name, group in descriptions.items()}
 
     def log_bytes(self, topics: Collection[str]) -> dict[str, int]:
-        """Returns the size of each topic on all brokers together, replicas included."""
         sizes = dict.fromkeys(topics, 0)
         brokers = self._client.describe_log_dirs(list(topics))
         for topic in (t for b in brokers for folder in b["log_dirs"] for t in folder["topics"]):
@@ -188,8 +179,8 @@ class Admin:
                 self._client.delete_topics([name])
 
     def delete_groups(self, names: Collection[str]) -> dict[str, str]:
-        """Delete consumer groups; a missing one is not an error. Returns the groups that were not
-        deleted, each with the broker's reason.
+        """Deletes groups; returns those that were not deleted, each with the broker's reason. A
+        missing one is no error.
         """
         answers: dict[str, str] = self._client.delete_groups(list(names)) if names else {}
         return {n: why for n, why in answers.items() if why not in ("OK", "GroupIdNotFoundError")}
@@ -221,8 +212,8 @@ class Admin:
 
 
 class Producer:
-    """Sends records in batches; a batch that kafka-python repeats is stored once. A record is
-    acknowledged when all in-sync replicas have it.
+    """A batch that kafka-python repeats is stored once; a record is acknowledged when all in-sync
+    replicas have it.
     """
 
     def __init__(self, settings: Mapping[str, Any], linger_ms: int, batch_bytes: int) -> None:
@@ -248,9 +239,8 @@ class Producer:
         acknowledged: Callable[[int], None],
         failed: Callable[[Exception], None],
     ) -> None:
-        """Hand over one record (key, value) for `at` (topic, partition). When its result is known,
-        `acknowledged` gets its offset or `failed` the error, in kafka-python's sending thread
-        before that thread sends anything more to the partition.
+        """Hands over one record: `acknowledged` gets the offset or `failed` the error, in
+        kafka-python's sending thread before that thread sends anything more to the partition.
         """
         (topic, partition), (key, value) = at, record
         future = self._producer.send(topic, value, key, None, partition, timestamp_ms)
@@ -258,9 +248,7 @@ class Producer:
         future.add_errback(failed)
 
     def abort(self) -> None:
-        """Stop sending at once: all waiting records fail. May be called from any thread, also in a
-        callback of `send`.
-        """
+        """Fails all waiting records. For any thread, also in a callback of `send`."""
         # `close(timeout=0)` would wait for a flush first, from within the thread that flushes.
         self._producer._sender.force_close()
         self._producer._closed = True
@@ -274,10 +262,9 @@ PartitionId = tuple[str, int]
 
 
 class Consumer:
-    """Reads partitions at explicit positions (`assign`, `seek`), or one topic as a member of
-    `group` (`subscribe`), from the group's committed positions. `cluster_name` maps a topic of the
-    run to its name on the cluster. A member that sends no heartbeat for `lease_s` loses its
-    partitions.
+    """Reads at explicit positions, or as a member of `group` from its committed ones.
+    `cluster_name` maps a topic of the run to its name on the cluster. A member that sends no
+    heartbeat for `lease_s` loses its partitions.
     """
 
     def __init__(
@@ -313,8 +300,8 @@ class Consumer:
         self._consumer.assign([TopicPartition(self._cluster_name(t), p) for t, p in places])
 
     def subscribe(self, topic: str, on_revoked: Callable[[Collection[int]], None]) -> None:
-        """Read the topic as a member of the group; `on_revoked` is called, in another thread, with
-        the partitions that were taken away.
+        """Joins the group; `on_revoked` gets, in another thread, the partitions that were taken
+        away.
         """
         self._topic = self._cluster_name(topic)
         self._topic_by_cluster_name[self._topic] = topic
@@ -330,8 +317,8 @@ class Consumer:
         self._consumer.seek(TopicPartition(self._cluster_name(place[0]), place[1]), offset)
 
     def poll(self, wait_s: float, records_max: int) -> list[Message]:
-        """Returns the records that came within `wait_s`, in order per partition. Raises
-        `OffsetOutOfRange` or `NoCommittedPosition` if a partition has no valid position.
+        """Raises `OffsetOutOfRange` or `NoCommittedPosition` if a partition has no valid
+        position.
         """
         try:
             rows_by_partition = self._poll(wait_s, records_max)

@@ -1,6 +1,5 @@
-"""Reads Kafka at the positions that each `Bus.read` passes. A `Cursor` keeps a consumer and its
-unread records, which a seek would drop: a read that begins where the previous one ended fetches
-nothing twice.
+"""Reads Kafka at explicit positions. A `Cursor` keeps a consumer and its unread records, which a
+seek would drop: a read that begins where the previous one ended fetches nothing twice.
 """
 
 import threading
@@ -20,8 +19,8 @@ RECORDS_MAX = 100_000  # more records than one response holds
 
 
 class Cursor:
-    """Serves one reader of one topic; only one thread at a time may use it. Records that were
-    fetched but not returned stay in the cursor: those of two responses at most.
+    """For one thread at a time. Unreturned records stay in the cursor: those of two responses at
+    most.
     """
 
     def __init__(self, bus: Bus, topic: str, consumer: Consumer) -> None:
@@ -44,9 +43,9 @@ class Cursor:
         wait_s: float,
         answer_s: float | None,
     ) -> list[Message]:
-        """Read as `Bus.read`. Before an empty result the brokers are asked whether there are
-        records; raises `BusTimeout` if there are but none arrives within `answer_s`. With
-        `answer_s` None they are not asked, so an empty result does not show that there are none.
+        """Reads as `Bus.read`. Before an empty result the brokers are asked for records; raises
+        `BusTimeout` if there are but none arrives within `answer_s`. With `answer_s` None they are
+        not asked, so an empty result does not show that there are none.
         """
         is_sequential = not self._seek(positions)
         deadline = Deadline(wait_s)
@@ -72,7 +71,6 @@ class Cursor:
 
     @property
     def consumer(self) -> Consumer:
-        """Another cursor may use it once this one no longer reads."""
         return self._consumer
 
     def close(self) -> None:
@@ -126,9 +124,7 @@ class Cursor:
 
 
 def check_kept(bus: Bus, topic: str, positions: Mapping[int, int]) -> None:
-    """Raise `PositionLost` for a position before the first kept record of its partition, and
-    `BusError` for one beyond the end.
-    """
+    """Raises `PositionLost` before the first kept record, `BusError` beyond the end."""
     begins, ends = bus.begin(topic), bus.end(topic)
     for partition, offset in positions.items():
         check_position(topic, partition, offset, begins[partition], ends[partition])
@@ -139,9 +135,8 @@ CURSORS_MAX = 16  # cursors that a pool keeps in all
 
 
 class CursorPool:
-    """Lends cursors to threads, each to one thread at a time: the one whose last read ended exactly
-    at the positions, else a new one, or the least recently used one of the topic if `PER_TOPIC_MAX`
-    are kept.
+    """Lends a cursor to one thread at a time: the one whose last read ended at the positions, else
+    a new one, or the least recently used of the topic if `PER_TOPIC_MAX` are kept.
     """
 
     def __init__(self, make: Callable[[str, Consumer | None], Cursor]) -> None:
@@ -151,9 +146,7 @@ class CursorPool:
 
     @contextmanager
     def borrowed(self, topic: str, positions: Mapping[int, int]) -> Generator[Cursor]:
-        """Yield the cursor for a read at these positions. After an error the cursor is closed, not
-        kept.
-        """
+        """Yields the cursor; after an error it is closed, not kept."""
         cursor = self._borrow(topic, positions) or self._make(topic, self._spare_consumer())
         try:
             yield cursor
@@ -164,7 +157,6 @@ class CursorPool:
             old.close()
 
     def drop_topic(self, topic: str) -> None:
-        """Close the topic's cursors: records that they fetched may have been truncated."""
         with self._lock:
             gone = [cursor for name, cursor in self._free if name == topic]
             self._free = [free for free in self._free if free[0] != topic]

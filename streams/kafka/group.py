@@ -1,6 +1,5 @@
-"""A `GroupReader` over Kafka's groups with cooperative rebalancing, which interrupts only
-partitions that move. A commit covers the polled records of partitions that the member still holds;
-new owners read the others again.
+"""A `GroupReader` over Kafka's groups. A commit covers the polled records of partitions that the
+member still holds; new owners read the others again.
 """
 
 import contextlib
@@ -27,9 +26,7 @@ T = TypeVar("T")
 
 
 class KafkaGroupReader:
-    """Implements `GroupReader` over a Kafka consumer group. `make` returns a new client; `answer_s`
-    bounds the retries of a request.
-    """
+    """`make` returns a new client; `answer_s` bounds the retries of a request."""
 
     def __init__(
         self, bus: Bus, group: str, topic: str, make: Callable[[], Consumer], answer_s: float
@@ -154,8 +151,8 @@ class KafkaGroupReader:
         return self._consumer
 
     def drop_partitions(self, partitions: Collection[int]) -> None:
-        """Drop the positions in these partitions, which belong to another member from now on. The
-        client calls this in its own thread.
+        """Drops partitions that belong to another member now. The client calls this in its own
+        thread.
         """
         with self._lock:
             for partition in partitions:

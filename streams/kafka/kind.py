@@ -21,13 +21,10 @@ if TYPE_CHECKING:
     from rollstream.streams.bus import Bus
 
 FIRST_ANSWER_S = 5.0
-"""A reader's wait for the first answer: a wrong URL, or a host that is no broker, should fail soon.
-"""
+"""A wrong URL, or a host that is no broker, should fail soon."""
 
 
 class KafkaKind:
-    """Implements `BusKind` for `kafka://` URLs."""
-
     form = "kafka://HOST:PORT/PREFIX"
 
     def check(self, url: str) -> None:

@@ -1,6 +1,5 @@
-"""Keeps kafka-python's log short: warnings and errors, each kind at most twice a minute. While a
-broker is unreachable it logs dozens of attempts a second; the caller's error names the failed
-operation.
+"""Limits kafka-python's log to each kind twice a minute: while a broker is unreachable it logs
+dozens of attempts a second.
 """
 
 import logging
@@ -12,8 +11,8 @@ RETRIED = ("KafkaConnectionError", "KafkaTimeoutError")  # kafka-python reconnec
 
 
 class RateLimitedHandler(logging.Handler):
-    """Passes a record to the root logger's handlers, unless it reports a reconnect or one of the
-    same kind (logger and message without arguments) was passed within `EVERY_S`.
+    """Passes a record on, unless it reports a reconnect or one of the same kind (logger and message
+    without arguments) was passed within `EVERY_S`.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,5 @@
-"""Prefetches all topics that a process follows, over one consumer and one thread: a poll only reads
-memory. A reader that cannot be served here (a position before records already handed out, a second
-reader of a topic, an error) reads with a cursor (`cursors.py`), which also reports the error.
+"""One consumer and one thread read all followed topics: a poll only reads memory. A reader that
+cannot be served here reads with a cursor (`cursors.py`), which also reports the error.
 """
 
 import logging
@@ -30,8 +29,8 @@ RESTART_PAUSE_S = 1.0  # pause after an error
 
 @dataclass(slots=True, eq=False)
 class _TopicBuffer:
-    """The feed of one topic: `at` is the reader's next offset by partition, `end` the offset after
-    the last fetched record.
+    """`at` is the reader's next offset by partition, `end` the offset after the last fetched
+    record.
     """
 
     at: dict[int, int]
@@ -77,8 +76,8 @@ class _TopicBuffer:
 
 
 class PrefetchConsumer:
-    """Reads followed topics; threads share it, and only its own thread uses the consumer. One fetch
-    request covers every followed topic. A truncated position ends only the feed of its own topic.
+    """Reads followed topics; threads share it, and only its own thread uses the consumer. A
+    truncated position ends only the feed of its own topic.
     """
 
     def __init__(self, make: Callable[[int], Consumer]) -> None:
@@ -101,8 +100,8 @@ class PrefetchConsumer:
         bytes_max: int,
         wait_s: float,
     ) -> list[Message] | None:
-        """Read as `Bus.read` with `exact=False`; None if the reader has to use a cursor. Raises
-        `OffsetOutOfRange` if a position is outside of the topic.
+        """Reads as `Bus.read` with `exact=False`; None if the reader has to use a cursor. Raises
+        `OffsetOutOfRange`.
         """
         deadline = Deadline(wait_s)
         with self._changed:

@@ -1,6 +1,5 @@
-"""Appends records to Kafka (`Appender`) over one idempotent producer that all threads share, batch
-after batch. If an append fails midway, a partition holds the first of its records up to some point,
-without a gap.
+"""Appends over one idempotent producer for all threads. If an append fails midway, a partition
+holds the first of its records up to some point, without a gap.
 """
 
 import logging
@@ -18,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class ByteSemaphore:
-    """Bounds the bytes in use to `limit`. To ask for more than `limit` is a programmer error."""
+    """To ask for more than `limit` is a programmer error."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -26,7 +25,6 @@ class ByteSemaphore:
         self._changed = threading.Condition()
 
     def take(self, amount: int, wait_s: float) -> bool:
-        """Take `amount` bytes; returns False if they were not available within `wait_s`."""
         assert amount <= self.limit, f"{amount} bytes can never be taken of {self.limit}"
         deadline = Deadline(wait_s)
         with self._changed:
@@ -56,8 +54,8 @@ def record_cost_bytes(record: RecordToSend) -> int:
 
 
 def bounded_batches(records: Sequence[RecordToSend], limit: int) -> Iterator[tuple[int, int, int]]:
-    """Yield start, stop and cost (`record_cost_bytes`) of consecutive batches that cost at most
-    `limit` each. A single record above `limit` is a batch of its own.
+    """Yields start, stop and cost (`record_cost_bytes`); a single record above `limit` is a batch
+    of its own.
     """
     start = total = 0
     for index, record in enumerate(records):
@@ -98,11 +96,9 @@ class _BatchInFlight:
 
 
 class Appender:
-    """Appends for all threads, over one producer at a time. Records in flight when a record fails
-    are in doubt: the writer appends them again, and readers drop repeats. `bound` limits the bytes
-    in flight; at the limit an append waits, or raises with nothing sent (`when_full`). `answer_s`
-    limits the creation of a producer; `brokers` returns the addresses that an error in doubt looks
-    at.
+    """Records in flight when a record fails are in doubt: the writer appends them again, and
+    readers drop repeats. `bound` limits the bytes in flight; at the limit an append waits, or
+    raises with nothing sent (`when_full`).
     """
 
     def __init__(
@@ -124,9 +120,9 @@ class Appender:
         self._producer: Producer | None = None
 
     def append(self, topic: str, records: Sequence[RecordToSend]) -> list[int]:
-        """Append the records and return their offsets once all are acknowledged. Raises
-        `BusTimeout`, whose text states whether records are in doubt, and `BusError` if no producer
-        could be created or the broker refuses the records.
+        """Appends; returns the offsets once all are acknowledged. Raises `BusTimeout`, whose text
+        states whether records are in doubt, and `BusError` if no producer could be created or the
+        broker refuses the records.
         """
         offsets: list[int] = []
         # kafka-python's producer has no bound on the bytes in flight.

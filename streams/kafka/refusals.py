@@ -1,5 +1,5 @@
-"""Sentences for Kafka's errors: meaning and remedy, by the names of kafka-python's classes, so this
-file needs no client. Advice about rights is given for authorization errors alone.
+"""Kafka's errors explained, by the names of kafka-python's classes, so this file needs no
+client.
 """
 
 import re
@@ -122,7 +122,7 @@ ADVICE = {name: advice for advice, names in _NAMES.items() for name in names.spl
 
 
 def lift_time_limits(topic: str) -> str:
-    """Returns the command that lifts both limits of a topic, by its name on the cluster."""
+    """Returns the command, with the topic's name on the cluster."""
     limits = ",".join(f"{name}={UNLIMITED_MS}" for name in TIME_LIMITS)
     return (
         "kafka-configs --bootstrap-server HOST:PORT --alter --entity-type topics --entity-name "
@@ -135,9 +135,7 @@ _CODE = re.compile(r"^\[Error -?\d+\] ")
 
 
 def open_client(make: Any, settings: Mapping[str, Any]) -> Any:
-    """Returns a new client of kafka-python's class `make`. A refused login or certificate is raised
-    as such.
-    """
+    """Opens a client; a refused login or certificate is raised as such."""
     # kafka-python connects again until a time-out, whose text names neither.
     failures: list[Exception] = []
 
@@ -171,8 +169,8 @@ def is_permanent(error: Exception) -> bool:
 
 
 def explain_error(error: Exception, topic: str = "") -> str:
-    """Returns the error in the broker's own words as far as they are short, and the remedy. `topic`
-    is the topic's name on the cluster.
+    """Returns the broker's own words as far as they are short, and the remedy; `topic` is the name
+    on the cluster.
     """
     if isinstance(error, OSError):
         return explain_os_error(error)
@@ -200,9 +198,7 @@ def _words_of(error: Exception) -> str:
 
 
 class OffsetOutOfRange(Exception):
-    """A position is outside of the range of its partition. `places` are all such partitions that
-    kafka-python's error names.
-    """
+    """`places` are all such partitions that kafka-python's error names."""
 
     def __init__(self, text: str, places: Collection[tuple[str, int]] = ()) -> None:
         super().__init__(text)

@@ -16,9 +16,7 @@ GONE_S = 60.0
 
 
 def cluster_contents(url: str) -> LogContents:
-    """Returns the topics and groups of the run with this URL. Raises `LeaseHeld` if a group has
-    members.
-    """
+    """Returns what belongs to the run with this URL. Raises `LeaseHeld` if a group has members."""
     prefix = parse_kafka_url(url).prefix
     admin = _admin(url)
     try:

@@ -1,6 +1,4 @@
-"""OAuth tokens for brokers: from a file, a function by name, or signed with AWS credentials for
-Amazon MSK. None is logged or kept.
-"""
+"""OAuth tokens, from a file, a function, or signed with AWS credentials. None is logged or kept."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,8 +10,8 @@ from rollstream.streams.kafka.address import TOKEN_FILE, KafkaAddress, Secrets, 
 
 
 def token_source(address: KafkaAddress, secrets: Secrets) -> Callable[[], str]:
-    """Returns a function that gives the token of a new connection. Raises `ConfigurationError` if
-    the address names a missing function, or the environment a missing file.
+    """Returns the token of a new connection. Raises `ConfigurationError` for a missing function or
+    file.
     """
     if address.mechanism == "msk-iam":
         return partial(signed_token, msk_region(address))
@@ -35,9 +33,9 @@ def _token_in(file: Path) -> str:
 
 
 def signed_token(region: str) -> str:
-    """Returns a token for Amazon MSK in `region`, signed with the credentials of boto3's own chain.
-    It is valid for 15 minutes; a connection that lives longer authenticates itself with the next.
-    Raises `ConfigurationError` if AWS's signer is not installed or finds no credentials.
+    """Returns a token, valid for 15 minutes; a connection that lives longer authenticates itself
+    with the next. Raises `ConfigurationError` if AWS's signer is not installed or finds no
+    credentials.
     """
     try:
         from aws_msk_iam_sasl_signer import MSKAuthTokenProvider

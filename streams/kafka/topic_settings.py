@@ -1,5 +1,5 @@
-"""A `Topic` as settings of a Kafka topic and back, by pure functions. A key must keep its
-partition, so partitions that an administrator adds stay empty and are not read.
+"""Maps a `Topic` to a Kafka topic's settings and back. A key must keep its partition, so partitions
+that an administrator adds stay empty and are not read.
 """
 
 import dataclasses
@@ -12,9 +12,9 @@ from rollstream.streams.kafka.refusals import TIME_LIMITS, UNLIMITED_MS, lift_ti
 from rollstream.streams.topics import KEY_BYTES_MAX, TOMBSTONE_S, Topic, run_topic
 
 BATCH_ROOM_BYTES = (1 << 20) - KEY_BYTES_MAX
-"""`max.message.bytes` is the topic's record limit plus this room, for a batch of small records or
-for the parts of a request around one large record. With an object store the largest record has 1
-MiB and `KEY_BYTES_MAX` (claim check), so the sum is the 2 MiB that managed services allow.
+"""`max.message.bytes` is the record limit plus this room, for a batch of small records or the parts
+of a request around one large record. With an object store the largest record has 1 MiB and
+`KEY_BYTES_MAX` (claim check), so the sum is the 2 MiB that managed services allow.
 """
 RECORD_BYTES_LIMIT = 64 << 20  # brokers take requests of 100 MiB (`socket.request.max.bytes`)
 UNLIMITED_RETENTION = {"retention.ms": "-1", "retention.bytes": "-1"}
@@ -24,9 +24,8 @@ SEGMENT_BYTES = 128 << 20  # a truncation frees whole segments
 
 @dataclass(frozen=True, slots=True)
 class BrokerTopic:
-    """Describes a topic as the broker has it. `copies` is the number of replicas of its least
-    replicated partition. `clock_s` is how far the time of a record may differ from the broker's
-    clock (`TIME_LIMITS`).
+    """`copies` is that of the least replicated partition. `clock_s` is how far the time of a record
+    may differ from the broker's clock (`TIME_LIMITS`).
     """
 
     topic: Topic
@@ -36,9 +35,8 @@ class BrokerTopic:
 
 
 def configs_of(topic: Topic, min_isr: int = 0) -> dict[str, str]:
-    """Returns the broker's settings that give the topic its guarantees; only `min.insync.replicas`
-    is left to the broker's default, if `min_isr` is 0. Raises `BusError` for a topic that Kafka
-    cannot hold.
+    """Returns the topic's settings; only `min.insync.replicas` is left to the broker's default, if
+    `min_isr` is 0. Raises `BusError` for a topic that Kafka cannot hold.
     """
     if (topic.cleanup == "time") != (topic.retention_s is not None):
         raise BusError(
@@ -75,9 +73,7 @@ def configs_of(topic: Topic, min_isr: int = 0) -> dict[str, str]:
 
 
 def topic_of(name: str, partitions: int, configs: Mapping[str, str]) -> Topic:
-    """Returns the topic with these settings on the broker, which any program may have created
-    (`check_same_settings`).
-    """
+    """Returns the topic, which any program may have created (`check_same_settings`)."""
     policy, retention_ms = configs["cleanup.policy"], int(configs["retention.ms"])
     timed = policy == "delete" and retention_ms >= 0
     own = run_topic(name)
@@ -92,9 +88,7 @@ def topic_of(name: str, partitions: int, configs: Mapping[str, str]) -> Topic:
 
 
 def check_unbounded(topic: Topic, configs: Mapping[str, str]) -> None:
-    """Raise `BusError` if the broker would delete the topic's records by size, or replace their
-    timestamps.
-    """
+    """Raise `BusError` if the broker would delete records by size, or replace timestamps."""
     required = {"retention.bytes": "-1", "message.timestamp.type": "CreateTime"}
     for name, value in required.items():
         if configs[name] != value:
@@ -105,8 +99,8 @@ def check_unbounded(topic: Topic, configs: Mapping[str, str]) -> None:
 
 
 def with_recorded_partitions(topic: Topic, partitions: int | None = None) -> Topic:
-    """Returns the topic with the number of partitions that keys are spread over since the run's
-    start: `partitions`, or the catalogue's number if None.
+    """Returns the topic with the partitions that keys are spread over since the run's start; None:
+    the catalogue's number.
     """
     if partitions is None:
         partitions = (run_topic(topic.name) or topic).partitions
@@ -115,14 +109,13 @@ def with_recorded_partitions(topic: Topic, partitions: int | None = None) -> Top
 
 
 def clock_s_of(configs: Mapping[str, str]) -> float:
-    """Returns how many seconds the time of a record may differ from the broker's clock."""
     # Brokers before Kafka 3.6 lack both settings and have no limit by default.
     return min(int(configs.get(name) or UNLIMITED_MS) for name in TIME_LIMITS) / 1000
 
 
 def clock_bound_topics(topics: Mapping[str, BrokerTopic], on_cluster: Mapping[str, str]) -> str:
-    """Returns a warning about topics that refuse the records of a machine whose clock differs by
-    less than a week; "" if there are none. `on_cluster` has the topics' names on the cluster.
+    """Returns a warning about topics that refuse records of a clock that differs by less than a
+    week. `on_cluster` has their names on the cluster.
     """
     bound = [name for name, topic in topics.items() if topic.clock_s < CLOCK_S]
     if not bound:
@@ -136,8 +129,8 @@ def clock_bound_topics(topics: Mapping[str, BrokerTopic], on_cluster: Mapping[st
 
 
 def unreplicated_topics(topics: Mapping[str, BrokerTopic], brokers: int) -> str:
-    """Returns a warning about topics that have one replica, or whose records are acknowledged once
-    one replica has them; "" if there are none, or only one broker.
+    """Returns a warning about topics that have, or acknowledge after, one replica; "" if there is
+    only one broker.
     """
     single = {
         "replication factor": [name for name, topic in topics.items() if topic.copies == 1],

@@ -1,7 +1,6 @@
-"""The bus over SQLite in a folder on a local disk: one file per topic (`topic_log.py`) and one for
-consumer groups. Several processes may use the folder, and threads a bus; after a fork the child
-must open its own. Appended records survive the death of any process; with `sync="full"` power loss
-too.
+"""The bus over SQLite in a folder. Several processes may use it, and threads a bus; after a fork
+the child must open its own. Appended records survive the death of any process; with `sync="full"`
+power loss too.
 """
 
 import re
@@ -27,9 +26,7 @@ _TOPIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 
 
 def network_refusal(folder: Path) -> str:
-    """Returns why the folder, which need not exist, cannot hold a log: it is on a network file
-    system; else "".
-    """
+    """Returns "" unless the folder, which need not exist, is on a network file system."""
     kind = network_file_system(str(folder.resolve()), read_mounts())
     if kind is None:
         return ""
@@ -40,18 +37,16 @@ def network_refusal(folder: Path) -> str:
 
 
 class SqliteTopics:
-    """Reads the topics in one folder, each from its file. Raises `BusError` if the folder is on a
-    network file system.
-    """
+    """Raises `BusError` if the folder is on a network file system."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.absolute()
         self._lock = threading.Lock()
         self._logs: dict[str, TopicLog] = {}
         self._empty_reads: dict[str, tuple[tuple[int, int], dict[int, int]]] = {}
-        """By topic, the state of its file at the last read without records, and that read's
-        positions. While both are the same, a read is spared: idle readers poll often, and checking
-        the state costs a tenth of a read.
+        """By topic, the file's state and the positions of the last read without records. While both
+        are the same, a read is spared: idle readers poll often, and checking the state costs a
+        tenth of a read.
         """
         if refusal := network_refusal(self._folder):
             raise BusError(refusal)
@@ -118,10 +113,9 @@ class SqliteTopics:
 
 
 class SqliteBus(SqliteTopics):
-    """Implements `Bus` over the files of one folder, which the constructor creates. Raises
-    `BusError` if that fails, or if the folder is on a network file system. A group's member that
-    does not poll for `lease_s` loses its partitions. `clock` gives seconds since 1970, for records
-    and leases.
+    """Over the files of one folder, which the constructor creates. A group's member that does not
+    poll for `lease_s` loses its partitions. `clock` gives seconds since 1970, for records and
+    leases.
     """
 
     def __init__(

@@ -1,5 +1,4 @@
-"""One SQLite file: transactions, and SQLite's errors as the project's classes. Several processes
-and threads may use it. It must be on a local disk: the write-ahead log (WAL) needs memory that its
+"""One SQLite file, which must be on a local disk: the write-ahead log (WAL) needs memory that its
 users share.
 """
 
@@ -40,9 +39,9 @@ _UNEXPLAINED = ("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_IOERR", "SQLITE_AU
 
 
 class Database:
-    """Holds the process's connection to the file at `path`. `reading` and `writing` lend it to one
-    thread at a time. `sync="full"` flushes every transaction to disk. SQLite's errors are raised as
-    `BusError` (or `BusTimeout`), with `what` in the text: "cannot append to FILE: …".
+    """The process's connection, lent to one thread at a time. `sync="full"` flushes every
+    transaction to disk. SQLite's errors are raised as `BusError` (or `BusTimeout`), with `what` in
+    the text: "cannot append to FILE: …".
     """
 
     generation = 0
@@ -90,8 +89,8 @@ class Database:
 
     @contextmanager
     def reading(self, what: str) -> Generator[sqlite3.Connection]:
-        """Yield the connection for reading, locked against other threads. Two statements may see
-        different states of the file.
+        """Yields the connection, locked against other threads. Two statements may see different
+        states of the file.
         """
         self._check_process()
         with self._lock, self.translated(what):
@@ -99,7 +98,7 @@ class Database:
 
     @contextmanager
     def writing(self, what: str) -> Generator[sqlite3.Connection]:
-        """Yield the connection inside a write transaction, committed at the end of the block and
+        """Yields the connection in a write transaction, committed at the end of the block and
         rolled back by any exception.
         """
         self._check_process()
@@ -119,8 +118,8 @@ class Database:
 
     @contextmanager
     def translated(self, what: str) -> Generator[None]:
-        """Raise an error of SQLite or the system in the block as a `BusError` with advice
-        (`BusTimeout` if another process held the file for too long).
+        """Raises errors of the block as a `BusError` with advice (`BusTimeout` if another process
+        held the file for too long).
         """
         try:
             yield
@@ -153,9 +152,8 @@ _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
 
 
 def check_files(path: Path) -> None:
-    """Raise `OutsideRun` if the file or one that SQLite opens beside it is a pipe or device, for
-    which SQLite would wait; `BusError` if a journal names another file, which SQLite would delete,
-    as at the end of a transaction of several files.
+    """Raise `OutsideRun` for a pipe or device, also beside the file, on which SQLite would wait;
+    `BusError` if a journal names another file, which SQLite would delete.
     """
     journal = f"{path}-journal"
     check_regular(path, f"{path}-wal", f"{path}-shm", journal)
@@ -176,8 +174,8 @@ _COMPUTED = re.compile(r"\b(AS|GENERATED|SELECT)\b", re.IGNORECASE)
 
 
 def refuse_sql(connection: sqlite3.Connection, path: Path) -> None:
-    """Raise `BusError` if the file defines anything but plain tables and their indices. SQLite runs
-    such SQL: a view can be a query that never ends, a computed column can hold gigabytes.
+    """Raise `BusError` for anything but plain tables and indices: a view can be a query that never
+    ends, a computed column can hold gigabytes.
     """
     for kind, name, sql in connection.execute("SELECT type, name, sql FROM sqlite_master"):
         text = str(sql or "")
@@ -229,8 +227,8 @@ NETWORK_FUSE = frozenset(
 
 
 def network_file_system(folder: str, mounts: str) -> str | None:
-    """Returns the type of the network file system that holds the absolute path `folder`; None for a
-    local one. `mounts` is the text of Linux's /proc/self/mounts.
+    """Returns None for a local one. `folder` is absolute, `mounts` the text of Linux's
+    /proc/self/mounts.
     """
     best, file_system = -1, None
     for line in mounts.splitlines():
@@ -247,14 +245,11 @@ def network_file_system(folder: str, mounts: str) -> str | None:
 
 
 def _unescaped(point: str) -> str:
-    """Returns a mount point without the octal escapes of /proc/self/mounts."""
     for escape, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         point = point.replace(escape, character)
     return point
 
 
 def read_mounts() -> str:
-    """Returns the text of /proc/self/mounts; "" on a system without it, where every folder counts
-    as local.
-    """
+    """Returns "" on a system without it, where every folder counts as local."""
     return MOUNTS.read_text(errors="replace") if MOUNTS.exists() else ""

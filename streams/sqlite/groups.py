@@ -1,6 +1,6 @@
-"""Consumer groups of the SQLite bus. A member holds partitions by leases, entries with an expiry
-time (not the lease of a role): at most one at a time, and delivery is at least once: records that
-were read and not committed are read again by the next holder.
+"""Consumer groups on SQLite: a member holds partitions by leases, entries with an expiry time (not
+the lease of a role), at most one at a time. Delivery is at least once: records that were read and
+not committed are read again by the next holder.
 """
 
 import sqlite3
@@ -19,22 +19,18 @@ CLAIM_EVERY_S = 0.2  # a waiting member claims again at least this often: others
 
 
 class GroupCoordinator(Protocol):
-    """Keeps the members of groups and their leases, valid until a fixed time after the member's
-    last `claim`.
-    """
+    """Leases are valid until a fixed time after the member's last `claim`."""
 
     def claim(self, group: str, topic: str, member: str, partitions: int) -> frozenset[int]:
-        """Register the member as alive, renew or change its leases by `claim_partitions`, and
-        return the partitions that it holds now, of the topic's `partitions`.
-        """
+        """Register the member as alive; returns the partitions that it holds now."""
         ...
 
     def commit_held(
         self, group: str, topic: str, member: str, positions: Mapping[int, Position]
     ) -> None:
-        """Store the positions of those partitions whose lease no other member has taken, even if it
-        ran out; ignore the others. Otherwise a member that was suspended for longer than its lease,
-        and not replaced, would commit nothing, and believe that it had.
+        """Stores the positions of partitions whose lease no other member has taken, even if it ran
+        out; the others are ignored. Otherwise a member that was suspended for longer than its
+        lease, and not replaced, would commit nothing, and believe that it had.
         """
         ...
 
@@ -42,9 +38,7 @@ class GroupCoordinator(Protocol):
 
 
 class LeasedGroupReader:
-    """Implements `GroupReader` (`streams/bus.py`). A member that does not poll loses its partitions
-    when its leases expire.
-    """
+    """A member that does not poll loses its partitions when its leases expire."""
 
     def __init__(
         self, bus: Bus, coordinator: GroupCoordinator, group: str, topic: str, member: str
@@ -108,20 +102,8 @@ class LeasedGroupReader:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLease:
-    """The member `owner` holds a partition until `expires_s` on the bus's clock."""
-
     owner: str
     expires_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionClaim:
-    """The partitions that a member `held` after its claim, whose leases are to be written, and
-    those that it `released`, whose leases are to be deleted.
-    """
-
-    held: frozenset[int]
-    released: frozenset[int]
 
 
 def claim_partitions(
@@ -130,17 +112,17 @@ def claim_partitions(
     leases: Mapping[int, PartitionLease],
     partitions: int,
     now_s: float,
-) -> PartitionClaim:
-    """Returns which partitions `member` holds and which it releases. Pure. `members` maps all
-    members to their expiry times; `member` itself counts as alive. A new member gets its share once
-    the others have released it.
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Returns the partitions that `member` holds and those that it releases; `members` maps all
+    members to their expiry times, and `member` itself counts as alive. A new member gets its share
+    once the others have released it.
     """
     alive = sorted({name for name, expires_s in members.items() if expires_s > now_s} | {member})
     # Dealt to the live members in turn, in the order of their names.
     share = {p for p in range(partitions) if alive[p % len(alive)] == member}
     mine = {p for p, lease in leases.items() if lease.owner == member and lease.expires_s > now_s}
     taken = {p for p, lease in leases.items() if lease.expires_s > now_s} - mine
-    return PartitionClaim(frozenset(share - taken), frozenset(mine - share))
+    return frozenset(share - taken), frozenset(mine - share)
 
 
 _TABLES = (
@@ -156,7 +138,6 @@ _OF_GROUP = "WHERE group_name = ? AND topic = ?"
 
 
 def read_commits(database: Database, group: str, topic: str) -> dict[int, Position]:
-    """Returns the group's positions in the file by partition."""
     with database.reading("read") as connection:
         columns = {name for _, name, *_ in connection.execute("PRAGMA table_info(commits)")}
         # A file of release 0.1.0 lacks the column.
@@ -169,9 +150,8 @@ def read_commits(database: Database, group: str, topic: str) -> dict[int, Positi
 
 
 class SqliteGroups:
-    """Implements `GroupCoordinator` in one SQLite file, with the committed positions of all groups.
-    Every change is one transaction, so no other member can claim a partition between the check of a
-    lease and the commit.
+    """Every change is one transaction, so no other member can claim a partition between the check
+    of a lease and the commit.
     """
 
     def __init__(self, path: Path, sync: Sync, lease_s: float, clock: Callable[[], float]) -> None:
@@ -200,19 +180,19 @@ class SqliteGroups:
                 connection.execute(f"SELECT member, expires_s FROM members {_OF_GROUP}", of_group)
             )
             leases = _leases(connection, group, topic)
-            claimed = claim_partitions(member, members, leases, partitions, now_s)
+            claimed, released = claim_partitions(member, members, leases, partitions, now_s)
             connection.execute(
                 "INSERT OR REPLACE INTO members VALUES (?, ?, ?, ?)", (*of_group, member, expires_s)
             )
             connection.executemany(
                 f"DELETE FROM leases {_OF_GROUP} AND partition = ?",
-                [(*of_group, partition) for partition in claimed.released],
+                [(*of_group, partition) for partition in released],
             )
             connection.executemany(
                 "INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?)",
-                [(*of_group, partition, member, expires_s) for partition in claimed.held],
+                [(*of_group, partition, member, expires_s) for partition in claimed],
             )
-        return claimed.held
+        return claimed
 
     def commit_held(
         self, group: str, topic: str, member: str, positions: Mapping[int, Position]

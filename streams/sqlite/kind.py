@@ -1,5 +1,5 @@
-"""The kind of logs in a local folder (`SqliteKind`). SQLite is imported only to open one: a command
-that only reads a URL starts fast.
+"""The kind of logs in a local folder; SQLite is imported only to open one: a command that only
+reads a URL starts fast.
 """
 
 from collections.abc import Callable
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 
 class SqliteKind:
-    """Implements `BusKind` for `sqlite:` URLs."""
-
     form = "sqlite:FOLDER"
 
     def check(self, url: str) -> None:

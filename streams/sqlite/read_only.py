@@ -46,8 +46,6 @@ class _FileChanged(BusError):
 
 
 class ReadOnlyDatabase(Database):
-    """Holds a connection to the file at `path` that cannot write."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.generation = 0
@@ -128,8 +126,8 @@ class ReadOnlyDatabase(Database):
 
 
 def _signature(path: Path) -> _Signature:
-    """Returns the state of the file, its `-wal` and its `-shm`; None for a missing one. Raises
-    `OutsideRun` unless each is a regular file without a second name, which another folder may have.
+    """Raises `OutsideRun` unless the file, its `-wal` and its `-shm` are missing or regular files
+    without a second name, which another folder may have.
     """
     states: list[tuple[int, int, int] | None] = []
     for suffix in ("", "-wal", "-shm"):
@@ -150,9 +148,7 @@ def _signature(path: Path) -> _Signature:
 
 
 class SqliteReader(SqliteTopics):
-    """Implements the reading part of `Bus` over the files of a folder, perhaps on a read-only disk;
-    the others raise `ReadOnly`.
-    """
+    """The reading part of `Bus`, perhaps on a read-only disk; the others raise `ReadOnly`."""
 
     def __init__(self, folder: ContainedFolder) -> None:
         super().__init__(folder.root)

@@ -1,6 +1,4 @@
-"""Finds and removes what a run has in a folder of SQLite files: each topic is a file, removed after
-its side files.
-"""
+"""What a run has in a folder: each topic is a file, removed after its side files."""
 
 import sqlite3
 from contextlib import closing, suppress
@@ -15,15 +13,11 @@ from rollstream.streams.removal import names_of_topics, remove_empty_folder, top
 SQLITE_SUFFIXES = (".db-wal", ".db-shm", ".db")  # the topic's file last
 SCHEMA_BYTES = 64 << 10
 LOG_TABLES = (b"CREATE TABLE settings (topic", b"CREATE TABLE members")
-"""Statements in the files of a topic and of the groups, at the begin unless a topic has many
-partitions.
-"""
+"""In the files of a topic and of the groups, at the begin unless a topic has many partitions."""
 
 
 def folder_contents(folder: Path) -> LogContents:
-    """Returns the topics and groups in the folder; all groups are one file, listed as the group
-    `groups`.
-    """
+    """Returns the topics and groups; all groups are one file, listed as the group `groups`."""
     files = list(_files(folder))
     topics = tuple(f.stem for f in files if f.suffix == ".db" and f.stem != "groups")
     groups = ("groups",) if any(f.stem == "groups" for f in files) else ()
@@ -31,7 +25,7 @@ def folder_contents(folder: Path) -> LogContents:
 
 
 def remove_files(folder: Path) -> None:
-    """Remove the files of topics and groups, and the folder if nothing is left in it."""
+    """Removes the files, and the folder if nothing is left in it."""
     for path in _files(folder):
         path.unlink(missing_ok=True)
     if folder.is_dir() and not any(folder.iterdir()):

@@ -1,6 +1,5 @@
-"""One topic of the log in one SQLite file: its settings and a table for each partition. Truncation,
-retention and compaction never remove a table's last row, so the end of a partition never moves
-back. Several processes may use it.
+"""One topic in one SQLite file. Truncation, retention and compaction never remove a table's last
+row, so the end of a partition never moves back.
 """
 
 import dataclasses
@@ -26,18 +25,17 @@ LogRow = tuple[int, int, int, bytes, bytes | None, bytes | None]
 """One row: its first offset, number of records, timestamp in ms, keys, values and sizes.
 
 A row of several records holds their keys joined, their values joined, and as sizes (u32,
-little-endian) the lengths of all keys, then of all values; reading 64 records in one row takes half
-the time of 64 rows. A row of one record has no sizes (NULL). In a compacted topic each record has a
-row of its own; in every topic a tombstone does.
+little-endian) the lengths of all keys, then of all values: reading 64 records takes half the time.
+In a compacted topic each record has a row of its own; in every topic a tombstone does.
 """
 
 
 def pack_rows(
     entries: Sequence[AppendEntry], first: int, now_ms: int, row_bytes: int
 ) -> Iterator[LogRow]:
-    """Yield the rows of `entries` in order, from offset `first` on. Records of equal timestamp
-    share a row while it has less than `row_bytes`; a tombstone has a row of its own, with 0 every
-    record. `now_ms` is for entries without a timestamp.
+    """Yields the rows. Records of equal timestamp share one while it has less than `row_bytes`; a
+    tombstone has a row of its own, with 0 every record. `now_ms` is for entries without a
+    timestamp.
     """
     start = taken = 0
     at_ms = entries[0].timestamp_ms if entries else None
@@ -62,7 +60,7 @@ def _row(entries: Sequence[AppendEntry], first: int, now_ms: int) -> LogRow:
 
 
 def unpack_row(topic: str, partition: int, row: LogRow) -> list[Message]:
-    """Returns all records of a row. Raises `BusError` for a row that `pack_rows` does not make."""
+    """Returns a row's records. Raises `BusError` for a row that `pack_rows` does not make."""
     first, count, timestamp_ms, keys, values, sizes = row
     # SQLite keeps values of any type in any column, and another program may have written the file.
     if type(timestamp_ms) is not int or type(keys) is not bytes:
@@ -139,9 +137,7 @@ CREATED_S = 10.0  # for this long an empty file may be one that another process 
 
 
 class TopicLog:
-    """Reads and writes the topic in the existing file of `database`. Closing it closes the
-    database.
-    """
+    """One topic in the existing file of `database`; closing the topic closes it."""
 
     def __init__(self, database: Database, created_s: float = CREATED_S) -> None:
         self._database = database
@@ -150,8 +146,8 @@ class TopicLog:
 
     @staticmethod
     def create(path: Path, topic: Topic, sync: Sync) -> "TopicLog":
-        """Open the topic's file, and make it if there is none. Raises `BusError` if an existing
-        file has other settings.
+        """Opens or makes the topic's file. Raises `BusError` if an existing one has other
+        settings.
         """
         database = Database(path, sync)
         try:
@@ -166,8 +162,8 @@ class TopicLog:
         return log
 
     def append(self, entries: Sequence[AppendEntry], now_ms: int) -> list[int]:
-        """Append the entries in one transaction, and return the offset of each. The same
-        transaction compacts a compacted topic, and truncates records older than the retention.
+        """Appends in one transaction, which also compacts a compacted topic, and truncates records
+        older than the retention.
         """
         topic = self.settings
         check_entries(topic, entries)
@@ -195,8 +191,8 @@ class TopicLog:
         return offsets
 
     def read(self, positions: Mapping[int, int], records_max: int, bytes_max: int) -> list[Message]:
-        """Returns records from these offsets on, partition by partition, within both bounds, but at
-        least one if there is any. Raises `PositionLost` for an offset that was truncated.
+        """Returns records within both bounds, but at least one record if there is any. Raises
+        `PositionLost` for an offset that was truncated.
         """
         messages: list[Message] = []
         for partition, offset in positions.items():
@@ -220,8 +216,8 @@ class TopicLog:
             return {partition: self._offset(end) for partition, end in ends.items()}
 
     def changes(self) -> tuple[int, int]:
-        """Returns two numbers by which a reader notices a write without a query (3 µs): the first
-        changes when another connection writes, the second when this one does.
+        """Returns two numbers that show a write without a query (3 µs): the first changes when
+        another connection writes, the second when this one does.
         """
         with self._database.reading("read") as connection:
             # Both under the connection's lock: otherwise a thread could get the new `end` of
@@ -231,7 +227,6 @@ class TopicLog:
             return version, connection.total_changes + self._database.generation
 
     def truncate(self, before: Mapping[int, int]) -> None:
-        """Remove the records below these offsets, by partition; the last record always stays."""
         with self._database.writing("truncate") as connection:
             for partition, offset in before.items():
                 _truncate(connection, partition, offset)

@@ -11,7 +11,7 @@ from statistics import fmean
 import numpy as np
 
 from benchmarks.histospec.plot import picture
-from rollstream.look.report.page import Chart, Series
+from rollstream.look.report.chart import Chart, Series
 from studies.evidence.arms import CHOICES, LAGS, LOSSES, RECORDED, TRL, WORLDS
 from studies.evidence.comparisons import count, table
 from studies.evidence.rows import EvidenceRow, by_seed, read_rows

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from rollstream.producers.engines.vllm.local.environment import installed_releas
 from rollstream.run.sizes.devices import accelerator_named
 from studies.gpu_check.read import Seen, seen
 from studies.gpu_check.setup import Size, configuration, make_model
-from testbed.run_process import kill_all, run_line
+from testbed.run_driver import RunDriver
 
 STOP_S, BARE_S = 60.0, 150.0
 BARE_TOKENS = 400_000
@@ -55,33 +56,17 @@ def measure(size: Size, model: Path | None, share: float) -> list[str]:
 
 def _run(check: Check) -> str:
     """Runs until the end or the time limit; returns the error, "" for none."""
-    toml, log = check.folder / "check.toml", check.folder / "output.txt"
-    size = check.size
+    toml, size = check.folder / "check.toml", check.size
     written = configuration(size, check.model, check.folder, check.share, is_random=check.is_random)
     toml.write_text(written, encoding="utf-8")
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            run_line(toml, check.folder / "run", []), stdout=output, stderr=subprocess.STDOUT
-        )
-        try:
-            code = process.wait(size.limit_s)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)
-            code = _ended(process)
-        finally:
-            kill_all(process)
-    if code in (0, None, 130):
-        return ""
-    return (
-        f"the run ended with {code}:\n{log.read_text(encoding='utf-8', errors='replace')[-3000:]}"
-    )
-
-
-def _ended(process: subprocess.Popen[bytes]) -> int | None:
-    try:
-        return process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        return None
+    with RunDriver(check.folder / "run", toml) as run:
+        supervisor, code = run.start(), None
+        with suppress(subprocess.TimeoutExpired):
+            code = supervisor.wait(None, size.limit_s)
+        if code is None:
+            with suppress(subprocess.TimeoutExpired):
+                code = supervisor.stop(signal.SIGINT, STOP_S)
+    return "" if code in (0, None, 130) else supervisor.describe()
 
 
 def _bare(check: Check, found: Seen) -> tuple[float | None, str]:

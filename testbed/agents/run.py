@@ -30,9 +30,10 @@ from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Partial, Trajectory
 from testbed.agents import service as agent_service
 from testbed.kills.final_counts import counted
-from testbed.run_process import SETTINGS, random_model, read, role, run_line, running, steps_done
+from testbed.run_driver import RunDriver, steps_done
+from testbed.run_process import random_model, read, tiny
 from testbed.servers import free_ports
-from testbed.waiting import let_pass, wait_for
+from testbed.waiting import let_pass
 
 ROLLOUT, ENDPOINT, AGENT, SANDBOX = "rollout", "endpoint", "agent", "sandbox"
 APART_S = 13.0  # between two kills of a role: a supervisor gives up after five in a minute
@@ -66,7 +67,7 @@ class RunCounts:
 class _Killer:
     """Holds the run's processes, and the agent's where that is a service outside."""
 
-    def __init__(self, folder: Path, run: "subprocess.Popen[bytes]", url: str) -> None:
+    def __init__(self, folder: Path, run: RunDriver, url: str) -> None:
         self._folder, self._run, self._url = folder, run, url
         self._killed_s: dict[str, float] = {}
         self.service: subprocess.Popen[bytes] | None = None
@@ -85,7 +86,7 @@ class _Killer:
         rest = APART_S - (time.monotonic() - self._killed_s.get(kind, -APART_S))
         if kind in (ROLLOUT, ENDPOINT) and rest > 0:
             let_pass(rest)
-        wait_for(lambda: self._has_killed(kind), self._run)
+        self._run.wait_for(lambda: self._has_killed(kind))
         self._killed_s[kind] = time.monotonic()
         if kind == AGENT and self.service is not None:
             self.service.wait()
@@ -96,18 +97,19 @@ class _Killer:
             for process in self._processes(kind):
                 process.kill()
                 return True
-        except (psutil.NoSuchProcess, AssertionError):
+        except psutil.NoSuchProcess:
             pass
         return False
 
     def _processes(self, kind: str) -> list[psutil.Process]:
         if kind in (ROLLOUT, ENDPOINT):
-            return [role(self._run, kind)]
+            living = self._run.living(kind)
+            return [] if living is None else [living]
         agents = [psutil.Process(self.service.pid)] if self.service is not None else []
         if not self._url:
             agents = [
                 child
-                for child in role(self._run, ROLLOUT).children()
+                for child in self._run.role(ROLLOUT).children()
                 if "rollstream.producers.agents.program_process" in child.cmdline()
             ]
         if kind == AGENT:
@@ -185,7 +187,7 @@ def killed_run(
     drawn.shuffle(order)
     front = f"127.0.0.1:{free_ports(1)[0]}"
     settings = [
-        *SETTINGS, f"model.path={random_model(base / 'model')}", "trainer.steps=1000",
+        "trainer.steps=1000",
         f"task.retries={kills + 5}", "agent.episode_s=15",
         f"agent.setup_s={15 if service else 120}",  # the function's process must start first
         "rollouts.status_s=0.2", "dispatch.keep_s=5", f"task.environment=['{agent_service.NOTES}']",
@@ -193,25 +195,22 @@ def killed_run(
         *([f"agent.front={front}", "agent.service=true"] if service
           else [f"agent.episode=testbed.agents.service:{'wandering' if wanders else 'episode'}"]),
     ]  # fmt: skip
-    (base / "tiny.toml").write_text('run = "tiny"\n')
-    line = run_line(base / "tiny.toml", folder, settings)
-    environment = {**os.environ, **module_environment(), **_notes(base)}
-    with running(line, base / "output.txt", environment=environment) as process:
-        killer = _Killer(base, process, f"http://{front}" if service else "")
+    with tiny(folder, random_model(base / "model"), settings) as run:
+        run.environment = {**module_environment(), **_notes(base)}
+        run.start()
+        killer = _Killer(base, run, f"http://{front}" if service else "")
         try:
-            wait_for(lambda: steps_done(folder) >= 1, process)
+            run.wait_for_step(1)
             partials = _Partials(folder)
             partials.start()
             for kind in order:
                 wanted = len(_answers(base)) + drawn.randrange(1, TURNS_MAX)
-                wait_for(lambda wanted=wanted: len(_answers(base)) >= wanted, process)
+                run.wait_for(lambda wanted=wanted: len(_answers(base)) >= wanted)
                 let_pass(drawn.random() * 0.1)
                 killer.kill(kind)
                 counts.kills[kind] += 1
-            last = steps_done(folder) + MORE_STEPS
-            wait_for(lambda: steps_done(folder) >= last, process)
-            process.terminate()
-            process.wait()
+            run.wait_for_step(run.step() + MORE_STEPS)
+            run.newest().stop()
         finally:
             killer.close()
     partials.end()

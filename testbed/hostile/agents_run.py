@@ -2,8 +2,6 @@
 over HTTP through the role `endpoint` and the rollout.
 """
 
-import signal
-import subprocess
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
@@ -20,9 +18,9 @@ from rollstream.streams.writer import publish_all
 from testbed.agents.process import records
 from testbed.hostile import agents as odd
 from testbed.kills.final_counts import counted
-from testbed.run_process import SETTINGS, random_model, role, run_line, running, steps_done
+from testbed.run_driver import RunDriver
+from testbed.run_process import random_model, tiny
 from testbed.servers import free_ports
-from testbed.waiting import wait_for
 
 SEED = 40
 PROGRAMS = 6
@@ -58,31 +56,29 @@ class LivingRun:
     def run(self) -> LivingCounts:
         """Returns the counts, once the run has ended."""
         settings = [
-            *SETTINGS, f"model.path={random_model(self._base / 'model')}", "trainer.steps=100000",
+            "trainer.steps=100000",
             "task.retries=1", "agent.episode_s=15", "agent.setup_s=15", "rollouts.status_s=0.2",
             "dispatch.keep_s=5", "trainer.filter_equal_rewards=false", "trainer.lr=1e-5",
             f"agent.front={self._url}", "agent.service=true", "truncate=false",
             "agent.turns_max=64",
         ]  # fmt: skip
-        (self._base / "tiny.toml").write_text('run = "tiny"\n')
-        line = run_line(self._base / "tiny.toml", self._folder, settings)
-        with running(line, self._base / "output.txt") as process:
+        with tiny(self._folder, random_model(self._base / "model"), settings) as run:
+            run.start()
             threads = [threading.Thread(target=self._program) for _ in range(PROGRAMS)]
             for thread in threads:
                 thread.start()
             try:
-                wait_for(lambda: self._asked, process)
-                self._append(process)
+                run.wait_for(lambda: self._asked)
+                self._append(run)
                 # Further episodes are all good, so that a step is trained, whatever died before.
-                wait_for(lambda: steps_done(self._folder) >= 1, process)
+                run.wait_for_step(1)
             finally:
                 self._ended.set()
                 for thread in threads:
                     thread.join()
-            last = steps_done(self._folder)
-            process.send_signal(signal.SIGTERM)
-            process.wait()
-        self._count(max(last, steps_done(self._folder)))
+            last = run.step()
+            run.newest().stop()
+        self._count(max(last, run.step()))
         return self._outcome
 
     def _program(self) -> None:
@@ -134,13 +130,13 @@ class LivingRun:
             self._outcome.ends[f"answers of {status}"] += 1
         return status
 
-    def _append(self, process: "subprocess.Popen[bytes]") -> None:
+    def _append(self, run: RunDriver) -> None:
         """Append partials in the names of episodes that rollouts run now, and kill the rollout at
         two moments. Returns when the programs have asked all their requests.
         """
         bus = open_run_log_for_writing(load(self._folder / "config.json"), self._folder)
         appended = 0
-        while self._asked < self._requests and process.poll() is None:
+        while self._asked < self._requests and not run.newest().is_over:
             due = self._partials * self._asked // self._requests
             orders = [one for one in records(bus, "assignments") if isinstance(one, Assignment)]
             newest = {one.trajectory: one for one in orders}
@@ -158,7 +154,7 @@ class LivingRun:
                 appended = due
             share = self._requests // (self._kills_max + 1)
             if self._kills < self._kills_max and self._asked >= (self._kills + 1) * share:
-                role(process, "rollout").kill()
+                run.role("rollout").kill()
                 self._kills += 1
             self._ended.wait(0.2)
         rest = range(appended, self._partials)

@@ -18,10 +18,10 @@ from rollstream.streams.records import Fence, Take
 from rollstream.streams.topics import partition_of
 from rollstream.streams.values import GroupMembers
 from testbed.hostile.records import Hostile, hostile_records
-from testbed.kills.final_counts import audited
-from testbed.run_process import random_model, read, started, steps_done
+from testbed.run_driver import RunDriver
+from testbed.run_process import random_model, read, started
 from testbed.scraping import endpoint, scrape
-from testbed.waiting import let_pass, wait_for
+from testbed.waiting import let_pass
 
 BATCH = 250
 PAUSE_S = 0.02
@@ -71,20 +71,20 @@ def _run(folder: Path, model: Path, form: str, records: Sequence[Hostile], steps
         "dispatch.max_lag=null", "rollouts.partial_tokens=1000000", *_urls(form),
     ]  # fmt: skip
     met = Met()
-    with started(folder, model, settings) as process:
-        wait_for(lambda: steps_done(folder) >= 1, process)
+    with started(folder, model, settings) as run:
+        run.wait_for_step(1)
         if records:
             bus = open_run_log_for_writing(load(folder / "config.json"), folder)
             _append_all(bus, records, met)
             give_up = time.monotonic() + CONSUME_S
-            while time.monotonic() < give_up and process.poll() is None:
+            while time.monotonic() < give_up and not run.newest().is_over:
                 met.refused = _refused(folder) or met.refused
                 if met.refused >= met.readable:
                     break
                 let_pass(0.5)
             bus.close()
-        if process.wait(CONSUME_S * 5):
-            met.wrong.append(f"the run ended with {process.returncode}")
+        if code := run.newest().wait(None, CONSUME_S * 5):
+            met.wrong.append(f"the run ended with {code}")
     _look(folder, met, bool(records))
     return met
 
@@ -135,7 +135,7 @@ def _look(folder: Path, met: Met, hostile: bool) -> None:
     for line in read_metrics(folder / "metrics" / "supervisor.jsonl"):
         if line.get("event") == "start" and line.get("restart"):
             met.ended[str(line.get("role"))] += 1
-    report = audited(folder)
+    report = RunDriver(folder).audit()
     met.wrong += [o["what"] for line in report["invariants"] for o in line["offenders"]]
     if hostile:
         bus = open_run_log_for_writing(load(folder / "config.json"), folder)

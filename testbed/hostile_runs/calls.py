@@ -20,7 +20,8 @@ ROUTES = (
     *(
         f"/api/r/0/{name}"
         for name in (
-            "overview", "settings", "steps", "steps/7", "groups", "groups/1", "trajectories/1.0",
+            "sheet", "learned", "settings", "steps", "steps/7", "groups", "groups/1",
+            "trajectories/1.0",
             "lanes", "map/length", "search?q=1", "questions", "weights", "audit",
             "records/ledger/0/1", "sql?q=SELECT+count(*)+FROM+trajectories",
         )

@@ -1,8 +1,9 @@
 """Network namespaces as hosts: this process enters one (`entered_site`), and others are held open
-by a process each (`Host`). Nothing has a name in the system, so nothing stays once they end.
+by a process each (`NamespaceHost`). Nothing has a name in the system, so nothing stays once they
+end.
 
-A `Host` has a network, a name and a `/dev/shm` of its own, and sees the same files as this process
-but those that it hides. It needs root, iproute2 and util-linux.
+A `NamespaceHost` has a network, a name and a `/dev/shm` of its own, and sees the same files as this
+process but those that it hides. It needs root, iproute2 and util-linux.
 """
 
 import ctypes
@@ -100,7 +101,7 @@ def network_of(pid: int) -> Generator[None]:
 
 
 @dataclass
-class Host:
+class NamespaceHost:
     """One host. Its folders `hidden` are empty there."""
 
     name: str
@@ -112,7 +113,7 @@ class Host:
         steps = ["set -e", f"hostname {self.name}", "mount -t tmpfs tmpfs /dev/shm"]
         steps += [f"mount -t tmpfs tmpfs '{folder}'" for folder in self.hidden]
         steps += ["echo ready", "exec sleep infinity"]
-        words = ["unshare", "--net", "--mount", "--uts", *_DIES_WITH_US, "sh", "-c"]
+        words = ["unshare", "--net", "--mount", "--uts", *DIES_WITH_US, "sh", "-c"]
         self._holder = subprocess.Popen([*words, "\n".join(steps)], stdout=subprocess.PIPE)
         assert self._holder.stdout is not None
         if self._holder.stdout.readline() != b"ready\n":
@@ -132,7 +133,7 @@ class Host:
         spaces = ["nsenter", "--target", str(self.pid), "--net", "--mount", "--uts", "--"]
         with log.open("ab") as output:
             process = subprocess.Popen(
-                [*spaces, *_DIES_WITH_US, *line],
+                [*spaces, *DIES_WITH_US, *line],
                 env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -152,4 +153,4 @@ class Host:
             self._holder.stdout.close()
 
 
-_DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL", "--")
+DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL", "--")

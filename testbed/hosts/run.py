@@ -6,14 +6,14 @@ rollout. Only site A has the model on its disk; the others read it from the buck
 """
 
 import http.client
-import os
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -21,172 +21,104 @@ from rollstream.run.config.config import load
 from rollstream.run.config.run_folder import folder_of_run, write_configuration
 from rollstream.run.config.sources import METRICS_PORT
 from rollstream.storage.relay.client import TOKEN_VARIABLE
-from testbed.hosts.namespaces import Host, enter_network
+from testbed.hosts.namespaces import DIES_WITH_US, NamespaceHost, enter_network
 from testbed.hosts.sites import SITE_A, TwoSites
-from testbed.run_process import steps_done
-from testbed.waiting import WAIT_S, let_pass
+from testbed.run_driver import HERE, RunDriver, RunProcess, set_words
+from testbed.waiting import WAIT_S
 
-SITE_A_ROLES = {
-    "relay-a": "relay",
-    "prompts": "prompts", "dispatch": "dispatch", "archive": "archive", "trainer": "train",
-}  # fmt: skip
-"""The processes of site A by name, each with its command."""
+SITE_A_ROLES = ("relay-a", "prompts", "dispatch", "archive", "trainer")
+"""The names of the processes of site A."""
 RELAY_PORT, ROLLOUT_METRICS, RELAY_METRICS = 9470, 9464, 9465
 SAMPLE_S = 0.25
 PREFIX = "rollstream_rollout_"
+Value = TypeVar("Value")
 
 
-@dataclass
-class HostRole:
-    """One role's process on a host (None: site A). `restarts` counts its deaths."""
+class SiteA:
+    """The host that this process is on; processes die with this one."""
 
-    name: str
-    command: str
-    host: Host | None
-    process: subprocess.Popen[bytes]
-    restarts: int = 0
-    is_gone: bool = False
-
-    @property
-    def is_done(self) -> bool:
-        return self.process.poll() == 0
+    def start(
+        self, line: Sequence[str], log: Path, environment: Mapping[str, str]
+    ) -> subprocess.Popen[bytes]:
+        return HERE.start([*DIES_WITH_US, *line], log, environment)
 
 
-@dataclass
-class HostsRun:
-    """A new run of `configuration` with `settings`; its folder at site A is `folder`/a. Hosts of
-    site B have folders of their own, without the model.
+class HostsRun(RunDriver):
+    """A new run of `configuration` with `settings`; its folder at site A is `base`/a. Hosts of
+    site B have folders of their own, without the model. A role that dies is started again in each
+    wait.
     """
 
-    sites: TwoSites
-    folder: Path
-    configuration: Path
-    settings: Sequence[str] = ()
-    roles: list[HostRole] = field(default_factory=list[HostRole])
-
-    def __post_init__(self) -> None:
-        name = self.folder.name
-        self.settings = [
-            *self.settings,
-            f"bus={self.sites.bus_url(name)}",
-            f"store={self.sites.store_url(name)}",
-            "relay.enabled=true",
-            f"relay.port={RELAY_PORT}",
-        ]
-        self.logs = self.folder / "logs"
-        self.logs.mkdir(parents=True)
-        loaded = load(self.configuration, [*self.settings, f"folder={self.home()}"])
+    def __init__(
+        self, sites: TwoSites, base: Path, configuration: Path, settings: Sequence[str] = ()
+    ) -> None:
+        places = [f"bus={sites.bus_url(base.name)}", f"store={sites.store_url(base.name)}"]
+        relays = ["relay.enabled=true", f"relay.port={RELAY_PORT}"]
+        given = [*settings, *places, *relays]
+        super().__init__(base / "a", configuration, given, SiteA(), vital=())
+        self.sites, self.base = sites, base
+        base.mkdir(parents=True, exist_ok=True)
+        loaded = load(configuration, [*given, f"folder={self.folder}"])
         write_configuration(folder_of_run(loaded), loaded)
         self.steps = loaded.trainer.steps
-
-    def home(self, host: Host | None = None) -> Path:
-        """The run's folder on a host."""
-        return self.folder / ("a" if host is None else host.name)
+        self.gone: list[NamespaceHost] = []
+        self.hosts: dict[str, NamespaceHost | None] = {}
 
     def make_model(self) -> None:
         """Make the model at site A and put it into the bucket."""
-        self._command("warmup", str(self.configuration))
-        self._command("put-model", str(self.home() / "model"), str(self.configuration))
+        words = [str(self.configuration), *set_words([*self.settings, f"folder={self.folder}"])]
+        HERE.run("warmup", *words)
+        HERE.run("put-model", str(self.folder / "model"), *words)
 
-    def start(self) -> None:
+    def start_all(self) -> None:
         """Start all roles, relays before their rollouts."""
-        for name, command in SITE_A_ROLES.items():
-            self._add(name, command, None)
-        for host in self.sites.hosts:
-            self._add(f"relay-{host.name}", "relay", host)
-        for host in self.sites.hosts:
-            self._add(f"rollout-{host.name}", "rollout", host)
+        self.hosts = dict.fromkeys(SITE_A_ROLES)
+        for role in ("relay", "rollout"):
+            self.hosts |= {f"{role}-{host.name}": host for host in self.sites.hosts}
+        for name in self.hosts:
+            self._start_role(name)
 
-    def vanish(self, host: Host) -> None:
+    def vanish(self, host: NamespaceHost) -> None:
         """Take the host off its network; its roles live on, and are not started again."""
         self.sites.vanish(host)
-        for role in self.roles:
-            role.is_gone = role.is_gone or role.host is host
+        self.gone.append(host)
 
     def tend(self) -> None:
         """Start every role again that has died."""
-        for role in self.roles:
-            if role.process.poll() not in (None, 0) and not role.is_gone:
-                role.restarts += 1
-                role.process = self._launch(role.name, role.command, role.host)
+        for name, host in self.hosts.items():
+            if self.newest(name).process.poll() not in (None, 0) and host not in self.gone:
+                self._start_role(name)
 
-    def wait(self, condition: Callable[[], object], bound_s: float = WAIT_S) -> None:
-        """Tend to the roles until the condition holds; fails after `bound_s`."""
-        end_s = time.monotonic() + bound_s
-        while not condition():
+    def wait_for(self, condition: Callable[[], Value | None], bound_s: float = WAIT_S) -> Value:
+        def looked() -> Value | None:
             self.tend()
-            assert time.monotonic() < end_s, f"not within {bound_s:g} s\n{self.describe()}"
-            let_pass(SAMPLE_S)
+            return condition()
+
+        return super().wait_for(looked, bound_s)
 
     def rest(self, seconds: float) -> None:
         """Tend to the roles for so long."""
         end_s = time.monotonic() + seconds
-        self.wait(lambda: time.monotonic() >= end_s, seconds + WAIT_S)
+        self.wait_for(lambda: time.monotonic() >= end_s, seconds + WAIT_S)
 
-    def step(self) -> int:
-        """The newest step of the trainer."""
-        return steps_done(self.home())
-
-    def wait_for_step(self, number: int, bound_s: float = WAIT_S) -> None:
-        self.wait(lambda: self.step() >= number, bound_s)
-
-    def wait_complete(self, bound_s: float = WAIT_S) -> None:
+    def wait_ended(self, bound_s: float = WAIT_S) -> None:
         """Wait until every role that is not gone has ended because the run is complete."""
-        self.wait(lambda: all(role.is_done or role.is_gone for role in self.roles), bound_s)
+        living = [name for name, host in self.hosts.items() if host not in self.gone]
+        self.wait_for(lambda: all(self.newest(n).process.poll() == 0 for n in living), bound_s)
 
     def restarts(self) -> dict[str, int]:
-        return {role.name: role.restarts for role in self.roles if role.restarts}
+        starts = Counter(one.name for one in self.processes)
+        return {name: count - 1 for name, count in starts.items() if count > 1}
 
-    def role(self, name: str) -> HostRole:
-        (found,) = [role for role in self.roles if role.name == name]
-        return found
-
-    def describe(self) -> str:
-        """Returns the ends of the logs of all roles."""
-        logs = [(role.name, self.logs / f"{role.name}.log") for role in self.roles]
-        return "\n".join(f"--- {name}:\n{log.read_text()[-1500:]}" for name, log in logs)
-
-    def end(self) -> None:
-        """Kill the others."""
-        for role in self.roles:
-            if role.process.poll() is None:
-                role.process.kill()
-                role.process.wait(WAIT_S)
-
-    def _add(self, name: str, command: str, host: Host | None) -> None:
-        self.roles.append(HostRole(name, command, host, self._launch(name, command, host)))
-
-    def _command(self, *words: str) -> None:
-        settings = [*self.settings, f"folder={self.home()}"]
-        line = [sys.executable, "-m", "rollstream", *words]
-        line += [word for one in settings for word in ("--set", one)]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=WAIT_S)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    def _launch(self, name: str, command: str, host: Host | None) -> subprocess.Popen[bytes]:
-        settings = [*self.settings, f"folder={self.home(host)}"]
+    def _start_role(self, name: str) -> RunProcess:
+        host = self.hosts[name]
         site, address = ("a", SITE_A) if host is None else ("b", host.address)
-        settings += [f"relay.site={site}", f"relay.host={address}"]
-        words = [] if command == "train" else ["--until-complete"]
-        line = [sys.executable, "-m", "rollstream", command, str(self.configuration)]
-        line += ["--name", name, *words, *(w for one in settings for w in ("--set", one))]
-        port = 0 if host is None else RELAY_METRICS if command == "relay" else ROLLOUT_METRICS
-        environment = {
-            "OMP_NUM_THREADS": "1",
-            TOKEN_VARIABLE: "between-two-sites",
-            METRICS_PORT: str(port),
-        }
-        log = self.logs / f"{name}.log"
-        if host is not None:
-            return host.start(line, log, environment)
-        with log.open("ab") as output:
-            return subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", "--", *line],
-                env={**os.environ, **environment},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-            )
+        words = set_words([f"relay.site={site}", f"relay.host={address}"])
+        words += [] if name == "trainer" else ["--until-complete"]
+        port = 0 if host is None else RELAY_METRICS if "relay" in name else ROLLOUT_METRICS
+        environment = {TOKEN_VARIABLE: "between-two-sites", METRICS_PORT: str(port)}
+        folder = self.base / ("a" if host is None else host.name)
+        return self.start(name, *words, host=host, folder=folder, environment=environment)
 
 
 @dataclass(frozen=True)
@@ -206,7 +138,7 @@ class Sampler:
     times a second. `samples` has them by the name of the host.
     """
 
-    def __init__(self, hosts: Sequence[Host]) -> None:
+    def __init__(self, hosts: Sequence[NamespaceHost]) -> None:
         self.samples: dict[str, list[RolloutSample]] = {host.name: [] for host in hosts}
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._follow, args=(host,)) for host in hosts]
@@ -227,7 +159,7 @@ class Sampler:
         known = [found[-1].slots for found in self.samples.values() if found]
         return sum(known) if len(known) == len(self.samples) else 0.0
 
-    def _follow(self, host: Host) -> None:
+    def _follow(self, host: NamespaceHost) -> None:
         with open(f"/proc/{host.pid}/ns/net") as network:
             enter_network(network.fileno())  # of this thread, until its end
         while not self._stop.wait(SAMPLE_S):

@@ -12,7 +12,7 @@ from pathlib import Path
 from testbed.hosts.link import DEVICES, Link
 from testbed.hosts.namespaces import (
     SETTINGS,
-    Host,
+    NamespaceHost,
     command,
     congestion_control,
     entered_site,
@@ -35,8 +35,8 @@ class TwoSites:
     broker: KafkaBroker
     bucket: VersityGW
     link: Link
-    router: Host
-    hosts: list[Host]
+    router: NamespaceHost
+    hosts: list[NamespaceHost]
 
     def bus_url(self, run: str) -> str:
         return f"kafka://{self.broker.server}/{run}"
@@ -45,7 +45,7 @@ class TwoSites:
         options = f"endpoint={self.bucket.endpoint}&path_style=true&region=us-east-1"
         return f"s3://{BUCKET}/{run}?{options}"
 
-    def vanish(self, host: Host) -> None:
+    def vanish(self, host: NamespaceHost) -> None:
         """Take the host off its network; its processes are not told, and continue."""
         with network_of(self.router.pid):
             command("ip", "link", "set", host.name, "down")
@@ -67,7 +67,7 @@ def two_sites(hidden: Sequence[Path] = ()) -> Generator[TwoSites]:
         link = Link(router.pid)
         stack.callback(link.close)
         _join_sites(router)
-        hosts: list[Host] = []
+        hosts: list[NamespaceHost] = []
         for number in range(1, HOSTS + 1):
             host = stack.enter_context(_host(f"b{number}", f"10.77.2.{10 + number}", hidden))
             _attach(router, host)
@@ -87,15 +87,15 @@ def two_sites(hidden: Sequence[Path] = ()) -> Generator[TwoSites]:
 
 
 @contextmanager
-def _host(name: str, address: str, hidden: Sequence[Path] = ()) -> Generator[Host]:
-    host = Host(name, address, hidden)
+def _host(name: str, address: str, hidden: Sequence[Path] = ()) -> Generator[NamespaceHost]:
+    host = NamespaceHost(name, address, hidden)
     try:
         yield host
     finally:
         host.close()
 
 
-def _join_sites(router: Host) -> None:
+def _join_sites(router: NamespaceHost) -> None:
     """Give the link's ends their routes, and let site B's router forward to a bridge of hosts."""
     to_b, to_a = DEVICES[1], DEVICES[0]
     queue = ("txqueuelen", str(QUEUE_PACKETS))
@@ -110,7 +110,7 @@ def _join_sites(router: Host) -> None:
         (SETTINGS / "ip_forward").write_text("1")
 
 
-def _attach(router: Host, host: Host) -> None:
+def _attach(router: NamespaceHost, host: NamespaceHost) -> None:
     """Connect the host with the router's bridge."""
     with network_of(router.pid):
         inside = ("eth0", "netns", str(host.pid))

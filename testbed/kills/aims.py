@@ -59,10 +59,10 @@ class AimFolder:
         partial.replace(self.path / "aims.json")
 
     def environment(self) -> dict[str, str]:
-        """The environment of a process that uses the folder, and this repository wherever it
+        """The variables of a process that uses the folder, and this repository wherever it
         starts.
         """
-        return {**os.environ, FOLDER: str(self.path), "PYTHONPATH": str(ROOT)}
+        return {FOLDER: str(self.path), "PYTHONPATH": str(ROOT)}
 
     def fired(self) -> list[bool]:
         """The aims that were fired, in their order."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from rollstream.producers.drafts.shared_memory import segment_folder
 from testbed.kills.aims import Aim, AimFolder
 from testbed.kills.final_counts import counted
-from testbed.run_process import GROUPS, SETTINGS, random_model, run_line, running
+from testbed.run_process import GROUPS, random_model, tiny
 
 STEPS = 8
 SMALL = [
@@ -103,24 +103,20 @@ def run_aimed(folder: Path, model: Path, aimed: Sequence[Aim]) -> AimFolder:
     folder.mkdir(parents=True)
     aims = AimFolder(folder / "aims")
     aims.aim(*aimed)
-    configuration = folder / "tiny.toml"
-    configuration.write_text('run = "tiny"\n')
-    settings = [*SETTINGS, *SMALL, f"model.path={model}"]
-    line = run_line(configuration, folder / "run", settings, "testbed.kills.aimed_role")
     give_up = time.monotonic() + WAIT_S
-    for _ in range(1 + len(aimed)):
-        with running(line, folder / "output.txt", environment=aims.environment()) as process:
-            code = process.wait(give_up - time.monotonic())
-        if code >= 0:
-            return aims
+    with tiny(folder / "run", model, SMALL, aims) as run:
+        for _ in range(1 + len(aimed)):
+            supervisor = run.start()
+            if supervisor.wait(None, give_up - time.monotonic()) >= 0:
+                break
     return aims
 
 
 def _wrong(folder: Path, aims: AimFolder) -> Iterator[str]:
     """The faults that the audit, the recount and the count of groups find."""
-    output = (folder / "output.txt").read_text()
     if not (folder / "run" / "report.html").exists():
-        yield f"it did not end: {output[-1000:]}"
+        logs = "".join(log.read_text()[-1000:] for log in sorted(folder.glob("run.run-*.log")))
+        yield f"it did not end: {logs}"
         return
     found = counted(folder / "run", STEPS)
     yield from found.wrong

@@ -3,14 +3,10 @@ with it, and the archive's rows by their positions.
 """
 
 import io
-import json
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 
@@ -20,8 +16,7 @@ from rollstream.storage.archive.reading import archived_files
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from testbed.recount import places_of, recount
-
-AUDIT_S = 600.0
+from testbed.run_driver import RunDriver
 
 
 @dataclass
@@ -45,7 +40,7 @@ class Counted:
 
 def counted(folder: Path, steps: int) -> Counted:
     """Counts over log, store and archive, wherever they are."""
-    report = audited(folder)
+    report = RunDriver(folder).audit()
     again = recount(places_of(str(folder)))
     groups, trajectories = again["groups"], again["trajectories"]
     of = {line["invariant"]: line["counts"] for line in report["invariants"]}
@@ -76,16 +71,6 @@ def counted(folder: Path, steps: int) -> Counted:
         of[7].get("void", 0),
         wrong,
     )
-
-
-def audited(folder: Path) -> dict[str, Any]:
-    line = [sys.executable, "-m", "rollstream", "audit", str(folder), "--json"]
-    output = subprocess.run(line, capture_output=True, text=True, timeout=AUDIT_S, check=False)
-    if not output.stdout:
-        raise RuntimeError(
-            f"rollstream audit {folder} ended with {output.returncode}: {output.stderr}"
-        )
-    return json.loads(output.stdout)
 
 
 def rows_twice(store: ObjectStore) -> int:

@@ -32,7 +32,7 @@ from rollstream.storage.starting_model.models import (
 )
 from rollstream.storage.starting_model.put import put_model
 from rollstream.storage.starting_model.reading import StoredModel
-from rollstream.storage.starting_model.rows import StoredRows
+from rollstream.storage.starting_model.rows import ModelRows
 from rollstream.storage.stores.file import FileStore
 
 Tensors = Mapping[str, torch.Tensor]
@@ -101,7 +101,7 @@ def _stored(folder: Path, scratch: Path) -> Tensors:
     store = FileStore(scratch / "store")
     model = StoredModel(store, put_model(store, "run", ModelSource(folder), 0.0))
     here = model.host_folder("", None, scratch / "here")
-    return load_stored_model(str(here), StoredRows(model)).state_dict()
+    return load_stored_model(str(here), ModelRows(model)).state_dict()
 
 
 def _engine_fault(folder: Path, published: Tensors, theirs: Tensors) -> str:

@@ -22,7 +22,7 @@ import boto3
 from testbed.oncall.game_stack import BUCKET, LivingStack, living_stack
 from testbed.oncall.living_faults import LIVING_FAULTS, Mended
 from testbed.oncall.operator_shell import serve_words
-from testbed.run_process import steps_done
+from testbed.run_driver import steps_done
 from testbed.servers.prometheus import Prometheus
 
 LOOK_S = 5.0
@@ -123,7 +123,7 @@ class GameDay:
 
     def alerts(self) -> str:
         found = [self.living.job_failed] if self.living.job_failed else []
-        if (code := self.living.processes["run"].poll()) is not None:
+        if (code := self.living.processes["run"].process.poll()) is not None:
             found.append(f"service manager: `rollstream run $RUN` has ended, exit code {code}")
         for one in self.prometheus.firing_alerts():
             labels, notes = one["labels"], one["annotations"]

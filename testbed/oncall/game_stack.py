@@ -17,12 +17,13 @@ import psutil
 
 from testbed.reference_pages import ALERTS
 from testbed.repository import ROOT
-from testbed.run_process import SETTINGS, kill_all, random_model, steps_done
+from testbed.run_driver import Machine, RunProcess, set_words, steps_done
+from testbed.run_process import SETTINGS, random_model
 from testbed.servers import versity
 from testbed.servers.fault_proxy import FaultProxy
 from testbed.servers.kafka_broker import KafkaBroker
 from testbed.servers.prometheus import Prometheus
-from testbed.waiting import WAIT_S, wait_for
+from testbed.waiting import wait_for
 
 SCRAPE_S = 5.0  # as in deploy/prometheus.yml
 PROCESSES, OBSERVER = 10, 11
@@ -51,9 +52,7 @@ class LivingStack:
     job_failed: str = ""
     """What last night's job reports."""
     ended: threading.Event = field(default_factory=threading.Event)
-    processes: dict[str, subprocess.Popen[bytes]] = field(
-        default_factory=dict[str, subprocess.Popen[bytes]]
-    )
+    processes: dict[str, RunProcess] = field(default_factory=dict[str, RunProcess])
     """What this process started, by name: `run` (the supervisor), `observer`, and of faults."""
 
     @property
@@ -71,24 +70,17 @@ class LivingStack:
     def start(self, name: str, *words: str, **more: str) -> None:
         """Starts `rollstream` with these words, with the operator's credentials, as `name`."""
         python = f'. {self.folder}/credentials.sh; exec {sys.executable} -m "$@"'
-        with (self.folder / f"{name}.txt").open("ab") as output:
-            self.processes[name] = subprocess.Popen(
-                ["bash", "-c", python, "-", "rollstream", *words],
-                cwd=ROOT,
-                env={**os.environ, **more},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+        line, log = ["bash", "-c", python, "-", "rollstream", *words], self.folder / f"{name}.txt"
+        process = Machine(folder=ROOT).start(line, log, more)
+        self.processes[name] = RunProcess(name, process, log)
 
     def is_alive(self, name: str) -> bool:
-        return name in self.processes and self.processes[name].poll() is None
+        return name in self.processes and not self.processes[name].is_over
 
     def stop(self, name: str) -> None:
         """Ends it in order, as Ctrl-C does."""
         if self.is_alive(name):
-            self.processes[name].terminate()
-            self.processes[name].wait(WAIT_S)
+            self.processes[name].stop()
 
     def start_observer(self) -> None:
         observer = str(self.port + OBSERVER)
@@ -116,7 +108,7 @@ class LivingStack:
     def close(self) -> None:
         self.ended.set()
         for process in self.processes.values():
-            kill_all(process)
+            process.kill()
         for one in psutil.process_iter(["cmdline"]):
             words: list[str] = one.info["cmdline"] or []
             if "rollstream" in words and str(self.run) in (*words, *map(dirname, words)):
@@ -144,10 +136,10 @@ def living_stack(folder: Path) -> Generator[tuple[LivingStack, Prometheus]]:
         url = f"s3://{BUCKET}/run?endpoint={proxy.endpoint}"
         given = [f"bus={living.bus}", f"store={url}", f"metrics.port={living.port}"]
         given += [f"model.path={random_model(folder / 'model')}"]
-        settings = (word for one in [*SETTINGS, *MORE, *given] for word in ("--set", one))
+        settings = set_words([*SETTINGS, *MORE, *given])
         living.start("run", "run", f"{folder}/game.toml", "--run", str(living.run), *settings)
-        output = (folder / "run.txt").read_text
-        wait_for(lambda: steps_done(living.run) >= 3, living.processes["run"], output)
+        run = living.processes["run"]
+        wait_for(lambda: steps_done(living.run) >= 3, run.process, run.describe)
         living.start_observer()
         ports = [*range(living.port, living.port + PROCESSES), living.port + OBSERVER]
         targets = [f"127.0.0.1:{port}" for port in ports]

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -18,8 +17,9 @@ import psutil
 
 from testbed.oncall.game_stack import LivingStack, watch_until
 from testbed.repository import ROOT
+from testbed.run_driver import HERE, RunProcess
 from testbed.servers.fault_proxy import FOREVER, Fault
-from testbed.waiting import WAIT_S, wait_for
+from testbed.waiting import wait_for
 
 STRAY = """\
 import sys, time
@@ -106,8 +106,7 @@ def _archive_damaged(living: LivingStack) -> Mended:
     an observer reads the archive only where the log is truncated before it has read it.
     """
     living.start("backup", "backup", str(living.run), str(living.folder / "backup"))
-    if living.processes["backup"].wait(WAIT_S):
-        raise RuntimeError((living.folder / "backup.txt").read_text())
+    living.processes["backup"].wait()
     parquet = [one for one in living.objects_under("archive") if one.suffix == ".parquet"]
     whole = {one: one.read_bytes() for one in parquet[:4]}
     for one in whole:
@@ -126,18 +125,17 @@ def _damage(path: Path) -> None:
 def _stray_writer(living: LivingStack) -> Mended:
     file = living.folder / "load-test-7.py"
     file.write_text(STRAY)
-    line = [sys.executable, str(file), living.bus]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    writer = subprocess.Popen(line, env=environment, stderr=subprocess.DEVNULL)
-    living.processes["load-test-7"] = writer
-    return lambda: writer.poll() is not None
+    line, log = [sys.executable, str(file), living.bus], living.folder / "load-test-7.txt"
+    process = HERE.start(line, log, {"PYTHONPATH": str(ROOT)})
+    writer = living.processes["load-test-7"] = RunProcess("load-test-7", process, log)
+    return lambda: writer.is_over
 
 
 def _machine_restarts(living: LivingStack) -> Mended:
     supervisor = living.processes["run"]
     for one in [*psutil.Process(supervisor.pid).children(recursive=True), supervisor]:
         os.kill(one.pid, signal.SIGKILL)
-    supervisor.wait()
+    supervisor.wait(None)
     return lambda: living.is_alive("run")
 
 
@@ -145,7 +143,9 @@ def _wrong_setting(living: LivingStack) -> Mended:
     living.stop("run")
     changed = ("--set", "sampling.tokens_max=4", "--accept-config")
     living.start("run", "run", str(living.run), *changed)
-    wait_for(lambda: _setting(living, "sampling", "tokens_max") == 4, living.processes["run"])
+    wait_for(
+        lambda: _setting(living, "sampling", "tokens_max") == 4, living.processes["run"].process
+    )
     return lambda: _setting(living, "sampling", "tokens_max") > 16
 
 

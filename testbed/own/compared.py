@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from testbed.own.kinds import command
+from testbed.own.kinds import REPOSITORY
 
 NOT_COPIED = (
     # The docs say so: figures and messages, and what the next process makes again.
@@ -33,7 +33,7 @@ def missing_in_backup(run: Path) -> list[str]:
     """Back up a finished run; returns what the backup lacks of it, or has with other content."""
     with tempfile.TemporaryDirectory() as scratch:
         backup = Path(scratch) / "backup"
-        command("backup", str(run), str(backup))
+        REPOSITORY.run("backup", str(run), str(backup))
         return [path for path in files(run) if _is_due(path) and not _is_copied(run, backup, path)]
 
 
@@ -48,6 +48,6 @@ def _is_copied(run: Path, backup: Path, path: str) -> bool:
 
 def left_after_removal(run: Path) -> list[str]:
     """Remove a finished run; returns what is left of its folder."""
-    command("rm", str(run), "--yes")
+    REPOSITORY.run("rm", str(run), "--yes")
     left = list(files(run)) if run.exists() else []
     return left or ([str(run)] if run.exists() else [])

@@ -3,13 +3,12 @@ into a run afterwards. Each kind has what another one lacks: an archive, agents,
 late rewards, a critic, drafts, several ranks, a warm-up of its own, no model at all.
 """
 
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from testbed.repository import EXAMPLES, ROOT
-from testbed.run_process import random_model, run_line
+from testbed.run_driver import Machine, RunDriver
+from testbed.run_process import random_model
 
 RUN_S = 240.0  # a run takes ten to thirty seconds on an idle machine with two cores
 SMALL = (
@@ -44,21 +43,11 @@ WITHOUT_MODEL = ("paced", "warmed_up", "agents")
 """Kinds whose model is not given: they make it, or have none."""
 
 
-class KindFailed(RuntimeError):
-    """Raised if a run of a kind, or a command on it, fails: then there is nothing to compare."""
+REPOSITORY = Machine(folder=ROOT)
 
 
-def command(*words: str) -> str:
-    """Run `rollstream` with these words in the repository; returns its output."""
-    line = [sys.executable, "-m", "rollstream", *words]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=RUN_S)
-    if done.returncode:
-        raise KindFailed(f"{' '.join(words)} ended with {done.returncode}: {done.stderr[-2000:]}")
-    return done.stdout
-
-
-def kind_line(kind: str, folder: Path) -> list[str]:
-    """Returns the command line of a run of this kind in `folder`, and writes what it reads beside
+def run_of_kind(kind: str, folder: Path) -> RunDriver:
+    """Returns a run of this kind in `folder`, without processes, and writes what it reads beside
     it.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -73,19 +62,13 @@ def kind_line(kind: str, folder: Path) -> list[str]:
         model = folder.parent / "model"
         settings += [f"model.path={model if model.exists() else random_model(model)}"]
         settings += ["warmup.enabled=false"]
-    return run_line(configuration, folder, settings)
+    return RunDriver(folder, configuration, settings, REPOSITORY)
 
 
 def make_run(kind: str, folder: Path) -> Path:
     """Run a run of this kind to its end in `folder`, which must be new; returns the folder."""
-    line = kind_line(kind, folder)
-    output = folder.parent / f"{kind}.txt"
-    with output.open("wb") as file:
-        done = subprocess.run(
-            line, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, timeout=RUN_S, check=False
-        )
-    if done.returncode:
-        raise KindFailed(f"a run of kind {kind} failed:\n{output.read_text()[-3000:]}")
+    with run_of_kind(kind, folder) as run:
+        run.start().wait(bound_s=RUN_S)
     return folder
 
 
@@ -94,11 +77,11 @@ def make_derived(run: Path, folder: Path) -> dict[str, Path]:
     that write into a run's folder write into `run` itself. Returns the new folders by kind.
     """
     made = {name: folder / name for name in ("replay", "fork")}
-    command("replay", str(run), "--from-step", "2", "--out", str(made["replay"]))
-    command("replay", str(run), "--token-scores")
-    command("fork", str(run), "--at", "latest", "--out", str(made["fork"]), "--set",
+    REPOSITORY.run("replay", str(run), "--from-step", "2", "--out", str(made["replay"]))
+    REPOSITORY.run("replay", str(run), "--token-scores")
+    REPOSITORY.run("fork", str(run), "--at", "latest", "--out", str(made["fork"]), "--set",
             "trainer.steps=6")  # fmt: skip
-    command("report", str(run))
-    command("audit", str(run))
-    command("forward", str(run), "--to", "tensorboard")
+    REPOSITORY.run("report", str(run))
+    REPOSITORY.run("audit", str(run))
+    REPOSITORY.run("forward", str(run), "--to", "tensorboard")
     return made

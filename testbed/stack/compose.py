@@ -8,6 +8,7 @@ stop that no restart policy answers.
 import json
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -145,10 +146,11 @@ class Stack:
             key=lambda one: (one.service, one.id),
         )
 
-    def kill_first_process(self, container: Container) -> None:
-        """`kill -9`."""
+    def kill_first_process(
+        self, container: Container, number: signal.Signals = signal.SIGKILL
+    ) -> None:
         assert container.pid, f"{container.service} does not run"
-        kill = [*self.daemon.inside("--pid"), "kill", "-9", str(container.pid)]
+        kill = [*self.daemon.inside("--pid"), "kill", f"-{number.value}", str(container.pid)]
         subprocess.run(kill, check=True)
 
     def replace(self, container: Container) -> None:

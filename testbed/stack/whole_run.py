@@ -1,25 +1,28 @@
-"""A run in a stack as tests and measurements see it: its newest step (`newest_step`), the death of
-a container (`kill`), and its audit inside and outside of the containers.
+"""A run in a stack as tests and measurements see it (`StackRun`), its audit outside of the
+containers, and what they cost.
 """
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 from testbed.repository import ROOT
-from testbed.stack.compose import Container, Stack
-from testbed.waiting import WAIT_S, let_pass, wait_for
+from testbed.run_driver import RunDriver
+from testbed.stack.compose import Stack
+from testbed.waiting import WAIT_S, let_pass
 
 REPORT, EXPLORER = "http://127.0.0.1:7462/", "http://127.0.0.1:7461/"
 PROMETHEUS = "http://127.0.0.1:9090/"
 KEYS = {"AWS_ACCESS_KEY_ID": "rollstream", "AWS_SECRET_ACCESS_KEY": "only-for-this-machine"}
 """As in the compose file."""
-LOOK_S = 1.0  # between two looks, each of which starts a process
+LOOK_S = 1.0
+Value = TypeVar("Value")
 FETCH = """
 import sys, urllib.error, urllib.request
 request = urllib.request.Request(sys.argv[1])
@@ -41,30 +44,72 @@ def fetched(stack: Stack, url: str, token: str = "") -> bytes:
     return subprocess.run(line, capture_output=True, check=False, timeout=WAIT_S).stdout
 
 
-def newest_step(stack: Stack) -> int:
-    """The newest step, as the report's service says: -1 before it answers, and more than any step
-    once the run is complete.
+class StackRun(RunDriver):
+    """The run of a stack: its processes are in containers, which the daemon starts again, and its
+    folder is a volume.
     """
-    page = fetched(stack, REPORT)
-    if page.startswith(b"step "):
-        return int(page.split()[1])
-    return sys.maxsize if b"<html" in page else -1
 
+    def __init__(self, stack: Stack) -> None:
+        super().__init__(Path("/run/rollstream"))
+        self.stack = stack
 
-def wait_for_step(stack: Stack, number: int) -> None:
-    def is_there() -> bool:
-        let_pass(LOOK_S)
-        return newest_step(stack) >= number
+    def step(self) -> int:
+        """The newest step, as the report's service says: -1 before it answers, and more than any
+        step once the run is complete.
+        """
+        page = fetched(self.stack, REPORT)
+        if page.startswith(b"step "):
+            return int(page.split()[1])
+        return sys.maxsize if b"<html" in page else -1
 
-    wait_for(is_there, None, stack.describe)
+    def wait_for(self, condition: Callable[[], Value | None], bound_s: float = WAIT_S) -> Value:
+        """Looks once a second, since a look starts a process."""
 
+        def looked() -> Value | None:
+            let_pass(LOOK_S)
+            return condition()
 
-def wait_for_report(stack: Stack) -> None:
-    def is_there() -> bool:
-        let_pass(LOOK_S)
-        return b"<html" in fetched(stack, REPORT)
+        return super().wait_for(looked, bound_s)
 
-    wait_for(is_there, None, stack.describe)
+    def wait_for_report(self) -> None:
+        self.wait_for_step(sys.maxsize)
+
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """Kills the first process of the container of this service, unless its work is done, and
+        waits until it is started again.
+        """
+        (container,) = self.stack.containers(name)
+        if container.status == "exited":
+            assert container.exit_code == 0, self.stack.logs(container)
+            return
+        self.stack.kill_first_process(container, number)
+
+        def is_back() -> bool:
+            (now,) = self.stack.containers(name)
+            return now.restarts > container.restarts and now.status == "running"
+
+        self.wait_for(is_back)
+
+    def audit(self, *words: str, bound_s: float = WAIT_S) -> dict[str, Any]:
+        """The report of the audit in a container. Raises `RuntimeError`, with what it prints,
+        unless all invariants hold.
+        """
+        line = ("rollstream", "audit", str(self.folder), "--json", *words)
+        printed = self.stack.run("report", *line, timeout_s=bound_s)
+        return json.loads(printed[printed.index("{") :])
+
+    def replay(self, bound_s: float) -> None:
+        """Trains all recorded steps again in a container. Raises `RuntimeError`, with what the
+        replay prints, unless every step ends with the hash that the ledger has.
+        """
+        line = ("rollstream", "replay", str(self.folder), "--from-step", "0", "--out", "/tmp/again")
+        self.stack.run("report", *line, timeout_s=bound_s)
+
+    def describe(self) -> str:
+        return self.stack.describe()
+
+    def close(self) -> None:
+        self.stack.down(with_data=True)
 
 
 def queried(stack: Stack, expression: str) -> dict[str, float]:
@@ -80,36 +125,6 @@ def queried(stack: Stack, expression: str) -> dict[str, float]:
         role = one["metric"].get("role", "")
         values[role] = values.get(role, 0.0) + float(one["value"][1])
     return values
-
-
-def kill(stack: Stack, container: Container) -> None:
-    """Kills its first process, unless its work is done, and waits until it is started again."""
-    if container.status == "exited":
-        assert container.exit_code == 0, stack.logs(container)
-        return
-    stack.kill_first_process(container)
-
-    def is_back() -> bool:
-        let_pass(LOOK_S / 4)
-        (now,) = [one for one in stack.containers(container.service) if one.id == container.id]
-        return now.restarts > container.restarts and now.status == "running"
-
-    wait_for(is_back, None, lambda: f"{container.service} was killed\n{stack.describe()}")
-
-
-def audit_inside(stack: Stack) -> None:
-    """Raises `RuntimeError`, with what the audit prints in a container, unless all invariants
-    hold.
-    """
-    stack.run("report", "rollstream", "audit", "/run/rollstream")
-
-
-def replay_inside(stack: Stack, bound_s: float) -> None:
-    """Trains all recorded steps again in a container. Raises `RuntimeError`, with what the replay
-    prints, unless every step ends with the hash that the ledger has.
-    """
-    line = ("rollstream", "replay", "/run/rollstream", "--from-step", "0", "--out", "/tmp/again")
-    stack.run("report", *line, timeout_s=bound_s)
 
 
 def audit_outside(stack: Stack, to: Path) -> Path:

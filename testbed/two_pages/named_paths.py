@@ -172,44 +172,6 @@ def _below(head: str, names: Names) -> Names:
     return {f"{head}{name}": figure for name, figure in names.items()}
 
 
-OVERVIEW: Names = {
-    "run.step": "run.steps",
-    "run.steps": "run.steps_wanted",
-    "run.**": OWN,
-    "evaluations[].step": OWN,
-    "evaluations[].seconds": OWN,
-    "evaluations[].shares.*": OWN,
-    "evaluations[].by_prompt[][]": OWN,
-    "evaluations[].*": "evaluation.{}",
-    "now.step": "run.steps",
-    "now.steps": "run.steps_wanted",
-    "now.seconds": "run.seconds",
-    "now.elapsed_s": "run.elapsed_s",
-    "now.tokens_per_s": "run.tokens_per_s",
-    "now.tokens_trained": "run.tokens_trained",
-    "now.trained_per_s": "run.recent_trained_per_s",
-    "now.recent_trained_per_s": "run.recent_trained_per_s",
-    "now.generated_per_s": "run.generated_per_s",
-    "now.lag_consumed_mean": "run.lag_consumed_mean",
-    "now.lag_consumed_max": "run.lag_consumed_max",
-    "now.version": "run.version",
-    "now.open_groups": "run.groups_open",
-    "now.ready_groups": "run.groups_ready",
-    "now.restarts": "run.restarts",
-    "now.step_s": OWN,
-    "now.left_s": OWN,
-    "outcomes.groups.*": "run.groups_{}",
-    "outcomes.trajectories.*": "run.trajectories_{}",
-    "reasons[].count": OWN,
-    "tasks[].trajectories": "task.trajectories",
-    "tasks[].reward_mean": "task.reward_mean",
-    "tasks[].tokens_mean": "task.tokens_mean",
-    "rollouts[].time_s": OWN,
-    "rollouts[].term": OWN,
-    "rollouts[].*": "rollout.{}",
-    "metrics.**": OWN,  # read as columns
-    **PLACE,
-}
 STEPS: Names = {**_below("steps[].", STEP), "total": "run.steps", **PLACE}
 ONE_STEP: Names = {
     **_below("step.", STEP),

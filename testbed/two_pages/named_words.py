@@ -201,7 +201,7 @@ class ReportPage(HTMLParser):
         given = dict(attrs)
         if tag in ("h2", "section"):
             self.card = "" if tag == "section" else self.card
-        if tag in ("meta", "link", "br", "path", "circle", "rect"):
+        if tag in ("meta", "link", "br", "a", "path", "rect"):
             return
         self._open.append(tag)
         self._kinds.append(given.get("class") or "")

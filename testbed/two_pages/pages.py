@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
 VIEWS = ("overview", "steps", "groups", "questions")
 READ = """() => [...document.querySelectorAll("main [data-figure]")].map((one) => ({
-  figure: one.dataset.figure, of: one.dataset.of ?? "", text: one.innerText}))"""
+  figure: one.dataset.figure, of: one.dataset.of ?? "", text: one.innerText ?? one.textContent}))"""
 CELLS = """() => [...document.querySelectorAll("main table")].flatMap((table) => {
   const heads = [...table.querySelectorAll("thead th")].map((one) => one.innerText);
-  const label = table.closest("[aria-label]")?.getAttribute("aria-label") ?? "";
+  const named = table.closest(".fit") ? "section[aria-label]" : "[aria-label]";
+  const label = table.closest(named)?.getAttribute("aria-label") ?? "";
   return [...table.querySelectorAll("tbody tr")].flatMap((row) => [...row.cells].map((cell, n) =>
     ({ cell, head: heads[n] })).filter(({ cell }) => cell.classList.contains("n")
       && !cell.dataset.figure && !cell.querySelector("[data-figure]")).map(({ cell, head }) =>
@@ -26,7 +27,8 @@ OWN_COLUMNS = {
     "Steps": {"step"},
     "Groups": {"step", "wave", "admitted (UTC)"},
     "Groups of the step": set[str](),
-    "Groups by ending": {"share"},
+    "Every admitted group has one ending": {"share", "times"},
+    "Drafts": {"tokens", "drafted"},
     "Log-probability of right and wrong answers": {"answers", "mean", "least sure token"},
     "Prompts that are never solved": {"answers", "tokens", "cut"},
 }

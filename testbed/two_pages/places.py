@@ -13,6 +13,7 @@ from typing import Any
 
 from rollstream.look.query.locate import locate_run
 from rollstream.look.query.session import QuerySession
+from rollstream.look.report.elements import Node, PageElement, html_of
 from rollstream.run.cli.main import main
 from testbed.explorer_server import ServedRuns, serving
 from testbed.two_pages import named_paths
@@ -200,12 +201,9 @@ def _other_numbers(folder: Path) -> Iterator[ShownNumber]:
 def _explorer_numbers(served: ServedRuns) -> Iterator[ShownNumber]:
     (run,) = served.explorer.runs
     wait_for(lambda: run.snapshot is not None)
-    overview = served.json("r/0/overview")
-    yield from named_numbers("explorer overview", overview, named_paths.OVERVIEW)
-    curves = overview["metrics"]
-    for name, values in curves["values"].items():
-        for step, value in zip(curves["step"], values, strict=True):
-            yield from _number("explorer overview", name, f"step.{name}", str(step), value)
+    sheet = ReportPage("explorer sheet")
+    sheet.feed(html_of(*map(_element, served.json("r/0/sheet")["parts"])))
+    yield from sheet.shown
     steps = served.json("r/0/steps?limit=500")
     yield from named_numbers("explorer steps", steps, named_paths.STEPS)
     for step in (one["step"] for one in steps["steps"]):
@@ -220,6 +218,13 @@ def _explorer_numbers(served: ServedRuns) -> Iterator[ShownNumber]:
     questions = served.json("r/0/questions")
     yield from named_numbers("explorer questions", questions, named_paths.QUESTIONS)
     yield from _endings(questions["endings"])
+
+
+def _element(node: Any) -> Node:
+    if isinstance(node, str):
+        return node
+    tag, attributes, children = node
+    return PageElement(tag, attributes, tuple(map(_element, children)))
 
 
 def _endings(rows: Sequence[Mapping[str, Any]]) -> Iterator[ShownNumber]:

@@ -189,7 +189,7 @@ def test_commits_bound_how_far_the_log_may_be_truncated() -> None:
     archiver.advance()
     at = world.bus.committed(ARCHIVE_GROUP, TOPIC)[0]
     assert at.offset == archived_to(world.store, "tiny", TOPIC)[0] > 0
-    assert at.fence == classify_rows(TOPIC, world.log()[: at.offset]).fences[0]
+    assert at.fence == classify_rows(TOPIC, world.log()[: at.offset])[1][0]
 
 
 def test_what_is_held_has_a_bound() -> None:

@@ -10,8 +10,7 @@ import pytest
 
 from rollstream.producers.drafts.shared_memory import segment_folder
 from testbed.kills.final_counts import counted
-from testbed.kills.roles_by_hand import RunByHand, by_hand
-from testbed.run_process import GROUPS, random_model, steps_done
+from testbed.run_process import GROUPS, by_hand, random_model
 
 STEPS = 24
 NAMES = ("trainer", "dispatch", "prompts", "archive", "rollout-0", "rollout-1")
@@ -26,10 +25,6 @@ def shuffled(drawn: random.Random) -> list[str]:
     return drawn.sample(NAMES, len(NAMES))
 
 
-def wait_for_step(run: RunByHand, wanted: int) -> None:
-    run.wait_for(lambda: steps_done(run.folder) >= wanted)
-
-
 @pytest.mark.long
 def test_roles_start_die_and_start_again_in_any_order(tmp_path: Path) -> None:
     """Promise 1. All roles are killed in one order and started in another; then each is killed and
@@ -37,15 +32,17 @@ def test_roles_start_die_and_start_again_in_any_order(tmp_path: Path) -> None:
     """
     drawn, model = random.Random(0), random_model(tmp_path / "model")
     with by_hand(tmp_path / "run", model, SETTINGS) as run:
-        hands = {name: run.start(name) for name in shuffled(drawn)}
-        wait_for_step(run, 2)
         for name in shuffled(drawn):
-            hands[name].kill()
-        hands = {name: run.start(name) for name in shuffled(drawn)}
-        wait_for_step(run, 6)
+            run.start(name)
+        run.wait_for_step(2)
         for name in shuffled(drawn):
-            hands[name].kill()
-            hands[name] = run.start(name)
+            run.newest(name).kill()
+        for name in shuffled(drawn):
+            run.start(name)
+        run.wait_for_step(6)
+        for name in shuffled(drawn):
+            run.newest(name).kill()
+            run.start(name)
         run.wait_complete()
     found = counted(tmp_path / "run", STEPS)
     assert found.is_clean, found.wrong

@@ -19,8 +19,7 @@ from rollstream.streams.records import GENERATED, Assignment, Trajectory
 from rollstream.streams.token_arrays import arrays_of
 from testbed.explorer_server import serving
 from testbed.kills.aims import Aim, AimFolder
-from testbed.run_process import SETTINGS, random_model, read, run_line, running
-from testbed.waiting import WAIT_S
+from testbed.run_process import random_model, read, tiny
 from tests.support import masked_engine
 
 STEPS = 4
@@ -32,14 +31,12 @@ MORE = [
 
 def finish_with_a_kill(base: Path) -> Path:
     """A run under its supervisor, to its end; a rollout dies after its first partials."""
-    folder, aims, configuration = base / "run", AimFolder(base / "aims"), base / "tiny.toml"
+    folder, aims = base / "run", AimFolder(base / "aims")
     aims.aim(Aim("rollout-0", "append partials", "after"))
-    configuration.write_text('run = "tiny"\n')
-    settings = [*SETTINGS, f"model.path={random_model(base / 'model')}", *MORE]
-    line = run_line(configuration, folder, settings, masked_engine.MODULE)
-    output = base / "output.txt"
-    with running(line, output, environment=aims.environment()) as process:
-        assert process.wait(WAIT_S) == 0, output.read_text()[-3000:]
+    with tiny(folder, random_model(base / "model"), MORE, aims) as run:
+        run.module = masked_engine.MODULE
+        run.start()
+        run.wait_complete()
     assert all(aims.fired())
     return folder
 

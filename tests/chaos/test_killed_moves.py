@@ -9,10 +9,10 @@ import pytest
 from testbed.kills.aimed_moves import ASKED, GIVEN_UP, ORDERED, WENT_ON
 from testbed.kills.aims import Aim, AimFolder
 from testbed.kills.final_counts import counted
-from testbed.run_process import run_line, running
-from testbed.waiting import WAIT_S
+from testbed.run_driver import RunDriver
 
 STEPS, GROUPS = 10, 8
+MODULE = "testbed.kills.aimed_moves"
 ROLLOUTS = ("rollout-0", "rollout-1")
 TASK = """run = "moves"
 [task]
@@ -43,13 +43,12 @@ def of_rollouts(kind: str) -> list[Aim]:
 
 def run_killed(base: Path, aims: list[Aim]) -> AimFolder:
     """A run under its supervisor, to its end."""
-    folder, configuration = AimFolder(base / "aims"), base / "moves.toml"
+    folder, configuration, module = AimFolder(base / "aims"), base / "moves.toml", MODULE
     folder.aim(*aims)
     configuration.write_text(TASK)
-    line = run_line(configuration, base / "run", SETTINGS, "testbed.kills.aimed_moves")
-    output = base / "output.txt"
-    with running(line, output, environment=folder.environment()) as process:
-        assert process.wait(WAIT_S) == 0, output.read_text()[-3000:]
+    with RunDriver(base / "run", configuration, SETTINGS, module=module, aim_folder=folder) as run:
+        run.start()
+        run.wait_complete()
     return folder
 
 

@@ -2,8 +2,6 @@
 environment, the paced engine. The episodes resume elsewhere from their partials.
 """
 
-import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ from benchmarks.agents.world import CONFIGURATION, options
 from benchmarks.runs.watched import watched
 from rollstream.run.cli.main import main
 from rollstream.streams.records import Assignment, GroupClosed, Partial, Trajectory
-from testbed.run_process import read, role
+from testbed.run_process import read
 
 SETTINGS = (
     "trainer.steps=100",
@@ -39,11 +37,11 @@ def finished(folder: Path) -> set[str]:
 def test_episodes_that_wait_in_a_killed_rollout_resume_elsewhere(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with watched(folder, SETTINGS, CONFIGURATION) as run:
-        run.until(lambda: any(b[-1].parked >= 8 for b in run.beats.values()))
-        run.until(lambda: len(read(folder, "partials", Partial)) > 0)
+        run.wait_for(lambda: any(b[-1].parked >= 8 for b in run.beats.values()))
+        run.wait_for(lambda: len(read(folder, "partials", Partial)) > 0)
         victim = max(run.beats, key=lambda name: run.beats[name][-1].parked)
-        os.kill(role(run.process, victim).pid, signal.SIGKILL)
-        run.until(lambda: not resumed(folder).isdisjoint(finished(folder)))
+        run.role(victim).kill()
+        run.wait_for(lambda: not resumed(folder).isdisjoint(finished(folder)))
         parts = {one.trajectory for one in read(folder, "partials", Partial)}
         assert resumed(folder) <= parts
         assert not [one for one in read(folder, "ledger", GroupClosed) if one.reason == "dead"]

@@ -6,8 +6,6 @@ clean.
 import json
 import re
 import shutil
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -22,10 +20,10 @@ from rollstream.run.config.run_folder import bus_url
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import StepDone, Take
-from testbed.run_process import kill_all, read, running, started, steps_done
+from testbed.run_driver import HERE, RunDriver, set_words
+from testbed.run_process import read, started
 from testbed.servers import kafka_broker, versity
 from testbed.servers.kafka_broker import KafkaBroker
-from testbed.waiting import WAIT_S, wait_for
 from tests.support.killed_at import run_killed_at
 
 MORE = [
@@ -34,15 +32,8 @@ MORE = [
 ]  # fmt: skip
 
 
-def command(*words: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "rollstream", *words]
-    return subprocess.run(line, capture_output=True, text=True, timeout=WAIT_S)
-
-
 def answer(*words: str) -> dict:
-    done = command(*words, "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout.splitlines()[0])
+    return json.loads(HERE.run(*words, "--json").stdout.splitlines()[0])
 
 
 @contextmanager
@@ -85,27 +76,23 @@ def test_a_living_run_is_backed_up_lost_and_restored(
 ) -> None:
     folder, again = tmp_path / "run", tmp_path / "again"
     with places(kind, folder) as (urls, destination, new, put):
-        with started(folder, model, [*MORE, *urls]) as process:
-            wait_for(lambda: steps_done(folder) >= 8, process)
+        with started(folder, model, [*MORE, *urls]) as run:
+            run.wait_for_step(8)
             run_killed_at(put, 9, ["backup", str(folder), destination])
-            refused = command("restore", destination, str(again))
-            assert refused.returncode == 2, refused.stderr
+            refused = HERE.run("restore", destination, str(again), code=2)
             assert "incomplete" in refused.stderr
             reported = answer("backup", str(folder), destination)
-            wait_for(lambda: steps_done(folder) > reported["step"] + 2, process)
-            kill_all(process)
+            run.wait_for_step(reported["step"] + 3)
         trained = hashes(folder)
 
-    settings = [word for one in new for word in ("--set", one)]
+    settings = set_words(new)
     restored = answer("restore", destination, str(again), *settings)
     assert (restored["step"], restored["checkpoint"]) == (reported["step"], reported["checkpoint"])
     assert_offsets_are_kept(destination, again)
-    with running(
-        [sys.executable, "-m", "rollstream", "run", str(again)], tmp_path / "again.txt"
-    ) as resumed:
-        wait_for(lambda: steps_done(again) >= reported["step"] + 5, resumed)
-        resumed.terminate()
-        resumed.wait(WAIT_S)
+    with RunDriver(again) as resumed:
+        resumed.start()
+        resumed.wait_for_step(reported["step"] + 5)
+        resumed.newest().stop()
     (begun, *_) = re.findall(r"resumes after step (\d+)", (again / "logs/trainer.log").read_text())
     assert reported["checkpoint"].startswith(f"s{int(begun):08d}-")
     found = hashes(again)
@@ -116,11 +103,10 @@ def test_a_living_run_is_backed_up_lost_and_restored(
     )
     used = [m.trajectory for take in read(again, "ledger", Take) for m in take.members]
     assert len(set(used)) == len(used)
-    audit = command("audit", str(again), "--json")
-    assert json.loads(audit.stdout)["violations"] == 0, audit.stdout
+    audit = resumed.audit()
+    assert audit["violations"] == 0, audit
     if new:
-        occupied = command("restore", destination, str(tmp_path / "other"), *settings)
-        assert occupied.returncode == 2, occupied.stdout
+        occupied = HERE.run("restore", destination, str(tmp_path / "other"), *settings, code=2)
         assert "has topics already" in occupied.stderr
 
 

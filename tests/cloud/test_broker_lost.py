@@ -4,8 +4,6 @@ continues from checkpoint, versions and archive, and the fork and the rest of th
 
 import json
 import shutil
-import subprocess
-import sys
 import uuid
 from pathlib import Path
 
@@ -19,17 +17,12 @@ from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.checkpoints import newest_checkpoint
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Admitted, GroupClosed, StepDone, Take
-from testbed.run_process import kill_all, read, running, started, steps_done
+from testbed.run_driver import HERE, RunDriver, set_words
+from testbed.run_process import read, started
 from testbed.servers import kafka_broker, versity
 from testbed.servers.kafka_broker import KafkaBroker
-from testbed.waiting import WAIT_S, wait_for
 
 MORE = ["trainer.steps=400", "checkpoints.every=3", "archive.roll_s=1"]
-
-
-def command(*words: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "rollstream", *words]
-    return subprocess.run(line, capture_output=True, text=True, timeout=WAIT_S)
 
 
 @pytest.mark.long
@@ -40,20 +33,18 @@ def test_a_run_whose_broker_lost_its_disk_continues_as_a_fork(tmp_path: Path, mo
         broker.start()
         broker.wait_ready()
         urls = [f"bus=kafka://{broker.server}/{uuid.uuid4().hex[:8]}", f"store={store_url}"]
-        with started(folder, model, [*MORE, *urls]) as process:
-            wait_for(lambda: steps_done(folder) >= 7, process)
+        with started(folder, model, [*MORE, *urls]) as run:
+            run.wait_for_step(7)
             broker.kill()
-            kill_all(process)
+            run.newest().kill()
     finally:
         broker.close()  # removes its log folder
     shutil.rmtree(folder)  # the machine is gone, too
 
     new = [f"bus={kafka_broker.new_url()}", f"store={versity.new_url()}"]
     settings = [*new, "trainer.steps=400", "evaluation.enabled=false", "archive.roll_s=1"]
-    words = [word for one in settings for word in ("--set", one)]
-    made = command("fork", store_url, "--at", "latest", "--out", str(fork), *words, "--json")
-    assert made.returncode == 0, made.stderr
-    printed = json.loads(made.stdout)
+    words = (store_url, "--at", "latest", "--out", str(fork), *set_words(settings), "--json")
+    printed = json.loads(HERE.run("fork", *words).stdout)
     checkpoint = newest_checkpoint(open_store(store_url)).checkpoint
     assert checkpoint is not None
     step = printed["step"]
@@ -63,17 +54,15 @@ def test_a_run_whose_broker_lost_its_disk_continues_as_a_fork(tmp_path: Path, mo
     assert lost["admitted_since"] >= 0
     assert lost["archived_records"] > 0
 
-    with running(
-        [sys.executable, "-m", "rollstream", "run", str(fork)], tmp_path / "fork.txt"
-    ) as p:
-        wait_for(lambda: steps_done(fork) >= step + 4, p)
-        p.terminate()
-        p.wait(WAIT_S)
-    audit = command("audit", str(fork), "--json")
-    assert json.loads(audit.stdout)["violations"] == 0, audit.stdout
+    with RunDriver(fork) as run:
+        run.start()
+        run.wait_for_step(step + 4)
+        run.newest().stop()
+    audit = run.audit()
+    assert audit["violations"] == 0, audit
     done = {record.step for record in read(fork, "ledger", StepDone)}
     assert min(done) == step + 1
-    left = command("audit", store_url, "--json")
+    left = HERE.run("audit", store_url, "--json", code=None)
     assert json.loads(left.stdout)["violations"] == 0, left.stdout
     assert_prompts_continue(store_url, fork, step, is_archived=lost["archived_step"] >= step)
 

@@ -4,8 +4,6 @@ the counts of invariant 1 add up, and no acknowledged record is lost.
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +13,12 @@ import pytest
 from rollstream.storage.metrics_file import read_metrics
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.connect import open_bus
-from testbed.run_process import STEPS, assert_the_log_adds_up, role, started, steps_done
+from testbed.run_driver import HERE, RunDriver
+from testbed.run_process import STEPS, assert_the_log_adds_up, started
 from testbed.servers import versity
 from testbed.servers.fault_proxy import FOREVER, Fault, FaultProxy
 from testbed.servers.kafka_broker import KafkaBroker
-from testbed.waiting import WAIT_S, let_pass, wait_for
+from testbed.waiting import let_pass
 from tests.cloud.witness import Witness
 
 DOWN_S = 10.0
@@ -34,7 +33,7 @@ class Scene:
 
     broker: KafkaBroker
     proxy: FaultProxy
-    process: subprocess.Popen[bytes]
+    run: RunDriver
 
 
 def broker_killed(scene: Scene) -> None:
@@ -82,7 +81,7 @@ def outage(scene: Scene) -> None:
 def outage_in_which_the_trainer_dies(scene: Scene) -> None:
     scene.proxy.inject(Fault("status", 503, count=FOREVER))
     let_pass(DOWN_S / 3)
-    role(scene.process, "trainer").send_signal(signal.SIGKILL)
+    scene.run.role("trainer").kill()
     let_pass(DOWN_S)
     scene.proxy.clear()
 
@@ -111,10 +110,7 @@ FAULTS = [
 
 def asked(*line: str) -> list[dict]:
     """The JSON lines that a command prints about the run."""
-    command = [sys.executable, "-m", "rollstream", *line, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(text) for text in done.stdout.splitlines()]
+    return [json.loads(text) for text in HERE.run(*line, "--json").stdout.splitlines()]
 
 
 def assert_commands_read_everything_from_there(folder: Path) -> None:
@@ -143,13 +139,12 @@ def test_a_run_continues_by_itself_and_nothing_acknowledged_is_lost(
     store = versity.new_url().replace(versity.server().endpoint, proxy.endpoint)
     witness = Witness(open_bus(bus), open_store(store))
     settings = [f"bus={bus}", f"store={store}", *LEASES]
-    with witness, started(folder, model, settings) as process:
-        wait_for(lambda: steps_done(folder) >= 3, process)
+    with witness, started(folder, model, settings) as run:
+        run.wait_for_step(3)
         for fault in faults:
-            fault(Scene(broker, proxy, process))
-        assert steps_done(folder) < STEPS, "the run ended before the fault did"
-        code = process.wait(WAIT_S)
-    assert code == 0, (tmp_path / "output.txt").read_text()
+            fault(Scene(broker, proxy, run))
+        assert run.step() < STEPS, "the run ended before the fault did"
+        run.wait_complete()
     assert_the_log_adds_up(folder)
     witness.assert_nothing_is_lost()
     if faults[0] is broker_killed:

@@ -2,11 +2,7 @@
 each is whole by itself, and deleting one leaves the others as they are.
 """
 
-import json
-import subprocess
-import sys
 import uuid
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,9 +12,9 @@ from rollstream.run.config.config import load
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.kafka.address import Secrets, parse_kafka_url
 from rollstream.streams.kafka.client import Admin, base_settings
-from testbed.run_process import SETTINGS, run_line, running
+from testbed.run_driver import HERE, RunDriver
+from testbed.run_process import SETTINGS
 from testbed.servers import kafka_broker, versity
-from testbed.waiting import WAIT_S, wait_for
 
 NAMES = ("a", "a-1", "a.b")
 STEPS = 4
@@ -26,13 +22,6 @@ SMALL = [
     f"trainer.steps={STEPS}", "trainer.groups_per_step=2", "trainer.samples_per_group=2",
     "rollouts.count=1", "sampling.tokens_max=20", "checkpoints.every=2", "archive.roll_s=1",
 ]  # fmt: skip
-
-
-def command(*words: str, code: int = 0) -> str:
-    line = [sys.executable, "-m", "rollstream", *words]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=WAIT_S)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stderr if code else done.stdout
 
 
 def cluster_names(server: str, prefix: str) -> tuple[set[str], set[str]]:
@@ -51,17 +40,19 @@ def of_run(names: set[str], prefix: str) -> set[str]:
     return {n for n in names if n.startswith(f"{prefix}.") and not n.startswith(longer)}
 
 
-def start_all(root: Path, model: Path, urls: dict[str, list[str]]) -> Sequence[subprocess.Popen]:
-    with ExitStack() as started:
-        found: list[subprocess.Popen] = []
+def complete_all(root: Path, model: Path, urls: dict[str, list[str]]) -> None:
+    with ExitStack() as stack:
+        runs: list[RunDriver] = []
         for name in NAMES:
             (root / f"{name}.toml").write_text(f'run = "{name}"\n')
             settings = [*SETTINGS, f"model.path={model}", *SMALL, *urls[name]]
-            line = run_line(root / f"{name}.toml", root / name, settings)
-            found.append(started.enter_context(running(line, root / f"{name}.txt")))
-        for process in found:
-            wait_for(lambda process=process: process.poll() is not None)
-        return found
+            run = RunDriver(root / name, root / f"{name}.toml", settings)
+            runs.append(stack.enter_context(run))
+            run.start()
+        for run in runs:
+            run.wait_complete()
+            report = run.audit()
+            assert (report["run"], report["violations"]) == (run.folder.name, 0)
 
 
 @pytest.mark.long
@@ -74,16 +65,12 @@ def test_three_runs_share_a_broker_and_a_bucket_and_one_is_deleted(
         name: [f"bus=kafka://{server}/{mark}{name}", f"store={place}/{name}?{query}"]
         for name in NAMES
     }
-    for process, name in zip(start_all(tmp_path, model, urls), NAMES, strict=True):
-        assert process.returncode == 0, (tmp_path / f"{name}.txt").read_text()
-    for name in NAMES:
-        report = json.loads(command("audit", str(tmp_path / name), "--json"))
-        assert (report["run"], report["violations"]) == (name, 0)
+    complete_all(tmp_path, model, urls)
     whole = open_store(base)
     before = {entry.key: whole.stat(entry.key).etag for entry in whole.list()}
     topics, groups = cluster_names(server, mark)
 
-    command("rm", str(tmp_path / "a"), "--yes")
+    HERE.run("rm", str(tmp_path / "a"), "--yes")
     left, left_groups = cluster_names(server, mark)
     assert left == topics - of_run(topics, f"{mark}a")
     assert left_groups == groups - of_run(groups, f"{mark}a")
@@ -94,11 +81,11 @@ def test_three_runs_share_a_broker_and_a_bucket_and_one_is_deleted(
     assert not (tmp_path / "a").exists()
 
     url = load(tmp_path / "a.b" / "config.json")
-    command("rm", url.store, "--bus", url.bus, "--keep", "archive,final", "--yes")
+    HERE.run("rm", url.store, "--bus", url.bus, "--keep", "archive,final", "--yes")
     kept = {entry.key.split("/")[1] for entry in whole.list("a.b/")}
     assert kept == {"archive", "weights", "model", "checkpoints", "run.json", "configurations"}
     assert of_run(cluster_names(server, mark)[0], f"{mark}a.b") == set()
-    command("weights", "export", "latest", str(tmp_path / "exported"), url.store)
-    assert json.loads(command("audit", str(tmp_path / "a-1"), "--json"))["violations"] == 0
-    refused = command("run", str(tmp_path / "a.b"), code=2)
-    assert "the run a.b was deleted" in refused
+    HERE.run("weights", "export", "latest", str(tmp_path / "exported"), url.store)
+    assert RunDriver(tmp_path / "a-1").audit()["violations"] == 0
+    refused = HERE.run("run", str(tmp_path / "a.b"), code=2)
+    assert "the run a.b was deleted" in refused.stderr

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from rollstream.look.report.history import RunHistory, history_of
 from rollstream.look.report.summary import summarise
 from rollstream.look.report.untrained import DROPPED_MIN, DropComparison, drop_bias_warnings
-from rollstream.look.report.write import report_page
 from rollstream.streams.records import GroupClosed, Record, StepDone, Take, Trajectory
 from rollstream.streams.values import Address, GroupMembers, Member, Span, Version
 from tests.index.indexed_records import index_of
+from tests.report.report_html import report_html
 
 V0 = Version(0, 1)
 
@@ -105,6 +105,6 @@ def test_the_report_and_the_last_output_show_both():
         history = history_of(index)
     summary = summarise(history)
     assert dict(summary.rows())["dropped for age"] == "1 answers, median 80 tokens (trained 11)"
-    page = report_page(history, summary)
+    page = report_html(history, summary)
     assert "Samples dropped for their age" in page
-    assert "Samples dropped for their age" not in report_page(RunHistory(), summarise(RunHistory()))
+    assert "Samples dropped for their age" not in report_html(RunHistory(), summarise(RunHistory()))

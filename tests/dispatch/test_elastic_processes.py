@@ -3,19 +3,14 @@ stopped, and a standby takes over from a dead dispatch: as real processes.
 """
 
 import signal
-import subprocess
-import sys
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from rollstream.streams.records import Assignment, Partial, RolloutStatus, StepDone, Trajectory
 from testbed.kills.aims import Aim, AimFolder
-from testbed.kills.roles_by_hand import Hand, RunByHand, by_hand
-from testbed.run_process import assert_the_log_adds_up, read, role, started, steps_done
-from testbed.waiting import WAIT_S, wait_for
+from testbed.run_driver import HERE, RunDriver, RunProcess
+from testbed.run_process import assert_the_log_adds_up, by_hand, read, started
 
 STEPS = 30
 PACED = [
@@ -26,21 +21,6 @@ PACED = [
 ]  # fmt: skip
 """Answers of some seconds, so that one is always in progress."""
 MANY = [f"trainer.steps={STEPS}", "truncate=false", "dispatch.max_lag=20"]
-
-
-@contextmanager
-def rollout(folder: Path, name: str, more: Sequence[str] = ()) -> Generator[Hand]:
-    """`rollstream rollout RUN --name NAME`, as a user types it; ended by its process id."""
-    log = folder.parent / f"{name}.log"
-    line = [sys.executable, "-m", "rollstream", "rollout", str(folder), "--name", name, *more]
-    with log.open("wb") as output:
-        process = subprocess.Popen(line, stdout=output, stderr=output)
-    try:
-        yield Hand(name, process, log)
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait(WAIT_S)
 
 
 def finished_by(folder: Path, name: str) -> list[Trajectory]:
@@ -61,18 +41,15 @@ def test_a_third_rollout_joins_a_living_run_gets_work_and_leaves_by_ctrl_c(
 ) -> None:
     """Invariants 1 and 2 afterwards; other rollouts finished what it had in progress."""
     folder = tmp_path / "run"
-    with started(folder, model, [*PACED, "trainer.steps=100000"]) as process:
-        wait_for(lambda: steps_done(folder) > 0, process)
-        with rollout(folder, "third") as third:
-            wait_for(lambda: len(finished_by(folder, "third")) >= 3, process)
-            third.signal(signal.SIGINT)
-            assert third.process.wait(WAIT_S) == 143, third.describe()
+    with started(folder, model, [*PACED, "trainer.steps=100000"]) as run, RunDriver(folder) as user:
+        run.wait_for_step(1)
+        third = user.start("third", command="rollout")
+        run.wait_for(lambda: len(finished_by(folder, "third")) >= 3)
+        assert third.stop(signal.SIGINT) == 143, third.describe()
         orders = [o for o in read(folder, "assignments", Assignment) if o.rollout == "third"]
-        wait_for(lambda: {o.trajectory for o in orders} <= ended(folder), process)
-        process.send_signal(signal.SIGINT)
-        process.wait(WAIT_S)
-    audit = [sys.executable, "-m", "rollstream", "audit", str(folder)]
-    assert subprocess.run(audit, check=False).returncode == 0
+        run.wait_for(lambda: {o.trajectory for o in orders} <= ended(folder))
+        run.newest().stop(signal.SIGINT)
+    HERE.run("audit", str(folder))
     statuses = [s for s in read(folder, "status", RolloutStatus) if s.rollout == "third"]
     assert (statuses[-1].health, statuses[-1].running, statuses[-1].waiting) == ("leaving", 0, 0)
 
@@ -87,11 +64,11 @@ def test_a_preemptible_rollout_gives_everything_up_within_its_grace_and_exits_0(
     with by_hand(folder, model, [*PACED, *slow]) as run:
         for name in ("trainer", "prompts", "dispatch", "archive"):
             run.start(name)
-        with rollout(folder, "spot", ["--preemptible", "--grace", "30"]) as spot:
+        with RunDriver(folder) as user:
+            spot = user.start("spot", "--preemptible", "--grace", "30", command="rollout")
             run.wait_for(lambda: finished_by(folder, "spot"))
             run.wait_for(lambda: begun(folder) - ended(folder))
-            spot.signal(signal.SIGTERM)
-            assert spot.process.wait(WAIT_S) == 0, spot.describe()
+            assert spot.stop() == 0, spot.describe()
         statuses = [s for s in read(folder, "status", RolloutStatus) if s.rollout == "spot"]
         assert all(status.preemptible for status in statuses)
         assert (statuses[-1].health, statuses[-1].running) == ("leaving", 0)
@@ -111,11 +88,11 @@ def test_a_preemptible_rollout_gives_everything_up_within_its_grace_and_exits_0(
     assert all(resumed[t].partial is not None for t in kept if t in resumed)
 
 
-def leads(hand: Hand) -> bool:
-    return "dispatch term" in hand.log.read_text()
+def leads(dispatch: RunProcess) -> bool:
+    return "dispatch term" in dispatch.text
 
 
-def both_dispatches(run: RunByHand) -> tuple[Hand, Hand]:
+def both_dispatches(run: RunDriver) -> tuple[RunProcess, RunProcess]:
     """The leader and its standby."""
     first = run.start("dispatch")
     run.wait_for(lambda: leads(first))
@@ -147,15 +124,15 @@ def test_a_run_with_a_standby_outlives_a_dispatch_that_stands_still(
     folder = tmp_path / "run"
     more = [*MANY, "trainer.steps=120", "dispatch.standby=true", "dispatch.lease_s=1"]
     aims = AimFolder(tmp_path / "aims")
-    with started(folder, model, more, aims) as process:
-        wait_for(lambda: read(folder, "ledger", StepDone) != [], process)
+    with started(folder, model, more, aims) as run:
+        run.wait_for(lambda: read(folder, "ledger", StepDone) != [])
         logs = {name: folder / "logs" / f"{name}.log" for name in ("dispatch", "dispatch-standby")}
         # Whichever was faster holds the lease.
         leader, other = sorted(logs, key=lambda name: "term 1" not in logs[name].read_text())
         aims.aim(Aim(leader, "append assignments", "after", nth=0, deed="STOP"))
-        wait_for(lambda: all(aims.fired()), process)
-        stopped = role(process, leader)
-        wait_for(lambda: "dispatch term 2" in logs[other].read_text(), process)
+        run.wait_for(lambda: all(aims.fired()))
+        stopped = run.role(leader)
+        run.wait_for(lambda: "dispatch term 2" in logs[other].read_text())
         stopped.send_signal(signal.SIGCONT)
-        assert process.wait(WAIT_S) == 0
+        run.wait_complete()
     assert_the_log_adds_up(folder, 120)

@@ -195,8 +195,8 @@ def load(name: str, count: int, kv: int) -> RolloutLoad:
 
 def test_outliers_gather_where_most_of_them_are():
     tail = [running("0.0", "a", 300), running("1.0", "b", 300), running("2.0", "b", 300)]
-    plan = plan_outliers(tail, [load("a", 1, 310), load("b", 2, 620)])
-    assert plan.moves == {"0.0": "b"}
+    moves, _ = plan_outliers(tail, [load("a", 1, 310), load("b", 2, 620)])
+    assert moves == {"0.0": "b"}
 
 
 def test_what_is_within_history_unknown_or_early_in_its_wave_is_no_outlier():
@@ -206,7 +206,7 @@ def test_what_is_within_history_unknown_or_early_in_its_wave_is_no_outlier():
         running("2.0", "a", 300, unfinished=0.5),
         running("3.0", "b", 300),
     ]
-    assert plan_outliers(tail, [load("a", 3, 700), load("b", 1, 200)]).moves == {}
+    assert plan_outliers(tail, [load("a", 3, 700), load("b", 1, 200)])[0] == {}
 
 
 tails = st.lists(st.tuples(st.integers(0, 4), st.integers(50, 500), st.integers(2, 3)), max_size=16)
@@ -224,11 +224,11 @@ def test_gathering_keeps_versions_apart_and_bounds(tail: list[tuple[int, int, in
         RolloutLoad(n, versions[n], len(held[n]), 0, sum(r.kv for r in held[n]), 99999, 1000, 6)
         for n in versions
     ]
-    plan = plan_outliers(many, loads)
+    moves, _ = plan_outliers(many, loads)
     by_name = {r.trajectory: r for r in many}
-    assert not {by_name[t].rollout for t in plan.moves} & set(plan.moves.values())
-    for n in set(plan.moves.values()):
-        came = [by_name[t] for t, to in plan.moves.items() if to == n]
+    assert not {by_name[t].rollout for t in moves} & set(moves.values())
+    for n in set(moves.values()):
+        came = [by_name[t] for t, to in moves.items() if to == n]
         assert all(r.version == versions[n] for r in came)
         assert sum(r.kv for r in held[n] + came) <= 1000
         assert len(held[n] + came) <= 6

@@ -1,5 +1,5 @@
 """The steps of CONTRIBUTING.md for an engine, an object store, a turn driver, an assignment policy,
-a loss, a form of versions, a weight holder and a role, followed in a copy of the repository: small
+a loss, a form of versions and a role, followed in a copy of the repository: small
 ones of a user become part of it, each in at most four files of the product.
 """
 
@@ -187,22 +187,6 @@ class ToyPublisher(FormPublisher):
 FORM_LINE = '    "toy": "rollstream.storage.weights.toy:ToyForm",\n'
 MADE_IMPORT = "from rollstream.storage.weights.toy import ToyTensors\n"
 MADE_LINE = '    "toy": lambda number: ToyTensors(state_of(number)),\n'
-HOLDER = '''
-from rollstream.producers.engines.base import WeightUpdate
-from rollstream.producers.rollout.holder import WeightHolder
-from rollstream.storage.weights.resident import ResidentWeights
-
-
-class ToyHolder(WeightHolder):
-    """Reads every tensor of every version."""
-
-    def update(self, fetch):
-        weights = ResidentWeights()
-        fetch.meter.count(lambda: weights.update(fetch.store, fetch.version, fetch.manifest_hash))
-        update = WeightUpdate(fetch.version, weights.tensors)
-        return weights.manifest, fetch.prepare(update)
-'''
-HOLDER_LINE = '    "toy": "rollstream.producers.rollout.holders.toy:ToyHolder",\n'
 LOSS_NAMES = {"dppo": "toy", "DppoSettings": "ToySettings", "divergence_max": "toy_max"}
 """What a researcher replaces in the copied file."""
 FORMULA = """    "toy": (
@@ -387,12 +371,6 @@ def test_the_steps_for_a_form_of_versions(copy: Path) -> None:
     _add(copy, suite, MADE_IMPORT, "from rollstream.streams.values")
     _add(copy, suite, MADE_LINE, '    "anchors": lambda')
     assert _passed(copy, suite) >= 5
-
-
-def test_the_steps_for_a_weight_holder(copy: Path) -> None:
-    _new(copy, "producers/rollout/holders/", "toy.py", HOLDER)
-    _add(copy, "producers/rollout/holder.py", HOLDER_LINE, '}\n"""The values of `EngineKind')
-    assert _passed(copy, "tests/rollout/weights/test_holders.py") > 5
 
 
 def test_the_steps_for_a_role(copy: Path) -> None:

@@ -14,7 +14,6 @@ from rollstream.streams.values import accepted_tokens
 from testbed.kills.aimed_moves import ASKED, GIVEN_UP, WENT_ON
 from testbed.kills.aims import Aim, AimFolder
 from testbed.kills.final_counts import counted
-from testbed.run_process import steps_done
 from tests.support.decided_model import decided_model
 from tests.support.drafted_runs import accepted_after, completions, continued, drafted_run
 from tests.support.plain_sampling import differing
@@ -46,16 +45,18 @@ def test_drafts_outlive_kills_and_moves_and_change_no_token(tmp_path: Path) -> N
     aims = AimFolder(tmp_path / "aims")
     aims.aim(*AIMS)
     with drafted_run(tmp_path, model, SETTINGS, aims) as run:
-        run.wait_for(lambda: steps_done(run.folder) >= 2)
+        run.start()
+        run.wait_for_step(2)
         run.kill_writer("before")
         run.kill_writer("after")
-        run.wait_for(lambda: steps_done(run.folder) >= 5)
-    assert run.history.exists(), "nobody was left to remove it"
-    with drafted_run(tmp_path, model, SETTINGS, aims) as run:
-        run.wait_for(lambda: steps_done(run.folder) >= 8)
+        run.wait_for_step(5)
+        run.newest().kill()
+        assert run.history.exists(), "nobody was left to remove it"
+        run.start()
+        run.wait_for_step(8)
         run.kill_writer_anywhere()
         killed_s = time.time()
-        run.end()
+        run.wait_complete()
     assert not run.history.exists()
     trainer, dispatch, *of_a_move = aims.fired()[: len(AIMS)]
     assert trainer

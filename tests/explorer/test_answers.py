@@ -1,17 +1,23 @@
 """Each route answers for a run whose every count is known, from its log and from its archive."""
 
 import math
+import time
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 
+from rollstream.look.explorer.answers.sheet import RunSheets
 from rollstream.look.explorer.answers.weights import StoredWeights
+from rollstream.look.explorer.explored_run import CORE_SHARE, ExploredRun
 from rollstream.look.query.locate import locate_run
 from rollstream.storage.stores.file import FileStore
 from rollstream.storage.weights.named_streams import WeightStream
+from testbed.explorer_server import serving
 from testbed.memory import MemoryBus
 from testbed.versions import publish_small
+from testbed.waiting import wait_for
 from tests.analysis.asked_run import RUN, make_run
 
 
@@ -21,16 +27,79 @@ def test_runs_are_named_with_their_state(asked):
     assert run["index"] == {"trajectories": run["index"]["total"], "total": 9, "complete": True}
 
 
-def test_the_overview_counts_how_groups_ended(asked):
-    found = asked.json("r/0/overview")
-    groups = found["outcomes"]["groups"]
-    assert groups == {
-        "admitted": 4, "trained": 2, "filtered": 1, "expired": 0, "dead": 0, "open": 1,
-    }  # fmt: skip
-    assert found["outcomes"]["trajectories"] == {"dead": 1, "stop": 6}
-    assert {"what": "filtered: all rewards are 1", "count": 1} in found["reasons"]
-    assert found["metrics"]["step"] == [1, 2]
-    assert [line["step"] for line in found["evaluations"]] == [0]
+def figures(node: Any) -> list[tuple[str, str]]:
+    """The figures that a part of a page shows, each with its text."""
+    if isinstance(node, str):
+        return []
+    own = node[1].get("data-figure")
+    return [(own, text(node))] if own else [pair for child in node[2] for pair in figures(child)]
+
+
+def text(node: Any) -> str:
+    return node if isinstance(node, str) else "".join(map(text, node[2]))
+
+
+def test_the_sheet_counts_how_groups_ended(asked):
+    parts = asked.json("r/0/sheet")["parts"]
+    (card,) = (part for part in parts if part[1].get("aria-label", "").startswith("Every admitted"))
+    counts = {"admitted": 4, "trained": 2, "filtered": 1, "expired": 0, "dead": 0, "open": 1}
+    shown = dict(figures(card))
+    assert {name: int(shown[f"run.groups_{name}"]) for name in counts} == counts
+    assert (shown["run.trajectories_dead"], shown["run.trajectories_stop"]) == ("1", "6")
+    assert "filtered: all rewards are 11" in text(card), "once"
+
+
+def drawn(node: Any) -> list[dict[str, str]]:
+    """The attributes of every curve in a part of a page."""
+    if isinstance(node, str):
+        return []
+    own = [node[1]] if "data-x" in node[1] else []
+    return own + [found for child in node[2] for found in drawn(child)]
+
+
+def test_the_sheet_has_the_curves_of_the_report_and_can_be_narrowed(asked):
+    found = asked.json("r/0/sheet")
+    assert found["parts"][0][0] == "header"
+    curves = [curve for part in found["parts"] for curve in drawn(part)]
+    (reward,) = (curve for curve in curves if curve["data-name"] == "mean reward")
+    assert reward["data-x"] == "1 2"
+    narrow = asked.json("r/0/sheet?steps=2-9")["parts"]
+    curves = [curve for part in narrow for curve in drawn(part)]
+    assert "2" in {curve["data-x"] for curve in curves}
+    assert "1 2" not in {curve["data-x"] for curve in curves}
+    assert narrow[1] == found["parts"][1], "tiles are of the whole run"
+    assert asked.get("/api/r/0/sheet?steps=two").status == 400
+
+
+def test_what_takes_queries_and_other_metrics_are_parts_of_their_own(asked):
+    assert asked.get("/api/r/0/metrics/mislaid").status == 404
+    for name in asked.json("r/0/sheet")["metrics"][:1]:
+        (part,) = asked.json(f"r/0/metrics/{quote(name, safe='')}")["parts"]
+        assert [curve["data-name"] for curve in drawn(part)] == [name]
+    bias, *_ = (part for part in asked.json("r/0/learned")["parts"] if part[0] == "section")
+    assert bias[1]["aria-label"] == "Length and difficulty of what is trained"
+
+
+def test_several_runs_are_lines_of_the_same_curves(asked_folders):
+    with serving([str(folder) for folder in asked_folders.values()]) as server:
+        parts = server.json("compare/sheet?runs=1,0")["parts"]
+    names = [curve["data-name"] for part in parts for curve in drawn(part)]
+    assert len(set(names)) == 2
+    assert names.count(names[0]) == names.count(names[1])
+
+
+def test_the_sheet_of_a_living_run_is_renewed_no_sooner_than_its_cost_permits(asked_folders):
+    times_s = iter([0.0, 1.0, 50.0, 70.0, 70.0])
+    location = locate_run(str(asked_folders["living"]))
+    with ExploredRun(0, location, lambda *event: None, time.time) as run:
+        wait_for(lambda: run.index.progress.complete and run.snapshot is not None)
+        run.phase = lambda: "training"
+        sheets = RunSheets(run, lambda: next(times_s))
+        first = sheets.show({})
+        kept = sheets.show({})
+        assert kept["parts"] is first["parts"]
+        assert kept["again_s"] == pytest.approx(1.0 / CORE_SHARE - 50.0)
+        assert sheets.show({})["parts"] is not first["parts"]
 
 
 def test_a_step_shows_its_takes_groups_and_what_it_dropped(asked):
@@ -173,7 +242,7 @@ def test_a_record_names_what_it_links(asked):
 
 
 def test_what_does_not_exist_is_a_404_that_names_it(asked):
-    for path in ("r/0/groups/77", "r/0/trajectories/x", "r/0/steps/9", "r/7/overview", "other"):
+    for path in ("r/0/groups/77", "r/0/trajectories/x", "r/0/steps/9", "r/7/sheet", "other"):
         found = asked.get(f"/api/{path}")
         assert found.status == 404, path
         assert found.json()["error"]["message"]

@@ -162,7 +162,7 @@ def test_no_secret_of_the_configuration_is_shown(asked_folders, tmp_path):
     values["task"] = {"options": {"api_key": secret, "nested": {"token": secret}}}
     (folder / "config.json").write_text(json.dumps(values))
     with serving([str(folder)], wait=False) as server:
-        for path in ("runs", "r/0/settings", "r/0/overview", "compare"):
+        for path in ("runs", "r/0/settings", "r/0/sheet", "compare"):
             assert secret.encode() not in server.get(f"/api/{path}").body, path
 
 

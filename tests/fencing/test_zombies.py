@@ -9,8 +9,7 @@ import pytest
 from rollstream.run.config.config import load, truncates_log
 from rollstream.run.config.run_folder import store_url
 from rollstream.storage.stores.connect import open_store
-from testbed.kills.roles_by_hand import by_hand
-from testbed.run_process import assert_the_log_adds_up
+from testbed.run_process import assert_the_log_adds_up, by_hand
 from testbed.servers import kafka_broker, versity
 from tests.fencing.zombies import (
     AT_ORDERS,
@@ -45,9 +44,9 @@ def haunted(folder: Path, model: Path, back_end: str, zombies: tuple[Zombie, ...
     with by_hand(folder, model, [*SETTINGS, *more, *places(back_end)]) as run:
         configuration = load(folder / "config.json")
         forward = ForwardOnly(open_store(store_url(configuration, folder)))
-        hands = start_all(run, zombies)
+        processes = start_all(run, zombies)
         forward()
-        haunt(run, zombies, hands)
+        haunt(run, zombies, processes)
         run.wait_complete(forward)
     found = assert_no_harm(folder)
     assert_the_log_adds_up(folder, configuration.trainer.steps)

@@ -17,7 +17,7 @@ from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights.pointer import read_pointer
 from testbed.kills.aims import Aim
 from testbed.kills.final_counts import Counted, counted
-from testbed.kills.roles_by_hand import Hand, RunByHand
+from testbed.run_driver import RunDriver, RunProcess
 from testbed.run_process import GROUPS
 
 STEPS = 12
@@ -83,7 +83,7 @@ EXTRA = {
 }
 
 
-def start_all(run: RunByHand, zombies: tuple[Zombie, ...]) -> dict[str, Hand]:
+def start_all(run: RunDriver, zombies: tuple[Zombie, ...]) -> dict[str, RunProcess]:
     """The roles of a run started by hand; those named by the zombies will stop."""
     run.aims.aim(*(zombie.aim for zombie in zombies))
     extra = [zombie.name for zombie in zombies if zombie.name in EXTRA]
@@ -91,36 +91,35 @@ def start_all(run: RunByHand, zombies: tuple[Zombie, ...]) -> dict[str, Hand]:
     return {name: run.start(name) for name in names}
 
 
-def haunt(run: RunByHand, zombies: Sequence[Zombie], hands: Mapping[str, Hand]) -> None:
+def haunt(run: RunDriver, zombies: Sequence[Zombie], processes: Mapping[str, RunProcess]) -> None:
     """Starts a second process of each name as soon as the first is stopped. The first resumes as
     soon as the second has acted, makes its pending write, and exits where it must.
     """
-    waiting, successors = list(zombies), dict[Zombie, Hand]()
+    waiting, successors = list(zombies), dict[Zombie, RunProcess]()
 
     def all_went_on() -> bool:
-        for zombie in [one for one in waiting if hands[one.name].is_stopped()]:
+        for zombie in [one for one in waiting if processes[one.name].is_stopped()]:
             waiting.remove(zombie)
             node = other_node(run) if zombie.name == "relay" else None
-            successors[zombie] = run.start(zombie.name, node)
+            successors[zombie] = run.start(zombie.name, folder=node)
         for zombie in [one for one, successor in successors.items() if _acts(run, one, successor)]:
             del successors[zombie]
-            hands[zombie.name].signal(signal.SIGCONT)
+            processes[zombie.name].send_signal(signal.SIGCONT)
         return not waiting and not successors
 
     run.wait_for(all_went_on)
-    for hand in [hands[zombie.name] for zombie in zombies if zombie.exits]:
-        run.wait_for(lambda: hand.process.poll() is not None)  # noqa: B023
-        assert hand.process.returncode == 1, hand.describe()
-        assert ENDED.search(hand.log.read_text()), hand.describe()
+    for exiting in [processes[zombie.name] for zombie in zombies if zombie.exits]:
+        exiting.wait(code=1)
+        assert ENDED.search(exiting.text), exiting.describe()
 
 
-def _acts(run: RunByHand, zombie: Zombie, successor: Hand) -> bool:
+def _acts(run: RunDriver, zombie: Zombie, successor: RunProcess) -> bool:
     """Whether it has exited as expected; one that completed the run meanwhile has, too."""
     assert not successor.process.poll(), successor.describe()
     return run.aims.writes(zombie.name, successor.pid)[zombie.kind] >= zombie.acts
 
 
-def other_node(run: RunByHand) -> Path:
+def other_node(run: RunDriver) -> Path:
     """A folder of the same run as another machine has it, with memory of its own."""
     node = run.folder.parent / "node-2"
     node.mkdir()

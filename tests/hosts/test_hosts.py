@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from testbed.hosts.link import DELAY_S
-from testbed.hosts.namespaces import Host, network_of
+from testbed.hosts.namespaces import NamespaceHost, network_of
 from testbed.hosts.run import HostsRun
 from testbed.hosts.sites import SITE_A, TwoSites, two_sites
 from testbed.kills.final_counts import counted
@@ -51,11 +51,11 @@ def test_a_run_on_two_sites_outlives_a_cut_link_and_a_lost_host(
 ) -> None:
     configuration = ROOT / "examples" / f"{example}.toml"
     run = HostsRun(sites, tmp_path / example, configuration, EXAMPLES[example])
-    try:
+    with run:
         run.make_model()
         for host in sites.hosts:  # the model reaches them through the store alone
-            assert not any(Path(f"/proc/{host.pid}/root{run.home()}").iterdir())
-        run.start()
+            assert not any(Path(f"/proc/{host.pid}/root{run.folder}").iterdir())
+        run.start_all()
         run.wait_for_step(2, BOUND_S)
         sites.link.cut()
         run.rest(CUT_S)
@@ -66,10 +66,8 @@ def test_a_run_on_two_sites_outlives_a_cut_link_and_a_lost_host(
         run.wait_for_step(run.step() + 2, BOUND_S)
         assert run.step() < run.steps, "the run was complete before everything was tried"
         lost.close()
-        run.wait_complete(BOUND_S)
-        found = counted(run.home(), run.steps)
-    finally:
-        run.end()
+        run.wait_ended(BOUND_S)
+        found = counted(run.folder, run.steps)
     assert found.is_clean, found.wrong
 
 
@@ -93,7 +91,7 @@ def test_the_link_delays_and_can_be_cut(sites: TwoSites) -> None:
         assert _reaches(second, port)
 
 
-def _reaches(host: Host, port: int) -> bool:
+def _reaches(host: NamespaceHost, port: int) -> bool:
     """Whether a process on the host can connect to the port at site A."""
     with network_of(host.pid), socket.socket() as probe:
         probe.settimeout(2.0)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from rollstream.look.explorer.answers.overview import show_overview
 from rollstream.look.explorer.answers.questions import RunQuestions
+from rollstream.look.explorer.answers.sheet import explored_history
 from rollstream.look.explorer.answers.steps import show_step
 from rollstream.look.explorer.explored_run import ExploredRun
 from rollstream.look.monitor.feed import RunFeed
@@ -126,7 +126,7 @@ class Places:
         with ExploredRun(0, location, lambda *event: None, time.time) as run:
             wait_for(lambda: run.index.progress.complete and run.snapshot is not None)
             assert run.trouble == ""
-            self.overview = show_overview(run)
+            self.explored = explored_history(run)
             self.questions = RunQuestions(run).show()
             self.steps = {step: show_step(run, step) for step in self.history.steps}
         self._session = QuerySession(location, pytest.fail)
@@ -166,7 +166,7 @@ def places(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_steps_tokens_speed_and_lag_of_the_run(places: Places) -> None:
-    now, report = places.overview["now"], places.report
+    now, report = summarise(places.explored), places.report
     (row,) = places.query(
         "SELECT max(step), coalesce(sum(tokens_trained), 0), avg(lag_consumed_mean), "
         "max(lag_consumed_max) FROM steps"
@@ -175,10 +175,10 @@ def test_steps_tokens_speed_and_lag_of_the_run(places: Places) -> None:
     figures = [report.steps, *(getattr(report, name) for name in names)]
     known = [value or 0 for value in row]
     assert [value or 0 for value in figures] == pytest.approx(known, rel=1e-4)  # a count is whole
-    assert [now["step"], *(now[name] for name in names)] == figures
+    assert [now.steps, *(getattr(now, name) for name in names)] == figures
     assert places.ls["step"] == places.live.step == report.steps
-    assert (now["seconds"], now["tokens_per_s"]) == (report.seconds, report.tokens_per_s)
-    assert now["restarts"] == report.restarts == places.live.restarts
+    assert (now.seconds, now.tokens_per_s) == (report.seconds, report.tokens_per_s)
+    assert now.restarts == report.restarts == places.live.restarts
     if report.tokens_per_s is not None:
         speed = report.tokens_trained / report.seconds
         assert report.tokens_per_s == pytest.approx(speed, rel=1e-4)
@@ -188,20 +188,15 @@ def test_groups_by_their_end_and_why_not_trained(places: Places) -> None:
     ended = Counter(dict(places.query("SELECT ended, count(*) FROM groups GROUP BY ALL")))
     expected = {name: ended[name] for name in ("trained", "filtered", "expired", "dead", "open")}
     expected = {"admitted": sum(ended.values()), **expected}
-    assert places.report.outcomes == places.overview["outcomes"]["groups"] == expected
+    assert places.report.outcomes == places.explored.outcomes == expected
     assert places.state.groups.outcomes() == expected
-    reasons = [(row["what"], row["count"]) for row in places.overview["reasons"]]
-    assert places.history.reasons == reasons
+    assert places.history.reasons == places.explored.reasons
 
 
 def test_every_metric_of_every_step(places: Places) -> None:
     metrics = dict(places.query("SELECT step, metrics FROM steps"))
     assert {step: done.metrics for step, done in places.history.steps.items()} == metrics
-    curves = places.overview["metrics"]
-    assert curves["step"] == sorted(metrics)
-    for name in curves["names"]:
-        values = [metrics[step].get(name) for step in curves["step"]]
-        assert curves["values"][name] == pytest.approx(values), name
+    assert {step: done.metrics for step, done in places.explored.steps.items()} == metrics
     for step, answer in places.steps.items():
         assert answer["step"]["metrics"] == pytest.approx(metrics[step])
     assert places.live.metrics == pytest.approx(metrics[max(metrics)])
@@ -221,14 +216,14 @@ def test_trajectories_and_tokens_of_each_rollout(places: Places) -> None:
         for name, r in sorted(shown)
         if r.trajectories
     ]
-    listed = places.overview["rollouts"]
+    listed = places.explored.rollouts.items()
     assert [row[:3] for row in rows] == [
-        (r["rollout"], r["trajectories"], r["tokens"]) for r in listed if r["trajectories"]
+        (name, r.trajectories, r.tokens) for name, r in sorted(listed) if r.trajectories
     ]
     lengths = places.query("SELECT tokens FROM rewards WHERE finish != 'dead' ORDER BY tokens")
     assert list(places.tune.lengths) == [tokens for (tokens,) in lengths]
     finishes = Counter(dict(places.query("SELECT finish, count(*) FROM rewards GROUP BY ALL")))
-    assert places.overview["outcomes"]["trajectories"] == finishes
+    assert places.explored.finishes == finishes
     assert places.state.samples.finishes(1 << 20) == finishes
 
 
@@ -250,7 +245,7 @@ def test_rewards_of_tasks_and_drafts_of_passes(places: Places) -> None:
         "SELECT task, count(*), avg(reward), avg(tokens) FILTER (finish != 'dead') FROM rewards "
         "GROUP BY ALL ORDER BY task"
     )
-    tasks = [tuple(row.values()) for row in places.overview["tasks"]]
+    tasks = [tuple(row.values()) for row in places.explored.tasks]
     assert [row[:2] for row in tasks] == [row[:2] for row in rows]
     for shown, row in zip(tasks, rows, strict=True):
         assert list(shown[2:]) == pytest.approx(list(row[2:]))

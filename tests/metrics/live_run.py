@@ -1,7 +1,5 @@
 """A small real run with every role in its own process, on a random model."""
 
-import os
-import subprocess
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,9 +7,8 @@ from pathlib import Path
 from rollstream.streams.connect import open_bus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Record
-from testbed.run_process import run_line, running
+from testbed.run_driver import RunDriver
 from testbed.scraping import endpoint, scrape, value
-from testbed.waiting import wait_for
 
 SETTINGS = [
     "warmup.enabled=false", "trainer.groups_per_step=4", "trainer.samples_per_group=4",
@@ -23,29 +20,27 @@ SETTINGS = [
 
 
 @contextmanager
-def started(
-    folder: Path, model: Path, *settings: str, **environment: str
-) -> Generator[subprocess.Popen[bytes]]:
+def started(folder: Path, model: Path, *settings: str, **environment: str) -> Generator[RunDriver]:
     """Starts `rollstream run` with `environment` added to that of the test."""
     configuration = folder.parent / "tiny.toml"
     configuration.write_text('run = "tiny"\n')
-    line = run_line(configuration, folder, [*SETTINGS, f"model.path={model}", *settings])
-    given = {**os.environ, **environment}
-    with running(line, folder.parent / "output.txt", environment=given) as process:
-        yield process
+    words = [*SETTINGS, f"model.path={model}", *settings]
+    with RunDriver(folder, configuration, words, environment=environment) as run:
+        run.start()
+        yield run
 
 
-def wait_for_iteration(folder: Path, name: str, process: subprocess.Popen[bytes]) -> None:
+def wait_for_iteration(run: RunDriver, name: str) -> None:
     """Until the loop of the role's process `name` has made an iteration, by which a long-lived role
     counts as healthy.
     """
 
     def turn_age() -> float:
-        found = scrape(endpoint(folder, name)["url"])
+        found = scrape(endpoint(run.folder, name)["url"])
         return value(found, "rollstream_role_turn_age_seconds")
 
     ages = [turn_age()]
-    wait_for(lambda: ages.append(turn_age()) or ages[-1] < ages[-2], process)
+    run.wait_for(lambda: ages.append(turn_age()) or ages[-1] < ages[-2])
 
 
 def records(folder: Path, topic: str, kind: type[Record]) -> list:

@@ -15,7 +15,6 @@ from rollstream.storage.metrics_file import read_metrics
 from rollstream.streams.records import StepDone, Trajectory
 from testbed.scraping import Series, endpoint, get, scrape, value
 from testbed.servers import free_ports
-from testbed.waiting import WAIT_S, wait_for
 from tests.metrics.live_run import records, started, wait_for_iteration
 
 NAMES = {
@@ -65,12 +64,10 @@ def test_every_role_serves_the_documented_names_and_the_numbers_of_the_log(
 ):
     folder = tmp_path / "run"
     late = ("task.reward=late", "scoring.count=1", "archive.enabled=true", "relay.enabled=true")
-    with started(folder, model, "trainer.steps=2000", *late) as process:
-        wait_for(lambda: is_up(folder) and has_evaluated(folder), process)
-        wait_for(lambda: len(records(folder, "ledger", StepDone)) >= 4, process)
-        wait_for(
-            lambda: "rollstream_run_step_age_seconds" in scraped(folder, "supervisor"), process
-        )
+    with started(folder, model, "trainer.steps=2000", *late) as run:
+        run.wait_for(lambda: is_up(folder) and has_evaluated(folder))
+        run.wait_for(lambda: len(records(folder, "ledger", StepDone)) >= 4)
+        run.wait_for(lambda: "rollstream_run_step_age_seconds" in scraped(folder, "supervisor"))
         leased = {"lease_term", "lease_renewals_total"}
         over_kafka = {"log_follow_restarts_total", "log_follow_lost_total"}
         common = {family.name for family in BY_ROLE["every role"]} - over_kafka
@@ -88,11 +85,10 @@ def test_every_role_serves_the_documented_names_and_the_numbers_of_the_log(
             assert served_names(folder, role) - by_topic == wanted - by_topic, role
             assert value(scraped(folder, role), "rollstream_scrape_errors_total") == 0, role
             assert get(endpoint(folder, NAMES[role])["url"] + "/healthz")[0] == 200
-            wait_for_iteration(folder, NAMES[role], process)
+            wait_for_iteration(run, NAMES[role])
         check_trainer(folder)
         check_rollout(folder)
-        process.send_signal(signal.SIGINT)
-        process.wait(WAIT_S)
+        run.newest().stop(signal.SIGINT)
     assert list((folder / "metrics" / "endpoints").iterdir()) == []
 
 
@@ -132,17 +128,17 @@ def test_killed_roles_come_back_with_a_new_endpoint_and_one_line_per_step(
 ):
     folder, steps = tmp_path / "run", 14
     settings = (f"trainer.steps={steps}", "evaluation.enabled=false")
-    with started(folder, model, *settings) as process:
+    with started(folder, model, *settings) as run:
         for least, name in ((2, "trainer"), (4, "rollout-0")):
-            wait_for(lambda: len(records(folder, "ledger", StepDone)) >= least, process)  # noqa: B023
-            wait_for(lambda: pid_of(folder, name) > 0, process)  # noqa: B023
+            run.wait_for(lambda: len(records(folder, "ledger", StepDone)) >= least)  # noqa: B023
+            run.wait_for(lambda: pid_of(folder, name) > 0)  # noqa: B023
             before = pid_of(folder, name)
             os.kill(before, signal.SIGKILL)
-            wait_for(lambda: pid_of(folder, name) not in (0, before), process)  # noqa: B023
+            run.wait_for(lambda: pid_of(folder, name) not in (0, before))  # noqa: B023
             assert get(endpoint(folder, name)["url"] + "/healthz")[0] == 200
             found = scraped(folder, "supervisor")
             assert value(found, "rollstream_supervisor_restarts_total", process=name) == 1
-        assert process.wait(WAIT_S) == 0
+        run.wait_complete()
     lines = read_metrics(folder / "metrics" / "trainer.jsonl")
     assert Counter(line["step"] for line in lines) == Counter(range(1, steps + 1))
     done = {(d.step, d.time_s) for d in records(folder, "ledger", StepDone)}
@@ -157,12 +153,12 @@ def test_a_base_port_gives_each_role_the_next_one_and_a_taken_one_does_no_harm(
     settings = ("trainer.steps=3", "evaluation.enabled=false")
     with (
         socket.create_server(("127.0.0.1", base + 3)),  # the port of the third role, the trainer
-        started(folder, model, *settings, ROLLSTREAM_METRICS_PORT=str(base)) as process,
+        started(folder, model, *settings, ROLLSTREAM_METRICS_PORT=str(base)) as run,
     ):
-        wait_for(lambda: endpoint_file(folder, "dispatch").exists(), process)
+        run.wait_for(lambda: endpoint_file(folder, "dispatch").exists())
         assert endpoint(folder, "supervisor")["port"] == base
         assert endpoint(folder, "dispatch")["port"] == base + 2
-        assert process.wait(WAIT_S) == 0
+        run.wait_complete()
     log = (folder / "logs" / "trainer.log").read_text()
     assert re.search(rf"no metrics: 127\.0\.0\.1 port {base + 3} is unavailable", log)
     assert len(records(folder, "ledger", StepDone)) == 3

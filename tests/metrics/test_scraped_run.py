@@ -17,7 +17,7 @@ from testbed.oncall.watched_run import LIMIT_S, measure_alerts
 from testbed.reference_pages import ALERTS
 from testbed.scraping import endpoint
 from testbed.servers.prometheus import Prometheus
-from testbed.waiting import WAIT_S, wait_for
+from testbed.waiting import wait_for
 from tests.metrics.live_run import records, started
 
 NAMES = ("supervisor", "prompts", "dispatch", "trainer", "rollout-0", "eval", "archive")
@@ -37,18 +37,17 @@ def test_every_panel_has_data_of_a_living_run_and_no_alert_fires(
 ) -> None:
     folder = tmp_path / "run"
     more = ("trainer.steps=5000", "archive.enabled=true", "archive.roll_s=2")
-    with started(folder, model, *more) as process:
-        wait_for(lambda: all(endpoint_file(folder, name).exists() for name in NAMES), process)
-        wait_for(lambda: len(records(folder, "ledger", StepDone)) >= 6, process)
-        wait_for(lambda: bool(read_metrics(folder / "metrics" / "eval.jsonl")), process)
+    with started(folder, model, *more) as run:
+        run.wait_for(lambda: all(endpoint_file(folder, name).exists() for name in NAMES))
+        run.wait_for(lambda: len(records(folder, "ledger", StepDone)) >= 6)
+        run.wait_for(lambda: bool(read_metrics(folder / "metrics" / "eval.jsonl")))
         served = [endpoint(folder, name) for name in NAMES]
         targets = [f"{one['host']}:{one['port']}" for one in served]
         with Prometheus(targets, ALERTS, scrape_s=2) as server:
             missing = lambda: "\n".join(without_data(server))  # noqa: E731
-            wait_for(lambda: not missing(), process, missing)
+            wait_for(lambda: not missing(), run.newest().process, missing)
             assert not [one for one in server.firing() if one[0].endswith(("Dying", "Unobserved"))]
-        process.send_signal(signal.SIGINT)
-        process.wait(WAIT_S)
+        run.newest().stop(signal.SIGINT)
 
 
 def test_each_planted_fault_raises_its_alert_within_two_evaluations(tmp_path: Path) -> None:

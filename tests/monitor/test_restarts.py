@@ -9,12 +9,12 @@ from rollstream.look.monitor.sessions import RunSessions
 from rollstream.look.monitor.snapshot import take_snapshot
 from rollstream.look.monitor.state import RunState
 from rollstream.look.report.summary import open_history, summarise
-from rollstream.look.report.write import report_page
 from rollstream.storage.archive.log_view import LogView
 from rollstream.storage.terms import STARTS
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import Opened, RelayStatus
 from rollstream.streams.writer import FencedWriter, publish
+from tests.report.report_html import report_html
 from tests.support import planted_states as planted
 from tests.support.synthetic_run import admitted, publish_run, status
 
@@ -49,8 +49,8 @@ def test_top_and_report_count_the_same_restarts(without_supervisor):
     history = open_history(without_supervisor)
     assert history.state.restarts() == EXPECTED
     assert summarise(history).restarts == 4
-    page = report_page(history, summarise(history))
-    assert re.search(r"<td>trainer</td><td class=n[^>]*>2</td>", page)
+    page = report_html(history, summarise(history))
+    assert re.search(r'<td>trainer</td><td class="n"[^>]*>2</td>', page)
     assert "4 restarts" in planted.drawn(planted.moment(history.state), 100)
     assert "2× trainer" in planted.drawn(planted.moment(history.state), 100)
 

@@ -16,11 +16,13 @@ from rollstream.look.monitor.state import (
     parse_move,
     parse_moves,
 )
+from rollstream.look.report.cards import FULL_DETAIL
+from rollstream.look.report.elements import html_of
 from rollstream.look.report.history import RolloutHistory, RunHistory, ServedVersion
 from rollstream.look.report.summary import open_history, summarise
 from rollstream.look.report.timeline import draw_timeline
-from rollstream.look.report.write import report_page
 from rollstream.storage.metrics_file import MetricsFile
+from tests.report.report_html import report_html
 from tests.support import planted_states as planted
 from tests.support.planted_states import drawn
 
@@ -100,32 +102,38 @@ def timeline_of(moves: list[RequestMove]) -> RunHistory:
     return history
 
 
+def drawn_timeline(moves: list[RequestMove]) -> str:
+    drawn = draw_timeline(timeline_of(moves), FULL_DETAIL.marks)
+    assert drawn is not None
+    return html_of(drawn)
+
+
 def test_the_timeline_draws_moves_as_arrows_and_marks_pulls():
     moves = [
         RequestMove(120.0, "a", "b", 9),
         RequestMove(125.0, "b", "<c>", 1),
         RequestMove(126.0, "gone", "a", 1),
     ]
-    drawing = draw_timeline(timeline_of(moves))
+    drawing = drawn_timeline(moves)
     ElementTree.fromstring(drawing)
     assert "a handed 9 requests to b" in drawing
     assert "b handed 1 request to &lt;c&gt;" in drawing
     assert drawing.count('class="move"') == 2, "a rollout that is not drawn has no arrows"
     assert drawing.count('class="pull"') == 3, "the first version was not pulled"
-    down, up = (float(y) for y in re.findall(r'class="shaft" d="M[\d.]+ ([\d.]+)V', drawing))
-    tips = [float(y) for y in re.findall(r"L[\d.]+ ([\d.]+)z", drawing)]
-    assert tips[0] > down, "from the row that gave …"
-    assert tips[1] < up, "… to the one that took"
+    arrows = re.findall(r'class="move" d="M[\d.]+ ([\d.]+)V([\d.]+)m', drawing)
+    (down, down_tip), (up, up_tip) = (map(float, arrow) for arrow in arrows)
+    assert down_tip > down, "from the row that gave …"
+    assert up_tip < up, "… to the one that took"
 
 
 def test_moves_of_one_plan_stand_side_by_side():
     moves = [RequestMove(120.0, "a", "b", 9), RequestMove(120.001, "b", "<c>", 1)]
-    left, right = re.findall(r'class="shaft" d="M([\d.]+) ', draw_timeline(timeline_of(moves)))
+    left, right = re.findall(r'class="move" d="M([\d.]+) ', drawn_timeline(moves))
     assert float(right) - float(left) > 5
 
 
 def test_moves_outside_of_what_is_drawn_are_left_out():
-    assert 'class="move"' not in draw_timeline(timeline_of([RequestMove(10_000.0, "a", "b", 1)]))
+    assert 'class="move"' not in drawn_timeline([RequestMove(10_000.0, "a", "b", 1)])
 
 
 def test_the_report_reads_moves_from_the_runs_folder(run_folder):
@@ -139,7 +147,7 @@ def test_the_report_reads_moves_from_the_runs_folder(run_folder):
     read = open_history(run_folder)
     assert len(read.moves) == 1
     assert read.state.foreign == {"status": 7}
-    assert "7 in status" in report_page(read, summarise(read))
+    assert "7 in status" in report_html(read, summarise(read))
     (run_folder.metrics / MOVES_FILE).unlink()
     assert open_history(run_folder).moves == []
 

@@ -10,9 +10,9 @@ from rollstream.look.monitor.concerns import CONCERNS, warnings_of
 from rollstream.look.monitor.state import ArchiveBacklog, DeadLetters, RunState
 from rollstream.look.report.history import RunHistory
 from rollstream.look.report.summary import summarise
-from rollstream.look.report.write import report_page
 from rollstream.streams.records import GroupClosed, Opened, Prompt
 from rollstream.streams.values import Sampling, Version
+from tests.report.report_html import report_html
 from tests.support import planted_states as planted
 from tests.support.planted_states import (
     GROUPS,
@@ -278,9 +278,9 @@ def test_weights_that_were_not_verified_or_announced():
 
 def test_the_report_shows_warnings_and_is_silent_without():
     history = RunHistory()
-    assert "Warnings" not in report_page(history, summarise(history))
+    assert "Warnings" not in report_html(history, summarise(history))
     history.concerns = warnings_of(moment(healthy(reward=lambda index: 0.0)))
-    text = report_page(history, summarise(history))
+    text = report_html(history, summarise(history))
     assert "Warnings" in text
     assert "groups of task remainder" in text
 

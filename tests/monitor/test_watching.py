@@ -23,7 +23,6 @@ from rollstream.look.monitor.observer import RunObserver
 from rollstream.look.monitor.samples import RecentSamples
 from rollstream.look.report.history import RunHistory
 from rollstream.look.report.summary import summarise
-from rollstream.look.report.write import report_page
 from rollstream.storage.archive.log_view import LogView
 from rollstream.streams.bus import AppendEntry, Message
 from rollstream.streams.connect import open_bus
@@ -33,6 +32,7 @@ from rollstream.streams.topics import catalogue
 from rollstream.streams.writer import FencedWriter, publish
 from testbed.memory import MemoryBus, MemoryStore
 from tests.archive.archive_samples import RETAINED_MAX, append, large, retained_bytes
+from tests.report.report_html import report_html
 from tests.support import planted_states as planted
 from tests.support.synthetic_run import GROUPS
 
@@ -132,7 +132,7 @@ def test_a_position_that_was_truncated_away_continues_at_the_begin(bus, tmp_path
     feed.follow(state, 0.0)
     assert (state.groups.endings["dead"], state.is_tail, state.holes) == (10, True, [])
     history = RunHistory(is_tail=state.is_tail)
-    assert "without the run&#x27;s first records" in report_page(history, summarise(history))
+    assert "without the run's first records" in report_html(history, summarise(history))
 
 
 def test_an_archive_that_commits_is_measured(bus, tmp_path):

@@ -105,10 +105,10 @@ def test_a_stopped_relay_is_passed_over_and_catches_up_when_it_resumes(net: Rela
     _, middle, last = relays
     version = net.publish(1, content)
     wait_for(lambda: last.receives(BIG, 2 * MIB))
-    middle.signal(signal.SIGSTOP)
+    middle.send_signal(signal.SIGSTOP)
     assert_whole(last, version, content)
     assert last.figure("received_bytes_total") == whole_bytes(version, content)
-    middle.signal(signal.SIGCONT)
+    middle.send_signal(signal.SIGCONT)
     assert_whole(middle, version, content)
     wait_for(lambda: last.status()["upstream"] == "b/2")
     assert total(relays, "bucket_bytes_total") == whole_bytes(version, content)
@@ -116,7 +116,7 @@ def test_a_stopped_relay_is_passed_over_and_catches_up_when_it_resumes(net: Rela
 
 def test_a_stopped_head_does_not_hold_up_the_others(net: RelayNet) -> None:
     first, second, third = net.start_chain("a", "b", "c")
-    first.signal(signal.SIGSTOP)
+    first.send_signal(signal.SIGSTOP)
     content = files()
     version = net.publish(1, content)
     for relay in (second, third):
@@ -188,7 +188,7 @@ def test_a_relay_that_was_asked_to_stop_frees_its_memory(net: RelayNet) -> None:
     (relay,) = net.start("a")
     version = net.publish(1, files())
     wait_for(lambda: relay.has(version))
-    relay.signal(signal.SIGTERM)
+    relay.send_signal(signal.SIGTERM)
     assert relay.process.wait(WAIT_S) == 143
     assert not relay.folder.exists()
 

@@ -115,7 +115,7 @@ def test_a_rollout_never_fails_because_of_a_relay(
     if fault == "killed":
         relay.kill()  # pyright: ignore[reportPossiblyUnboundVariable]
     elif fault == "stopped":
-        relay.signal(signal.SIGSTOP)  # pyright: ignore[reportPossiblyUnboundVariable]
+        relay.send_signal(signal.SIGSTOP)  # pyright: ignore[reportPossiblyUnboundVariable]
     elif fault == "gone in the middle":
         wait_for(lambda: relay.has(version))  # pyright: ignore[reportPossiblyUnboundVariable]
         threading.Timer(1.0, relay.kill).start()  # pyright: ignore[reportPossiblyUnboundVariable]

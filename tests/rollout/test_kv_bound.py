@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from rollstream.producers.engines.paced.engine import PacedEngine, PacedShape
+from rollstream.producers.engines.paced.engine import PacedEngine
 from rollstream.producers.engines.paced.lengths import LengthSampler, LogNormal
 from rollstream.producers.engines.roofline import Roofline
 from rollstream.producers.rollout.in_progress import InProgress
@@ -32,10 +32,17 @@ class Still:
 
 def rollout_of(scene: Scene, kv_capacity: int) -> RolloutLoop:
     rollout, _ = scene.rollout("a")
-    shape = PacedShape(
-        SETTINGS.slots, 64, kv_capacity, 19, SLOW, LengthSampler(LogNormal(30, 40), 0.0)
+    engine = PacedEngine(
+        {"head": torch.ones(2)},
+        V0,
+        Still(),
+        slots=SETTINGS.slots,
+        context_max=64,
+        kv_capacity=kv_capacity,
+        vocabulary=19,
+        roofline=SLOW,
+        lengths=LengthSampler(LogNormal(30, 40), 0.0),
     )
-    engine = PacedEngine(shape, {"head": torch.ones(2)}, V0, Still())
     parts = replace(rollout.driver.parts, engine=engine)
     return RolloutLoop(rollout.follower, rollout.assignments, InProgress(SingleTurn(parts)))
 

@@ -4,82 +4,49 @@ resumed; then both runs are audited and counted.
 
 import json
 import re
-import signal
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from rollstream.streams.records import Admitted, GroupClosed, Prompt, StepDone, Take
 from testbed.recount import places_of, recount
-from testbed.run_process import (
-    GROUPS,
-    assert_the_log_adds_up,
-    kill_all,
-    random_model,
-    read,
-    role,
-    role_restarted,
-    running,
-    started,
-    steps_done,
-)
-from testbed.waiting import WAIT_S, wait_for
+from testbed.run_driver import HERE, RunDriver, set_words
+from testbed.run_process import GROUPS, assert_the_log_adds_up, random_model, read, started
 
 AT, END, STEPS = 4, 18, 40
-LINE = [sys.executable, "-m", "rollstream"]
 UNEVEN = "task.name=tests.support.uneven_task:Uneven"
 PARENT = [UNEVEN, f"trainer.steps={STEPS}", "checkpoints.keep=20"]
-
-
-def command_json(*words: str) -> dict:
-    done = subprocess.run([*LINE, *words, "--json"], capture_output=True, text=True, timeout=WAIT_S)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout)
-
-
-@contextmanager
-def gone_on(folder: Path) -> Generator[subprocess.Popen[bytes]]:
-    """`rollstream run FOLDER`."""
-    with running([*LINE, "run", str(folder)], folder.parent / "fork.txt") as process:
-        yield process
 
 
 @pytest.mark.long
 def test_a_fork_of_a_living_run_continues_under_kills_and_both_are_clean(tmp_path: Path) -> None:
     folder, fork = tmp_path / "run", tmp_path / "fork"
-    with started(folder, random_model(tmp_path / "model"), PARENT) as process:
-        wait_for(lambda: steps_done(folder) > AT, process)
-        made = command_json(
-            "fork", str(folder), "--at", str(AT), "--out", str(fork), "--set",
-            f"trainer.steps={END}", "--set", "dispatch.lease_s=3", "--set", "trainer.lease_s=3",
-        )  # fmt: skip
-        assert made["step"] == AT
-        assert process.wait(WAIT_S) == 0
+    changed = set_words([f"trainer.steps={END}", "dispatch.lease_s=3", "trainer.lease_s=3"])
+    with started(folder, random_model(tmp_path / "model"), PARENT) as parent:
+        parent.wait_for_step(AT + 1)
+        line = ("fork", str(folder), "--at", str(AT), "--out", str(fork), *changed, "--json")
+        assert json.loads(HERE.run(*line).stdout)["step"] == AT
+        parent.wait_complete()
     assert_the_log_adds_up(folder, STEPS)
-    before = command_json("audit", str(folder), "--whole")
-    with gone_on(fork) as process:
-        wait_for(lambda: steps_done(fork) > AT + 2, process)
-        victim = role(process, "trainer")
-        victim.send_signal(signal.SIGKILL)
-        wait_for(lambda: role_restarted(process, "trainer", victim.pid), process)
-        wait_for(lambda: steps_done(fork) > AT + 5, process)
-        kill_all(process)
-    with gone_on(fork) as process:
-        assert process.wait(WAIT_S) == 0
+    before = parent.audit("--whole")
+    with RunDriver(fork) as run:
+        run.start()
+        run.wait_for_step(AT + 3)
+        run.kill("trainer")
+        run.wait_for_step(AT + 6)
+        run.newest().kill()
+        run.start()
+        run.wait_complete()
     began = re.findall(r"resumes after step (\d+)", (fork / "logs" / "trainer.log").read_text())
     assert int(began[0]) == AT
     assert min(map(int, began)) == AT
-    assert command_json("audit", str(folder), "--whole") == before
+    assert parent.audit("--whole") == before
     assert_fork_is_whole(folder, fork)
 
 
 def assert_fork_is_whole(folder: Path, fork: Path) -> None:
-    assert command_json("audit", str(fork))["violations"] == 0
+    assert RunDriver(fork).audit()["violations"] == 0
     counted = recount(places_of(str(fork)))
     assert counted["steps"] == END - AT
     assert (counted["groups"]["ended_twice"], counted["trajectories"]["trained_twice"]) == (0, 0)

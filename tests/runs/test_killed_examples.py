@@ -2,7 +2,6 @@
 made small, each with one of its processes killed in the middle.
 """
 
-import signal
 from collections import Counter
 from pathlib import Path
 
@@ -19,8 +18,8 @@ from rollstream.streams.records import (
     WeightsAnnounced,
 )
 from testbed.repository import ROOT
-from testbed.run_process import read, role, role_restarted, run_line, running
-from testbed.waiting import WAIT_S, wait_for
+from testbed.run_driver import Machine, RunDriver
+from testbed.run_process import read
 
 LATE_REWARD = ROOT / "examples" / "late-reward.toml"
 STEPS, GROUPS = 10, 4  # as in the late-reward example
@@ -36,14 +35,12 @@ SMALL = (
 def test_the_example_loses_nothing_when_its_scorer_is_killed(tmp_path: Path) -> None:
     """Promise 1 for late rewards, with `kill -9`."""
     folder = tmp_path / "run"
-    line, output = run_line(LATE_REWARD, folder, ()), tmp_path / "output.txt"
-    with running(line, output, cwd=ROOT) as process:
-        wait_for(lambda: len(read(folder, "annotations", Annotation)) >= 8, process)
-        victim = role(process, "scorer-0")
-        victim.send_signal(signal.SIGKILL)
+    with RunDriver(folder, LATE_REWARD, host=Machine(folder=ROOT)) as run:
+        run.start()
+        run.wait_for(lambda: len(read(folder, "annotations", Annotation)) >= 8)
         steps = len(read(folder, "ledger", StepDone))
-        wait_for(lambda: role_restarted(process, "scorer-0", victim.pid), process)
-        assert process.wait(WAIT_S) == 0, output.read_text()
+        run.kill("scorer-0")
+        run.wait_complete()
     assert steps < STEPS
     assert_all_that_was_trained_was_scored_once(folder)
 
@@ -67,13 +64,11 @@ def assert_all_that_was_trained_was_scored_once(folder: Path) -> None:
 def test_a_killed_trainer_makes_the_same_weights_again(tmp_path: Path) -> None:
     """Promise 1 with neither a model nor an accelerator: the audit finds nothing."""
     folder = tmp_path / "run"
-    line, output = run_line(LONGTAIL, folder, SMALL), tmp_path / "output.txt"
-    with running(line, output, cwd=ROOT) as process:
-        wait_for(lambda: len(read(folder, "ledger", StepDone)) >= 3, process)
-        victim = role(process, "trainer")
-        victim.send_signal(signal.SIGKILL)
-        wait_for(lambda: role_restarted(process, "trainer", victim.pid), process)
-        assert process.wait(WAIT_S) == 0, output.read_text()
+    with RunDriver(folder, LONGTAIL, SMALL, Machine(folder=ROOT)) as run:
+        run.start()
+        run.wait_for(lambda: len(read(folder, "ledger", StepDone)) >= 3)
+        run.kill("trainer")
+        run.wait_complete()
     assert "no model" in (folder / "report.html").read_text(encoding="utf-8")
     assert main(["audit", str(folder)]) == 0
     steps = read(folder, "ledger", StepDone)

@@ -2,24 +2,14 @@
 counted.
 """
 
-import os
 import re
 import signal
 from pathlib import Path
 
-import psutil
 import pytest
 
 from rollstream.streams.records import StepDone
-from testbed.run_process import (
-    assert_the_log_adds_up,
-    read,
-    role,
-    role_restarted,
-    started,
-    steps_done,
-)
-from testbed.waiting import WAIT_S, wait_for
+from testbed.run_process import assert_the_log_adds_up, read, started
 
 
 def test_every_role_killed_once_loses_nothing_and_trains_nothing_twice(
@@ -27,13 +17,11 @@ def test_every_role_killed_once_loses_nothing_and_trains_nothing_twice(
 ) -> None:
     """Promise 1 with `kill -9`, one role after the other while the run continues."""
     folder = tmp_path / "run"
-    with started(folder, model) as process:
+    with started(folder, model) as run:
         for steps, name in enumerate(("trainer", "rollout-0", "dispatch", "prompts"), start=2):
-            wait_for(lambda: len(read(folder, "ledger", StepDone)) >= steps, process)  # noqa: B023
-            victim = role(process, name)
-            victim.send_signal(signal.SIGKILL)
-            wait_for(lambda: role_restarted(process, name, victim.pid), process)  # noqa: B023
-        assert process.wait(WAIT_S) == 0
+            run.wait_for(lambda: len(read(folder, "ledger", StepDone)) >= steps)  # noqa: B023
+            run.kill(name)
+        run.wait_complete()
     assert_the_log_adds_up(folder)
     assert (folder / "report.html").stat().st_size > 10_000
 
@@ -45,13 +33,12 @@ def test_an_interrupted_run_resumes_from_its_last_checkpoint(tmp_path: Path, mod
     """
     folder, steps = tmp_path / "run", 30
     settings = [f"trainer.steps={steps}", "rollouts.count=1"]
-    with started(folder, model, settings) as process:
-        wait_for(lambda: steps_done(folder) >= 5, process)
-        os.kill(process.pid, signal.SIGINT)
-        assert process.wait(WAIT_S) != 0
-    assert len(read(folder, "ledger", StepDone)) < steps
-    with started(folder, model, settings) as process:
-        assert process.wait(WAIT_S) == 0
+    with started(folder, model, settings) as run:
+        run.wait_for_step(5)
+        assert run.newest().stop(signal.SIGINT) != 0
+        assert len(read(folder, "ledger", StepDone)) < steps
+        run.start()
+        run.wait_complete()
     began = re.findall(r"resumes after step (\d+)", (folder / "logs" / "trainer.log").read_text())
     assert int(began[-1]) >= 4
     assert int(began[-1]) % 4 == 0
@@ -62,14 +49,9 @@ def test_an_interrupted_run_resumes_from_its_last_checkpoint(tmp_path: Path, mod
 def test_the_whole_run_killed_at_once_resumes(tmp_path: Path, model: Path) -> None:
     """Supervisor and all roles die together, then the same command again."""
     folder = tmp_path / "run"
-    with started(folder, model) as process:
-        wait_for(lambda: len(read(folder, "ledger", StepDone)) >= 3, process)
-        children = psutil.Process(process.pid).children()
-        process.kill()
-        process.wait(WAIT_S)
-        gone, alive = psutil.wait_procs(children, timeout=WAIT_S)
-        assert gone
-        assert not alive, "a role outlived its supervisor"
-    with started(folder, model) as process:
-        assert process.wait(WAIT_S) == 0
+    with started(folder, model) as run:
+        run.wait_for(lambda: len(read(folder, "ledger", StepDone)) >= 3)
+        run.newest().kill()  # and no role outlives it
+        run.start()
+        run.wait_complete()
     assert_the_log_adds_up(folder)

@@ -6,16 +6,7 @@ import pytest
 
 from rollstream.storage.metrics_file import read_metrics
 from rollstream.storage.starting_model.models import build_model
-from testbed.run_process import (
-    SIZES,
-    STEPS,
-    assert_the_log_adds_up,
-    role,
-    role_restarted,
-    started,
-    steps_done,
-)
-from testbed.waiting import WAIT_S, wait_for
+from testbed.run_process import SIZES, STEPS, assert_the_log_adds_up, started
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +37,9 @@ def test_a_model_that_no_rollout_serves_is_refused_before_the_start(
     tmp_path: Path, unserved: Path
 ) -> None:
     folder = tmp_path / "run"
-    with started(folder, unserved, ["rollouts.count=1"]) as process:
-        assert process.wait(WAIT_S) == 2
-    printed = (tmp_path / "output.txt").read_text()
+    with started(folder, unserved, ["rollouts.count=1"]) as run:
+        run.newest().wait(code=2)
+        printed = run.newest().text
     assert "rope type 'dynamic' depends on the batch" in printed
     assert "(model.path)" in printed
     assert not folder.exists()
@@ -57,13 +48,11 @@ def test_a_model_that_no_rollout_serves_is_refused_before_the_start(
 @pytest.mark.long
 def test_a_killed_rollout_is_no_refusal(tmp_path: Path, model: Path) -> None:
     folder = tmp_path / "run"
-    with started(folder, model, ["rollouts.count=1"]) as process:
+    with started(folder, model, ["rollouts.count=1"]) as run:
         for steps in (0, 3):
-            wait_for(lambda: role_restarted(process, "rollout-0", 0), process)  # the log exists
-            wait_for(lambda: steps_done(folder) >= steps, process)  # noqa: B023
-            victim = role(process, "rollout-0")
-            victim.kill()
-            wait_for(lambda: role_restarted(process, "rollout-0", victim.pid), process)  # noqa: B023
-        assert process.wait(WAIT_S) == 0
+            run.role("rollout-0")  # the log exists
+            run.wait_for_step(steps)
+            run.kill("rollout-0")
+        run.wait_complete()
     assert deaths_of_rollouts(folder) == [-9, -9]
     assert_the_log_adds_up(folder, STEPS)

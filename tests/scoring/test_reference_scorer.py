@@ -2,7 +2,6 @@
 a second scorer or a killed one changes.
 """
 
-import signal
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -29,7 +28,7 @@ from rollstream.streams.bus import Bus
 from rollstream.streams.records import Annotation, StepDone, Take, Trajectory
 from rollstream.streams.values import Span, Version
 from rollstream.streams.writer import publish
-from testbed.run_process import STEPS, assert_the_log_adds_up, read, role, role_restarted, started
+from testbed.run_process import STEPS, assert_the_log_adds_up, read, started
 from testbed.waiting import WAIT_S, wait_for
 from tests.runs.test_resume import UNEVEN, hashes, train_until, used
 from tests.runs.test_whole_run import assert_every_group_has_one_ending
@@ -315,13 +314,11 @@ def test_killed_scorers_lose_nothing_and_a_replay_has_the_same_hashes(
         "task.name=tests.support.uneven_task:Uneven",
         f"trainer.steps={2 * STEPS}",  # far more than are done while a killed scorer starts again
     ]  # fmt: skip
-    with started(folder, model, settings) as process:
+    with started(folder, model, settings) as run:
         for name, steps in (("scorer-0", 3), ("scorer-1", 6)):
-            wait_for(lambda at=steps: len(read(folder, "ledger", StepDone)) >= at, process)
-            victim = role(process, name)
-            victim.send_signal(signal.SIGKILL)
-            wait_for(lambda who=name, pid=victim.pid: role_restarted(process, who, pid), process)
-        assert process.wait(WAIT_S) == 0
+            run.wait_for(lambda at=steps: len(read(folder, "ledger", StepDone)) >= at)
+            run.kill(name)
+        run.wait_complete()
     assert_the_log_adds_up(folder, 2 * STEPS)
     takes = read(folder, "ledger", Take)
     noted = {note.trajectory for take in takes for note in take.annotations}

@@ -44,7 +44,7 @@ def test_programs():
 
 
 def test_servers(tmp_path):
-    from testbed.run_process import running  # imports transformers, which only this test needs
+    from testbed.run_driver import RunDriver
     from testbed.servers.kafka_broker import KafkaBroker
     from testbed.servers.prometheus import Prometheus
     from testbed.servers.versity import VersityGW
@@ -53,8 +53,9 @@ def test_servers(tmp_path):
     broker = KafkaBroker()
     broker.start()
     broker.wait_ready()
-    line = [sys.executable, "-m", "rollstream", "explore", "examples/archive", "--port", "0"]
-    with Prometheus([], tmp_path / "rules.yml", 1.0), running(line, tmp_path / "output"):
+    run = RunDriver(tmp_path / "run", Path("examples/archive"))
+    with Prometheus([], tmp_path / "rules.yml", 1.0), run:
+        run.start("explore", "--port", "0")
         note_and_wait()
 
 

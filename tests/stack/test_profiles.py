@@ -11,16 +11,7 @@ import pytest
 from testbed.stack.compose import ADDED, ROLES, SERVERS, Stack, env_file, wait_until
 from testbed.stack.daemon import StackDaemon
 from testbed.stack.images import build
-from testbed.stack.whole_run import (
-    EXPLORER,
-    LOOK_S,
-    PROMETHEUS,
-    audit_inside,
-    fetched,
-    newest_step,
-    queried,
-    wait_for_report,
-)
+from testbed.stack.whole_run import EXPLORER, LOOK_S, PROMETHEUS, StackRun, fetched, queried
 from testbed.waiting import let_pass, wait_for
 
 pytestmark = pytest.mark.long
@@ -59,8 +50,8 @@ def test_every_profile_does_its_work_beside_one_run(daemon: StackDaemon) -> None
         assert b"<html" in fetched(stack, EXPLORER, TOKEN).lower()
         assert b"<html" not in fetched(stack, EXPLORER).lower()
         wait_until(stack, (*ROLES, "score", "relay"), "ended", UP_S)
-        wait_for_report(stack)
-        audit_inside(stack)  # every trained group has the scorer's annotations
+        StackRun(stack).wait_for_report()
+        StackRun(stack).audit()  # every trained group has the scorer's annotations
 
 
 def assert_observed(stack: Stack) -> None:
@@ -86,7 +77,7 @@ def test_repack_moves_trajectories_of_the_long_tail(daemon: StackDaemon) -> None
 
         def has_moved() -> bool:
             let_pass(LOOK_S)
-            is_complete = newest_step(stack) == sys.maxsize
+            is_complete = StackRun(stack).step() == sys.maxsize
             file = "/run/rollstream/metrics/moves.jsonl"
             text = stack.run("report", "sh", "-c", f"cat {file} || true")
             moved = sum(json.loads(line).get("requests", 0) for line in text.splitlines())
@@ -94,7 +85,7 @@ def test_repack_moves_trajectories_of_the_long_tail(daemon: StackDaemon) -> None
             return moved > 0
 
         wait_for(has_moved, None, stack.describe)
-        audit_inside(stack)
+        StackRun(stack).audit()
 
 
 def test_rollouts_generate_with_the_cpu_build_of_vllm(daemon: StackDaemon) -> None:
@@ -113,5 +104,5 @@ def test_rollouts_generate_with_the_cpu_build_of_vllm(daemon: StackDaemon) -> No
             lambda: "VLLM::EngineCore" in daemon.docker("top", rollout.id), None, stack.describe
         )
         wait_until(stack, ROLES, "ended", UP_S)
-        wait_for_report(stack)
-        audit_inside(stack)
+        StackRun(stack).wait_for_report()
+        StackRun(stack).audit()

@@ -12,7 +12,7 @@ import pytest
 
 from testbed.stack.compose import ROLES, SERVERS, Stack, env_file, wait_until
 from testbed.stack.daemon import StackDaemon
-from testbed.stack.whole_run import audit_inside, wait_for_report
+from testbed.stack.whole_run import StackRun
 
 pytestmark = pytest.mark.long
 
@@ -63,8 +63,8 @@ def test_a_run_trains_with_rights_of_each_role_and_shows_no_secret(
         assert len(said) == 2, said
         assert all(line.startswith("refused ") for line in said), said
     wait_until(stack, ROLES, "ended", UP_S)
-    wait_for_report(stack)
-    audit_inside(stack)
+    StackRun(stack).wait_for_report()
+    StackRun(stack).audit()
     containers = stack.containers()
     described = stack.daemon.docker("inspect", *(one.id for one in containers))
     logs = "".join(stack.logs(one, 100_000) for one in containers)

@@ -9,14 +9,7 @@ import pytest
 
 from testbed.stack.compose import ROLES, SERVERS, Stack, wait_until
 from testbed.stack.daemon import StackDaemon
-from testbed.stack.whole_run import (
-    audit_inside,
-    audit_outside,
-    kill,
-    newest_step,
-    wait_for_report,
-    wait_for_step,
-)
+from testbed.stack.whole_run import StackRun, audit_outside
 
 pytestmark = pytest.mark.long
 
@@ -45,22 +38,23 @@ def test_a_run_outlives_the_death_of_every_container_and_ends_with_its_report(
     stack: Stack, tmp_path: Path
 ) -> None:
     stack.up()
+    run = StackRun(stack)
     wait_until(stack, (*ROLES, *SERVERS), "healthy", UP_S)
-    wait_for_step(stack, 2)
-    for container in stack.containers(*ROLES, *SERVERS):
-        kill(stack, container)
+    run.wait_for_step(2)
+    for service in sorted((*ROLES, *SERVERS)):
+        run.kill(service)
     wait_until(stack, (*ROLES, *SERVERS), "healthy", UP_S)
     stack.up("--scale", "rollout=4", "--no-recreate")
     assert len(wait_until(stack, ["rollout"], "healthy", UP_S)) == 4
-    before = newest_step(stack)
+    before = run.step()
     assert before < STEPS, "the run was complete before everything was tried"
     stack.down()
     assert stack.containers() == []
     stack.up()
-    wait_for_step(stack, before)
+    run.wait_for_step(before)
     wait_until(stack, ROLES, "ended", UP_S)
     (trainer,) = stack.containers("trainer")
     assert "resumes after step" in stack.logs(trainer, 10_000)
-    wait_for_report(stack)
-    audit_inside(stack)
+    run.wait_for_report()
+    run.audit()
     audit_outside(stack, tmp_path)

@@ -10,7 +10,7 @@ import pytest
 from testbed.stack.compose import Container, Stack, wait_until
 from testbed.stack.daemon import StackDaemon
 from testbed.stack.images import EARLIER, EARLIER_REVISION, make_earlier
-from testbed.stack.whole_run import audit_inside, newest_step, wait_for_report, wait_for_step
+from testbed.stack.whole_run import StackRun
 
 pytestmark = pytest.mark.long
 
@@ -49,7 +49,7 @@ def test_every_role_is_upgraded_and_goes_back_while_the_run_trains(daemon: Stack
     with stack.without_data():
         stack.up("--scale", "rollout=2", "report", *ORDER)
         wait_until(stack, ORDER, "healthy", UP_S)
-        wait_for_step(stack, 2)
+        StackRun(stack).wait_for_step(2)
         for name in ORDER:
             del stack.changes[name]
             replace_one(stack, name)
@@ -61,7 +61,7 @@ def test_every_role_is_upgraded_and_goes_back_while_the_run_trains(daemon: Stack
         end(stack)
         found = [one for one, _ in groupby(stack.run("report", "python", "-c", REVISIONS).split())]
         assert [one == EARLIER_REVISION for one in found] == [True, False, True], found
-        audit_inside(stack)
+        StackRun(stack).audit()
         stack.run("trainer", "rollstream", "audit", "/run/rollstream")  # the earlier program's
 
 
@@ -75,23 +75,23 @@ def as_earlier(stack: Stack, service: str) -> dict[str, object]:
 
 def replace_one(stack: Stack, service: str) -> None:
     """Replaces a container of the other image, and waits until two more steps are trained."""
-    before = newest_step(stack)
+    before = StackRun(stack).step()
     wanted = stack.changes.get(service, {}).get("image", "rollstream")
     stack.replace(next(one for one in stack.containers(service) if image(stack, one) != wanted))
     wait_until(stack, [service], "healthy", UP_S)
-    wait_for_step(stack, before + 2)
+    StackRun(stack).wait_for_step(before + 2)
 
 
 def end(stack: Stack) -> None:
     """Gives the run its last step, the trainer first, and waits until it is complete."""
-    stack.settings = {**SETTINGS, "TRAINER__STEPS": str(newest_step(stack) + MORE_STEPS)}
+    stack.settings = {**SETTINGS, "TRAINER__STEPS": str(StackRun(stack).step() + MORE_STEPS)}
     words = stack.described()["trainer"]["command"]
     stack.changes["trainer"] = {"image": EARLIER, "command": [*words, "--accept-config"]}
     stack.up("--no-deps", "trainer")
     wait_until(stack, ["trainer"], "healthy", UP_S)
     stack.up("--no-deps", "--scale", "rollout=2", "report", *ORDER[:-1])
     wait_until(stack, ["trainer"], "ended", UP_S)
-    wait_for_report(stack)
+    StackRun(stack).wait_for_report()
 
 
 def images(stack: Stack) -> set[str]:

@@ -4,9 +4,6 @@ folder of its own, trains from the store.
 
 import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -27,11 +24,11 @@ from rollstream.storage.stores.file import FileStore
 from rollstream.storage.weights.pointer import advance_pointer, take_pointer
 from rollstream.storage.weights.publish import NewVersion, publish_version
 from rollstream.streams.values import Version
+from testbed.run_driver import RunDriver, set_words
 from testbed.run_process import SETTINGS, assert_the_log_adds_up, random_model
-from testbed.waiting import WAIT_S, wait_for
 
 STEPS = 3
-ROLES = {"trainer": "train", "dispatch": "dispatch", "prompts": "prompts", "rollout": "rollout"}
+ROLES = ("trainer", "dispatch", "prompts", "rollout")
 
 
 def configured(tmp_path: Path, *more: str) -> list[str]:
@@ -43,14 +40,7 @@ def configured(tmp_path: Path, *more: str) -> list[str]:
         f"store=file:{tmp_path / 'store'}", f"model.path={tmp_path / 'first' / 'model'}",
         "archive.enabled=false", *more,
     ]  # fmt: skip
-    return [str(file), *(word for setting in settings for word in ("--set", setting))]
-
-
-def started_role(tmp_path: Path, name: str, words: Sequence[str]) -> subprocess.Popen[bytes]:
-    host = tmp_path / f"host-{name}"
-    line = [sys.executable, "-m", "rollstream", ROLES[name], *words, "--run", str(host)]
-    with (tmp_path / f"{name}.log").open("wb") as log:
-        return subprocess.Popen([*line, "--name", name], stdout=log, stderr=log)
+    return [str(file), *set_words(settings)]
 
 
 @pytest.mark.slow
@@ -59,22 +49,14 @@ def test_roles_train_a_model_that_is_on_none_of_their_hosts(tmp_path):
     words = configured(tmp_path)
     assert main(["put-model", str(model), *words]) == 0
     shutil.rmtree(tmp_path / "first")
-    roles = {name: started_role(tmp_path, name, words) for name in ROLES}
-
-    def logs() -> str:
-        return "\n".join((tmp_path / f"{name}.log").read_text()[-2000:] for name in ROLES)
-
-    try:
-        wait_for(lambda: roles["trainer"].poll() is not None, describe=logs)
-        assert roles["trainer"].returncode == 0, logs()
-    finally:
-        for process in roles.values():
-            process.terminate()
-        for process in roles.values():
-            process.wait(WAIT_S)
     host = tmp_path / "host-trainer"
+    settings = [word for word in words[1:] if word != "--set"]
+    with RunDriver(host, Path(words[0]), settings, vital=("trainer",)) as run:
+        for name in ROLES:
+            run.start(name, folder=tmp_path / f"host-{name}")
+        run.wait_complete()
     assert_the_log_adds_up(host, STEPS)
-    assert "of the starting model's" in (tmp_path / "trainer.log").read_text()
+    assert "of the starting model's" in run.newest("trainer").text
     held = {path.suffix for path in (host / "model").rglob("*") if path.is_file()}
     assert ".safetensors" not in held
     other = locate_run(str(tmp_path / "host-dispatch"))  # dispatch needed no tokenizer

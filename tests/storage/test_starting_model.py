@@ -17,7 +17,7 @@ from rollstream.storage.starting_model.manifest import (
 from rollstream.storage.starting_model.models import load_model, load_stored_model
 from rollstream.storage.starting_model.put import check_same_model, copy_model, put_model
 from rollstream.storage.starting_model.reading import StoredModel
-from rollstream.storage.starting_model.rows import StoredRows, fetch_rows
+from rollstream.storage.starting_model.rows import ModelRows, fetch_rows
 from testbed.memory import MemoryStore
 
 
@@ -150,7 +150,7 @@ def test_a_model_is_built_from_the_store_bit_for_bit(source, tmp_path):
     store = MemoryStore()
     model = StoredModel(store, put_model(store, "run", source, 7.0))
     folder = model.host_folder("", None, tmp_path / "cache")
-    built = load_stored_model(str(folder), StoredRows(model))
+    built = load_stored_model(str(folder), ModelRows(model))
     whole = load_model(str(source.folder))
     assert built.state_dict().keys() == whole.state_dict().keys()
     for name, tensor in whole.state_dict().items():
@@ -168,7 +168,7 @@ def test_a_model_whose_names_are_converted_is_loaded_through_a_folder(source, tm
     folder = model.host_folder("", None, tmp_path / "cache")
     lacking = next(name for name in model.manifest.tensors if "norm" in name)
     del model.manifest.tensors[lacking]  # as if the file had it under another name
-    built = load_stored_model(str(folder), StoredRows(model))
+    built = load_stored_model(str(folder), ModelRows(model))
     assert torch.equal(
         built.state_dict()[lacking], load_model(str(source.folder)).state_dict()[lacking]
     )

@@ -2,14 +2,11 @@
 whose trainer holds its lease once more, then releases it.
 """
 
-import signal
 import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,9 +22,10 @@ from rollstream.storage.stores.json_objects import encode_json
 from rollstream.storage.weights.pointer import POINTER_KEY, Pointer
 from rollstream.streams.values import Version
 from testbed.memory import MemoryStore
+from testbed.run_driver import HERE, RunDriver
 from testbed.run_process import started
 from testbed.servers import free_ports
-from testbed.waiting import WAIT_S, wait_for
+from testbed.waiting import WAIT_S
 
 STEPS = 3
 
@@ -36,8 +34,8 @@ STEPS = 3
 def folder(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
     """A finished run; its tests are slow."""
     folder = tmp_path_factory.mktemp("complete") / "run"
-    with started(folder, model, [f"trainer.steps={STEPS}"]) as process:
-        assert process.wait(WAIT_S) == 0, (folder.parent / "output.txt").read_text()
+    with started(folder, model, [f"trainer.steps={STEPS}"]) as run:
+        run.wait_complete()
     return folder
 
 
@@ -48,18 +46,6 @@ def store_of(folder: Path) -> ObjectStore:
 def take_lease(store: ObjectStore) -> Lease:
     """A trainer that has just published its last version."""
     return acquire_lease(store, LeaseCandidate("trainer", "trainer", "nonce", duration_s=0.1), 60.0)
-
-
-@contextmanager
-def command(folder: Path, *words: str) -> Generator[subprocess.Popen[bytes]]:
-    with (folder.parent / "output.txt").open("ab") as output:
-        line = [sys.executable, "-m", "rollstream", *words]
-        process = subprocess.Popen(line, stdout=output, stderr=subprocess.STDOUT)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait(WAIT_S)
 
 
 def test_a_run_is_complete_once_its_last_step_is_believed_and_its_trainer_gone() -> None:
@@ -105,21 +91,22 @@ def test_a_role_that_ends_by_itself_leaves_the_others_alone() -> None:
 @pytest.mark.slow
 def test_a_role_exits_with_0_once_the_run_is_complete(folder: Path) -> None:
     lease = take_lease(store_of(folder))
-    with command(folder, "dispatch", str(folder), "--until-complete") as dispatch:
+    with RunDriver(folder) as run:
+        dispatch = run.start("dispatch", "--until-complete")
         with pytest.raises(subprocess.TimeoutExpired):
-            dispatch.wait(8.0)  # two looks
+            dispatch.wait(bound_s=8.0)  # two looks
         lease.release()
-        assert dispatch.wait(WAIT_S) == 0
+        dispatch.wait()
 
 
 @pytest.mark.slow
 def test_a_role_without_the_option_waits_for_its_signal(folder: Path) -> None:
     take_lease(store_of(folder)).release()
-    with command(folder, "dispatch", str(folder)) as dispatch:
+    with RunDriver(folder) as run:
+        dispatch = run.start("dispatch")
         with pytest.raises(subprocess.TimeoutExpired):
-            dispatch.wait(8.0)
-        dispatch.send_signal(signal.SIGTERM)
-        assert dispatch.wait(WAIT_S) == 143
+            dispatch.wait(bound_s=8.0)
+        assert dispatch.stop() == 143
 
 
 @pytest.mark.slow
@@ -127,22 +114,19 @@ def test_a_complete_run_is_not_started_again_unless_more_is_asked_for(
     tmp_path: Path, model: Path
 ) -> None:
     folder = tmp_path / "run"
-    with started(folder, model, [f"trainer.steps={STEPS}"]) as process:
-        assert process.wait(WAIT_S) == 0
+    with started(folder, model, [f"trainer.steps={STEPS}"]) as run:
+        run.wait_complete()
     events = folder / "metrics" / "supervisor.jsonl"
     before = events.read_text()
 
-    def run(*words: str) -> tuple[int, str]:
-        line = [sys.executable, "-m", "rollstream", "run", str(folder), *words]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=WAIT_S, check=False)
-        return done.returncode, done.stdout + done.stderr
+    def printed(*words: str) -> str:
+        done = HERE.run("run", str(folder), *words)
+        return done.stdout + done.stderr
 
-    code, text = run()
-    assert code == 0
+    text = printed()
     assert f"is complete: {STEPS} of {STEPS} steps; nothing was started" in text
     assert events.read_text() == before
-    code, text = run("--set", f"trainer.steps={STEPS + 1}", "--accept-config")
-    assert code == 0
+    text = printed("--set", f"trainer.steps={STEPS + 1}", "--accept-config")
     assert f"{STEPS + 1} of {STEPS + 1}" in text
     assert "restarts\t0" in text
 
@@ -160,11 +144,10 @@ def test_the_report_is_served_when_the_run_is_complete(folder: Path) -> None:
         except OSError:
             return 0, ""
 
-    words = ("report", str(folder), "--when-complete", "--serve", f"127.0.0.1:{port}")
-    with command(folder, *words) as report:
-        wait_for(lambda: fetched()[1].startswith(f"step {STEPS} of {STEPS};"), report)
+    with RunDriver(folder, vital=("report",)) as run:
+        report = run.start("report", "--when-complete", "--serve", f"127.0.0.1:{port}")
+        run.wait_for(lambda: fetched()[1].startswith(f"step {STEPS} of {STEPS};"))
         lease.release()
-        wait_for(lambda: "<html" in fetched()[1], report)
+        run.wait_for(lambda: "<html" in fetched()[1])
         assert (folder / "report.html").read_text() == fetched()[1]
-        report.send_signal(signal.SIGTERM)
-        assert report.wait(WAIT_S) == 0
+        assert report.stop() == 0

@@ -11,7 +11,8 @@ import pytest
 
 from rollstream.errors import ConfigurationError
 from rollstream.import_path import OLD_ROOTS, find_callable, module_environment
-from testbed.run_process import SETTINGS, run_line
+from testbed.run_driver import RunDriver
+from testbed.run_process import SETTINGS
 from testbed.waiting import WAIT_S
 
 TASK = """
@@ -46,7 +47,7 @@ def user_folder(tmp_path: Path, model: Path) -> Path:
 @pytest.mark.slow
 def test_a_run_works_beside_user_modules_that_are_named_like_our_folders(user_folder: Path):
     settings = [*SETTINGS, "trainer.steps=2", "rollouts.count=1"]
-    line = run_line(Path("run.toml"), Path("run"), settings)
+    line = RunDriver(Path("run"), Path("run.toml"), settings).line()
     line[1:1] = ["-P"]
     done = subprocess.run(
         line,

@@ -3,11 +3,9 @@ death in the middle of an insertion, and the log's records of drafts and moves a
 """
 
 import socket
-import subprocess
 from array import array
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -22,9 +20,9 @@ from rollstream.streams.records import Assignment, Trajectory
 from rollstream.streams.values import accepted_tokens
 from testbed.kills.aims import Aim, AimFolder
 from testbed.kills.moments import FILL
-from testbed.run_process import read, run_line, running
+from testbed.run_driver import RunDriver
+from testbed.run_process import read
 from testbed.stepped.crashes import Side
-from testbed.waiting import WAIT_S, wait_for
 
 MODULE = "testbed.kills.aimed_drafts"
 RUN = "drafted"
@@ -44,32 +42,18 @@ SETTINGS = [
 """Every version stays in the store, every assignment and prompt in the log."""
 
 
-@dataclass
-class DraftedRun:
-    """It runs in `process`, under a supervisor; `aims` are the planned signals for its roles."""
-
-    folder: Path
-    aims: AimFolder
-    process: subprocess.Popen[bytes]
+class DraftedRun(RunDriver):
+    """A run that shares a history of drafts."""
 
     @property
     def history(self) -> Path:
         """The folder in memory."""
         return segment_folder(RUN, self.folder, socket.gethostname())
 
-    def wait_for(self, condition: Callable[[], object]) -> None:
-        wait_for(condition, self.process, lambda: self.describe(""))
-
-    def end(self) -> None:
-        assert self.process.wait(WAIT_S) == 0, self.describe("it ended with an error")
-
-    def describe(self, what: str) -> str:
-        return f"{what}: {(self.folder.parent / 'output.txt').read_text()[-3000:]}"
-
     def writer(self) -> psutil.Process | None:
         """The living rollout that the history itself names."""
         pid = writer_of(self.history / HISTORY_FILE)
-        for child in psutil.Process(self.process.pid).children():
+        for child in psutil.Process(self.newest().pid).children():
             with suppress(psutil.NoSuchProcess):  # it dies just now
                 if child.pid == pid and "--name" in child.cmdline():  # a zombie has none
                     return child
@@ -108,19 +92,12 @@ class DraftedRun:
         self.wait_for(lambda: (found := self.writer()) is not None and found.pid != pid)
 
 
-@contextmanager
-def drafted_run(
-    base: Path, model: Path, settings: Sequence[str], aims: AimFolder
-) -> Generator[DraftedRun]:
-    """The run in this folder, started or resumed; all of it is killed where the block ends
-    earlier.
-    """
+def drafted_run(base: Path, model: Path, settings: Sequence[str], aims: AimFolder) -> DraftedRun:
+    """The run in this folder, without processes."""
     configuration = base / "drafted.toml"
     configuration.write_text(TASK)
     given = [*SETTINGS, f"model.path={model}", *settings]
-    line = run_line(configuration, base / "run", given, MODULE)
-    with running(line, base / "output.txt", environment=aims.environment()) as process:
-        yield DraftedRun(base / "run", aims, process)
+    return DraftedRun(base / "run", configuration, given, module=MODULE, aim_folder=aims)
 
 
 def writer_of(file: Path) -> int:

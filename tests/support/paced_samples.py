@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from rollstream.producers.engines.paced.engine import PacedEngine, PacedShape
+from rollstream.producers.engines.paced.engine import PacedEngine
 from rollstream.producers.engines.paced.lengths import LengthSampler, LogNormal
 from rollstream.producers.engines.roofline import Roofline
 from tests.support import engine_samples
@@ -43,8 +43,18 @@ def open_paced(
 ) -> PacedEngine:
     lengths = LengthSampler(LogNormal(median, 10 * median), correlation)
     capacity = slots * context_max if kv_capacity is None else kv_capacity
-    shape = PacedShape(slots, context_max, capacity, VOCABULARY, ROOFLINE, lengths, emit_every)
-    return PacedEngine(shape, WEIGHTS, V1, pace or HandPace())
+    return PacedEngine(
+        WEIGHTS,
+        V1,
+        pace or HandPace(),
+        slots=slots,
+        context_max=context_max,
+        kv_capacity=capacity,
+        vocabulary=VOCABULARY,
+        roofline=ROOFLINE,
+        lengths=lengths,
+        emit_every=emit_every,
+    )
 
 
 run_all = partial(engine_samples.run_all, wait_s=1000.0)  # of a clock without a waiting thread

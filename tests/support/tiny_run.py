@@ -257,9 +257,7 @@ class TinyRun:
         if fetched is None:
             return
         manifest = read_manifest(self.store, fetched.announced.version)
-        opening = form_of(manifest).opening(
-            self.store, manifest, fetched.update.tensors, streams=False
-        )
+        opening = form_of(manifest).opening(self.store, manifest, fetched.update.tensors)
         engine = open_engine(
             "torch",
             config_from_version(self.store, manifest),

@@ -3,7 +3,6 @@ with Muon, and with a critic: killed, resumed and replayed to the same bits.
 """
 
 import json
-import signal
 import threading
 from pathlib import Path
 
@@ -15,8 +14,7 @@ from rollstream.storage.metrics_file import read_metrics
 from rollstream.storage.settings import LoraSettings, WeightsSettings
 from rollstream.storage.weights.retention import listed_versions
 from rollstream.streams.records import StepDone, Take, TakesRepeated
-from testbed.run_process import assert_the_log_adds_up, read, role, role_restarted, started
-from testbed.waiting import WAIT_S, wait_for
+from testbed.run_process import assert_the_log_adds_up, read, started
 from tests.runs.test_resume import UNEVEN, hashes, train_until, used
 from tests.support.kept_run import STEPS, made
 from tests.support.shares import one_of
@@ -227,12 +225,10 @@ def test_a_killed_trainer_and_its_replay_have_the_same_hashes(
     the weights of every step again.
     """
     folder, task = tmp_path / "run", "task.name=tests.support.uneven_task:Uneven"
-    with started(folder, model, [*settings, task]) as process:
-        wait_for(lambda: len(read(folder, "ledger", StepDone)) >= 6, process)
-        victim = role(process, "trainer")
-        victim.send_signal(signal.SIGKILL)
-        wait_for(lambda: role_restarted(process, "trainer", victim.pid), process)
-        assert process.wait(WAIT_S) == 0
+    with started(folder, model, [*settings, task]) as run:
+        run.wait_for(lambda: len(read(folder, "ledger", StepDone)) >= 6)
+        run.kill("trainer")
+        run.wait_complete()
     assert_the_log_adds_up(folder)
     words = ["replay", str(folder), "--out", str(tmp_path / "again"), "--from-step", "0", "--json"]
     assert main(words) == 0

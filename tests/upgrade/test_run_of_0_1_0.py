@@ -17,7 +17,8 @@ from rollstream.streams.reader import TopicReader
 from rollstream.streams.records import Configured, Opened, Position, Record
 from rollstream.streams.release import RELEASE
 from testbed.recorded import RUN_OF_0_1_0, unpack
-from testbed.run_process import WAIT_S, run_line, running
+from testbed.run_driver import RunDriver
+from testbed.waiting import WAIT_S
 
 
 @pytest.fixture
@@ -87,8 +88,8 @@ def test_its_trainer_resumes_under_a_term_of_this_release(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_whole_run_resumes_to_its_last_step(folder: Path, tmp_path: Path) -> None:
-    line = run_line(folder / "config.json", folder, [])
-    with running(line, tmp_path / "output.txt") as process:
-        assert process.wait(WAIT_S) == 0, (tmp_path / "output.txt").read_text()
+def test_the_whole_run_resumes_to_its_last_step(folder: Path) -> None:
+    with RunDriver(folder) as run:
+        run.start()
+        run.wait_complete()
     assert main(["audit", str(folder)]) == 0

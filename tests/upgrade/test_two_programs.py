@@ -3,6 +3,7 @@ earlier one refuses and names the reason (invariant 14; docs/how-to/upgrade.md).
 """
 
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,17 +13,9 @@ from rollstream.storage.identity import read_identity
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.records import Configured
 from testbed.kills.final_counts import counted
+from testbed.run_driver import Machine
 from testbed.run_process import GROUPS, random_model, read
-from testbed.two_programs import (
-    NAMES,
-    NEW,
-    MixedRun,
-    Program,
-    earlier_program,
-    mixed_run,
-    state_of,
-)
-from testbed.waiting import wait_for
+from testbed.two_programs import NAMES, NEW, MixedRun, earlier_program, mixed_run, state_of
 
 pytestmark = pytest.mark.long
 
@@ -35,23 +28,19 @@ SETTINGS = [
 
 
 @pytest.fixture
-def old(tmp_path: Path) -> Program:
+def old(tmp_path: Path) -> Machine:
     return earlier_program(tmp_path / "old")
 
 
-def audited(program: Program, run: MixedRun) -> str:
-    done = program.run("audit", str(run.folder))
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+def audited(program: Machine, run: MixedRun) -> str:
+    return program.run("audit", str(run.folder)).stdout
 
 
-def replayed(program: Program, run: MixedRun, steps: int) -> None:
+def replayed(program: Machine, run: MixedRun, steps: int) -> None:
     """The program computes every step again from the log, to the bits that the ledger has."""
-    words = ["--from-step", "0", "--to-step", str(steps), "--json"]
-    done = program.run(
-        "replay", str(run.folder), *words, "--out", str(run.folder.parent / f"by-{program.name}")
-    )
-    assert done.returncode == 0, done.stderr
+    words = ("--from-step", "0", "--to-step", str(steps), "--json")
+    out = tempfile.mkdtemp(dir=run.folder.parent)
+    done = program.run("replay", str(run.folder), *words, "--out", f"{out}/again")
     found = json.loads(done.stdout)
     assert (found["compared"], found["differing"]) == (steps, [])
 
@@ -64,7 +53,7 @@ def configuration_of(run: MixedRun) -> str:
 
 
 def test_every_role_is_upgraded_and_goes_back_while_the_run_trains(
-    tmp_path: Path, old: Program
+    tmp_path: Path, old: Machine
 ) -> None:
     """Nothing new is used: both programs train the run, and both replay each step of the other."""
     with mixed_run(
@@ -89,7 +78,7 @@ def test_every_role_is_upgraded_and_goes_back_while_the_run_trains(
 
 
 def test_once_a_new_feature_is_used_the_earlier_program_refuses_by_its_name(
-    tmp_path: Path, old: Program
+    tmp_path: Path, old: Machine
 ) -> None:
     """A rollout of the earlier program that is left behind ends by itself. No role that is started
     in its release moves anything, and the later one finishes the run.
@@ -99,33 +88,33 @@ def test_once_a_new_feature_is_used_the_earlier_program_refuses_by_its_name(
     ) as run:
         run.start_all(NEW)
         run.stop("rollout-1")
-        run.start(old, "rollout-1")
+        left = run.start("rollout-1", host=old)
         run.wait_for_step(4)
-        run.settings += ["task.redundancy=1"]
-        left = run.hands.pop("rollout-1")
+        run.settings = [*run.settings, "task.redundancy=1"]
+        run.processes.remove(left)  # it ends
         for name in [name for name in NAMES if name != "rollout-1"]:
             run.stop(name)
-        run.start(NEW, "trainer", "--accept-config")
-        run.hands["rollout-1"] = left
+        run.start("trainer", "--accept-config", host=NEW)
+        run.processes.append(left)
         assert "redundancy" in run.wait_refused("rollout-1")
         for name in [name for name in NAMES if name not in ("rollout-1", "trainer")]:
-            run.start(NEW, name)
+            run.start(name, host=NEW)
         run.wait_for_step(run.step() + 3)
-        for name in [*run.hands]:
-            run.stop(name)
+        for process in [*run.processes]:
+            run.stop(process.name)
         before, last = state_of(run.folder), run.step()
-        run.settings.remove("task.redundancy=1")  # the earlier program has no such setting
+        run.settings = run.settings[:-1]  # the earlier program has no such setting
         for name in NAMES:
-            run.start(old, name)
+            run.start(name, host=old)
             text = run.wait_refused(name)  # of `config.json`, since all share the run's folder
             assert "task.redundancy" in text, text
         assert state_of(run.folder) == before
-        run.settings += ["task.redundancy=1", f"trainer.steps={last + 5}"]
+        run.settings = [*run.settings, "task.redundancy=1", f"trainer.steps={last + 5}"]
         recorded = configuration_of(run)
-        run.start(NEW, "trainer", "--accept-config")
-        wait_for(lambda: configuration_of(run) != recorded)  # then the others agree with it
+        run.start("trainer", "--accept-config", host=NEW)
+        run.wait_for(lambda: configuration_of(run) != recorded)  # then the others agree with it
         for name in NAMES[:-1]:
-            run.start(NEW, name)
+            run.start(name, host=NEW)
         run.wait_complete()
     audited(NEW, run)
     found = counted(run.folder, last + 5)

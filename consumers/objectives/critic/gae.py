@@ -1,5 +1,5 @@
-"""Advantages over a critic's values (`gae`), the loss of the values (`value_losses`), and both for
-a micro-batch (`judge`). Pure; docs/explanation/learning.md has the formulas and sources.
+"""Advantages over a critic's values and the loss of the values. Pure; docs/explanation/learning.md
+has the formulas and sources.
 
 The steps of GAE are actions: trained tokens, or turns that have one. Other tokens have no value,
 and their reward belongs to the action before them.
@@ -24,9 +24,8 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Actions:
-    """The K actions of a micro-batch with G trained tokens: `of_token` [G] is the action of each
-    token; `first` [K] the first token of each action, `sequence` [K] the index of its sequence,
-    `rewards` [K] its reward.
+    """K actions of G trained tokens: `of_token` [G] is the action of each token; `first` [K] the
+    first token of each action, `sequence` [K] the index of its sequence, `rewards` [K] its reward.
     """
 
     of_token: Indices
@@ -42,8 +41,8 @@ class Actions:
 
 
 def actions_of(samples: Sequence[Sample], by_turn: bool) -> Actions:
-    """Returns the actions of the samples, which have `parts` and `turn_ends`: turns with `by_turn`,
-    else tokens.
+    """Returns the actions of samples with `parts` and `turn_ends`: turns with `by_turn`, else
+    tokens.
     """
     of_token, first, owner = list[Indices](), list[Indices](), list[Indices]()
     rewards = list[Floats64]()
@@ -82,10 +81,9 @@ def _sample_actions(sample: Sample, by_turn: bool) -> tuple[NDArray[np.bool_], F
 def gae(
     values: Floats64, rewards: Floats64, sequence: Indices, gamma: float, lambda_: float
 ) -> tuple[Floats64, Floats64]:
-    """Returns the advantages [K] of the actions and their returns [K], the targets of the values:
-    A(k) = δ(k) + γλ A(k + 1) with δ(k) = r(k) + γ V(k + 1) − V(k), and A(k) + V(k) (Schulman et
-    al., arXiv 1506.02438, eq. 16). After the last action of a sequence both are 0; `sequence`
-    ascends.
+    """Advantages [K] and returns [K], the targets of the values: A(k) = δ(k) + γλ A(k + 1) with
+    δ(k) = r(k) + γ V(k + 1) − V(k), and A(k) + V(k) (Schulman et al., arXiv 1506.02438, eq. 16).
+    After the last action of a sequence both are 0; `sequence` ascends.
     """
     counts = np.bincount(sequence)
     longest = int(counts.max())
@@ -118,8 +116,8 @@ def value_losses(values: Tensor, old: Tensor, returns: Tensor, clip: float | Non
 
 @dataclass(frozen=True, slots=True)
 class ValueStatistics:
-    """Statistics of the values of micro-batches as sums over actions: `error` is the return less
-    the value that made the advantage, `clipped` counts values that moved beyond the clipping.
+    """Sums over actions: `error` is the return less the value that made the advantage, `clipped`
+    counts values that moved beyond the clipping.
     """
 
     actions: float = 0.0
@@ -167,8 +165,8 @@ def _statistics(
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A critic's result for a micro-batch: `advantages` [G] of its trained tokens, the loss of its
-    values as a sum, weighted and divided like the policy's, and statistics.
+    """`advantages` [G] of the trained tokens, the loss of the values as a sum, weighted and divided
+    like the policy's, and statistics.
     """
 
     advantages: Tensor
@@ -184,8 +182,8 @@ def judge(
     penalties: Tensor | None,
     settings: ObjectiveSettings,
 ) -> Judgement:
-    """Returns the `Judgement` of the values [G]. `old` [G] are the values that make the advantages,
-    around which the loss is clipped; `penalties` [G] are subtracted from the rewards.
+    """`old` [G] are the values that make the advantages, around which the loss is clipped;
+    `penalties` [G] are subtracted from the rewards.
     """
     critic = settings.critic
     actions = actions_of(samples, critic.action == "turn")

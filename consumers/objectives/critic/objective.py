@@ -1,9 +1,8 @@
-"""The objective of `trainer.advantage = "gae"` (`CriticObjective`): a critic values the actions of
-a micro-batch, the advantages are made from these, and the values are learnt with an optimiser of
-their own, apart from the policy's masters and versions.
+"""The objective of `trainer.advantage = "gae"`: a critic's values make the advantages, and are
+learnt with an optimiser of their own, apart from the policy's masters and versions.
 
-An advantage is made from the values of a token's first pass in its step, also in further epochs. So
-it depends on the state at the step's begin and its takes alone, and checkpoints need not hold it.
+An advantage is made from the values of a token's first pass in its step, also in further epochs: it
+depends on the state at the step's begin and its takes alone, and checkpoints need not hold it.
 """
 
 import copy
@@ -45,12 +44,11 @@ PREFIX = "critic."
 """Of the critic's tensors in a checkpoint."""
 COUNTERS = PREFIX + "counters"
 VALUES = "values."
-"""Of the sums of `ValueStatistics` among the objective's own."""
 
 
 class ValueModel(nn.Module):
-    """A float32 linear value head, which starts at 0, and, with `is_own`, the copy of a model that
-    it reads.
+    """A float32 linear head, which starts at 0, and, with `is_own`, the copy of a model that it
+    reads.
     """
 
     def __init__(self, model: PreTrainedModel, is_own: bool) -> None:
@@ -64,14 +62,12 @@ class ValueModel(nn.Module):
         self._keep_in_fp32_modules_strict = {*exact, "value"}
 
     def of_states(self, states: Tensor) -> Tensor:
-        """Returns the values [G] for the last hidden states [G, d]."""
+        """Returns [G], for the last hidden states [G, d]."""
         return F.linear(states.float(), self.value.weight, self.value.bias).squeeze(-1)
 
 
 class CriticObjective(SurrogateObjective):
-    """Implements `Objective` with a critic. A critic with a body of its own copies `model`
-    (float32, of version 0).
-    """
+    """A critic with a body of its own copies `model` (float32, of version 0)."""
 
     def __init__(
         self,
@@ -150,7 +146,7 @@ class CriticObjective(SurrogateObjective):
 
     @property
     def parameters(self) -> Sequence[Tensor]:
-        """Parameters with gradients of the value loss, besides a shared body."""
+        """Returns the parameters with gradients of the value loss, besides a shared body."""
         return self._masters.parameters
 
     @property

@@ -1,6 +1,5 @@
-"""The parts of a loss: the inputs of its function (`SurrogateInputs`) and the base of its own
-settings (`LossSettings`). π is the policy being trained, μ the policy that emitted the token, A the
-advantage.
+"""The inputs of a loss and the base of its own settings. π is the policy being trained, μ the
+policy that emitted the token, A the advantage.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,9 +42,9 @@ class SampleArrays(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """What the loss needs for each of the G trained tokens besides their scores: `behaviour` [G],
-    the log-probability that the engine recorded under the token's own version; `advantage` and
-    `lag` [G] (in versions); `sequence` [G], the index of its sequence among the `sequences` with a
+    """The loss inputs of the G trained tokens, besides their scores: `behaviour` [G], the
+    log-probability that the engine recorded under the token's own version; `advantage` and `lag`
+    [G] (in versions); `sequence` [G], the index of its sequence among the `sequences` with a
     trained token. `prompt_share` [sequences] is 1 / (trained tokens of the group). `masked` counts
     generated tokens that are not trained. `samples` are those of the tokens.
     """
@@ -60,7 +59,7 @@ class LossInputs:
     samples: Sequence[SampleArrays] = ()
 
     def array(self, name: str, dtype: str, shape: tuple[int, ...] = ()) -> "tuple[Tensor, Tensor]":
-        """Returns the rows [G, *shape] of the trained tokens in the array `name` that engines wrote
+        """The rows [G, *shape] of the trained tokens in the array `name` that engines wrote
         (`streams/token_arrays.py`), zeros for a token without a row of this type and shape, and
         whether [G] it has one.
         """
@@ -81,9 +80,9 @@ class LossInputs:
 
 @dataclass(frozen=True, slots=True)
 class SurrogateInputs:
-    """Holds what a surrogate gets about the G trained tokens of a micro-batch: `logprobs` [G] under
-    π and `log_ratio` [G], log π/μ of the token or of its sequence (`trainer.ratio`), both
-    differentiable, and the rest in `batch`, which has no gradient.
+    """The surrogate inputs of the G trained tokens of a micro-batch: `logprobs` [G] under π and
+    `log_ratio` [G], log π/μ of the token or of its sequence (`trainer.ratio`), both differentiable,
+    and the rest in `batch`, which has no gradient.
     """
 
     logprobs: "Tensor"

@@ -1,4 +1,4 @@
-"""Finds the losses of this folder (`loss_kinds`), and the function of any `trainer.loss`."""
+"""Finds the losses of this folder, and the function of any `trainer.loss`."""
 
 import pkgutil
 from collections.abc import Mapping
@@ -18,20 +18,17 @@ NO_LOSSES = {"base", "kinds"}
 
 @dataclass(frozen=True, slots=True)
 class LossKind:
-    """A loss of ours: its `function`, and the class of its own settings, `settings`."""
-
     function: Surrogate
     settings: type[LossSettings]
 
     @property
     def keys(self) -> frozenset[str]:
-        """The names of its own settings."""
         return frozenset(self.settings.model_fields)
 
 
 @cache
 def loss_kinds() -> Mapping[str, LossKind]:
-    """Returns the losses by name, in alphabetical order: the function named as its file, whose
+    """Returns the loss kinds by name, in alphabetical order: the function named as its file, whose
     parameter `settings` has the class of the loss's own settings.
     """
     names = {module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])}
@@ -46,7 +43,7 @@ def loss_kinds() -> Mapping[str, LossKind]:
 
 
 def settings_of_losses() -> tuple[type[LossSettings], ...]:
-    """Returns the classes of the losses' own settings as bases of one class."""
+    """Returns the settings of losses as bases of one class."""
     classes = {kind.settings for kind in loss_kinds().values()}
     # A class that extends another comes before it; without settings of its own a loss has the base.
     by_depth = sorted(classes, key=lambda settings: (-len(settings.__mro__), settings.__name__))
@@ -55,8 +52,8 @@ def settings_of_losses() -> tuple[type[LossSettings], ...]:
 
 @cache
 def find_surrogate(name: str) -> Surrogate:
-    """Returns the surrogate that `trainer.loss` names. Raises `ConfigurationError` if it is neither
-    built in nor a callable at an import path.
+    """Raises `ConfigurationError` if `trainer.loss` is neither built in nor a callable at an import
+    path.
     """
     if name in loss_kinds():
         return loss_kinds()[name].function

@@ -1,9 +1,9 @@
-"""Scores tokens under other policies (`OtherPolicies`): the reference of a KL term
-(`trainer.reference`) and the proximal policy of decoupled PPO (`trainer.proximal`).
+"""Scores tokens under the reference of a KL term (`trainer.reference`) and the proximal policy of
+decoupled PPO (`trainer.proximal`).
 
-A version of the run has its weights as published, rounded to `weights.dtype`; version 0 alone is
-the starting model. Which one follows from the version that is trained from (`named_version`): a
-resumed or replayed step has the recorded policies, and a checkpoint need not hold them.
+A version has its weights as published, rounded to `weights.dtype`; version 0 alone is the starting
+model. Which one follows from the version that is trained from (`named_version`): a resumed or
+replayed step has the recorded policies, and a checkpoint need not hold them.
 """
 
 import copy
@@ -38,15 +38,14 @@ from rollstream.storage.starting_model.models import load_model
 from rollstream.streams.values import Version
 
 BEHAVIOURS_MAX = 8
-"""Most behaviour versions in memory besides those of queued micro-batches: more than usual lags
-(`dispatch.max_lag` is 4), so each is read once.
+"""In memory besides those of queued micro-batches: more than usual lags (`dispatch.max_lag` is 4),
+so each is read once.
 """
 
 
 class OtherPolicies:
-    """The policies that the objective needs, each a copy of `model` (float32, of version 0) or a
-    model of its own. `follow` and `behind` are to be called from the learner's thread, `logprobs`
-    from any.
+    """The policies, each a copy of `model` (float32, of version 0) or a model of its own. `follow`
+    and `behind` are to be called from the learner's thread, `logprobs` from any.
     """
 
     def __init__(
@@ -77,8 +76,8 @@ class OtherPolicies:
                 policy.follow(version, parameters)
 
     def behind(self, samples: Sequence[Sample]) -> PastWeights:
-        """Returns the weights of the versions that emitted these samples' tokens, where the
-        proximal policy is the behaviour policy; else {}.
+        """Returns weights of the versions that emitted these samples' tokens, where the proximal
+        policy is the behaviour policy; else {}.
         """
         if self._proximal is None or not self._proximal.is_behaviour:
             return {}
@@ -98,7 +97,6 @@ class OtherPolicies:
         return by_version
 
     def logprobs(self, batch: MicroBatch) -> OtherLogprobs:
-        """Returns the log-probabilities of the micro-batch's trained tokens."""
         reference = None if self._reference is None else self._reference.score(batch.rows)
         if self._is_scored:
             reference = given_reference(batch.samples).to(self._form.device)
@@ -110,8 +108,8 @@ class OtherPolicies:
 
 
 class FrozenPolicy:
-    """Scores under the policy `name`: a version (`named_version`), each token's own version
-    (`BEHAVIOUR`), or another model. It owns `frozen`: that model, or the one of version 0.
+    """Scores under a version (`named_version`), each token's own version (`BEHAVIOUR`), or another
+    model. It owns `frozen`: that model, or the one of version 0.
     """
 
     def __init__(
@@ -128,8 +126,8 @@ class FrozenPolicy:
         self._lock = threading.Lock()
 
     def follow(self, version: int, parameters: Mapping[str, Tensor] | None) -> None:
-        """Takes the weights for a step that trains from `version`, the published ones if
-        `parameters` is None.
+        """Follows for a step that trains from `version`; the published weights if `parameters` is
+        None.
         """
         number = named_version(self._name, version)
         if number is None or number == self.version:
@@ -144,16 +142,14 @@ class FrozenPolicy:
 
     @torch.no_grad()
     def score(self, rows: TokenRows) -> Tensor:
-        """Returns the log-probabilities [G] of the trained tokens."""
         return self._score(rows).logprobs
 
     def score_alone(self, sample: Sample) -> Tensor:
-        """Returns the log-probabilities [G] of one sample's trained tokens."""
         return self.score(to_device(token_rows([sample]), self._form.device))
 
     def score_each(self, samples: Sequence[Sample], past_weights: PastWeights) -> Tensor:
-        """Returns the log-probabilities [G] of the trained tokens, each under the version of its
-        span, whose weights are in `past_weights`.
+        """Returns log-probabilities [G], each under the version of its span, whose weights are in
+        `past_weights`.
         """
         numbers = {version: number for number, version in enumerate(past_weights)}
         spans = [
@@ -209,8 +205,8 @@ def vocabulary_of(model: PreTrainedModel) -> int:
 
 
 def load_reference(path: str, tokens_min: int) -> PreTrainedModel:
-    """Returns the model at `path`. Raises `ConfigurationError` if it has fewer tokens than the
-    trained one (`tokens_min`) and cannot score what that writes.
+    """Raises `ConfigurationError` if the model has fewer tokens than the trained one (`tokens_min`)
+    and cannot score what that writes.
     """
     try:
         other = load_model(path)

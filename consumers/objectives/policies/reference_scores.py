@@ -1,5 +1,5 @@
-"""Scores finished trajectories under the run's reference policy, outside the trainer
-(`ReferenceScorer`, the model of a `score` role), for `trainer.reference_by = "score"`.
+"""Scores finished trajectories under the run's reference policy, outside the trainer, for
+`trainer.reference_by = "score"`.
 
 The reference follows from the trajectory alone, by the newest version that emitted one of its
 tokens, and each trajectory is computed alone: a scorer that repeats the work of a killed one gives
@@ -35,7 +35,6 @@ class ReferenceScorer:
         self._policy = self.open_policy()
 
     def is_ready(self, record: Trajectory) -> bool:
-        """Whether the record's reference exists."""
         number = self._wanted(record)
         # A version emits before it is believed, and another term may still publish that number.
         if number is not None and number > self._highest:
@@ -43,9 +42,9 @@ class ReferenceScorer:
         return number is None or number <= self._highest
 
     def score(self, record: Trajectory) -> Floats:
-        """Returns the log-probabilities [G] of the generated tokens; 0 for abandoned ones. The
-        record `is_ready`. Raises `ConfigurationError` if its reference is no longer stored,
-        `DecodeError` if no model can score it.
+        """Returns log-probabilities [G] of the generated tokens; 0 for abandoned ones. The record
+        `is_ready`. Raises `ConfigurationError` if its reference is no longer stored, `DecodeError`
+        if no model can score it.
         """
         sample = sample_of(record, 0.0)
         number = self._wanted(record)

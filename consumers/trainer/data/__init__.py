@@ -1,4 +1,4 @@
-"""From the log to samples.
+"""From the log to samples, without torch, as the audit applies the same rules.
 
 `groups` collects completions and annotations by group (`recorded_groups`: those that a take names),
 `prepare` turns a group into samples by the `training_rule`, with `advantages`, masked by their

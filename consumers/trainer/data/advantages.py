@@ -1,8 +1,8 @@
-"""Advantages from the rewards of a group (`advantages`), and the user's own function for them."""
+"""Advantages from the rewards of a group, by our rules or a user's function."""
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -10,10 +10,6 @@ from numpy.typing import ArrayLike, NDArray
 from rollstream.consumers.credit import GAE
 from rollstream.errors import ConfigurationError
 from rollstream.import_path import find_callable
-
-if TYPE_CHECKING:
-    pass
-
 
 SETTING = "trainer.advantage"
 

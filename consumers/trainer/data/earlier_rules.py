@@ -1,6 +1,5 @@
-"""The rule under which each recorded take was taken. A resumed run may have a smaller `max_lag` or
-`filter_equal_rewards`, under which its repeated steps would drop samples that the ledger states to
-be trained. So a take keeps the choices of the term that appended it.
+"""The rule under which each recorded take was taken: a resumed run may have a smaller `max_lag` or
+`filter_equal_rewards`, which would drop samples that the ledger states to be trained.
 """
 
 import logging
@@ -19,8 +18,8 @@ log = logging.getLogger(__name__)
 def earlier_rules(
     store: ObjectStore, rule: TrainingRule, taken_under: Mapping[TakeNumber, str]
 ) -> dict[TakeNumber, TrainingRule]:
-    """Returns the rules of those takes whose configuration chose otherwise than `rule`. A take
-    whose configuration the store does not have is repeated under `rule`.
+    """The rules of those takes whose configuration chose otherwise than `rule`; a configuration
+    that the store lacks counts as `rule`.
     """
     rules = {digest: _rule_of(store, rule, digest) for digest in set(taken_under.values())}
     return {

@@ -21,7 +21,7 @@ from rollstream.streams.values import Address, AnnotationUsed, Member, ReadTo
 
 @dataclass(frozen=True, slots=True)
 class ReceivedCompletion:
-    """A completion as read; `member` is its trajectory, address and hash."""
+    """`member` is its trajectory, address and hash."""
 
     member: Member
     record: Trajectory
@@ -29,7 +29,7 @@ class ReceivedCompletion:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedAnnotation:
-    """An annotation as read; `used` is its trajectory, name, address and hash."""
+    """`used` is its trajectory, name, address and hash."""
 
     used: AnnotationUsed
     record: Annotation
@@ -46,21 +46,19 @@ class TrainerGroup:
     at: Address
     since_s: float
     names: tuple[str, ...] = (REWARD,)
-    """The annotations that each live trajectory must have."""
     arrived: dict[str, ReceivedCompletion] = field(default_factory=dict[str, ReceivedCompletion])
     annotations: dict[tuple[str, str], ReceivedAnnotation] = field(
         default_factory=dict[tuple[str, str], ReceivedAnnotation]
     )
 
     def is_finished(self) -> bool:
-        """Whether all trajectories that count have arrived (`is_group_full`)."""
         living = sum(arrival.record.finish != "dead" for arrival in self.arrived.values())
         samples, needed = len(self.admitted.trajectories), self.admitted.needed
         return is_group_full(samples, needed, living, len(self.arrived))
 
     @property
     def released(self) -> int:
-        """Number of trajectories that do not count, because enough others ended first."""
+        """Returns trajectories that do not count, because enough others ended first."""
         missing = len(self.admitted.trajectories) - len(self.arrived)
         return missing if self.is_finished() else 0
 
@@ -74,7 +72,7 @@ class TrainerGroup:
         )
 
     def is_overdue(self, now_s: float) -> bool:
-        """Whether the group's deadline has passed since this trainer read its admission."""
+        """Whether its deadline has passed since this trainer read its admission."""
         # Invariant 11: the time in which no trainer ran does not count.
         return now_s - self.since_s >= self.admitted.deadline_s
 
@@ -113,12 +111,12 @@ class GroupIntake:
         """When the last annotation of an open group was read, monotonic."""
 
     def read(self, wait_s: float = 0.0) -> int:
-        """Reads new records in the order that invariant 2 needs and adds them to their groups;
-        returns the number of completions and annotations. Waits up to `wait_s` for a completion.
+        """Reads new records in the order that invariant 2 needs; returns the number of completions
+        and annotations. Waits up to `wait_s` for a completion.
         """
-        # Dispatch appends the admission of a group before it assigns its trajectories. So a
-        # completion that was read has its admission before the present end of `admissions`; in
-        # another order a fast completion could be dropped as late.
+        # Dispatch appends a group's admission before it assigns, so a completion that was read has
+        # its admission before the present end of `admissions`; in another order a fast completion
+        # could be dropped as late.
         fresh = self._readers["trajectories"].follow(wait_s)
         fresh += self._readers["annotations"].follow()
         admissions = self._readers["admissions"]
@@ -164,7 +162,6 @@ class GroupIntake:
         )
 
     def take_refused_annotations(self) -> int:
-        """Returns the malformed annotations since the previous call."""
         new = self.counts["malformed"] - self._told
         self._told = self.counts["malformed"]
         return new
@@ -172,7 +169,7 @@ class GroupIntake:
     def restore(
         self, admitted: Address, arrived: Iterable[Address], annotations: Iterable[Address]
     ) -> None:
-        """Opens a group again from the addresses in a checkpoint. Its deadline counts from now."""
+        """Opens a group again from addresses in a checkpoint. Its deadline counts from now."""
         record = read_at(self._bus, "admissions", admitted).record
         assert isinstance(record, Admitted)
         self._admit(record, admitted, self._monotonic())

@@ -1,7 +1,6 @@
 """The lag of a sample's tokens, and the masks that bound it (invariant 5)."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,20 +11,13 @@ from rollstream.consumers.trainer.data.sample import (
 from rollstream.streams import admissible
 from rollstream.streams.values import Span
 
-if TYPE_CHECKING:
-    pass
-
 
 def lag_of(span: Span, version: int) -> int:
-    """Returns the number of versions by which `version`, the one trained from, is ahead of the
-    span's.
-    """
     # A run that continued as a fork from an older checkpoint has spans of later versions: lag 0.
     return max(0, version - span.version.number)
 
 
 def lags_of(sample: Sample, version: int) -> NDArray[np.int64]:
-    """Returns `lag_of` for each generated token."""
     lags = np.empty(len(sample.logprobs), np.int64)
     for span in sample.spans:
         lags[span.start : span.end] = lag_of(span, version)
@@ -38,9 +30,9 @@ def mask_by_lag(
     max_lag: int | None,
     believed: admissible.BelievedVersions | None = None,
 ) -> Sample:
-    """Returns the sample, trained from `version`, with these tokens masked too: those above
-    `max_lag` (None: no bound), and those of a version that is not `believed` (None: all are), whose
-    weights are unknown (docs/reference/invariants.md, Versions that were replaced).
+    """Masks, in a sample trained from `version`, tokens above `max_lag` (None: no bound) and those
+    of a version that is not `believed` (None: all are), whose weights are unknown
+    (docs/reference/invariants.md, Versions that were replaced).
     """
     mask = sample.mask.copy()
     for span in sample.spans:
@@ -56,7 +48,7 @@ def is_dropped(
     max_lag: int | None,
     believed: admissible.BelievedVersions | None = None,
 ) -> bool:
-    """Whether the policy `keep_version` drops the sample: the others would mask a token of it."""
+    """`keep_version` drops the sample: the other policies would mask a token of it."""
     return not np.array_equal(mask_by_lag(sample, version, max_lag, believed).mask, sample.mask)
 
 

@@ -1,6 +1,4 @@
-"""The metrics of one trainer step (`StepMetrics`): rewards, lengths and lag of the trained samples,
-and counts of groups by how they ended.
-"""
+"""The metrics of one trainer step."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,28 +12,23 @@ from rollstream.streams.admissible import LABEL_MAX, REFUSED_ANNOTATIONS
 from rollstream.streams.records import GroupClosed, Trajectory
 
 TASKS_MAX = 64
-"""Most task labels with metrics of their own in a step: rollouts choose labels freely, so a faulty
-one could create any number.
-"""
+"""Most task labels with metrics of their own: a faulty rollout could create any number."""
 OTHER_TASKS = "(others)"
-"""Label of all further tasks."""
 NUMBER_MAX = 1 << 53  # largest version number in a metric: a float holds larger ones inexactly
 
 
 @dataclass(slots=True)
 class StepMetrics:
-    """Collects the metrics of one step while its groups are trained or closed; `metrics` and
-    `counts` go into its `StepDone`. `<name>/<task>` is that of one task label.
+    """`metrics` and `counts` go into the step's `StepDone`; `<name>/<task>` is that of one task
+    label.
 
     `equal_rewards` counts groups, trained or filtered, whose samples all have the same reward: they
     give no gradient, unless dropped samples had other rewards.
     """
 
     rewards: list[float] = field(default_factory=list[float])
-    """Of each trained sample."""
     rewards_by_task: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     lengths: list[int] = field(default_factory=list[int])
-    """Generated tokens of each trained sample."""
     lag_finish: list[int] = field(default_factory=list[int])
     """Lag of each trained sample's oldest span, by the trainer's version that its rollout knew at
     the end.
@@ -45,7 +38,6 @@ class StepMetrics:
     tokens: int = 0
     counts: Counter[str] = field(default_factory=Counter[str])
     outcomes: Counter[str] = field(default_factory=Counter[str])
-    """Groups by how they ended."""
     lags: Counter[int] = field(default_factory=Counter[int])
     """Trained tokens by their lag at consumption."""
     _tasks: set[str] = field(default_factory=set[str])
@@ -58,9 +50,7 @@ class StepMetrics:
     def add_trained(
         self, records: Sequence[Trajectory], samples: Sequence[Sample], counts: Mapping[str, int]
     ) -> None:
-        """Adds a trained group: all its completions (`records`), their trained `samples`, and the
-        `counts` of `prepare_group`.
-        """
+        """`records` are all its completions, `counts` those of `prepare_group`."""
         self.counts.update(counts)
         self._count("groups", records)
         rewards = [sample.reward for sample in samples]
@@ -81,7 +71,6 @@ class StepMetrics:
                 self.lag_finish.append(trainer_version - oldest)
 
     def add_consumed(self, samples: Sequence[Sample], version: int) -> None:
-        """Adds the lag at consumption of samples that are trained from `version`."""
         for sample in samples:
             self.lags.update(lag_counts(sample, version))
             lags = lags_of(sample, version)[sample.mask]
@@ -90,7 +79,7 @@ class StepMetrics:
     def add_closed(
         self, ending: str, counts: Mapping[str, int], records: Sequence[Trajectory] = ()
     ) -> None:
-        """Adds a group that ended untrained as `filtered`, `expired` or `dead`; `records` are the
+        """A group that ended untrained as `filtered`, `expired` or `dead`; `records` are the
         completions that had arrived.
         """
         self.counts.update(counts)
@@ -100,13 +89,13 @@ class StepMetrics:
         self.outcomes[ending] += 1
 
     def add_recorded(self, closed: Iterable[GroupClosed], step: int) -> None:
-        """Adds the `closed` groups of this step, which an earlier trainer closed before it died."""
+        """Groups of this step that an earlier trainer closed before it died."""
         for group in closed:
             if group.step == step:
                 self.add_closed(group.reason, {})
 
     def metrics(self) -> dict[str, float]:
-        """Returns the step's metrics by name; empty if it trained no sample."""
+        """Returns the metrics by name; empty if the step trained no sample."""
         if not self.rewards:
             return {}
         by_task = {

@@ -1,6 +1,6 @@
-"""Counts the attempts to compute each take, and decides when a poisoned one, which the learner
-cannot compute, is given up: a `Superseded` record excludes it and ends its groups (invariant 12).
-Otherwise each restarted trainer would die in it (docs/explanation/exactly-once.md). Without I/O.
+"""Decides when a take that the learner cannot compute is given up: a `Superseded` record excludes
+it and ends its groups (invariant 12); otherwise each restarted trainer would die in it
+(docs/explanation/exactly-once.md). Without I/O.
 """
 
 from collections import Counter
@@ -20,7 +20,6 @@ POISONED = "poisoned"
 UpdateKey = tuple[int, int]
 """Step and update."""
 TakeKey = tuple[int, int, tuple[int, ...]]
-"""Step, update and micro-batches of takes that were tried together."""
 TakeNumber = tuple[int, int, int]
 """Step, update and micro-batch of one take."""
 
@@ -31,19 +30,16 @@ def number_of(take: records.Take) -> TakeNumber:
 
 @dataclass(slots=True)
 class TakeAttempts:
-    """The recorded failures and the silent deaths of each take: a fold over the ledger.
-
-    A death is silent if the start after it directly follows the marker of the take (`TakeRetried`).
-    So a `kill -9` counts only within the computation of a retried take.
+    """A fold over the ledger. A death is silent if the start after it directly follows the marker
+    of the take (`TakeRetried`), so a `kill -9` counts only within the computation of a retried
+    take.
     """
 
     failed: Counter[TakeKey] = field(default_factory=Counter[TakeKey])
     silent: Counter[TakeKey] = field(default_factory=Counter[TakeKey])
     errors: dict[TakeKey, str] = field(default_factory=dict[TakeKey, str])
     out_of_memory: Counter[TakeNumber] = field(default_factory=Counter[TakeNumber])
-    """How many failures of each take were a lack of memory: ranks repeat it in parts
-    (`sharded/learner.py`).
-    """
+    """Of each take's failures: ranks repeat it in parts (`sharded/learner.py`)."""
     _computing: TakeKey | None = None
 
     def apply(self, record: records.Record) -> None:
@@ -70,15 +66,13 @@ class TakeAttempts:
                 pass
 
     def start(self) -> None:
-        """Counts a trainer's start: its predecessor died silently if the last record is the marker
-        of a take.
-        """
+        """The predecessor died silently if the last record is the marker of a take."""
         if self._computing is not None:
             self.silent[self._computing] += 1
         self._computing = None
 
     def takes_to_give_up(self) -> dict[TakeKey, str]:
-        """Returns the takes to give up, with reasons: `FAILED_MAX` recorded exceptions, or
+        """Returns the takes to give up with reasons: `FAILED_MAX` recorded exceptions, or
         `SILENT_MAX` silent deaths without a step done in between.
         """
         reasons = {
@@ -94,8 +88,8 @@ class TakeAttempts:
 
 @dataclass(slots=True)
 class SupersededTakes:
-    """The takes that are not trained, and the groups that end with them: a fold over the
-    `Superseded` records.
+    """A fold over the `Superseded` records: takes that are not trained, and the groups that end
+    with them.
     """
 
     takes: dict[UpdateKey, set[int]] = field(default_factory=dict[UpdateKey, set[int]])
@@ -111,7 +105,7 @@ class SupersededTakes:
         return take.micro_batch in self.takes.get((take.step, take.update), ())
 
     def effective(self, take: records.Take) -> records.Take:
-        """Returns the take as trainer and replay repeat it: a superseded one trains no sample."""
+        """The take as trainer and replay repeat it: a superseded one trains no sample."""
         if not self.is_superseded(take):
             return take
         # It still begins its groups that are not poisoned: later takes train their members.
@@ -119,7 +113,7 @@ class SupersededTakes:
         return replace(take, members=(), groups=living_groups)
 
     def closings(self, closed: Iterable[int]) -> list[records.GroupClosed]:
-        """Returns the ledger records that close the poisoned groups that are not in `closed`."""
+        """Returns records that close the poisoned groups that are not in `closed`."""
         closed_groups = set(closed)
         return [
             records.GroupClosed(group, "dead", f"{POISONED}: {why}", step)
@@ -134,9 +128,9 @@ def plan_superseded(
     superseded: SupersededTakes,
     hopeless: Mapping[TakeKey, str],
 ) -> list[records.Superseded]:
-    """Returns the records to append for hopeless takes, and applies them to `superseded`: all
-    groups with a member in a failing take end dead, and every take of the update with a member of
-    these groups is superseded.
+    """Returns the records for hopeless takes, and applies them to `superseded`: all groups with a
+    member in a failing take end dead, and every take of the update with a member of these groups is
+    superseded.
     """
     new_records: list[records.Superseded] = []
     finished = set(done)
@@ -172,8 +166,8 @@ def error_text(error: BaseException) -> str:
 
 
 class ComputeFailed(RollstreamError, RuntimeError):
-    """Raised where the learner failed on `micro_batches`, counted from 0 within the step in the
-    order of submission; several where they are computed together.
+    """The learner failed on `micro_batches`, counted from 0 within the step in the order of
+    submission; several where they are computed together.
     """
 
     def __init__(self, micro_batches: tuple[int, ...], cause: BaseException) -> None:

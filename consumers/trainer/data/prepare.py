@@ -9,7 +9,7 @@ Reading list: after `consumers/trainer/data/groups.py`, before `consumers/traine
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -27,18 +27,13 @@ from rollstream.consumers.trainer.data.training_rule import TrainingRule
 from rollstream.streams import admissible
 from rollstream.streams.records import Trajectory
 
-if TYPE_CHECKING:
-    pass
-
-
 REASON_MAX = 200  # characters of each reason in a group's `detail`: rollouts write them freely
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedGroup:
-    """The samples of a group for training from one version; without samples `ending` and `detail`
-    are the reason, else `ending` is "". `counts` counts members left out and tokens masked, for
-    `StepDone.counts`.
+    """Without samples `ending` and `detail` are the reason, else `ending` is "". `counts` counts
+    members left out and tokens masked, for `StepDone.counts`.
     """
 
     group: int
@@ -56,10 +51,9 @@ def prepare_group(
     version: int,
     believed: admissible.BelievedVersions | None = None,
 ) -> PreparedGroup:
-    """Returns the samples that the group contributes when training from `version`, given its
-    completions (`records`) and the believed versions (None: all). Left out are dead members,
-    untrainable ones (invariant 12) and those that lack a needed annotation; advantages are relative
-    to the rest.
+    """The samples for training from `version`; `believed` versions, None: all. Left out are dead
+    members, untrainable ones (invariant 12) and those that lack a needed annotation; advantages are
+    relative to the rest.
 
     The group closes as dead with fewer than `survivors_min` members; as filtered with equal rewards
     under `filter_equal_rewards`, or if all answers are overlong and masked; as expired if all
@@ -153,9 +147,6 @@ def _trainable_samples(
     bounds: admissible.TrainingBounds,
     believed: admissible.BelievedVersions | None,
 ) -> tuple[list[Sample], list[str], dict[str, admissible.Refusal]]:
-    """Returns the samples of trainable members, the reasons of the others, and the refusals by
-    trajectory.
-    """
     living: list[Sample] = []
     reasons: list[str] = []
     refused: dict[str, admissible.Refusal] = {}

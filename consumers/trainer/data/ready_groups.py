@@ -1,6 +1,4 @@
-"""Holds a group that the trainer may take (`ReadyGroup`), and makes of it what the choice of groups
-and the ledger need.
-"""
+"""The groups that the trainer may take, and those that ended untrained."""
 
 import logging
 from collections import Counter
@@ -19,9 +17,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReadyGroup:
-    """A group that is complete or overdue: the completions that arrived, the annotations used, and
-    the samples that `prepare_group` made of them. `settings` are those of its admission.
-    """
+    """A complete or overdue group. `settings` are those of its admission."""
 
     arrived: tuple[ReceivedCompletion, ...]
     annotations: tuple[AnnotationUsed, ...]
@@ -41,22 +37,22 @@ class ReadyGroup:
 
 
 UNTRAINED_MAX = {"dead": (64, 8), "filtered": (1024, 32), "expired": (1024, 32)}
-"""By ending: the trainer ends when so many groups in a row ended so, or those of so many steps, if
-that is more. Where one group in a hundred can be trained, 1 024 others come in a row once in 30 000
-times; of dead groups none is normal.
+"""By ending: the trainer ends when so many groups in a row, or those of so many steps if that is
+more, ended so. Where one group in a hundred can be trained, 1 024 others come in a row once in 30
+000 times; of dead groups none is normal.
 """
 
 
 @dataclass(slots=True)
 class UntrainedGroups:
-    """Counts the groups that ended untrained since one could be trained, by ending."""
+    """Groups that ended untrained since one could be trained, by ending."""
 
     counts: Counter[str] = field(default_factory=Counter[str])
 
     def check(
         self, closed: Sequence[GroupClosed], is_any_ready: bool, groups_per_step: int
     ) -> None:
-        """Counts groups that are closed now. After too many in a row raises `EveryGroupDied`, or
+        """Counts groups that are closed now; after too many in a row raises `EveryGroupDied`, or
         `ConfigurationError` if all are filtered: another start would filter them too.
         """
         if is_any_ready:
@@ -83,7 +79,6 @@ class UntrainedGroups:
 def closed_record(
     number: int, group: TrainerGroup, prepared: PreparedGroup, step: int
 ) -> GroupClosed:
-    """Returns the ledger record of a group that ends untrained."""
     assert prepared.ending, f"group {number} is to be trained"
     if group.is_complete():
         return GroupClosed(number, prepared.ending, prepared.detail, step)

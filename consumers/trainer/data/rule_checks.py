@@ -1,5 +1,5 @@
-"""Tries the contract of a user's advantage or rule of choice on a few groups, for the user's own
-tests. `learn/surrogate_check.py` checks a surrogate.
+"""Checks of a user's advantage or rule of choice, for the user's own tests. (Of a surrogate:
+`learn/surrogate_check.py`.)
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -49,9 +49,9 @@ def _advantages(
 
 
 def check_choice(rule: Callable[[Sequence[GroupCandidate], int], Iterable[int]]) -> None:
-    """Raises `ConfigurationError`, which names the broken rule, unless the function returns at most
-    as many different groups as it may, out of those offered, at least one, and the same ones in
-    each call with equal candidates.
+    """Raises `ConfigurationError`, which names the broken rule, unless the function returns between
+    one and the allowed number of different groups out of those offered, and the same ones in each
+    call with equal candidates.
     """
     offered = {candidate.group for candidate in CANDIDATES}
     for groups_max in range(1, len(CANDIDATES) + 2):

@@ -1,8 +1,6 @@
-"""Converts a trajectory to the form that the loss uses (`Sample`), and computes its reward from
-annotations. Pure, and shared by live training and replay, so equal annotations give equal rewards.
-
-Only generated tokens have log-probabilities, spans and loss. Only consistent records become
-samples: code that receives a `Sample` does not check it again.
+"""A trajectory in the form that the loss uses (`Sample`), and its reward from annotations. Pure,
+and shared by live training and replay. Only consistent records become samples: code that receives a
+`Sample` does not check it again.
 """
 
 from collections.abc import Iterable, Mapping
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 
 
 REWARD = "reward"
-"""Name of the reward: the annotation of this name counts, else the reward in the record."""
+"""The annotation of this name counts, else the reward in the record."""
 
 AnnotationsByKey = Mapping[tuple[str, str], Annotation]
 """(trajectory, name) → the first annotation of that name."""
@@ -38,9 +36,8 @@ AnnotationsByKey = Mapping[tuple[str, str], Annotation]
 
 @dataclass(frozen=True, slots=True)
 class AnnotatedRewards:
-    """For each live (not dead) trajectory its reward or the reason why it has none (`lacking`), the
-    rewards of its `parts`, if these count, and scored `reference` log-probabilities of its
-    generated tokens.
+    """Holds by live trajectory the reward or the reason why it has none (`lacking`), the rewards of
+    its `parts`, if these count, and scored `reference` log-probabilities of its generated tokens.
     """
 
     rewards: dict[str, float] = field(default_factory=dict[str, float])
@@ -50,7 +47,6 @@ class AnnotatedRewards:
 
 
 def names_needed(settings: "TrainerSettings") -> tuple[str, ...]:
-    """Returns the annotations that a trained sample must have."""
     scored = (REFERENCE_LOGPROBS,) if scored_reference(settings) else ()
     return tuple(sorted({*settings.annotations, *settings.reward_terms, *scored}))
 
@@ -72,10 +68,10 @@ def annotated_rewards(
     terms: Mapping[str, float],
     by_part: bool = False,
 ) -> AnnotatedRewards:
-    """Returns the reward of each live trajectory: the weighted sum of its values in `terms`. A
-    trajectory that lacks the value of any of `names` gets the reasons instead.
+    """A live trajectory's reward is the weighted sum of its values in `terms`; one that lacks the
+    value of any of `names` gets the reasons instead.
 
-    With `by_part` all values of a term count (`credit.py`), otherwise the first. Values of
+    With `by_part` all values of a term count (`credit.py`), otherwise the first.
     `REFERENCE_LOGPROBS`, if named, must be those of the trajectory's tokens.
     """
     annotated, needed = AnnotatedRewards(), tuple(names)
@@ -134,14 +130,14 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """A trajectory for the loss. `tokens` and `sources` have one entry per token; `logprobs` (under
-    μ, the behaviour policy, at `temperature`) and `mask` (True = trained) one per generated token.
-    `spans` tile the generated tokens. `reward` is NaN and `group_tokens`, the trained tokens of its
-    group, 0 if unknown. `advantage` is that of all tokens, or with `advantages` (one per generated
-    token) that of the first.
+    """`tokens` and `sources` have one entry per token; `logprobs` (under μ, the behaviour policy,
+    at `temperature`) and `mask` (True = trained) one per generated token. `spans` tile the
+    generated tokens. `reward` is NaN and `group_tokens`, the trained tokens of its group, 0 if
+    unknown. `advantage` is that of all tokens, or with `advantages` (one per generated token) that
+    of the first.
 
     Where a critic makes the advantages, `parts` has the rewards of its parts, `turn_ends` the
-    index, among the generated tokens, of the last one of each turn, and `advantage` is 0.
+    index, among the generated tokens, of each turn's last, and `advantage` is 0.
     """
 
     trajectory: str
@@ -168,12 +164,11 @@ class Sample:
 
     @property
     def trained_tokens(self) -> NDArray[np.int64]:
-        """The indices of the trained tokens among all tokens."""
+        """Returns indices among all tokens."""
         return np.flatnonzero(self.sources == GENERATED)[self.mask]
 
     @property
     def known_advantage(self) -> float | None:
-        """The advantage, or None if it needs a critic's values."""
         return self.advantage if self.parts is None else None
 
     def __len__(self) -> int:
@@ -184,9 +179,9 @@ class Sample:
 
 
 def sample_of(record: Trajectory, advantage: float, reward: float | None = None) -> Sample:
-    """Returns the sample of a finished trajectory: all generated tokens are trained, except those
-    of abandoned turns. `reward` replaces the record's own. Raises `DecodeError` for a record that
-    no model can train (`streams/admissible.py`).
+    """All generated tokens are trained, except those of abandoned turns. `reward` replaces the
+    record's own. Raises `DecodeError` for a record that no model can train
+    (`streams/admissible.py`).
     """
     refused = refusal(record, TrainingBounds())
     if refused is not None:
@@ -195,7 +190,7 @@ def sample_of(record: Trajectory, advantage: float, reward: float | None = None)
 
 
 def admitted_sample(record: Trajectory, advantage: float, reward: float | None = None) -> Sample:
-    """Converts a record that `refusal` has accepted, as `sample_of` does."""
+    """Returns the admitted sample as `sample_of`, for a record that `refusal` has accepted."""
     sample_reward = record.reward if reward is None else reward
     trained = np.ones(len(record.logprobs), np.bool_)
     if record.abandoned:

@@ -1,6 +1,5 @@
-"""Selects the data of an optimiser update: which complete groups come first (`load_choice`), when
-they are taken (`worth_taking`), and how samples are packed into micro-batches
-(`pack_micro_batches`). Choosing and packing are pure functions of frozen values (invariant 9).
+"""Selects the data of an optimiser update: which complete groups come first, when they are taken,
+and how samples are packed into micro-batches. Pure (invariant 9).
 """
 
 import logging
@@ -17,14 +16,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GroupCandidate:
-    """A complete group that may be trained next, and the smallest version number of its spans."""
+    """`oldest_version` is the smallest version number of its spans."""
 
     group: int
     oldest_version: int
 
 
 GroupChoice = Callable[[Sequence[GroupCandidate], int], Sequence[int]]
-"""(candidates, most groups) → numbers of the chosen groups, in the order of training."""
+"""(candidates, most groups) → group numbers, in the order of training."""
 
 
 def oldest(candidates: Sequence[GroupCandidate], groups: int) -> Sequence[int]:
@@ -45,9 +44,8 @@ BUILT_IN: dict[str, GroupChoice] = {"oldest": oldest, "freshest": freshest}
 
 
 def load_choice(name: str) -> GroupChoice:
-    """Returns the rule that `trainer.choose` names. Raises `ConfigurationError` if a user's
-    function cannot be imported or called, or returns other groups than the offered ones, too many,
-    or one twice.
+    """The rule that `trainer.choose` names. Raises `ConfigurationError` if a user's function cannot
+    be imported or called, or returns other groups than the offered ones, too many, or one twice.
     """
     if name in BUILT_IN:
         return BUILT_IN[name]
@@ -73,9 +71,7 @@ def _checked(rule: Callable[..., Iterable[int]], name: str) -> GroupChoice:
 
 
 def groups_of_update(update: int, groups_per_step: int, updates_per_step: int) -> int:
-    """Returns the number of groups of update number `update` (from 0): a step's groups are divided
-    as evenly as possible, larger shares first.
-    """
+    """The groups of update `update` (from 0): as even as possible, larger shares first."""
     share, rest = divmod(groups_per_step, updates_per_step)
     return share + (update < rest)
 
@@ -99,7 +95,6 @@ class UpdateProgress:
 
     @property
     def version(self) -> int:
-        """Number of the version that the step trains from."""
         return self.step - 1
 
     @property
@@ -107,13 +102,13 @@ class UpdateProgress:
         return max(0, self.groups_needed - len(self.groups))
 
     def take_group(self, group: int, trainable: list[str]) -> None:
-        """Adds a group; its trainable samples (trajectories) become pending."""
+        """Its `trainable` samples (trajectories) become pending."""
         assert group not in self.groups, f"group {group} was taken twice in step {self.step}"
         self.groups.add(group)
         self.pending.update(dict.fromkeys(trainable, group))
 
     def use(self, trajectories: list[str]) -> None:
-        """Counts one take that uses these pending samples (invariant 2: each at most once)."""
+        """Counts a take of these pending samples (invariant 2: each at most once)."""
         for trajectory in trajectories:
             del self.pending[trajectory]
         self.micro_batches += 1
@@ -130,8 +125,8 @@ class UpdateProgress:
 
 
 def worth_taking(groups_left: int, groups_ready: int, tokens_ready: int, tokens_full: int) -> bool:
-    """Whether to take the ready groups now: they complete the update, or their `tokens_ready` fill
-    a micro-batch of `tokens_full` tokens.
+    """Take now: the ready groups complete the update, or their `tokens_ready` fill a micro-batch of
+    `tokens_full` tokens.
     """
     # An update starts before its last group is ready, but small micro-batches waste arithmetic.
     return groups_ready > 0 and (groups_ready >= groups_left or tokens_ready >= tokens_full)
@@ -142,8 +137,8 @@ NO_ANNOTATION_S = 30.0  # wait without an annotation before a warning, and betwe
 
 @dataclass(slots=True)
 class AnnotationWatch:
-    """Warns when finished groups wait for annotations (`names`) and none arrives: without them the
-    groups close at their deadline, by default after minutes.
+    """Warns when finished groups wait for annotations (`names`) and none arrives: they close at
+    their deadline, by default after minutes.
     """
 
     # `quiet_since_s`: the last annotation, the start of the wait or the last warning, the latest of
@@ -152,7 +147,7 @@ class AnnotationWatch:
     quiet_since_s: float = 0.0
 
     def check(self, waiting: int, annotated_s: float, now_s: float) -> bool:
-        """Logs a warning if it is due, and returns whether it was. `waiting` finished groups lack
+        """Logs a due warning and returns whether it did. `waiting` finished groups lack
         annotations, the last one read at `annotated_s`.
         """
         if not waiting or not self.quiet_since_s:
@@ -173,8 +168,8 @@ class AnnotationWatch:
 
 
 def pack_micro_batches(samples: Sequence[Sample], tokens_max: int) -> list[tuple[Sample, ...]]:
-    """Packs each sample into exactly one micro-batch of at most `tokens_max` tokens; a longer
-    sample has one of its own. The result does not depend on the order of `samples`.
+    """Each sample is in one micro-batch of at most `tokens_max` tokens; a longer sample has its
+    own. The order of `samples` does not matter.
     """
     if not samples:
         return []

@@ -1,4 +1,4 @@
-"""The settings that decide which samples of a group are trained (`TrainingRule`)."""
+"""The settings that decide which samples of a group are trained."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 
 class Choices(msgspec.Struct, frozen=True):
-    """The settings of a recorded configuration that decide which samples of a group are trained, by
-    their dotted keys.
-    """
+    """The same settings in a recorded configuration, by their dotted keys."""
 
     survivors_min: int = msgspec.field(name="trainer.survivors_min")
     filter_equal_rewards: bool = msgspec.field(name="trainer.filter_equal_rewards")
@@ -43,7 +41,6 @@ class TrainingRule:
     max_lag: int | None
     keep_version: bool
     names: tuple[str, ...]
-    """Annotations that a sample must have."""
     terms: Mapping[str, float]
     """Annotation → weight: a sample's reward is the weighted sum of its annotations' values."""
     bounds: admissible.TrainingBounds = UNBOUNDED
@@ -82,9 +79,7 @@ def training_rule(
     keep_version: bool,
     bounds: admissible.TrainingBounds = UNBOUNDED,
 ) -> TrainingRule:
-    """Returns the rule of a run's settings. Raises `ConfigurationError` if the advantage is a
-    function that cannot be imported.
-    """
+    """Raises `ConfigurationError` if the advantage is a function that cannot be imported."""
     if ":" in settings.advantage:
         find_advantage(settings.advantage)
     return TrainingRule(

@@ -1,9 +1,6 @@
-"""Defines the interface between the trainer's loop and a learner, the part that holds the model,
-computes gradients and updates the weights (`Learner`); `open_learner` opens the one for a model.
-
-A `PreTrainedModel` is trained in this process by `TorchLearner` (`learner.py`). Any other model
-brings its learner (`LearnableModel`): one that several processes share, or one that only takes the
-time that training would take (`paced.py`).
+"""The interface between the trainer's loop and what computes gradients and updates (`Learner`). A
+`PreTrainedModel` is trained in this process by `TorchLearner`; any other model brings its learner
+(`LearnableModel`).
 """
 
 from abc import ABC, abstractmethod
@@ -24,38 +21,33 @@ if TYPE_CHECKING:  # a paced run needs no code that computes a model
 
 
 class Learner(Protocol):
-    """Trains micro-batches and updates the weights; to be called from one thread. For each update
-    (a step has `trainer.updates_per_step`) the loop calls `submit` for every micro-batch, then
-    `finish_update`; after a step `snapshot` and, where a checkpoint is due, `state`.
+    """Trains micro-batches; to be called from one thread. For each update (a step has
+    `trainer.updates_per_step`) the loop calls `submit` for every micro-batch, then `finish_update`;
+    after a step `snapshot` and, where a checkpoint is due, `state`.
     """
 
     micro_batches: int
-    """Number of micro-batches of the present step or, between two steps, of the last one."""
+    """Of the present step or, between two, of the last one."""
 
     @property
     def updates(self) -> int:
-        """Number of updates that made the present weights, skipped ones included."""
+        """Updates that made the present weights, skipped ones included."""
         ...
 
     @property
-    def version(self) -> int:
-        """Number of the version that the present step trains from."""
-        ...
+    def version(self) -> int: ...
 
     @property
     def busy_s(self) -> float:
-        """Seconds of forward and backward passes since the start."""
+        """Returns the seconds of forward and backward passes since the start."""
         ...
 
     @property
-    def state_bytes(self) -> int:
-        """Bytes of weights and optimiser state, as `state_hash` covers them."""
-        ...
+    def state_bytes(self) -> int: ...
 
     def submit(self, samples: Sequence[Sample], shortages: int = 0) -> None:
-        """Submits one micro-batch of the present update; it may be computed later. If computing
-        fails, this or a later call raises `ComputeFailed` with the micro-batches' numbers within
-        the step, and the learner cannot be used afterwards.
+        """The micro-batch may be computed later. If that fails, this or a later call raises
+        `ComputeFailed` with numbers within the step, and the learner cannot be used afterwards.
 
         `shortages` is how often memory ran out on it in earlier terms, for a learner that shares
         its model; one process divides a micro-batch at once.
@@ -63,57 +55,47 @@ class Learner(Protocol):
         ...
 
     def settle(self) -> None:
-        """Waits until the submitted micro-batches are computed; a sharded learner does not wait for
-        those of an incomplete round.
+        """Waits for the submitted micro-batches, in a sharded learner not for an
+        incomplete round.
         """
         ...
 
     def finish_update(self) -> dict[str, float]:
-        """Waits for the update's micro-batches and changes the weights; returns the update's
-        metrics.
-        """
+        """Waits for the update's micro-batches and changes the weights; returns metrics."""
         ...
 
     def snapshot(self, dtype: str, pool: BufferPool | None = None) -> Tensors:
-        """Returns a copy of the weights to publish, floating-point tensors as `dtype`, in memory of
-        `pool` if the learner can use it.
+        """A copy of the weights to publish, floating-point tensors as `dtype`, in memory of `pool`
+        if the learner can use it.
         """
         ...
 
     def state(self, pool: BufferPool | None = None) -> Tensors:
-        """Returns everything that the next update depends on, for a checkpoint; a copy unless
-        `lends_state`. `pool` as in `snapshot`.
-        """
+        """All that the next update depends on; a copy unless `lends_state`."""
         ...
 
     @property
     def lends_state(self) -> bool:
-        """Whether `state` may return the learner's own tensors, which must be written before the
-        next `finish_update`.
+        """`state` may return the learner's own tensors, to be written before the next
+        `finish_update`.
         """
         ...
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restores `state` bit for bit. Raises `ConfigurationError` for another model's state."""
+        """Restores bit for bit. Raises `ConfigurationError` for another model's state."""
         ...
 
     def state_hash(self) -> str:
-        """Returns the xxh3-128 hash of weights and optimiser state; it depends on the number of
-        processes.
-        """
+        """Returns xxh3-128 of weights and optimiser state; depends on the number of processes."""
         ...
 
-    def close(self) -> None:
-        """Releases threads and processes; the learner cannot be used afterwards."""
-        ...
+    def close(self) -> None: ...
 
 
 class LearnableModel(ABC):
-    """A model that brings its learner."""
-
     @abstractmethod
     def open_learner(self, settings: TrainerSettings) -> Learner:
-        """Returns the learner, to which the model belongs afterwards."""
+        """The model belongs to the learner afterwards."""
 
 
 def open_learner(
@@ -121,8 +103,8 @@ def open_learner(
     settings: TrainerSettings,
     past: "PastVersions | None" = None,
 ) -> Learner:
-    """Returns the learner for this model. Afterwards a `PreTrainedModel` belongs to the learner:
-    nothing else may use it. `past` gives the versions of the run that its loss needs.
+    """Afterwards a `PreTrainedModel` belongs to the learner: nothing else may use it. `past` gives
+    the versions that its loss needs.
     """
     if isinstance(model, LearnableModel):
         return model.open_learner(settings)

@@ -1,7 +1,6 @@
-"""Scores the trained tokens of a micro-batch under the model's present parameters
-(`policy_scorer`): by the architecture's fast path (`llama.py`), else by transformers' own forward,
-with sequences laid out as a trial of the model allows (`row_form`). Both give the same numbers up
-to rounding, differentiable, from several threads at once.
+"""Scores the trained tokens of a micro-batch: by the architecture's fast path (`llama.py`), else by
+transformers' own forward, in rows as a trial of the model allows (`row_form`). Both give the same
+numbers up to rounding, differentiable, from several threads at once.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -35,12 +34,12 @@ from rollstream.consumers.trainer.learn.scores import (
 from rollstream.errors import ConfigurationError
 
 FIRST, SECOND = 5, 7
-"""Lengths in tokens of two test sequences, on which a model is tried before training: no field of
-its configuration shows reliably what its forward does.
+"""Lengths in tokens of two test sequences: no field of a model's configuration shows reliably what
+its forward does.
 """
 TOLERANCE = 1e-3
-"""Largest relative difference of two equal results: far above rounding in float32, far below the
-error of attending to one token of another sequence.
+"""Relative: far above rounding in float32, far below the error of attending to one token of another
+sequence.
 """
 TOLERANCE_BFLOAT16 = 3e-2
 
@@ -63,8 +62,8 @@ def check_trainable(model: PreTrainedModel, tolerance: float = TOLERANCE) -> Non
 
 
 def can_pack(model: PreTrainedModel, tolerance: float = TOLERANCE) -> bool:
-    """Whether `model` keeps sequences apart that share a row of its input, where the positions of
-    each restart at 0.
+    """Whether `model` keeps sequences in one row apart, where the positions of each
+    restart at 0.
     """
     body, tokens = body_of(model), _tokens(model)
     positions = torch.cat([torch.arange(FIRST), torch.arange(SECOND)])[None].to(tokens.device)
@@ -81,17 +80,16 @@ def can_pack(model: PreTrainedModel, tolerance: float = TOLERANCE) -> bool:
 
 
 RowForm = Literal["padded", "packed", "joined"]
-"""Layout of sequences as input of the body. `padded`: one row for each. `packed`: several in a row,
-kept apart by masks that transformers builds where positions restart. `joined`: all in one row, kept
-apart by their lengths (`attend_joined`).
+"""`padded`: one row for each sequence. `packed`: several in a row, kept apart by masks that
+transformers builds where positions restart. `joined`: all in one row, kept apart by their lengths
+(`attend_joined`).
 """
 
 
 def row_form(model: PreTrainedModel, joins: bool, tolerance: float = TOLERANCE) -> RowForm:
-    """Checks `model` (`check_trainable`), and returns `joined` with `joins`
-    (`trainer.varlen_attention`), else `packed` if it computes that form correctly, else `padded`.
-    Raises `ConfigurationError` if the model cannot be trained so, or if torch cannot compile its
-    layers.
+    """`joined` with `joins` (`trainer.varlen_attention`), else `packed` if `model` computes that
+    form correctly, else `padded`. Raises `ConfigurationError` if it cannot be trained so, or if
+    torch cannot compile its layers.
     """
     try:
         check_trainable(model, tolerance)
@@ -109,8 +107,8 @@ def row_form(model: PreTrainedModel, joins: bool, tolerance: float = TOLERANCE) 
 
 
 def try_sharded(model: PreTrainedModel, compute: str, joins: bool = False) -> RowForm:
-    """Returns the `row_form` of a model whose parameters are split over ranks (`fully_shard`),
-    whose body computes in `compute`. A collective.
+    """The `row_form` of a model split over ranks (`fully_shard`), whose body computes in `compute`.
+    A collective.
     """
     model.forward = MethodType(_forward, model)
     # Inside one call of `model`: only there the ranks gather the parameters.
@@ -120,8 +118,8 @@ def try_sharded(model: PreTrainedModel, compute: str, joins: bool = False) -> Ro
 
 
 COMPILER_MODULES = ("torch._dynamo", "torch._inductor")
-"""Modules of torch's compiler. Errors are recognised by these names: importing their classes would
-import the compiler, which costs a second and memory.
+"""Errors are recognised by these names: importing their classes would import the compiler, which
+costs a second and memory.
 """
 JOINED = "rollstream_joined"
 """Name of `attend_joined` among transformers' attention functions."""
@@ -162,10 +160,10 @@ def attend_joined(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Computes causal attention within each sequence of a row, as an attention function of
+    """Returns causal attention within each sequence of a row, as an attention function of
     transformers: `query` is [B, heads, N, D], the result [B, N, heads, D]. Sequences begin and end
     at the indices `cu_seq_lens_q` (None: one sequence); a token sees at most `sliding_window`
-    tokens, if given. Raises `TypeError` for a mask or capped scores.
+    tokens. Raises `TypeError` for a mask or capped scores.
     """
     if attention_mask is not None or others.get("softcap") is not None:
         raise TypeError("attention with a mask or capped scores")
@@ -236,8 +234,8 @@ def policy_scorer(
     compiles: bool = False,
     keeps_states: bool = False,
 ) -> PolicyScorer:
-    """Returns the fastest scorer for this model, whose parameters must be float32 here. Raises
-    `ConfigurationError` if the model cannot be trained with these options.
+    """The fastest scorer for this model, whose parameters must be float32. Raises
+    `ConfigurationError` if it cannot be trained with these options.
 
     `general` and `compiles` exclude the fast path. `recomputes`: a layer keeps only its input for
     the backward pass. `joins`: on the general path all sequences share one row. `keeps_states`:
@@ -256,8 +254,8 @@ def policy_scorer(
 def forward_scores(
     model: PreTrainedModel, rows: TokenRows, form: RowForm = "padded", keeps_states: bool = False
 ) -> TokenScores:
-    """Returns scores by transformers' forward, in a form that `row_form` found, also of a model
-    that is split over ranks by `fully_shard` (FSDP), with the head in its root group.
+    """Scores by transformers' forward, also of a model that `fully_shard` splits over ranks, with
+    the head in its root group.
 
     It makes one call of `model`, whatever the rows, and does everything inside it (`_forward`):
     hooks see an ordinary forward, and ranks with unequal work run equal collectives.
@@ -290,9 +288,7 @@ def _forward(
 
 
 def scored_states(model: PreTrainedModel, rows: TokenRows, form: RowForm) -> Tensor:
-    """Returns the last states [G, d] of the body that predict the trained tokens, in a form that
-    `row_form` found.
-    """
+    """The body's last states [G, d] that predict the trained tokens."""
     grid = token_grid(rows, form != "padded", sum(rows.lengths) if form == "joined" else None)
     if form == "padded":
         places = {"attention_mask": grid.mask}
@@ -305,9 +301,9 @@ def scored_states(model: PreTrainedModel, rows: TokenRows, form: RowForm) -> Ten
 
 
 def recompute_layers(model: nn.Module) -> None:
-    """Makes every decoder layer of `model` keep only its inputs for the backward pass, with the
-    same gradients (Chen et al., arXiv 1604.06174): the activation memory of one layer, for a third
-    more work. To be called before hooks are set on the layers.
+    """Every decoder layer keeps only its inputs for the backward pass, with the same gradients
+    (Chen et al., arXiv 1604.06174): the activation memory of one layer, for a third more work. To
+    be called before hooks are set on the layers.
     """
     # transformers' own switch acts only in training mode, which turns dropout on: the trained
     # policy would not be the sampled one.
@@ -318,9 +314,9 @@ def recompute_layers(model: nn.Module) -> None:
 
 
 def compile_layers(model: nn.Module) -> None:
-    """Makes torch compile every decoder layer's forward, once for sequences of all lengths;
-    `recompute_layers` may follow. The first pass compiles, or raises an error of
-    `COMPILER_MODULES`. Results differ by rounding, also after a recompilation for other lengths.
+    """Torch compiles every decoder layer's forward, once for all lengths; `recompute_layers` may
+    follow. The first pass compiles, or raises an error of `COMPILER_MODULES`. Results differ by
+    rounding, also after a recompilation.
     """
     for layer in _layers(model, "trainer.compile"):
         layer.forward = torch.compile(layer.forward, dynamic=True)
@@ -349,8 +345,6 @@ def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ScoringForm:
-    """How the trained model computes; other models of its objective compute alike."""
-
     compute: torch.dtype
     device: torch.device
     general: bool
@@ -364,8 +358,8 @@ def scoring_form(settings: TrainerSettings) -> ScoringForm:
 
 
 def device_of(name: str) -> torch.device:
-    """Returns the device of `trainer.device`: `cpu`, `cuda`, `cuda:N` or `auto` (CUDA if there is a
-    device, else the CPU). Raises `ConfigurationError` if this machine has no such device.
+    """`cpu`, `cuda`, `cuda:N` or `auto` (CUDA if there is a device). Raises `ConfigurationError` if
+    this machine has no such device.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":

@@ -1,7 +1,7 @@
 """Norm, SwiGLU, rotary positions and attention of a decoder layer with hand-written backward
-passes, for N rows (tokens) and H heads of size D. Matrix products take only half of a small model's
-step: around them autograd keeps and re-reads three to five tensors for each operation, where one or
-two suffice.
+passes, for N rows (tokens) and H heads of size D. Around matrix products, half of a small model's
+step, autograd keeps and re-reads three to five tensors for each operation, where one or two
+suffice.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -81,16 +81,14 @@ def _rotated(x: Tensor, rotations: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class SequenceBlock:
-    """Some sequences among the N rows: `sequences` of them from row `start` on, each padded at its
-    end to `length` rows.
-    """
+    """`sequences` of them from row `start` on, each padded at its end to `length` rows."""
 
     start: int
     sequences: int
     length: int
 
     def view(self, rows: Tensor) -> Tensor:
-        """Returns this block of `rows` [N, heads, D] as a view [sequences, heads, length, D]."""
+        """A view [sequences, heads, length, D] of `rows` [N, heads, D]."""
         end = self.start + self.sequences * self.length
         return rows[self.start : end].unflatten(0, (self.sequences, self.length)).transpose(1, 2)
 
@@ -129,28 +127,26 @@ class _Attend(torch.autograd.Function):
 
 
 def normalise(x: Tensor, eps: float) -> Tensor:
-    """Returns x / sqrt(mean(x²) + eps) over the last dimension. The caller multiplies the norm's
-    gain into the next matrix.
-    """
+    """Returns x / sqrt(mean(x²) + eps) over the last dimension, without the norm's gain."""
     return _Normalise.apply(x, eps)  # pyright: ignore[reportReturnType]
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """Returns silu(gate) · up [N, f] of `gate_up` [N, 2 f], which holds gate, then up."""
+    """Returns silu(gate) · up [N, f]; `gate_up` [N, 2 f] holds gate, then up."""
     return _SwiGlu.apply(gate_up)  # pyright: ignore[reportReturnType]
 
 
 def rotate(x: Tensor, rotations: Tensor) -> Tensor:
-    """Returns `x` [N, H, D] rotated by `rotations` [N, H, D/2] (complex). Elements 2i and 2i + 1 of
-    a head are a pair; in transformers i and i + D/2 are.
+    """`x` [N, H, D] by `rotations` [N, H, D/2] (complex). Elements 2i and 2i + 1 of a head are a
+    pair; in transformers i and i + D/2 are.
     """
     return _Rotate.apply(x, rotations)  # pyright: ignore[reportReturnType]
 
 
 class _Recompute(torch.autograd.Function):
-    """Runs a part of the network and keeps only its input. torch's own `checkpoint` does not fit:
-    its reentrant form adds to `.grad` instead of returning gradients, and its other form runs the
-    part twice for `_Attend`, whose backward pass has a backward pass of its own.
+    """Keeps only the part's input. torch's own `checkpoint` does not fit: its reentrant form adds
+    to `.grad` instead of returning gradients, and its other form runs the part twice for `_Attend`,
+    whose backward pass has a backward pass of its own.
     """
 
     @staticmethod
@@ -174,15 +170,14 @@ class _Recompute(torch.autograd.Function):
 
 
 def recompute(part: Callable[[Tensor], Tensor], x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-    """Returns `part(x)`, and keeps only `x` for the backward pass (Chen et al., arXiv 1604.06174).
-    `parameters` must be all that the part reads. Gradients are the same bits as without
-    recomputation.
+    """`part(x)`, keeping only `x` for the backward pass (Chen et al., arXiv 1604.06174), with the
+    same bits. `parameters` must be all that the part reads.
     """
     return _Recompute.apply(part, x, *parameters)  # pyright: ignore[reportReturnType]
 
 
 def attend(query_key: Tensor, value: Tensor, heads: int, blocks: Sequence[SequenceBlock]) -> Tensor:
-    """Computes causal attention within each sequence of `blocks`, which cover each row once.
+    """Returns causal attention within each sequence of `blocks`, which cover each row once.
     `query_key` [N, heads + kv heads, D] holds queries, then keys; `value` is [N, kv heads, D], the
     result [N, heads, D].
     """

@@ -62,8 +62,8 @@ class _MicroBatchJob:
 
 @dataclass(frozen=True, slots=True)
 class _BatchResult:
-    """Gradients of the policy's parameters, and of those that the objective learns itself: all of
-    each, or none.
+    """The batch result of the policy's parameters, and of the objective's own: all of each, or
+    none.
     """
 
     policy_gradients: Sequence[Tensor]
@@ -72,9 +72,9 @@ class _BatchResult:
 
 
 class TorchLearner:
-    """Implements `Learner` (`base.py`). It owns `model` (float32, and of version 0, which the
-    objective may copy, also where `load_state` follows): its parameters become views of the
-    masters, or of the masters rounded to `trainer.compute`.
+    """Owns `model` (float32, and of version 0, which the objective may copy, also where
+    `load_state` follows): its parameters become views of the masters, or of the masters rounded to
+    `trainer.compute`.
 
     Of a model with LoRA adapters only these are trained, published and saved, with the hash of the
     frozen base, so that they are not loaded over another one.
@@ -126,24 +126,20 @@ class TorchLearner:
 
     @property
     def flat(self) -> Tensor:
-        """The masters themselves as one flat tensor; `finish_update` changes it."""
+        """The masters themselves; `finish_update` changes them."""
         return self._masters.flat
 
     @property
     def busy_s(self) -> float:
-        """CPU seconds of forward and backward passes since the start."""
         return self._workers.busy_s
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of masters and moments, the objective's too."""
         moments = sum(moment.nbytes for moment in self._optimiser.moments.values())
         return self._masters.flat.nbytes + moments + self._objective.state_bytes
 
     def submit(self, samples: Sequence[Sample], shortages: int = 0) -> None:
-        """Submits one micro-batch of the update; waits only while as many are queued as there are
-        workers. `shortages` is not used.
-        """
+        """Waits only while as many are queued as there are workers."""
         if self._begins_step:
             self.micro_batches, self._begins_step = 0, False
             self._objective.begin_step(self.version, self._masters.named(self.flat))
@@ -181,8 +177,8 @@ class TorchLearner:
         return metrics
 
     def snapshot(self, dtype: str, pool: BufferPool | None = None) -> dict[str, Tensor]:
-        """Returns a copy of the weights, floating-point tensors as `dtype`; tied tensors share
-        memory. Of a model with adapters, these alone (`AdapterTensors`), always in new memory.
+        """Tied tensors share memory. Of a model with adapters, these alone (`AdapterTensors`),
+        always in new memory.
         """
         state, kind = self._masters.model_state(self._model), getattr(torch, dtype)
         if self._adapter is None:
@@ -195,15 +191,13 @@ class TorchLearner:
 
     def state(self, pool: BufferPool | None = None) -> dict[str, Tensor]:
         """Returns masters and moments by prefixed name, and the counters: a copy, or the state
-        itself with a `pool` if `lends_state`; then it must be read before the next update changes
-        it.
+        itself with a `pool` if `lends_state`.
         """
         if pool is not None and self.lends_state:
             return self._state()
         return (pool or BufferPool(1)).copy(self._state(), None)
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restores `state()` bit for bit; raises `ConfigurationError` for another model's."""
         check_base_hash(tensors.get(BASE_HASH), self._base_hash)
         restore(self._masters.named(self.flat), tensors, "masters.")
         restore(self._optimiser.moments, tensors, "optimiser.")

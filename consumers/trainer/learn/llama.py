@@ -35,8 +35,8 @@ STATIC_ROPE = {"default", "linear", "llama3", "yarn"}  # frequencies do not depe
 
 
 def has_packed_form(model: PreTrainedModel) -> bool:
-    """Whether `PackedDecoder` supports the model: one of the three classes, with full attention in
-    all layers, SiLU and static rotary positions (RoPE).
+    """Whether it is one of the three classes, with full attention in all layers, SiLU and static
+    rotary positions (RoPE).
     """
     config: Any = model.config
     if type(model) not in (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM):
@@ -50,14 +50,14 @@ def has_packed_form(model: PreTrainedModel) -> bool:
 
 
 class PackedDecoder:
-    """Scores the rows of a micro-batch under the model's parameters at the time of the call, LoRA
-    adapters included (`storage/model_folder/lora.py`). With `recomputes` a layer keeps only its
-    input for the backward pass. With `keeps_states` the scores have their `states`.
+    """Scores under the model's parameters at the time of the call, LoRA adapters included. With
+    `recomputes` a layer keeps only its input for the backward pass; with `keeps_states` the scores
+    have their `states`.
 
-    It is faster than padded batches under autograd: sequences follow each other without padding;
-    gains of norms are multiplied into the matrices that follow (d × d work, not N × d); one complex
-    product rotates a rotary pair (`_interleaved`); `fused_ops` has backward passes written by hand;
-    the end of the last layer and the head are computed for trained positions alone.
+    Faster than padded batches under autograd: no padding; gains of norms are multiplied into the
+    matrices that follow (d × d work, not N × d); one complex product rotates a rotary pair
+    (`_interleaved`); `fused_ops` has backward passes written by hand; the end of the last layer and
+    the head are computed for trained positions alone.
     """
 
     def __init__(
@@ -82,7 +82,6 @@ class PackedDecoder:
         self._head = "model.embed_tokens.weight" if tied else "lm_head.weight"
 
     def score(self, rows: TokenRows) -> TokenScores:
-        """Returns the scores of the trained tokens; differentiable."""
         gain = self._named["model.norm.weight"]
         hidden = self._normed(rows)
         head = self._named[self._head] * gain
@@ -91,7 +90,7 @@ class PackedDecoder:
         return scores._replace(states=hidden * gain) if self._keeps_states else scores
 
     def states(self, rows: TokenRows) -> Tensor:
-        """Returns the last hidden states [G, d] before each trained token; differentiable."""
+        """Returns the states [G, d], before each trained token; differentiable."""
         return self._normed(rows) * self._named["model.norm.weight"]
 
     def _normed(self, rows: TokenRows) -> Tensor:
@@ -164,9 +163,8 @@ class PackedDecoder:
         gain: Tensor | None = None,
         reordered: Callable[[Tensor], Tensor] = lambda rows: rows,
     ) -> Tensor:
-        """Returns `out` [N, all outputs] plus s · B·A·(x · gain) of the adapters of these layers (s
-        = alpha / rank), side by side; `reordered` orders the rows of B like those of the layer's
-        matrix.
+        """`out` [N, all outputs] plus s · B·A·(x · gain) of the adapters of these layers (s = alpha
+        / rank), side by side; `reordered` orders the rows of B like those of the layer's matrix.
         """
         tensors = self._named
         lows: list[Tensor] = []
@@ -201,8 +199,8 @@ class PackedDecoder:
         return torch.cat([query.expand(self._heads, -1), key.expand(self._kv_heads, -1)])
 
     def _rotations(self, positions: Tensor) -> Tensor:
-        """Returns the rotations [N, heads + kv heads, D/2] of these positions as complex numbers,
-        by the model's own table.
+        """Returns rotations [N, heads + kv heads, D/2] as complex numbers, by the model's own
+        table.
         """
         length = int(positions.max()) + 1
         with torch.no_grad():

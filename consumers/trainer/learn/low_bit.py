@@ -1,7 +1,6 @@
 """AdamW whose moments have 8 bits, by bitsandbytes (Dettmers et al., "8-bit optimizers via
 block-wise quantization", arXiv 2110.02861): a byte indexes one of 256 unevenly spaced values, and
-256 numbers share a float32 scale. A parameter's two moments take 2.03 bytes, not 8. Tensors of
-fewer than 4096 numbers keep float32.
+256 numbers share a float32 scale. Tensors of fewer than 4096 numbers keep float32.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,9 +14,7 @@ from rollstream.errors import ConfigurationError
 
 
 def eight_bit_adamw(parameters: Mapping[str, nn.Parameter], settings: TrainerSettings) -> Any:
-    """Returns bitsandbytes' `AdamW8bit` over these parameters. Raises `ConfigurationError` without
-    bitsandbytes (the extra `lowbit`).
-    """
+    """Raises `ConfigurationError` without bitsandbytes (the extra `lowbit`)."""
     try:
         library: Any = import_module("bitsandbytes")
     except ImportError as error:
@@ -39,8 +36,8 @@ def eight_bit_adamw(parameters: Mapping[str, nn.Parameter], settings: TrainerSet
 
 
 def named_moments(adam: Any, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """Returns the moments themselves, not copies: those of a small parameter under AdamW's names,
-    of another one the codes (uint8) and the scales of their blocks (float32).
+    """The moments themselves, not copies: of a small parameter under AdamW's names, of another one
+    the codes (uint8) and the scales of their blocks (float32).
     """
     moments: dict[str, Tensor] = {}
     for name, parameter in parameters.items():
@@ -55,6 +52,6 @@ def named_moments(adam: Any, parameters: Mapping[str, nn.Parameter]) -> dict[str
 
 
 def set_steps(adam: Any, parameters: Sequence[nn.Parameter], applied: int) -> None:
-    """Sets the number of updates that the bias correction counts."""
+    """The number of updates that the bias correction counts."""
     for parameter in parameters:
         adam.state[parameter]["step"] = applied

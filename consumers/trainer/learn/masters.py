@@ -1,6 +1,6 @@
-"""The masters, all trained parameters of a model as float32 in one flat buffer (`Masters`), and
-their updates by AdamW or Muon (`Optimiser`). In one buffer gradient norm, clipping and AdamW are a
-few operations instead of several for each parameter.
+"""The masters, all trained parameters as float32 in one flat buffer, and their updates by AdamW or
+Muon. In one buffer gradient norm, clipping and AdamW are a few operations instead of several for
+each parameter.
 """
 
 import math
@@ -19,12 +19,12 @@ from rollstream.errors import ConfigurationError
 CPU = torch.device("cpu")
 ALIGNMENT = 16  # floats, one cache line: views are then as fast as tensors of their own
 ROUNDED_NUMBERS = 1 << 24
-"""How many numbers are rounded at a time: to another device torch first makes a temporary copy."""
+"""At a time: rounding to another device first makes a temporary copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterSlice:
-    """Places the parameter `name` at the elements `[start, start + size)` of the flat buffer."""
+    """A parameter at `[start, start + size)` of the flat buffer."""
 
     name: str
     start: int
@@ -39,9 +39,8 @@ class ParameterSlice:
 
 
 class Masters:
-    """Holds the trained parameters of `model` in the buffer `flat`; the model's own become views of
-    it, or of a rounded copy in the type `compute`. `slices` has the place of each parameter; gaps
-    (`ALIGNMENT`) stay 0.
+    """`flat` holds the trained parameters of `model`; its own become views of it, or of a rounded
+    copy in the type `compute`. Gaps between `slices` (`ALIGNMENT`) stay 0.
 
     Modules that the model's class keeps in float32, and torch's buffers, keep their type. A frozen
     parameter has no master: it is held once, in `compute`. With `offload` `flat` is in host memory,
@@ -87,9 +86,7 @@ class Masters:
         self.round()
 
     def round(self) -> None:
-        """Copies the masters into the model's parameters, rounded to their type. To be called after
-        each change of `flat`.
-        """
+        """Copies the masters, rounded, into the model's parameters: after each change of `flat`."""
         if self._rounded is not None:
             for start in range(0, len(self.flat), ROUNDED_NUMBERS):
                 part = slice(start, start + ROUNDED_NUMBERS)
@@ -98,8 +95,8 @@ class Masters:
             tensor.copy_(place.view(self.flat))
 
     def model_state(self, model: nn.Module) -> dict[str, Tensor]:
-        """Returns all tensors of `model` under their checkpoint names. Trained ones are views of
-        `flat`, not rounded; tied tensors share memory.
+        """All tensors of `model` under their checkpoint names: trained ones are views of `flat`,
+        not rounded; tied tensors share memory.
         """
         views = {
             id(parameter): place.view(self.flat)
@@ -109,25 +106,25 @@ class Masters:
         return {name: views.get(id(tensor), tensor) for name, tensor in state.items()}
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
-        """Returns the views of the parameters in a buffer with the layout of `flat`, by name."""
+        """Returns views of the parameters in a buffer with the layout of `flat`."""
         return {place.name: place.view(flat) for place in self.slices}
 
     def add(self, flat: Tensor, gradients: Sequence[Tensor]) -> None:
-        """Adds one gradient for each of `parameters` to a buffer with the layout of `flat`."""
+        """One gradient for each of `parameters`; `flat` is a buffer of that layout."""
         for place, gradient in zip(self.slices, gradients, strict=True):
             place.view(flat).add_(gradient.to(flat.device))
 
 
 def restore(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], prefix: str) -> None:
-    """Copies a checkpoint's tensors, named `prefix` + name, into `targets`. Raises
-    `ConfigurationError` if one is missing or has another shape: the checkpoint is of another model.
+    """Copies the tensors named `prefix` + name. Raises `ConfigurationError` if one is missing or
+    has another shape: the checkpoint is of another model.
     """
     for name, tensor in targets.items():
         tensor.copy_(checkpoint_tensor(tensors, prefix + name, tuple(tensor.shape)))
 
 
 def checkpoint_tensor(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
-    """Returns the tensor `name` of a checkpoint; raises as `restore`."""
+    """Raises as `restore`."""
     tensor = tensors.get(name)
     check_checkpoint_shape(name, None if tensor is None else tuple(tensor.shape), shape)
     assert tensor is not None
@@ -137,9 +134,7 @@ def checkpoint_tensor(tensors: Mapping[str, Tensor], name: str, shape: tuple[int
 def check_checkpoint_shape(
     name: str, stored: tuple[int, ...] | None, shape: tuple[int, ...]
 ) -> None:
-    """Raises `ConfigurationError` unless the stored shape of the tensor `name` (None: missing) is
-    that of the model's.
-    """
+    """Raises `ConfigurationError` unless the stored shape (None: missing) is the model's."""
     if stored == shape:
         return
     what = "missing" if stored is None else f"of shape {stored}"
@@ -150,19 +145,17 @@ def check_checkpoint_shape(
 
 
 BASE_HASH = "base.hash"
-"""Name in a checkpoint of LoRA adapters, which holds their state alone, of the hash of their frozen
-base.
-"""
+"""Name, in a checkpoint of LoRA adapters, of the hash of their frozen base."""
 
 
 def hash_tensor(digest: str) -> Tensor:
-    """Returns a hash (hexadecimal digits) as a tensor of its bytes."""
+    """Returns a tensor of the bytes of these hexadecimal digits."""
     return torch.tensor(list(bytes.fromhex(digest)), dtype=torch.uint8)
 
 
 def check_base_hash(stored: Tensor | None, mine: Tensor | None) -> None:
-    """Raises `ConfigurationError` unless the adapters of a checkpoint belong to this run's base:
-    `stored` is the hash in the checkpoint, `mine` the run's. None means without adapters.
+    """Raises `ConfigurationError` unless the checkpoint's adapters (hash `stored`) belong to this
+    run's base (`mine`); None means without adapters.
     """
     if (stored is None) == (mine is None) and (
         stored is None or mine is None or torch.equal(stored, mine)
@@ -178,9 +171,8 @@ NORM_EPS = 1e-6  # as torch.nn.utils.clip_grad_norm_
 
 
 def learning_rate(update: int, settings: TrainerSettings) -> float:
-    """Returns the rate of update number `update`, from 0: `lr` times a linear warm-up over the
-    first `lr_ramp_steps` updates, times a linear decay from 1 to `lr_final` at the run's last
-    update.
+    """`lr` times a linear warm-up over the first `lr_ramp_steps` updates, times a linear decay from
+    1 to `lr_final` at the run's last; `update` counts from 0.
     """
     last = settings.steps * settings.updates_in_step - 1
     ramp = min(1.0, (update + 1) / max(1, settings.lr_ramp_steps))
@@ -189,21 +181,19 @@ def learning_rate(update: int, settings: TrainerSettings) -> float:
 
 
 def guarded_rate(rate: float, ess: float, settings: TrainerSettings) -> float:
-    """Returns the rate for an update with this share of effective samples: `ess_guard = "scale"`
-    multiplies it by the share, as in VCPO (arXiv 2602.17616), since a gradient's variance grows as
-    its effective samples become fewer.
+    """`ess_guard = "scale"` multiplies the rate by the share of effective samples, as in VCPO
+    (arXiv 2602.17616): a gradient's variance grows as they become fewer.
     """
     return rate * min(1.0, ess) if settings.ess_guard == "scale" else rate
 
 
 def is_guarded(ess: float, settings: TrainerSettings) -> bool:
-    """Whether `ess_guard` skips an update with this share of effective samples."""
     return settings.ess_guard == "skip" and ess < settings.ess_min
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """An update: norm of its gradient before clipping, learning rate, and `skipped` (1 or 0)."""
+    """Norm of the gradient before clipping, learning rate, and `skipped` (1 or 0)."""
 
     gradient_norm: float
     learning_rate: float
@@ -215,9 +205,6 @@ MUON_MOMENTUM = 0.95
 
 
 def hidden_matrices(model: nn.Module) -> frozenset[str]:
-    """Returns the names of the trained parameters that Muon updates: matrices of hidden layers,
-    without embeddings and head.
-    """
     head: Any = getattr(model, "get_output_embeddings", lambda: None)()
     outer = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     outer += [] if head is None else [head]
@@ -231,10 +218,9 @@ def hidden_matrices(model: nn.Module) -> frozenset[str]:
 
 class Optimiser:
     """Updates the masters `flat` in place: the `matrices` by Muon (Jordan et al., 2024), all others
-    by AdamW (Loshchilov & Hutter, "Decoupled weight decay", arXiv 1711.05101), with gradients
-    clipped by their global norm. Muon's updates are scaled to the size of AdamW's, so both have one
-    learning rate (Liu et al., arXiv 2502.16982, section 2.2); its momentum takes the place of the
-    first moment.
+    by AdamW (Loshchilov & Hutter, arXiv 1711.05101), with gradients clipped by their global norm.
+    Muon's updates are scaled to the size of AdamW's, so both have one learning rate (Liu et al.,
+    arXiv 2502.16982, section 2.2); its momentum takes the place of the first moment.
 
     A checkpoint keeps, besides `flat`, the `moments` by name (`mean.` or `square.` and the
     parameter's), and the numbers of `updates` and of those not skipped (`applied`).
@@ -301,7 +287,7 @@ class Optimiser:
         self._parts += muon_parts
 
     def load(self, updates: int, applied: int) -> None:
-        """Sets the counters from a checkpoint; the caller fills `moments`."""
+        """Loads from a checkpoint; the caller fills `moments`."""
         # Adam's bias correction counts the updates that were not skipped.
         self.updates, self.applied = updates, applied
         if self._settings.optimiser == "adamw_8bit":
@@ -311,15 +297,15 @@ class Optimiser:
                 state["step"].fill_(applied)
 
     def hold(self) -> UpdateResult:
-        """Counts an update that changes nothing and is not skipped (a critic's warm-up)."""
+        """Counts an update that changes nothing (a critic's warm-up)."""
         self.updates += 1
         return UpdateResult(0.0, 0.0, 0)
 
     def update(self, gradient: Tensor, weight: float, ess: float) -> UpdateResult:
-        """Applies one update by the clipped mean gradient, `gradient` / `weight`. `gradient`, the
-        sum over micro-batches, is overwritten; `weight` is their `LossStatistics.divisor`, `ess`
-        their share of effective samples. The update is counted and skipped without a trained token
-        (`weight` 0), with a gradient that is not finite, or by `ess_guard`.
+        """Applies the clipped mean gradient, `gradient` / `weight`. `gradient`, the sum over
+        micro-batches, is overwritten; `weight` is their `LossStatistics.divisor`, `ess` their share
+        of effective samples. The update is counted and skipped without a trained token (`weight`
+        0), with a gradient that is not finite, or by `ess_guard`.
         """
         rate = guarded_rate(learning_rate(self.updates, self._settings), ess, self._settings)
         self.updates += 1

@@ -1,7 +1,6 @@
 """Measures, by task, how far the engine's and the trainer's log-probabilities of the same tokens
-differ (docs/explanation/learning.md, Mismatch of engine and trainer). At lag 0 both compute with
-the same weights, so a difference is rounding or a bug; a task without a token at lag 0 reports its
-smallest lag under other names.
+differ: at lag 0 by rounding or a bug (docs/explanation/learning.md, Mismatch of engine and
+trainer).
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,16 +14,16 @@ from rollstream.consumers.trainer.data.metrics import TASKS_MAX
 from rollstream.consumers.trainer.data.sample import Sample
 
 TOKEN_MAX = 0.1
-"""Differences above this, in nats, count as `above`: about a tenth in probability."""
+"""In nats: about a tenth in probability."""
 EXPONENT_MAX = 20.0
-"""Bound of |Δ| in e^Δ: one broken value must not make a metric infinite."""
+"""Of |Δ| in e^Δ: one broken value must not make a metric infinite."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobGap:
-    """Sums of the differences Δ, the trainer's log-probability minus the engine's, of `tokens`
-    tokens of one task and one `lag`: `absolute` is Σ|Δ|, `kl` is Σ(e^Δ − 1 − Δ), an estimate of the
-    KL divergence, `above` counts |Δ| above `TOKEN_MAX`, `largest` is max |Δ|.
+    """Sums over `tokens` of one task and `lag` of the differences Δ, trainer minus engine:
+    `absolute` is Σ|Δ|, `kl` is Σ(e^Δ − 1 − Δ), an estimate of the KL divergence, `above` counts |Δ|
+    above `TOKEN_MAX`.
     """
 
     lag: int
@@ -50,7 +49,7 @@ class LogprobGap:
 
 @dataclass(frozen=True, slots=True)
 class LogprobGaps:
-    """One `LogprobGap` for each task, at its smallest lag, in the order of first tokens."""
+    """One gap for each task, at its smallest lag, in the order of first tokens."""
 
     by_task: tuple[tuple[str, LogprobGap], ...] = ()
 
@@ -58,10 +57,10 @@ class LogprobGaps:
         return _merged((*self.by_task, *other.by_task))
 
     def metrics(self) -> dict[str, float]:
-        """Returns at lag 0 `mismatch_<name>` over all tokens, and `mismatch_<name>/<task>` for each
-        of the first `TASKS_MAX` tasks. A task without a token at lag 0 has `mismatch_tokens/<task>`
-        0 and, instead of the others, `mismatch_near_lag/<task>` and `mismatch_near_mean/<task>`,
-        its smallest lag and mean |Δ| there.
+        """Returns the metrics at lag 0 `mismatch_<name>` over all tokens, and
+        `mismatch_<name>/<task>` for each of the first `TASKS_MAX` tasks. A task without a token at
+        lag 0 has `mismatch_tokens/<task>` 0 and, instead of the others, its smallest lag and mean
+        |Δ| there (`mismatch_near_…`).
         """
         if not self.by_task:
             return {}
@@ -78,9 +77,9 @@ class LogprobGaps:
 
 
 def logprob_gaps(logprobs: Tensor, samples: Sequence[Sample], version: int) -> LogprobGaps:
-    """Returns the gaps of a micro-batch that is trained from `version`; `logprobs` [G] are the
-    trainer's. To be called in the first update of a step only: later updates train from weights
-    without a version number.
+    """Returns the logprob gaps of a micro-batch that is trained from `version`; `logprobs` [G] are
+    the trainer's. For the first update of a step only: later ones train from weights without a
+    version number.
     """
     recorded = np.concatenate([sample.logprobs[sample.mask] for sample in samples])
     delta = logprobs.detach().cpu().numpy().astype(np.float64) - recorded

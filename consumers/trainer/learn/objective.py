@@ -1,7 +1,6 @@
-"""What a learner maximises (`Objective`), as an interface that is the same in one process and over
-ranks: the samples of a micro-batch become a loss; what the loss needs besides the policy (other
-policies, a value function, masks) is the objective's own. `open_objective` opens the one that a
-run's settings name.
+"""What a learner maximises, the same in one process and over ranks: the samples of a micro-batch
+become a loss; what it needs besides the policy (other policies, a value function, masks) is the
+objective's own.
 """
 
 from abc import ABC, abstractmethod
@@ -24,7 +23,6 @@ from rollstream.streams.values import Version
 OBJECTIVES: Mapping[str, str] = {
     "gae": "rollstream.consumers.objectives.critic.objective:CriticObjective",
 }
-"""`trainer.advantage` → the objective that makes it from values of its own."""
 SURROGATE = "rollstream.consumers.objectives.surrogate:SurrogateObjective"
 """The objective of all other advantages, which follow from the rewards alone."""
 
@@ -34,22 +32,20 @@ PastWeights = Mapping[Version, Mapping[str, Tensor]]
 
 
 class PastVersions(Protocol):
-    """The run's versions for a learner, all published as `dtype`."""
-
     @property
     def dtype(self) -> str: ...
 
     def read(self, number: int, term: int | None = None) -> Mapping[str, Tensor]:
-        """Returns the weights of the believed version of this number, or of the one of `term`.
-        Raises `ConfigurationError` if it is not kept.
+        """The believed version of this number, or that of `term`. Raises `ConfigurationError` if it
+        is not kept.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """The samples of one pass, trained from `version`: their `rows` and `inputs` on the learner's
-    device, and what `Objective.past` returned for them.
+    """Trained from `version`: `rows` and `inputs` on the learner's device, and what
+    `Objective.past` returned.
     """
 
     samples: Sequence[Sample]
@@ -61,11 +57,11 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchLoss:
-    """The loss of a micro-batch as a sum, not divided by its weight, differentiable in the policy's
-    parameters, unless the step leaves the policy, and in `joint`, parameters of the objective.
+    """A sum, not divided by its weight, differentiable in the policy's parameters, unless the step
+    leaves the policy, and in `joint`, parameters of the objective.
 
     `own_gradients` are those of the objective's parameters where they are computed already, instead
-    of `joint`. `logprobs` [G] are those of the trained tokens under the policy.
+    of `joint`. `logprobs` [G] are those of the trained tokens.
     """
 
     loss: Tensor
@@ -76,8 +72,8 @@ class BatchLoss:
 
 
 class Objective(ABC):
-    """Turns micro-batches into losses, and holds the state that belongs to the loss. Its class is
-    called as `open_objective` is, before the model's parameters are changed or divided.
+    """Turns micro-batches into losses, and holds the loss's own state. Created before the model's
+    parameters are changed or divided.
 
     `past` and `loss` may be called from several threads, `past` in the order of the micro-batches;
     the others from the learner's thread while no micro-batch is in computation. A learner calls
@@ -91,36 +87,32 @@ class Objective(ABC):
     @staticmethod
     @abstractmethod
     def check_over_ranks(settings: TrainerSettings) -> None:
-        """Raises `ConfigurationError` if ranks that share one model cannot train it with these
-        settings.
-        """
+        """Raises `ConfigurationError` if ranks cannot train it with these settings."""
 
     @abstractmethod
     def has_gradient(self, sample: Sample) -> bool:
-        """Whether the sample may change a gradient. Where it is False, the sample's share in every
-        gradient is exactly zero, and only its statistics count.
+        """Where False, the sample's share in every gradient is exactly zero, and only its
+        statistics count.
         """
 
     @abstractmethod
     def begin_step(self, version: int, weights: Mapping[str, Tensor] | None) -> None:
-        """Prepares for the micro-batches of the step that trains from `version`, whose trained
-        parameters are `weights` (None: ranks share them).
+        """Begins the step that trains from `version`, whose trained parameters are `weights` (None:
+        ranks share them).
         """
 
     @abstractmethod
     def past(self, samples: Sequence[Sample]) -> PastWeights:
-        """Returns the weights of earlier versions that the loss of these samples needs."""
+        """Returns weights of earlier versions that the loss of these samples needs."""
 
     @abstractmethod
     def leaves_policy(self, version: int) -> bool:
-        """Whether the step from `version` leaves the policy as it is and trains the objective's own
-        parameters alone.
-        """
+        """The step from `version` trains the objective's own parameters alone."""
 
     @abstractmethod
     def loss(self, batch: MicroBatch, score: PolicyScorer) -> BatchLoss:
-        """Returns the loss of a micro-batch that has a trained token. `score` gives the policy's
-        scores; it is called once, after whatever needs much memory is done.
+        """Returns the loss of a micro-batch that has a trained token. `score` is called once, after
+        what needs much memory is done.
         """
 
     @abstractmethod
@@ -133,37 +125,34 @@ class Objective(ABC):
 
     @property
     def parameters(self) -> Sequence[Tensor]:
-        """The objective's own trained parameters."""
         return ()
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the objective's own masters and moments."""
+        """Returns the state bytes of the objective's own masters and moments."""
         return 0
 
     # Below: what an objective that learns something itself does; the others have no parameters.
 
     def add(self, gradients: Sequence[Tensor]) -> None:
-        """Adds the gradients of `parameters` of one micro-batch: all of them or none."""
+        """Adds the gradients of `parameters`, for one micro-batch: all of them or none."""
         assert not gradients, "gradients of an objective without parameters"
 
     def join(self, over_all_ranks: Callable[[Tensor], Tensor]) -> None:
-        """Replaces the sum of the gradients by that of all ranks, which then make the same update.
-        A collective.
-        """
+        """Sums the gradients over all ranks, which then make the same update. A collective."""
         del over_all_ranks
 
     def update(self, divisor: float) -> dict[str, float]:
-        """Applies the sum of the gradients, divided by `divisor`; returns metrics of the update."""
+        """Applies the summed gradients, divided by `divisor`; returns metrics."""
         del divisor
         return {}
 
     def state(self) -> dict[str, Tensor]:
-        """Returns the objective's part of a checkpoint, not a copy."""
+        """Returns the state for a checkpoint, not a copy."""
         return {}
 
     def load_state(self, tensors: Mapping[str, Tensor], updates: int) -> None:
-        """Restores `state()` from a checkpoint after `updates` updates of the policy."""
+        """Loads the state after `updates` updates of the policy."""
         del tensors, updates
 
 
@@ -173,17 +162,15 @@ def open_objective(
     form: ScoringForm,
     past: PastVersions | None,
 ) -> Objective:
-    """Returns the objective of these settings for `model` (of version 0), which computes in `form`.
-    Raises `ConfigurationError` for an own loss that breaks its contract, or a reference that cannot
-    be loaded.
+    """Opens the objective for `model` (of version 0), which computes in `form`. Raises
+    `ConfigurationError` for an own loss that breaks its contract, or a reference that cannot be
+    loaded.
     """
     return load_option(_name(settings))(settings, model, form, past)
 
 
 def check_over_ranks(settings: TrainerSettings) -> None:
-    """Raises `ConfigurationError` if ranks that share one model cannot train it with these
-    settings.
-    """
+    """Raises `ConfigurationError` if ranks that share a model cannot train with these settings."""
     load_option(_name(settings)).check_over_ranks(settings)
 
 

@@ -1,5 +1,4 @@
-"""A learner that only takes time (`trainer.learner = "paced"`), to run the service at scale without
-a model (docs/explanation/paced-engine.md).
+"""A learner that only takes time (`trainer.learner = "paced"`; docs/explanation/paced-engine.md).
 
 Each update flips the last bit of a share of the elements of every tensor, chosen by (seed, update)
 alone: a repeated step produces the same bits, and deltas are as small as those of real training in
@@ -29,14 +28,11 @@ PREFIX, COUNTER = "weights.", "updates"  # names in a checkpoint: a tensor's pre
 
 @dataclass(frozen=True, slots=True)
 class PacedModel(LearnableModel):
-    """Describes the weights and times of a `PacedLearner`. A step lasts `step_s` plus `token_s` for
-    each of its tokens, in seconds of wall time.
-    """
+    """A step lasts `step_s` plus `token_s` for each of its tokens, in seconds of wall time."""
 
     seed: int
     weights_bytes: int
     changed_share: float
-    """Share of the elements that an update changes."""
     step_s: float
     token_s: float
 
@@ -45,8 +41,8 @@ class PacedModel(LearnableModel):
 
 
 class PacedLearner:
-    """Implements `Learner` with modelled time and synthetic weights: `submit` adds a micro-batch's
-    time to a queue of modelled work, and `finish_update` sleeps until that work would have ended.
+    """`submit` adds a micro-batch's time to a queue of modelled work, and `finish_update` sleeps
+    until that would have ended.
     """
 
     def __init__(
@@ -141,9 +137,7 @@ class PacedLearner:
 
 
 def make_weights(model: PacedModel) -> dict[str, Tensor]:
-    """Returns bf16 tensors of the configured total size, drawn from N(0, 0.02²) by the model's
-    seed.
-    """
+    """Returns bf16 tensors of the configured total size, from N(0, 0.02²) by the model's seed."""
     elements, weights = max(1, model.weights_bytes // 2), dict[str, Tensor]()
     while elements:
         rows = min(ROWS_MAX, elements // COLUMNS)
@@ -157,7 +151,7 @@ def make_weights(model: PacedModel) -> dict[str, Tensor]:
 
 def change_weights(weights: Mapping[str, Tensor], model: PacedModel, update: int) -> None:
     """Flips the last bit of one element, drawn by (seed, update), in every `1 / changed_share`
-    successive elements of each tensor.
+    successive ones.
     """
     stride = max(1, round(1 / model.changed_share))
     for index, tensor in enumerate(weights.values()):

@@ -1,6 +1,6 @@
-"""Lays a micro-batch out as flat arrays with one row per input token (`token_rows`), and from these
-as the grid of transformers' forward (`token_grid`). Only attention pads. All arrays over trained
-tokens are in the order of the samples.
+"""Lays a micro-batch out as flat arrays with one row per input token, and as the grid of
+transformers' forward. Only attention pads. Arrays over trained tokens are in the order of the
+samples.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -22,19 +22,18 @@ from rollstream.streams.branches import leaves
 from rollstream.streams.token_arrays import ALLOWED
 from rollstream.streams.values import Tokens
 
-# Largest number of padding rows in a block. In the smallest models one more block, that is one more
-# attention call per layer, costs as much as about 12 rows (0.3 ms of calls against 25 µs a row,
-# forward and backward); the bound is of that order. In large models a call costs fewer rows.
+# In the smallest models one more block, that is one more attention call per layer, costs as much as
+# about 12 rows (0.3 ms of calls against 25 µs a row, forward and backward); the bound is of that
+# order.
 PADDING_ROWS_MAX = 24
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRows:
     """N input rows, padding included, and the G trained tokens that they predict. `tokens` and
-    `positions` [N] are the input. Each of the `blocks` has consecutive sequences, longer ones
-    first, padded to equal length; together they cover all rows. `lengths` are those of the
-    sequences without padding. `scored` [G] is the row before each trained token, whose output
-    predicts it, `targets` [G] the token, `temperature` [G] that of its sampling.
+    `positions` [N] are the input. The `blocks` of consecutive sequences, longer ones first, padded
+    to equal length, cover all rows. `lengths` are those without padding. `scored` [G] is the row
+    before each trained token, `targets` [G] the token, `temperature` [G] that of its sampling.
 
     Where engines chose from a part of the vocabulary, `allowed` [C, W] has the bits of the sets of
     C tokens (uint8, the lowest bit first), and `allowed_row` [G] the row there of each trained
@@ -65,9 +64,8 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 @dataclass(frozen=True, slots=True)
 class PathRow:
-    """One path of a sample (the sample itself if it has no branches): its `tokens`, the positions
-    of its trained tokens (`trained`), and their indices among all trained tokens of the sample
-    (`order`).
+    """A path of a sample (itself if it has no branches): `tokens`, the positions of its `trained`
+    tokens, and their indices among all trained tokens of the sample (`order`).
     """
 
     tokens: Tokens
@@ -76,9 +74,8 @@ class PathRow:
 
 
 def path_rows(sample: Sample) -> list[PathRow]:
-    """Returns the paths of a sample that have a trained token of their own; its only path if none
-    has one. Each generated token is trained in the first path that has it, and context in the
-    others.
+    """Returns paths that have a trained token of their own; the only one if none has. Each
+    generated token is trained in the first path that has it, and context in the others.
     """
     trained = sample.trained_tokens
     if not sample.branches:
@@ -97,9 +94,7 @@ def path_rows(sample: Sample) -> list[PathRow]:
 
 
 def token_rows(samples: Sequence[Sample]) -> TokenRows:
-    """Returns the rows of a micro-batch of samples of any length ≥ 2 in any order. A sequence is a
-    path of a sample (`path_rows`).
-    """
+    """Samples have any length ≥ 2 and order. A sequence is a path of a sample."""
     of_samples = [path_rows(sample) for sample in samples]
     paths = [path for rows in of_samples for path in rows]
     # No row after the last scored one: a long reply of the environment at the end costs nothing.
@@ -159,8 +154,8 @@ def _allowed_tokens(samples: Sequence[Sample]) -> tuple[Tensor | None, Tensor | 
 def _scored_tokens(
     of_samples: Sequence[Sequence[PathRow]], begin: Sequence[int]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the row before each trained token, and the token, in the order of the samples and of
-    their trained tokens. `begin` has the first row of each path.
+    """The row before each trained token, and the token, in the order of samples. `begin` has the
+    first row of each path.
     """
     scored: list[NDArray[np.int64]] = []
     targets: list[NDArray[np.int64]] = []
@@ -177,9 +172,7 @@ def _scored_tokens(
 
 
 def loss_inputs(samples: Sequence[Sample], version: int) -> LossInputs:
-    """Returns the loss inputs of the samples' trained tokens, in the order of `TokenRows.scored`,
-    trained from `version`.
-    """
+    """Returns the loss inputs in the order of `TokenRows.scored`, trained from `version`."""
     tokens = [int(np.count_nonzero(sample.mask)) for sample in samples]
     trained = [(sample, count) for sample, count in zip(samples, tokens, strict=True) if count]
     counts = [count for _, count in trained]
@@ -200,9 +193,7 @@ def loss_inputs(samples: Sequence[Sample], version: int) -> LossInputs:
 
 
 def given_reference(samples: Sequence[Sample]) -> Tensor:
-    """Returns the log-probabilities [G] of the samples' trained tokens under the reference, as a
-    scorer computed them.
-    """
+    """Returns log-probabilities [G] under the reference, as a scorer computed them."""
     logprobs: list[NDArray[np.float32]] = []
     for sample in samples:
         assert sample.reference is not None, f"{sample.trajectory} lacks its annotation"
@@ -217,9 +208,8 @@ def _advantages(sample: Sample, count: int) -> NDArray[np.float32]:
 
 
 def _sequence_blocks(lengths: Sequence[int]) -> tuple[list[SequenceBlock], int]:
-    """Returns blocks over sequences of these descending lengths, and their total number of rows:
-    neighbours of about equal length, padded to the longest, with at most `PADDING_ROWS_MAX` rows of
-    padding.
+    """Returns blocks over these descending lengths, and their number of rows: neighbours padded to
+    the longest, at most `PADDING_ROWS_MAX` rows of padding each.
     """
     blocks: list[SequenceBlock] = []
     rows = first = padding = 0
@@ -239,9 +229,8 @@ GridCell = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class TokenGrid:
-    """The tokens of a `TokenRows` as a grid of R rows and W columns: `tokens`, `positions` and
-    `mask` are [R, W]. Positions restart at 0 with each sequence; `mask` is 1 where a cell has a
-    token. `scored` [G] are indices into the R · W cells, row after row.
+    """`tokens`, `positions` and `mask` are [R, W]. Positions restart at 0 with each sequence;
+    `mask` is 1 where a cell has a token. `scored` [G] are indices into the R · W cells.
     """
 
     tokens: Tensor
@@ -251,9 +240,9 @@ class TokenGrid:
 
 
 def token_grid(rows: TokenRows, packed: bool, width: int | None = None) -> TokenGrid:
-    """Returns the tokens as a rectangular batch on the device of `rows`, as wide as the longest
-    sequence unless a `width` is given. Packed, several sequences share a grid row, and the model
-    must separate them by their positions; unpacked, each has its own.
+    """Returns the token grid on the device of `rows`, as wide as the longest sequence unless a
+    `width` is given. Packed, several sequences share a grid row, and the model must separate them
+    by their positions.
     """
     width = width or max(rows.lengths)
     places = (
@@ -281,9 +270,8 @@ def token_grid(rows: TokenRows, packed: bool, width: int | None = None) -> Token
 
 
 def first_fit(lengths: Sequence[int], width: int) -> list[GridCell]:
-    """Returns grid row and first column of each sequence: each is put into the first row with room.
-    For descending lengths this needs at most 11/9 of the fewest possible rows, plus one (Dósa
-    2007).
+    """Returns grid row and first column of each sequence, in the first row with room. For
+    descending lengths this needs at most 11/9 of the fewest possible rows, plus one (Dósa 2007).
     """
     used: list[int] = []
     places: list[GridCell] = []

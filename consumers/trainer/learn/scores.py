@@ -2,8 +2,7 @@
 hidden states, in slices that bound the memory.
 
 Head product and softmax are float32, as in PipelineRL's code (Piché et al., arXiv 2509.19128): in
-bfloat16 (eight significant bits) they would cause most of the difference between trainer and
-engine.
+bfloat16 they would cause most of the difference between trainer and engine.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -23,11 +22,9 @@ from rollstream.errors import ConfigurationError
 
 
 class Float32Head:
-    """Float32 logits from the hidden states of the body (the model without its head), for one
-    forward pass in one thread.
-
-    Operations that an architecture adds around the head's product (soft caps, scales) are kept: the
-    class's forward runs with a body that returns the given hidden states.
+    """Logits from the hidden states of the body (the model without its head), for one forward pass
+    in one thread. Soft caps and scales around the head's product are kept: the class's forward runs
+    with a body that returns the given hidden states.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -47,16 +44,14 @@ class Float32Head:
         self._shell.__dict__.update(model.__dict__, _modules=modules)
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Returns the logits [G, V] of `hidden` [G, d]."""
+        """Returns logits [G, V] of `hidden` [G, d]."""
         self._body.hidden = hidden.float()[None]
         output = type(self._shell).forward(self._shell, inputs_embeds=self._body.hidden)
         return output[0][0]
 
 
 def body_of(model: PreTrainedModel) -> nn.Module:
-    """Returns the module that turns tokens into hidden states; raises `ConfigurationError` without
-    one.
-    """
+    """The module that turns tokens into hidden states; raises `ConfigurationError` without one."""
     body = getattr(model, model.base_model_prefix, None)
     if not isinstance(body, nn.Module):
         raise _unsupported(model, f"it has no body {model.base_model_prefix!r} under its head")
@@ -87,7 +82,7 @@ class _HeadProduct:
 
 
 class _GivenHidden:
-    """Replaces the body and each of its submodules: a call returns `hidden`."""
+    """Stands in place of the body and its submodules: a call returns `hidden`."""
 
     hidden: Tensor
 
@@ -103,8 +98,8 @@ class _GivenHidden:
 
 
 class _BodyOutput:
-    """A body's output with hidden states only: other attributes (caches, attentions, routing) are
-    None.
+    """An output with hidden states only: other attributes (caches, attentions, routing)
+    are None.
     """
 
     def __init__(self, hidden: Tensor) -> None:
@@ -118,15 +113,15 @@ class _BodyOutput:
 
 
 LOGITS_MAX = 1 << 24
-"""Logits in memory at once: 64 MiB as float32. More are computed in slices, and again in the
-backward pass: 4 096 tokens over a vocabulary of 150 000 would hold 2.4 GB three times over.
+"""In memory at once: 64 MiB as float32. More are computed in slices, and again in the backward
+pass: 4 096 tokens over a vocabulary of 150 000 would hold 2.4 GB three times over.
 """
 
 
 class TokenScores(NamedTuple):
-    """Scores of G tokens, differentiable: log-probabilities [G], entropies [G], in nats, of the
-    distributions that they were sampled from, and, where the objective reads them, `states` [G, d],
-    the body's last hidden states that predict them.
+    """The token scores of G tokens, differentiable: log-probabilities [G], entropies [G], in nats,
+    of the distributions that they were sampled from, and, where the objective reads them, `states`
+    [G, d] that predict them.
     """
 
     logprobs: Tensor
@@ -135,8 +130,8 @@ class TokenScores(NamedTuple):
 
 
 class AllowedTokens(NamedTuple):
-    """The sets of tokens that G tokens were chosen from: `bits` [C, W] (uint8, the lowest bit
-    first) and the `row` [G] there of each token's set, -1 for the whole vocabulary.
+    """The sets that G tokens were chosen from: `bits` [C, W] (uint8, the lowest bit first) and the
+    `row` [G] there of each token's set, -1 for the whole vocabulary.
     """
 
     bits: Tensor
@@ -152,9 +147,7 @@ class AllowedTokens(NamedTuple):
 
 
 NEVER = -1e30
-"""Logit of a token that could not be chosen. Finite, since an entropy would be 0 · ∞; e to the
-power of it is 0 at every temperature.
-"""
+"""Finite, since an entropy would be 0 · ∞; e to the power of it is 0 at every temperature."""
 
 
 def allowed_of(bits: Tensor | None, row: Tensor | None) -> AllowedTokens | None:
@@ -211,9 +204,7 @@ def score_hidden(
     temperature: Tensor,
     allowed: AllowedTokens | None = None,
 ) -> TokenScores:
-    """Returns the scores of `targets` where the logits are `hidden` [G, d] times `head` [V, d]
-    transposed.
-    """
+    """Scores where the logits are `hidden` [G, d] times `head` [V, d] transposed."""
     return score_through(
         lambda some: F.linear(some, head), head.shape[0], hidden, targets, temperature, allowed
     )
@@ -227,8 +218,8 @@ def score_through(
     temperature: Tensor,
     allowed: AllowedTokens | None = None,
 ) -> TokenScores:
-    """Returns the scores of `targets`. `logits_of` maps slices [g, d] of `hidden` to [g,
-    vocabulary], at most `LOGITS_MAX` logits at a time.
+    """`logits_of` maps slices [g, d] of `hidden` to [g, vocabulary], at most `LOGITS_MAX` logits at
+    a time.
     """
     rows = max(1, LOGITS_MAX // vocabulary)
     if len(targets) <= rows:

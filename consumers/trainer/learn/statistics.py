@@ -1,4 +1,4 @@
-"""Statistics of micro-batches (`LossStatistics`): sums that learners add, over ranks too."""
+"""Statistics of micro-batches."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -8,14 +8,14 @@ from rollstream.consumers.trainer.learn.mismatch import LogprobGaps
 
 @dataclass(frozen=True, slots=True)
 class LossStatistics:
-    """Statistics of micro-batches as sums, added with `+`; the two maxima are over trained tokens.
-    `weight` is the divisor of the update's gradient.
+    """Sums that learners add, over ranks too; the two maxima are over trained tokens. `weight` is
+    the divisor of the update's gradient.
 
     `masked` counts generated tokens that are not trained, `halved` micro-batches that did not fit
     into memory. `ratio` is r = π/μ before truncation or clipping, as the loss uses it; `kl` sums r
     − 1 − log r; `clipped` counts truncated or clipped ratios. `advantage_squared` is over
-    sequences. `objective_sums` are further sums by name, which the objective alone reads
-    (`Objective.metrics`). `gaps` (`mismatch.py`) are those of a step's first update only.
+    sequences. `objective_sums` are the objective's own (`Objective.metrics`). `gaps`
+    (`mismatch.py`) are those of a step's first update only.
     """
 
     loss: float = 0.0
@@ -79,6 +79,6 @@ class LossStatistics:
 
 
 def added(sums: Mapping[str, float], others: Mapping[str, float]) -> Mapping[str, float]:
-    """Returns the sums of both by name; a name that one of them lacks counts 0 there."""
+    """Returns the sums by name; a missing one counts 0."""
     names = dict.fromkeys((*sums, *others))
     return {name: sums.get(name, 0.0) + others.get(name, 0.0) for name in names}

@@ -1,5 +1,5 @@
-"""Tries whether a user's loss keeps the contract of a surrogate (`check_surrogate`), on a small
-batch with ratios near and far from 1 and advantages of both signs.
+"""Tries a user's loss on a small batch with ratios near and far from 1 and advantages of both
+signs.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ TOLERANCE = 1e-9
 
 
 def check_own_loss(settings: ObjectiveSettings) -> None:
-    """Imports a user's function that `trainer.loss` names and tries its contract, so that a learner
-    refuses it before the first take. Raises `ConfigurationError`.
+    """Tries the loss, so that a learner refuses a user's function before the first take. Raises
+    `ConfigurationError`.
     """
     surrogate = find_surrogate(settings.loss)
     if settings.loss not in loss_kinds():

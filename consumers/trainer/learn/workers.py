@@ -1,6 +1,4 @@
-"""Threads and memory of a learner: `OrderedWorkers` computes micro-batches in threads and keeps the
-order of results, `BufferPool` lends host memory for copies of weights and state.
-"""
+"""Threads and memory of a learner."""
 
 import ctypes
 import queue
@@ -21,7 +19,7 @@ Result = TypeVar("Result")
 
 class OrderedWorkers(Generic[Job, Result]):
     """Runs `work` on each job in one of `count` threads, and passes the results to `hand_in` one at
-    a time in the order of submission: a sum of results has the same bits for any number of threads.
+    a time in the order of submission.
 
     Bounds (invariant 8): at most `count` jobs are queued, and a thread that finishes early waits
     with its one result. After an exception no further result is handed in, and later calls raise
@@ -49,7 +47,7 @@ class OrderedWorkers(Generic[Job, Result]):
             thread.start()
 
     def submit(self, job: Job) -> None:
-        """Queues a job; waits while the queue is full. To be called from one thread."""
+        """Waits while the queue is full. To be called from one thread."""
         while True:
             self._raise()
             try:
@@ -104,9 +102,9 @@ class OrderedWorkers(Generic[Job, Result]):
 
 
 class BufferPool:
-    """Copies a set of tensors to host memory, and reuses the memory of released copies of the same
-    names, shapes and types. At most `copies_max` are in use at a time, and at most `idle_max`
-    released ones are kept. Thread-safe.
+    """Copies tensors to host memory, and reuses that of released copies of the same names, shapes
+    and types. At most `copies_max` are in use, and at most `idle_max` released ones are kept.
+    Thread-safe.
     """
 
     def __init__(self, copies_max: int, idle_max: int | None = None) -> None:
@@ -123,8 +121,8 @@ class BufferPool:
         return len(self._used)
 
     def copy(self, tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
-        """Returns a copy of all tensors in host memory, floating-point ones as `dtype` (None:
-        unchanged). Tied tensors share memory in the copy too. It has no other user until `release`.
+        """Copies floating-point tensors as `dtype` (None: unchanged); tied ones share memory. The
+        copy has no other user until `release`.
         """
         untied, tied = untie(tensors)
         copy = self._memory(untied, dtype)
@@ -136,7 +134,7 @@ class BufferPool:
         return copy
 
     def release(self, copy: object) -> None:
-        """Takes back a copy that is no longer read; ignores a copy from elsewhere."""
+        """Ignores a copy from elsewhere."""
         with self._lock:
             for index, mine in enumerate(self._used):
                 if mine is copy:
@@ -162,12 +160,12 @@ class BufferPool:
 
 
 LENT_BYTES_MIN = 1_000_000_000
-"""A state up to this size is copied for a checkpoint, so that the next update need not wait."""
+"""Smaller states are copied for a checkpoint, so that the next update need not wait."""
 
 
 def lends_state(state_bytes: int, device: torch.device) -> bool:
-    """Whether a checkpoint is written from the learner's state itself, for which the next update
-    waits: a copy of a large state on the CPU would nearly double the process's memory.
+    """A checkpoint is written from the learner's state itself: a copy of a large state on the CPU
+    would nearly double the process's memory.
     """
     return device.type == "cpu" and state_bytes > LENT_BYTES_MIN
 
@@ -190,8 +188,8 @@ NEVER = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Makes glibc keep freed memory in the process. Returns False, and changes nothing, where the C
-    library has no such setting. Idempotent.
+    """Makes glibc keep freed memory. Returns False where the C library has no such setting.
+    Idempotent.
     """
     # A training pass allocates and frees the same tens of megabytes again and again; glibc returns
     # large blocks at once, and the kernel's new pages cost 5 to 20 % of a step's CPU time. Peak
@@ -202,7 +200,7 @@ def keep_freed_memory() -> bool:
 
 def return_freed_memory() -> bool:
     """Makes glibc return every freed block of a megabyte or more to the kernel; returns as
-    `keep_freed_memory`. For a rank with a large state, where memory is scarce.
+    `keep_freed_memory`. For a rank with a large state.
     """
     # By default glibc raises this bound to the size of each larger freed block, up to 32 MB: a rank
     # of a model with 53 M parameters had 0.36 GB more than its state and the gathered layers.
@@ -222,7 +220,6 @@ _CPU_ALLOCATOR = "can't allocate memory"  # DefaultCPUAllocator raises a plain R
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether the error is a lack of memory, so that a smaller micro-batch may succeed."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and _CPU_ALLOCATOR in str(error)

@@ -1,7 +1,5 @@
-"""The trainer on a rank other than 0, a follower: it reads rank 0's takes in the ledger
-(`FollowedLedger`), trains them in the same order (`TakeFollower` in a `FollowerLoop`), and so
-enters the same collectives without commands. It appends no record; of versions and checkpoints it
-writes its part of the tensors (docs/how-to/several-gpus.md, How it works).
+"""The trainer on a rank other than 0: it trains rank 0's takes from the ledger in the same order,
+and so enters the same collectives without commands.
 """
 
 import logging
@@ -49,29 +47,28 @@ from rollstream.streams.writer import FencedWriter
 log = logging.getLogger(__name__)
 
 IDLE_S = 0.2
-"""Longest wait for a record before a follower asks whether rank 0 has ended."""
+"""Then a follower asks whether rank 0 has ended."""
 
 
 class FollowedLedger:
-    """Reads the ledger of rank 0's `term` while rank 0 appends to it. `takes` has, by step and
-    update, the takes that were read and not trained yet.
+    """Reads the ledger of rank 0's `term` while rank 0 appends to it. `takes`, by step and update,
+    were read and are not trained yet.
 
-    Records of earlier terms after this term's `Opened` are void (invariant 7), so a zombie's takes
-    are not trained. The `Opened` of a higher term, which has replaced rank 0, raises `Fenced`.
+    Records of earlier terms after this term's `Opened` are void (invariant 7). The `Opened` of a
+    higher term, which has replaced rank 0, raises `Fenced`.
     """
 
     def __init__(self, bus: Bus, term: int, has_ended: Callable[[], bool]) -> None:
         self._bus, self._term, self._has_ended = bus, term, has_ended
         self.takes: dict[UpdateKey, list[Take]] = {}
         self.ended = threading.Event()
-        """Set once rank 0 has ended and all its records are read."""
+        """Rank 0 has ended and all its records are read."""
         self._recorded = LedgerTail()
         self._is_opened = self._is_configured = False
 
     def open(self, position: Position, configuration_hash: str = "") -> LedgerTail:
-        """Reads from a checkpoint's `position` up to this term's `Configured`, for which it waits,
-        and returns these records; the hash is that of the checkpoint's configuration. Raises
-        `Fenced` if a higher term has begun.
+        """Reads from a checkpoint's `position` up to this term's `Configured`, for which it waits.
+        Raises `Fenced` if a higher term has begun.
         """
         self.reader = TopicReader(self._bus, "ledger", {0: position}, with_opened=True)
         recorded = LedgerTail(since=position, since_configuration=configuration_hash)
@@ -86,9 +83,7 @@ class FollowedLedger:
         return recorded
 
     def read(self, wait_s: float) -> None:
-        """Reads new records, and waits at most `wait_s` for them. Sets `ended` if none came and
-        rank 0 has ended.
-        """
+        """Waits at most `wait_s`. Sets `ended` if no record came and rank 0 has ended."""
         # While rank 0 waits for data no rank is in a collective. Before it ends it trains every
         # full round of its takes, so all ranks stop at the same place.
         records = self._poll(wait_s)
@@ -125,16 +120,13 @@ class FollowedLedger:
 
 @dataclass(slots=True, kw_only=True)
 class TakeFollower(TakeRepeater):
-    """Trains the takes that the ledger held when the term began, as every rank does, then those
-    that rank 0 appends, as they arrive.
-    """
+    """Trains the takes that the ledger held when the term began, then those that rank 0 appends."""
 
     ledger: FollowedLedger
     report: Callable[[Sequence[TakeFailed]], None]
-    """Passes failures of this rank to rank 0 (`Ranks.report`)."""
 
     def read(self, wait_s: float = 0.0) -> None:
-        """Reads new records; waits at most `IDLE_S`, or not at all if `wait_s` is 0."""
+        """Waits at most `IDLE_S`, or not at all if `wait_s` is 0."""
         self.ledger.read(IDLE_S if wait_s else 0.0)
 
     def take_ready(self, progress: UpdateProgress, step_metrics: StepMetrics, now_s: float) -> int:
@@ -148,16 +140,16 @@ class TakeFollower(TakeRepeater):
         """Does nothing: rank 0 records it."""
 
     def record_failure(self, failed: ComputeFailed) -> None:
-        """Lets rank 0, which alone appends to the ledger, record the failed takes."""
+        """Rank 0 alone appends it to the ledger."""
         self.report(self.failures(failed))
 
 
 @dataclass(slots=True, kw_only=True)
 class FollowerLoop(StepLoop[TakeFollower]):
-    """The steps of a follower, to be run until the ledger it follows has `ended`."""
+    """A loop to be run until the ledger has `ended`."""
 
     def metric_values(self) -> MetricValues:
-        """Returns the follower's step alone; rank 0 has the trainer's metrics."""
+        """The step alone; rank 0 has the trainer's metrics."""
         return {"trainer_step": self.step}
 
     def checkpoint_state(self, step: int) -> Mapping[str, Any]:
@@ -173,9 +165,9 @@ def build_follower(
     run: str,
     on_pause: Callable[[], object],
 ) -> FollowerLoop | None:
-    """Waits until rank 0 holds its term, and returns the loop that follows it from the checkpoint
-    that all ranks load; None if rank 0 ended before. `on_pause` is called during the wait. The
-    steps are those of `build_trainer` that are not rank 0's alone.
+    """Waits until rank 0 holds its term, and follows it from the checkpoint that all ranks load;
+    None if rank 0 ended before. `on_pause` is called during the wait. The steps are those of
+    `build_trainer` that are not rank 0's alone.
     """
     ranks = initial.ranks
     assert isinstance(ranks, Ranks), "one process has no rank to follow"
@@ -218,9 +210,7 @@ def build_follower(
 
 
 def check_start(start: TermStart, plan: TrainerPlan, initial: InitialModel, rank: int) -> None:
-    """Raises `ConfigurationError` unless this process has rank 0's starting model and settings, by
-    their hashes.
-    """
+    """Raises `ConfigurationError` unless this process has rank 0's starting model and settings."""
     if start.model != initial.model_hash:
         raise ConfigurationError(
             f"rank {rank}: the model that this machine starts from is not rank 0's: give all "

@@ -1,6 +1,6 @@
-"""Trains a model that several processes (ranks) share. Every rank submits the same micro-batches,
-those of the ledger's takes: one for each rank form a round, the rest of an update a last one
-(`rank_plan.py`). Micro-batches without a trained token are left out.
+"""Trains a model that ranks share. Every rank submits the same micro-batches: one for each rank
+form a round, the rest of an update a last one (`rank_plan.py`). Micro-batches without a trained
+token are left out.
 """
 
 import logging
@@ -35,10 +35,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ShardedModel(LearnableModel):
-    """Holds the model that a run starts from, and this rank's connection to the ranks that share
-    it.
-    """
-
     start: StartingModel
     ranks: Ranks
 
@@ -50,9 +46,8 @@ class ShardedModel(LearnableModel):
 class _MicroBatch:
     samples: Sequence[Sample]
     number: int
-    """Within its step."""
     shortages: int
-    """How often memory ran out on it in earlier terms."""
+    """Lacks of memory on it in earlier terms."""
 
     @property
     def trained(self) -> int:
@@ -62,15 +57,15 @@ class _MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """What a rank trains in one pass; with `counts` False its gradients are zero."""
+    """With `counts` False its gradients are zero."""
 
     samples: Sequence[Sample]
     counts: bool
 
 
 def split_samples(samples: Sequence[Sample], parts: int) -> list[list[Sample]]:
-    """Returns the samples of a micro-batch in parts, as `divide` cuts those with a trained token.
-    Each part has such a sample or is empty; the first is not empty, and has all other samples.
+    """Returns parts as `divide` cuts the samples with a trained token. Each has such a sample or is
+    empty; the first has all others.
     """
     trained = [sample for sample in samples if sample.mask.any()]
     split = [trained[start:end] for start, end in divide(len(trained), parts)]
@@ -79,9 +74,9 @@ def split_samples(samples: Sequence[Sample], parts: int) -> list[list[Sample]]:
 
 
 class ShardedLearner:
-    """Implements `Learner` on every rank; all must call its methods in the same order, from one
-    thread each. Methods that train or gather raise `RankLost` if another rank is gone. Results are
-    bit-identical for one number of ranks.
+    """All ranks must call its methods in the same order, from one thread each. Methods that train
+    or gather raise `RankLost` if another rank is gone. Results are bit-identical for one number of
+    ranks.
     """
 
     def __init__(self, sharded: ShardedModel, settings: TrainerSettings) -> None:
@@ -108,18 +103,17 @@ class ShardedLearner:
 
     @property
     def busy_s(self) -> float:
-        """Seconds of this rank's passes, waits for other ranks included."""
+        """Waits for other ranks included."""
         return self._shard.busy_s
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of masters and moments of all ranks."""
         return self._shard.state_bytes
 
     def submit(self, samples: Sequence[Sample], shortages: int = 0) -> None:
-        """Submits one micro-batch, and trains a round once there is one for each rank. Every rank
-        passes the same `shortages`, those in the ledger before the term. Raises `ComputeFailed`
-        with the numbers of the round's micro-batches.
+        """Trains a round once there is a micro-batch for each rank. Every rank passes the same
+        `shortages`, those in the ledger before the term. Raises `ComputeFailed` with the numbers of
+        the round's micro-batches.
         """
         if self._begins_step:
             self.micro_batches, self._begins_step = 0, False
@@ -135,12 +129,10 @@ class ShardedLearner:
             self._round()
 
     def settle(self) -> None:
-        """Returns at once: full rounds are trained, and the rest waits for `finish_update`."""
+        """Returns at once: full rounds are trained, the rest waits for `finish_update`."""
 
     def finish_update(self) -> dict[str, float]:
-        """Trains the remaining micro-batches, changes the weights, and returns the update's
-        metrics. Raises as `submit`.
-        """
+        """Raises as `submit`."""
         busy_s = self.busy_s
         if self._begins_step:
             self._shard.begin_step(self.version)
@@ -152,22 +144,20 @@ class ShardedLearner:
         return {**metrics, "busy_s": self.busy_s - busy_s}
 
     def snapshot(self, dtype: str, pool: BufferPool | None = None) -> RankTensors | AdapterTensors:
-        """Returns a copy of the weights to publish, in new memory: this rank's share of a whole
-        model, or all of an adapter.
+        """Returns the snapshot in new memory: this rank's share of a whole model, or all of an
+        adapter.
         """
         with self._ranks.collective():
             return self._shard.snapshot(dtype)
 
     def state(self, pool: BufferPool | None = None) -> RankTensors:
-        """Returns this rank's rows of all tensors that the next update depends on: a copy, or the
-        state itself if `lends_state`.
-        """
+        """Returns this rank's rows: a copy, or the state itself if `lends_state`."""
         return RankTensors(self._shard.state(), self._ranks)
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restores a state of any number of ranks, or of an unsharded learner; each rank reads its
-        rows. Raises `ConfigurationError` for another model's state, and `CorruptObject` at all
-        ranks if any finds damage.
+        """Loads the state of any number of ranks, or of an unsharded learner. Raises
+        `ConfigurationError` for another model's state, and `CorruptObject` at all ranks if any
+        finds damage.
         """
         assert isinstance(tensors, StoredTensors), "ranks read their rows from the store"
         self._shard.check(tensors)
@@ -178,7 +168,6 @@ class ShardedLearner:
         return self._shard.lends_state
 
     def state_hash(self) -> str:
-        """Returns one xxh3-128 hash of the states of all ranks; it depends on their number."""
         with self._ranks.collective():
             return self._shard.state_hash()
 
@@ -201,14 +190,12 @@ class ShardedLearner:
             raise ComputeFailed(numbers, error) from error
 
     def _passes(self, waiting: Sequence[_MicroBatch], mine: RankTurn) -> list[_Pass]:
-        # A rank cannot halve a micro-batch at once as one process does. Say memory runs out on rank
-        # 1 in layer 3, while rank 0 waits in the collective of layer 3: the first half would enter
-        # that of layer 1, so the two would add different tensors or wait until the timeout; nor
-        # would the others read a request before the collective. Therefore all ranks end, rank 0
-        # records the failure, and all read its record before the next term's collectives: all
-        # divide the round alike, with an equal number of passes. A record that a replaced rank 0
-        # appends later is void (invariant 7). A repeated take has the same records before it, so
-        # the sums have the same bits.
+        # A rank cannot halve a micro-batch at once as one process does: say memory runs out on rank
+        # 1 in layer 3, while rank 0 waits in the collective of layer 3. The first half would enter
+        # that of layer 1, so the two would add different tensors or wait until the timeout.
+        # Therefore all ranks end, rank 0 records the failure, and all read its record before the
+        # next term's collectives: all divide the round alike, and a repeated take has the same
+        # bits. A record that a replaced rank 0 appends later is void (invariant 7).
         micro_batch = waiting[mine.micro_batch]
         shortages = max(batch.shortages for batch in waiting)
         parts = parts_of_round([batch.trained for batch in waiting], shortages)

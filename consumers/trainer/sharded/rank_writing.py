@@ -1,7 +1,6 @@
 """Writes a version or a checkpoint from all ranks: each writes its tensors and receives the file
-lists of the others; rank 0 completes the version with the manifest of all parts. Every rank
-publishes the same steps in the same order in a thread (`StepPublisher`); each method here is a
-collective of these threads.
+lists of the others; rank 0 completes it with the manifest. Each method here is a collective of the
+publishing threads (`StepPublisher`).
 """
 
 import logging
@@ -54,14 +53,14 @@ log = logging.getLogger(__name__)
 
 
 def rank_stem(stem: str, rank: int) -> str:
-    """Returns the file name stem of one rank: ranks write different files to one folder."""
+    """Ranks write different files to one folder."""
     return f"{stem}-rank{rank}"
 
 
 def gather_results(work: Callable[[], Any], type_: Any, ranks: Ranks) -> list[Any]:
-    """Runs `work` at all ranks; every rank returns the results of all, in the order of ranks. If
-    `work` fails at one rank, that one raises its own error and the others `StoreError`, which names
-    the rank. `type_` is the type of a result.
+    """Every rank returns the results of all, in the order of ranks. If `work` fails at one rank,
+    that one raises its own error and the others `StoreError`, which names the rank. `type_` is the
+    type of a result.
     """
     result, failed = b"", None
     try:
@@ -111,9 +110,7 @@ def gather_written(
 
 
 class RankTensors(DistributedTensors):
-    """The weights of a version or the state of a checkpoint, divided among the ranks; `mine` is
-    this rank's part, which no update may change until it is written.
-    """
+    """`mine` is this rank's part, which no update may change until it is written."""
 
     def __init__(self, mine: dict[str, Tensor], ranks: Ranks) -> None:
         self.mine, self._ranks = mine, ranks
@@ -142,12 +139,12 @@ class RankTensors(DistributedTensors):
 
 
 class FrozenTensors(DistributedTensors):
-    """The base model of adapters, which training never changes; `rows` is this rank's part. Tensors
-    with a shape in `shapes` are divided among the ranks, the others whole at every rank.
+    """The base model of adapters, which training never changes. Tensors with a shape in `shapes`
+    are divided among the ranks (`rows` is this rank's part), the others whole at every rank.
     Floating-point tensors are hashed and written as `dtype`.
 
-    The files are those that a single process would write, so any number of ranks can repeat an
-    interrupted write. A rank holds at most one whole file in memory.
+    The files are those of a single process, so any number of ranks can repeat an interrupted write.
+    A rank holds at most one whole file in memory.
     """
 
     def __init__(
@@ -234,7 +231,7 @@ class FrozenTensors(DistributedTensors):
 
 
 class _RankDifferences(DistributedDifferences):
-    """This rank's encoded part of a version; `bytes` and `weights` cover the parts of all ranks."""
+    """`bytes` and `weights` cover the parts of all ranks."""
 
     def __init__(self, mine: dict[str, Tensor], base: ParentVersion, ranks: Ranks) -> None:
         self._ranks = ranks

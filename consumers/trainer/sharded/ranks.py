@@ -1,6 +1,6 @@
-"""Connects the ranks of a trainer. They exchange tensors in collectives, operations that all enter
-together; each derives its next one from the log. A timeout bounds every wait in a collective
-(invariant 8); when a rank is lost, all end and restart.
+"""Connects the ranks of a trainer. Tensors are exchanged in collectives, operations that all enter
+together; each rank derives its next one from the log. A timeout bounds every wait in one (invariant
+8); when a rank is lost, all end and restart.
 """
 
 import logging
@@ -35,15 +35,15 @@ FAILED_KEY, RECORDED_KEY = "rollstream/failed", "rollstream/recorded"
 CONNECT_S = 1.0  # longest wait of one attempt to connect to rank 0's store
 PAUSE_S = 0.1  # between two attempts, and between two looks at a key of the store
 ROLL_CALL_S = 2.0
-"""Longest wait for each rank in a roll call after a failed collective; the probe of a closed
-connection fails at once.
+"""For each rank in a roll call after a failed collective; the probe of a closed connection fails at
+once.
 """
 REPORT_S = 10.0  # longest wait of a failed rank until rank 0 has recorded its failure
 
 
 def rendezvous_store(timeout_s: float, environment: Mapping[str, str] = os.environ) -> TCPStore:
-    """Opens the key-value store through which ranks find each other's addresses, a new one in rank
-    0's process at each start. Raises `RuntimeError` if rank 0 does not open it in time.
+    """The key-value store through which ranks find each other, a new one in rank 0's process at
+    each start. Raises `RuntimeError` if rank 0 does not open it in time.
     """
     host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
     rank, timeout = rank_of(environment), timedelta(seconds=timeout_s)
@@ -51,7 +51,7 @@ def rendezvous_store(timeout_s: float, environment: Mapping[str, str] = os.envir
         return TCPStore(host, port, None, rank == 0, timeout, wait_for_workers=False)
     # `torchrun` keeps this store through all restarts of its processes (torch 2.13): with entries
     # of the previous start gloo would connect to dead processes. So the ranks read only the port of
-    # rank 0's own store in it, until that port accepts a connection.
+    # rank 0's own store in it.
     agent_store = TCPStore(host, port, None, False, timeout)
     if rank == 0:
         own_store = TCPStore(host, 0, None, True, timeout, wait_for_workers=False)
@@ -70,32 +70,29 @@ def rendezvous_store(timeout_s: float, environment: Mapping[str, str] = os.envir
 
 
 class RankLost(RollstreamError, ConnectionError):
-    """Another rank is gone or does not answer: all ranks end and restart."""
+    """All ranks end and restart."""
 
 
 class TermStart(Struct, frozen=True):
-    """What all ranks begin a term from. Each compares the two hashes with its own; all load the
-    first of `checkpoints` that no rank finds damaged.
+    """What all ranks begin a term from: each rank compares the two hashes with its own; all load
+    the first of `checkpoints` that no rank finds damaged.
     """
 
     term: int
     model: str
-    """Hash of the starting model."""
     settings: str
-    """Hash of settings and model files."""
     checkpoints: tuple[CheckpointId, ...]
     """Newest first, listed after earlier terms were fenced."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Connects this process (`rank` of `size`) to the other ranks; `timeout_s` bounds every
-    collective and every request to `store`.
+    """`timeout_s` bounds every collective and every request to `store`.
 
     No two threads share a process group: main threads use the default one, publishing threads
-    `writing`, and a rank whose collective failed `probes`. `store` (`rendezvous_store`) holds the
-    `TermStart`, the first reported failure, and the end of rank 0; a rank that waits for records
-    asks it, and so notices when rank 0 is gone.
+    `writing`, and a rank whose collective failed `probes`. `store` holds the `TermStart`, the first
+    reported failure, and the end of rank 0; a rank that waits for records asks it, and so notices
+    when rank 0 is gone.
     """
 
     rank: int
@@ -107,18 +104,17 @@ class Ranks:
     store: TCPStore
     timeout_s: float
     _probing: threading.Lock = field(default_factory=threading.Lock)
-    """Held by the thread that probes."""
 
     def announce_start(
         self, term: int, model: str, settings: str, checkpoints: Iterable[CheckpointId]
     ) -> None:
-        """Publishes the `TermStart`, once on rank 0; the others wait for it in `await_start`."""
+        """Is called once, on rank 0; the others wait in `await_start`."""
         start = TermStart(term, model, settings, tuple(checkpoints))
         self.store.set(START_KEY, msgspec.json.encode(start).decode())
 
     def await_start(self, on_pause: Callable[[], object]) -> TermStart | None:
-        """Waits without limit for rank 0's `TermStart`; None if rank 0 ended before. `on_pause`,
-        called before each pause, shows that the caller lives. Raises `RankLost` if rank 0 is gone.
+        """Waits without limit; None if rank 0 ended before. `on_pause`, called before each pause,
+        shows that the caller lives. Raises `RankLost` if rank 0 is gone.
         """
         while not self._is_set(START_KEY):
             if self.has_ended():
@@ -132,8 +128,8 @@ class Ranks:
         return self._is_set(END_KEY)
 
     def end(self) -> None:
-        """Waits without limit until rank 0 has called this, and then, in a collective, until every
-        rank has. Raises `RankLost` if a rank is gone.
+        """Waits without limit for rank 0, then, in a collective, for every rank. Raises `RankLost`
+        if one is gone.
         """
         if self.rank == 0:
             self.store.set(END_KEY, "1")
@@ -144,8 +140,8 @@ class Ranks:
 
     def report(self, failures: Sequence[TakeFailed]) -> None:
         """Passes the takes on which this rank failed to rank 0 (`recording`), and waits at most
-        `REPORT_S` until they are recorded; logs an error if they are not. Of several failed ranks
-        the first report counts.
+        `REPORT_S` for the record; logs an error without one. Of several failed ranks the first
+        report counts.
         """
         try:
             self.store.compare_set(FAILED_KEY, "", msgspec.json.encode(failures).decode())
@@ -159,9 +155,7 @@ class Ranks:
 
     @contextmanager
     def recording(self, record: Callable[[Sequence[TakeFailed]], None]) -> Generator[None]:
-        """While the block runs on rank 0, passes the takes on which another rank failed to
-        `record`.
-        """
+        """While the block runs on rank 0, passes takes on which another rank failed to `record`."""
         has_ended = threading.Event()
 
         def wait() -> None:
@@ -182,8 +176,8 @@ class Ranks:
             waiting.join()
 
     def gather(self, value: Any, type_: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-        """Returns, at every rank, the values of all ranks in the order of ranks. A collective, of
-        the default group unless `group` is given.
+        """The values of all ranks, in their order, at every rank. A collective, of the default
+        group unless `group` is given.
         """
         # No pickle: received data is never executed.
         mine = msgspec.msgpack.encode(value)
@@ -200,8 +194,8 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Generator[None]:
-        """Runs the block, and raises `CorruptObject` at all ranks if it raised `CorruptObject` or
-        `ObjectMissing` at any. A collective of the main threads at the block's end.
+        """Raises `CorruptObject` at all ranks if the block raised it or `ObjectMissing` at any. A
+        collective of the main threads at the block's end.
         """
         problem = ""
         try:
@@ -215,8 +209,8 @@ class Ranks:
 
     @contextmanager
     def collective(self) -> Generator[None]:
-        """Runs the block, which contains a collective. If that fails, raises `RankLost` with the
-        ranks whose connections are closed.
+        """If the collective in the block fails, raises `RankLost` with the ranks whose connections
+        are closed.
         """
         try:
             yield

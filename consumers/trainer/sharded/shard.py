@@ -1,7 +1,7 @@
-"""One rank's part of a model that several processes (ranks) train together (`Shard`): rows of each
-parameter's fp32 master and AdamW moments. The constructor and every method, unless its docstring
-excludes it, is a collective: all ranks call the same ones in the same order. Tensors in checkpoints
-are those of `learner.py`, so any number of ranks resumes from any other's.
+"""One rank's part of a model that ranks train together: rows of each parameter's fp32 master and
+AdamW moments. The constructor and every method, unless its docstring excludes it, is a collective:
+all ranks call the same ones in the same order. Tensors in checkpoints are those of `learner.py`, so
+any number of ranks resumes from any other's.
 """
 
 import math
@@ -51,23 +51,21 @@ from rollstream.storage.weights.tensors import state_hash
 
 COUNTERS = "optimiser.counters"
 PREFIXES = ("masters.", "optimiser.mean.", "optimiser.square.")
-"""Prefixes of a trained parameter's three tensors in a checkpoint."""
+"""Of a trained parameter's three tensors in a checkpoint."""
 
 
 class Shard:
-    """Trains, publishes and saves this rank's part of the float32 model `start`, which it owns and
-    divides; all ranks must pass the same model. `ShardedLearner` calls `train` for each round of an
-    update, then `finish`.
+    """Owns and divides the float32 model `start`, the same at all ranks. `ShardedLearner` calls
+    `train` for each round of an update, then `finish`.
 
-    With LoRA adapters (`storage/model_folder/lora.py`) only these are trained, published and saved,
-    as in `learner.py`; each rank holds its slices of the frozen base too.
+    With LoRA adapters only these are trained, published and saved, as in `learner.py`; each rank
+    holds its slices of the frozen base too.
     """
 
     def __init__(self, start: StartingModel, settings: TrainerSettings, ranks: Ranks) -> None:
         model = start.model
         self._settings, self._ranks, self._model = settings, ranks, model.eval()
         self._home = torch.device("cpu") if settings.cpu_offload else ranks.device
-        """Device of the slices."""
         self._ownership = TensorOwnership(model, ranks)
         self._adapter = attached_adapter(model)
         self._base_hash: Tensor | None = None
@@ -128,16 +126,15 @@ class Shard:
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of the whole trained parameters by name."""
         return {name: self._ownership.shapes[name] for name in self._slices}
 
     def begin_step(self, version: int) -> None:
-        """Prepares the objective for the step that trains from `version`. Not a collective."""
+        """Not a collective."""
         self._objective.begin_step(version, None)
 
     def add_statistics(self, sums: LossStatistics) -> None:
-        """Adds statistics that no pass gives, each on one rank alone: `finish` adds those of all
-        ranks. Not a collective.
+        """Statistics that no pass gives, each on one rank alone: `finish` adds those of all. Not a
+        collective.
         """
         self._statistics += sums
 
@@ -166,8 +163,8 @@ class Shard:
         self.busy_s += time.monotonic() - began
 
     def finish(self) -> dict[str, float]:
-        """Updates the masters by the gradients of all rounds since the last call. Returns the
-        update's metrics, equal on every rank.
+        """Updates the masters by all rounds since the last call. Returns metrics, equal on every
+        rank.
         """
         total = LossStatistics()
         for part in self._ranks.gather(self._statistics, LossStatistics):
@@ -192,8 +189,8 @@ class Shard:
         }
 
     def snapshot(self, dtype: str) -> RankTensors | AdapterTensors:
-        """Returns a copy of the tensors to publish, as `dtype` in host memory: each whole on its
-        owner, under all its names; of a model with adapters, the whole adapter on every rank.
+        """A copy to publish, as `dtype` in host memory: each tensor whole on its owner, under all
+        its names; of a model with adapters, the whole adapter on every rank.
         """
         published_type: torch.dtype = getattr(torch, dtype)
         if self._adapter is None:
@@ -214,8 +211,8 @@ class Shard:
         return FrozenTensors(rows, shapes, owned.tied, dtype, self._ranks)
 
     def state(self) -> dict[str, Tensor]:
-        """Returns this rank's rows of the state (masters, moments, counters): the state itself
-        where `lends_state`, else a copy in host memory. With several ranks a name contains the rows
+        """Returns this rank's rows (masters, moments, counters): the state itself where
+        `lends_state`, else a copy in host memory. With several ranks a name contains the rows
         (`part_name`). Not a collective.
         """
         mine: dict[str, Tensor] = {}
@@ -231,15 +228,15 @@ class Shard:
         return mine
 
     def check(self, tensors: StoredTensors) -> None:
-        """Raises `ConfigurationError` if a checkpoint is of another model. Not a collective."""
+        """Raises `ConfigurationError` for another model's checkpoint. Not a collective."""
         masters.check_base_hash(tensors.get(masters.BASE_HASH), self._base_hash)
         for prefix in PREFIXES:
             for name, shape in self.shapes.items():
                 masters.check_checkpoint_shape(prefix + name, tensors.shape(prefix + name), shape)
 
     def load(self, tensors: StoredTensors) -> None:
-        """Restores a checkpoint of any number of ranks: every rank reads its own rows. If any rank
-        finds damage, all raise `CorruptObject`, and the state is undefined.
+        """Loads from a checkpoint of any number of ranks. If any rank finds damage, all raise
+        `CorruptObject`, and the state is undefined.
         """
         with self._ranks.together():
             for prefix, slices in self._state().items():
@@ -255,7 +252,6 @@ class Shard:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of masters and moments of all ranks."""
         return _state_bytes(self.shapes)
 
     @property
@@ -264,9 +260,7 @@ class Shard:
         return lends_state(self.state_bytes, self._home)
 
     def state_hash(self) -> str:
-        """Returns one xxh3-128 hash of the masters and optimiser states of all ranks; another
-        number of ranks gives another one.
-        """
+        """Returns xxh3-128 over all ranks; another number of ranks gives another one."""
         flat = {
             p + name: rows for p, slices in self._state().items() for name, rows in slices.items()
         }

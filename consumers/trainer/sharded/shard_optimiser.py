@@ -1,4 +1,4 @@
-"""Updates one rank's slices of the parameters (`ShardOptimiser`)."""
+"""Updates one rank's slices of the parameters."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,11 +12,8 @@ from rollstream.consumers.trainer.learn import masters
 
 class ShardOptimiser:
     """Updates this rank's slices in place by AdamW as `learn/masters.py` does, with the norm of the
-    whole gradient: `over_all_ranks` sums a tensor over all ranks. `mean` and `square` are the
-    moments of each of `slices`.
-
-    Every rank is given the same weight and computes the same norm, so all ranks apply an update or
-    all skip it.
+    whole gradient: `over_all_ranks` sums a tensor. `mean` and `square` are the moments of each of
+    `slices`. Every rank gets the same weight and norm, so all apply an update or all skip it.
     """
 
     def __init__(
@@ -45,28 +42,24 @@ class ShardOptimiser:
                 "exp_avg_sq": self.square[index],
             }
         self.updates = 0
-        """Updates, skipped ones included."""
         self.applied = 0
-        """Updates that were not skipped."""
 
     def load(self, updates: int, applied: int) -> None:
-        """Sets the numbers of updates from a checkpoint; the caller copies its moments. Not a
-        collective.
-        """
+        """Loads from a checkpoint; the caller copies its moments. Not a collective."""
         self.updates, self.applied = updates, applied
         for count in self._applied:
             count.fill_(applied)
 
     def hold(self) -> masters.UpdateResult:
-        """Counts an update as `Optimiser.hold` does. Not a collective."""
+        """Works as `Optimiser.hold`. Not a collective."""
         self.updates += 1
         return masters.UpdateResult(0.0, 0.0, 0)
 
     def update(
         self, gradients: Sequence[Tensor | None], weight: float, ess: float
     ) -> masters.UpdateResult:
-        """Applies or skips one update as `Optimiser.update` does; overwrites the gradients.
-        `weight` and `ess` are those of all ranks.
+        """Updates as `Optimiser.update`; overwrites the gradients. `weight` and `ess` are those of
+        all ranks.
         """
         rate = masters.learning_rate(self.updates, self._settings)
         rate = masters.guarded_rate(rate, ess, self._settings)

@@ -1,5 +1,5 @@
-"""Hashes the model that the ranks start from: they compare `model_hash` when a term starts, so a
-machine with another model is found before anything is trained. Nothing here communicates.
+"""Hashes the model that the ranks start from: they compare it when a term starts, before anything
+is trained. Nothing here communicates.
 """
 
 import math
@@ -19,8 +19,8 @@ HASHED_NUMBERS = 1 << 24  # read and hashed at a time: 64 MiB as float32
 
 @dataclass(frozen=True, slots=True)
 class StartingModel:
-    """The model that training starts from. With `rows` its parameters have no memory yet (torch's
-    meta device), and each rank reads its own rows from the model's folder through this reader.
+    """With `rows` its parameters have no memory yet (torch's meta device), and each rank reads its
+    rows from the model's folder.
     """
 
     model: PreTrainedModel
@@ -28,9 +28,9 @@ class StartingModel:
 
 
 def model_hash(start: StartingModel) -> str:
-    """Returns an xxh3-128 hash, equal at ranks with equal starting models, over all tensors in
-    memory and adapter settings. Of parameters read by rows it covers only `ModelRows.identity`
-    (configuration, headers of files, first row of each tensor), so that it is fast.
+    """Returns xxh3-128, equal at ranks with equal starting models, over all tensors in memory and
+    adapter settings. Of parameters read by rows it covers only `ModelRows.identity` (configuration,
+    headers of files, first row of each tensor), so that it is fast.
     """
     hasher, tensors = xxhash.xxh3_128(), start.model.state_dict()
     adapter = attached_adapter(start.model)
@@ -46,9 +46,9 @@ def model_hash(start: StartingModel) -> str:
 
 
 def base_hash(start: StartingModel, dtype: torch.dtype) -> str:
-    """Returns the `state_hash` of all tensors without adapters, the same however the model is
-    loaded; parameters read by rows are rounded to `dtype` and hashed as float32. Checkpoints hold
-    it, so that an adapter never continues over another base.
+    """The `state_hash` of all tensors without adapters, the same however the model is loaded;
+    parameters read by rows are rounded to `dtype` and hashed as float32. With it an adapter never
+    continues over another base.
     """
     state, rows = base_state(start.model.state_dict()), start.rows
     if rows is None:

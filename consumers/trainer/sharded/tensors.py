@@ -1,7 +1,6 @@
-"""Divides a model's parameters among the trainer's ranks (`shard_model`): each holds consecutive
-rows of every parameter's first dimension. For publishing, whole tensors are gathered at the rank
-that owns each (`TensorOwnership`), or, if small, at every rank. The gathering functions are
-collectives.
+"""Divides a model's parameters among the ranks: each holds consecutive rows of every parameter. For
+publishing, whole tensors are gathered at the rank that owns each, or, if small, at every rank. The
+gathering functions are collectives.
 """
 
 import warnings
@@ -34,9 +33,8 @@ def gather_rows(
     ranks: Ranks,
     group: dist.ProcessGroup | None = None,
 ) -> Tensor | None:
-    """Returns the whole tensor of this shape, in new host memory, at rank `owner`, and None at the
-    others. `mine` are this rank's rows; with another process `group` than that of training they
-    must be in host memory, where it works.
+    """The whole tensor, in new host memory, at rank `owner`, None at the others. `mine` are this
+    rank's rows; with another process `group` than that of training they must be in host memory.
     """
     if ranks.size == 1:
         return mine.detach().to("cpu", copy=True)
@@ -54,8 +52,8 @@ def gather_everywhere(
     dtype: torch.dtype,
     ranks: Ranks,
 ) -> dict[str, Tensor]:
-    """Returns the whole tensors as `dtype`, in new host memory at every rank. `slices` are this
-    rank's rows of the tensors with these `shapes`.
+    """The whole tensors as `dtype`, in new host memory at every rank. `slices` are this rank's
+    rows.
     """
     padded = {name: _padded(rows.to(dtype), shapes[name], ranks) for name, rows in slices.items()}
     # One collective for all: they are small together, as an adapter's are.
@@ -81,11 +79,10 @@ def _padded(rows: Tensor, shape: tuple[int, ...], ranks: Ranks) -> Tensor:
 
 
 class TensorOwnership:
-    """Plans which rank owns each tensor of a model, balanced by bytes, and gathers tensors at their
-    owners; to be created before the model is sharded.
+    """Which rank owns each tensor, balanced by bytes; to be created before the model is sharded.
 
-    A tensor is stored once: `names` are the stored names, and `tied` maps each further name of a
-    tied parameter to one of these. An adapter's tensors are in neither and have no owner.
+    A tensor is stored once: `names` are the stored names, and `tied` maps each further name to one
+    of these. An adapter's tensors are in neither and have no owner.
     """
 
     def __init__(self, model: PreTrainedModel, ranks: Ranks) -> None:
@@ -98,8 +95,8 @@ class TensorOwnership:
         self._owners = owners({name: tensor.nbytes for name, tensor in stored.items()}, ranks.size)
 
     def gather(self, slices: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-        """Returns the whole parameters that this rank owns, as `dtype`, for a model without
-        adapters; `slices` are this rank's. A collective.
+        """The whole parameters that this rank owns, as `dtype`, for a model without adapters. A
+        collective.
         """
         mine: dict[str, Tensor] = {}
         for name, shape in self.shapes.items():
@@ -132,12 +129,9 @@ def shard_model(
     decoder layer is an FSDP group, all other modules are one more.
 
     Gradients are summed over ranks, not averaged. With `compute` "bfloat16" layers compute in bf16,
-    on a cast of the fp32 masters (the trained parameters), and their gradients are summed in fp32;
-    embedding, final norm and head stay fp32. With `offload` slices and their gradients are in host
-    memory, and move to the device when they are gathered.
-
-    Beside adapters all parameters are frozen and held in the type `compute`, also embedding, final
-    norm and head.
+    on a cast of the fp32 masters, and their gradients are summed in fp32; embedding, final norm and
+    head stay fp32. With `offload` slices and gradients are in host memory. Beside adapters all
+    parameters are frozen and held in `compute`, also embedding, final norm and head.
     """
     # FSDP2 warns of in-place writes into a returned view; no code writes into the scores.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
@@ -166,8 +160,8 @@ def shard_model(
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """Returns the model's decoder layers in order: modules of the classes in `_no_split_modules` of
-    transformers. Without them the model is a single FSDP group, gathered as a whole.
+    """Returns them in order: modules of the classes in `_no_split_modules` of transformers. Without
+    them the model is a single FSDP group, gathered as a whole.
     """
     names = set(model._no_split_modules or ())  # pyright: ignore[reportPrivateUsage]
     return [module for module in model.modules() if type(module).__name__ in names]

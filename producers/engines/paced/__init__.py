@@ -3,6 +3,5 @@ roofline.
 
 `kind` is what is known before one is opened, `build` makes one of its settings. `engine` implements
 the contract and has the clock, `batch` admits and preempts sequences as vLLM's scheduler does,
-`lengths` draws the lengths of answers. Nothing is imported here,
-so that the simulator can import `lengths` without torch.
+`lengths` draws the lengths of answers.
 """

@@ -1,6 +1,5 @@
-"""The sequences of the paced engine: `PacedSequence` draws tokens and length of one trajectory,
-`PacedBatch` decides, as vLLM's scheduler does, which run. docs/explanation/paced-engine.md lists
-what is not modelled.
+"""The sequences of the paced engine. docs/explanation/paced-engine.md lists what is not
+modelled.
 """
 
 from dataclasses import dataclass, field
@@ -18,13 +17,10 @@ from rollstream.streams.values import Floats, Tokens
 
 
 class PacedSequence(QueuedSequence):
-    """Counts the tokens of one trajectory: a token follows from (seed, trajectory, position) and
-    the vocabulary alone (invariant 10), so it is drawn when it is emitted. Of `length` tokens
-    `cached` have KV; `emitted` were emitted or came with the request.
+    """Of `length` tokens `cached` have KV; `emitted` were emitted or came with the request.
 
     A turn ends at length `end`: at the drawn length `stop_at` (−1: never), with a stop token as its
-    last, or before that at `tokens_max` or a full context. Other tokens are uniform over those that
-    are no stop tokens.
+    last, or before that at `tokens_max` or a full context.
     """
 
     def __init__(
@@ -87,16 +83,13 @@ def _key(request: GenerationRequest) -> NDArray[np.uint64]:
 
 
 SPARE_SHARE = 0.01
-"""Share of the capacity kept free at admission (vLLM's watermark). Without it the sequence that
-enters last is preempted at once.
-"""
+"""Share of the capacity kept free at admission (vLLM's watermark)."""
 
 
 @dataclass(slots=True)
 class PacedBatch:
-    """Keeps the running sequences within the KV `capacity`, in tokens. The cache of parked
-    sequences uses it too, until the engine (`QueuedEngine`) drops it while the batch `is_short`,
-    before it preempts.
+    """Keeps the running sequences within the KV `capacity`, in tokens, as vLLM's scheduler does.
+    The cache of parked sequences is dropped first.
 
     * First come, first served: the first sequence enters when a slot is free and its tokens fit; no
       other overtakes it. A new sequence must leave `SPARE_SHARE` of the capacity free for the
@@ -104,8 +97,6 @@ class PacedBatch:
     * When a step needs more capacity, the sequence that entered last is preempted: its cache is
       dropped, it waits at the head of the queue, and it is prefilled again when it enters.
     * There is always progress: one sequence alone fits (a context has at most `capacity` tokens).
-
-    A running sequence has KV for all of its tokens but the newest, the input of the next step.
     """
 
     capacity: int
@@ -131,9 +122,7 @@ class PacedBatch:
         return bool(self.rows) and self.used + len(self.rows) > self.capacity
 
     def make_room(self) -> list[PacedSequence]:
-        """Preempt sequences until each row can cache one more token. Returns the preempted ones,
-        first the one that entered last.
-        """
+        """Preempt sequences, the latest first, until each row can cache one more token."""
         lost: list[PacedSequence] = []
         while self.is_short():
             lost.append(self.rows.pop())
@@ -142,8 +131,8 @@ class PacedBatch:
         return lost
 
     def steps_max(self, emit_every: int) -> int:
-        """Returns the number of steps until the next event: a turn ends, a row has `emit_every`
-        tokens that were not emitted, or the cache is full. Call `make_room` before.
+        """Returns the number of steps until the next event: a turn ends, an emission is due, or the
+        cache is full. Call `make_room` before.
         """
         soonest = min(min(row.end - row.length, emit_every - row.pending) for row in self.rows)
         return max(1, min(soonest, (self.capacity - self.used) // len(self.rows)))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from rollstream.producers.engines.paced.engine import PacedEngine, PacedShape, ScaledClock
+from rollstream.producers.engines.paced.engine import PacedEngine, ScaledClock
 from rollstream.producers.engines.paced.lengths import (
     LengthSampler,
     LogNormal,
@@ -30,12 +30,14 @@ def open_paced(
     slots: int,
     context_max: int,
 ) -> PacedEngine:
-    """Open the engine `paced`. Its steps take the time of a model on the described accelerator,
-    divided by `settings.time_scale`; its tokens are below `vocabulary`. `tensors` are served as
-    `version` and updated like a model's, but compute nothing.
+    """Open the engine `paced`, whose tokens are below `vocabulary`. `tensors` are served as
+    `version` and updated, but compute nothing.
     """
     kv_tokens = settings.kv_tokens
-    shape = PacedShape(
+    return PacedEngine(
+        tensors,
+        version,
+        ScaledClock(settings.time_scale),
         slots=slots,
         context_max=context_max,
         kv_capacity=slots * context_max if kv_tokens is None else kv_tokens,
@@ -44,13 +46,9 @@ def open_paced(
         lengths=lengths_from(settings.lengths),
         emit_every=settings.emit_every,
     )
-    return PacedEngine(shape, tensors, version, ScaledClock(settings.time_scale))
 
 
 def roofline_from(settings: RooflineSettings) -> Roofline:
-    """Returns the roofline of the settings' profile file (`rollstream profile`), else of the
-    accelerator and model that they describe.
-    """
     if settings.profile is not None:
         return read_profile(settings.profile).roofline
     return roofline_of_hardware(
@@ -64,9 +62,6 @@ def roofline_from(settings: RooflineSettings) -> Roofline:
 
 
 def lengths_from(settings: LengthSettings) -> LengthSampler:
-    """Returns a sampler of the settings' trace, else of their mixture, else of one log-normal
-    distribution.
-    """
     if settings.trace is not None:
         return LengthSampler(read_trace(settings.trace), settings.correlation)
     parts = [(part.weight, LogNormal(part.median, part.p99)) for part in settings.parts]

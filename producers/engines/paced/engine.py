@@ -1,5 +1,4 @@
-"""An engine without a model, so that a run with many fast rollouts can be measured on a small
-machine: lengths are drawn, tokens pseudo-random, and a decode step takes the time of a `Roofline`
+"""An engine without a model: drawn lengths, pseudo-random tokens, and a `Roofline`'s step times
 (docs/explanation/paced-engine.md).
 """
 
@@ -29,9 +28,7 @@ from rollstream.streams.values import Floats, Tokens, Version
 
 
 class EngineClock(Protocol):
-    """The clock of the simulated accelerator. Its seconds may pass faster than those of the
-    caller's clock.
-    """
+    """Its seconds may pass faster than those of the caller's clock."""
 
     @property
     def scale(self) -> float:
@@ -47,8 +44,6 @@ class EngineClock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ScaledClock:
-    """Implements `EngineClock` by real time that passes `scale` times as fast."""
-
     scale: float = 1.0
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -62,51 +57,42 @@ class ScaledClock:
 
 
 CATCH_UP_S_MAX = 1.0
-"""Longest time, in the caller's seconds, for which `poll` makes up steps. A longer pause means that
-the process was stopped, and a real engine would not have decoded either.
+"""Caller's seconds of steps that `poll` makes up; after a longer pause the process was stopped, and
+a real engine would not have decoded either.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class PacedShape:
-    """Describes the engine's capacity, vocabulary, speed (`roofline`) and lengths of answers."""
-
-    slots: int
-    context_max: int
-    kv_capacity: int
-    vocabulary: int
-    roofline: Roofline
-    lengths: LengthSampler
-    emit_every: int = 256
-
-
 class PacedEngine(QueuedEngine[PacedSequence]):
-    """Implements `Engine`. `tensors` are the weights of `version`, under any names and of any
-    shapes; they are copied.
-
-    All step times until the next event (a turn ends, tokens are due, the cache is full) are known
-    beforehand. So `poll` sleeps until that event and counts all steps before it at once: the engine
-    needs little processor time, however many steps pass.
+    """`tensors` are the weights of `version`, under any names and of any shapes; they are
+    copied.
     """
 
     def __init__(
         self,
-        shape: PacedShape,
         tensors: Mapping[str, torch.Tensor],
         version: Version,
         pace: EngineClock,
+        *,
+        slots: int,
+        context_max: int,
+        kv_capacity: int,
+        vocabulary: int,
+        roofline: Roofline,
+        lengths: LengthSampler,
+        emit_every: int = 256,
     ) -> None:
-        assert min(shape.slots, shape.emit_every) >= 1, "one slot, and one token per emission"
-        assert shape.context_max >= 2, "a prompt token and a generated one"
-        if shape.kv_capacity < shape.context_max:
+        assert min(slots, emit_every) >= 1, "one slot, and one token per emission"
+        assert context_max >= 2, "a prompt token and a generated one"
+        if kv_capacity < context_max:
             raise EngineRefused(
-                f"a KV capacity of {shape.kv_capacity} tokens cannot hold one sequence of "
-                f"{shape.context_max} (paced.kv_tokens, rollouts.context_max)"
+                f"a KV capacity of {kv_capacity} tokens cannot hold one sequence of "
+                f"{context_max} (paced.kv_tokens, rollouts.context_max)"
             )
-        super().__init__(version, shape.slots, shape.context_max, shape.vocabulary)
-        self._shape, self._pace = shape, pace
+        super().__init__(version, slots, context_max, vocabulary)
+        self._roofline, self._lengths = roofline, lengths
+        self._emit_every, self._pace = emit_every, pace
         self._weights = _served(tensors, version)
-        self._batch = PacedBatch(shape.kv_capacity)
+        self._batch = PacedBatch(kv_capacity)
         # When the newest step ended, on the engine's clock.
         self._at_s = pace.now()
 
@@ -119,8 +105,8 @@ class PacedEngine(QueuedEngine[PacedSequence]):
         return self._batch.rows
 
     def poll(self, deadline_s: float) -> list[Emission]:
-        """Returns new emissions as `Engine.poll` does; waits for one step at least, even if it ends
-        after the deadline.
+        """Returns emissions as `Engine.poll`; waits for one step at least, even beyond the
+        deadline.
         """
         end_s = self._pace.now() + deadline_s * self._pace.scale
         late = CATCH_UP_S_MAX * self._pace.scale
@@ -154,7 +140,7 @@ class PacedEngine(QueuedEngine[PacedSequence]):
             raise EngineRefused(
                 f"trajectory {request.trajectory!r}: sampling.stop leaves no token that continues"
             )
-        return PacedSequence(request, self.context_max, self.vocabulary, self._shape.lengths)
+        return PacedSequence(request, self.context_max, self.vocabulary, self._lengths)
 
     def _admit(self) -> None:
         if not self._rows:  # the engine was idle until now
@@ -170,15 +156,15 @@ class PacedEngine(QueuedEngine[PacedSequence]):
         return missing is not None
 
     def _prefill(self, tokens: int) -> None:
-        seconds = self._shape.roofline.prefill_s(tokens)
+        seconds = self._roofline.prefill_s(tokens)
         self._at_s += seconds
         self._busy_s += seconds
 
     def _step(self, end_s: float) -> bool:
         batch, now, can_wait = self._batch, self._pace.now(), not self._outbox
         # Only the steps up to the next event, whose times are known.
-        steps, rows = batch.steps_max(self._shape.emit_every), len(batch.rows)
-        ends = self._at_s + self._shape.roofline.ends_s(rows, batch.used, steps)
+        steps, rows = batch.steps_max(self._emit_every), len(batch.rows)
+        ends = self._at_s + self._roofline.ends_s(rows, batch.used, steps)
         if ends[0] > now and not can_wait:
             return False
         if ends[-1] > now and can_wait:
@@ -195,7 +181,7 @@ class PacedEngine(QueuedEngine[PacedSequence]):
         for sequence in list(batch.rows):
             if sequence.finish is not None:
                 self._end_turn(sequence, sequence.finish)
-            elif sequence.pending >= self._shape.emit_every:
+            elif sequence.pending >= self._emit_every:
                 self._emit(sequence)
         return self._pace.now() < end_s or bool(self._outbox)
 
@@ -214,7 +200,7 @@ class PacedEngine(QueuedEngine[PacedSequence]):
         self._batch.drop_cache(sequence)
 
     def _kv(self) -> tuple[int, int]:
-        return sum(row.cached for row in self._batch.rows), self._shape.kv_capacity
+        return sum(row.cached for row in self._batch.rows), self._batch.capacity
 
 
 def _served(tensors: Mapping[str, torch.Tensor], version: Version) -> ServedWeights:

@@ -1,5 +1,5 @@
-"""Draws the lengths of answers, in tokens. A length is a function of (seed, prompt, trajectory,
-first token of the turn) alone: the same on every rollout and after every move (invariant 10).
+"""Lengths of answers, in tokens: functions of (seed, prompt, trajectory, first token of the turn)
+alone (invariant 10).
 """
 
 from collections.abc import Sequence
@@ -32,8 +32,6 @@ class LengthDistribution(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LogNormal:
-    """The log-normal distribution with this median and 99th percentile."""
-
     median: float
     p99: float
 
@@ -52,9 +50,7 @@ class LogNormal:
 
 @dataclass(frozen=True, slots=True)
 class LogNormalMixture:
-    """Mixes log-normal distributions, e.g. of short answers and of long derivations: `parts` are
-    pairs of a weight and a distribution.
-    """
+    """`parts` are pairs of a weight and a distribution."""
 
     parts: tuple[tuple[float, LogNormal], ...]
 
@@ -81,8 +77,8 @@ class LengthTrace:
 
 @dataclass(frozen=True, slots=True)
 class LengthSampler:
-    """Draws lengths from `distribution`. `correlation` is that of two answers to one prompt, in the
-    same or another pass: at 0 they are independent, at 1 equally long.
+    """`correlation` is that of two answers to one prompt: at 0 they are independent, at 1 equally
+    long.
     """
 
     distribution: LengthDistribution
@@ -102,8 +98,8 @@ class LengthSampler:
 
 
 def read_trace(path: str) -> LengthTrace:
-    """Read a text file with one length per line; empty lines and those that begin with `#` are
-    skipped. Raises `ConfigurationError`, which names the line that is not a length.
+    """Read one length per line; empty lines and `#` comments are skipped. Raises
+    `ConfigurationError`, which names the line.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()

@@ -5,6 +5,5 @@ steps and `speculative` the same with drafts (`draft_verify`). `rows` has the st
 `attention` (with the KV cache), `prefill` and `sampling` the parts of a step. `decoder` is the
 contract of a model: `llama` with `llama_weights` computes the Llama and Qwen families, `hf_decoder`
 any other model; `engine.open_decoder` chooses. `weights` loads, patches and reads back the served
-weights; `streamed_weights` does so without a copy of them, by `view_elements`. `adapters` serves
-LoRA adapters of several versions in one batch.
+weights. `adapters` serves LoRA adapters of several versions in one batch.
 """

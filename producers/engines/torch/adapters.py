@@ -1,6 +1,5 @@
-"""Serves LoRA adapters of several versions over one base, the frozen weights: to the product of a
-batch's rows with a matrix an adapter adds the rows times two small matrices, its factors
-(docs/explanation/lora.md has the cost).
+"""Serves LoRA adapters of several versions over frozen weights (docs/explanation/lora.md has the
+cost).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -25,19 +24,16 @@ from rollstream.streams.values import Version
 QKV, OUTPUT, GATE_UP, DOWN = range(4)
 """Indices of a layer's products, those of its four fused matrices (`llama_weights.py`)."""
 PADDED_MAX = 2.0
-"""The low-rank products of all versions are one batched call if that has at most this many times as
-many rows as are in use; the others are padding. Without padding it takes the CPU time of a call per
-version (8 versions, 64 rows).
+"""The versions' products are one batched call with at most this many times as many rows as are in
+use.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class LowRankFactors:
-    """Holds an adapter's factors for one product: `low` is (in, k), `high` (k, out), and the
-    low-rank product of x is x @ low @ high. Stacked factors have the versions as their first
-    dimension. k is the sum of the ranks of all matrices that are fused in the product; one without
-    an adapter has zeros. Multiplied in are the norm before the matrix, the scale of attention, and
-    the adapter's alpha / rank.
+    """`low` is (in, k), `high` (k, out); stacked factors have the versions first. k is the sum of
+    the ranks of all fused matrices; one without an adapter has zeros. Multiplied in are the norm
+    before the matrix, the scale of attention, and the adapter's alpha / rank.
     """
 
     low: Tensor
@@ -50,36 +46,26 @@ LayerFactors = Sequence[Sequence[LowRankFactors | None]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedAdapter:
-    """Holds the adapter of one version. `weights` maps its checkpoint's tensors to views of its
-    factors.
-    """
+    """`weights` maps its checkpoint's tensors to views of its factors."""
 
     layers: LayerFactors
     weights: ServedWeights
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterStack:
-    adapters: tuple[LoadedAdapter, ...]
-    layers: LayerFactors
-
-
-@dataclass(frozen=True, slots=True)
 class AdapterRoutes:
-    """Maps the n rows of a batch to adapters. Gathered row j is row `order[j]` of the batch, and
-    row i of the batch is at `places[i]`. Each of `parts` is an adapter and the range [begin, end)
-    of its gathered rows. With `order` None a single adapter serves all rows. With a `stack` the
-    low-rank products of all versions are one batched product, each part padded to the rows of the
-    largest; without, they are computed version by version (`PADDED_MAX`, or different shapes).
+    """Maps the rows of a batch to adapters. Gathered row j is row `order[j]` of the batch, and row
+    i of the batch is at `places[i]`. Each of `parts` is an adapter and the range [begin, end) of
+    its gathered rows. With `order` None a single adapter serves all rows.
     """
 
     parts: tuple[tuple[LoadedAdapter, int, int], ...]
     order: Tensor | None = None
     places: Tensor | None = None
-    stack: AdapterStack | None = None
+    stack: LayerFactors | None = None
 
     def add(self, out: Tensor, x: Tensor, layer: int, product: int) -> None:
-        """Add the low-rank products of the rows `x` (n, in) to `out` (n, out), in place."""
+        """Add the low-rank products of `x` (n, in) to `out` (n, out), in place."""
         if self.order is None or self.places is None:
             factors = self.parts[0][0].layers[layer][product]
             if factors is not None:
@@ -89,7 +75,7 @@ class AdapterRoutes:
         if self.stack is None:
             terms = self._by_version(rows, out.shape[1], layer, product)
         else:
-            factors = self.stack.layers[layer][product]
+            factors = self.stack[layer][product]
             if factors is None:
                 return
             each = rows.view(len(self.parts), -1, rows.shape[1])
@@ -109,9 +95,8 @@ class AdapterRoutes:
 
 @dataclass(slots=True)
 class ServedAdapters:
-    """Holds the adapters that one engine serves. Rows that name no version are served by the
-    `newest`. `shape` and `norms` (by checkpoint name) are those of the base. `latest` was loaded
-    last, and may be old.
+    """Rows that name no version are served by the `newest`. `latest` was loaded last, and may be
+    old.
     """
 
     shape: FusedShape
@@ -122,11 +107,11 @@ class ServedAdapters:
     newest: Version | None = None
     latest: Version | None = None
     _last: LoadedAdapter | None = None
-    _stack: AdapterStack | None = None
+    _stack: tuple[tuple[LoadedAdapter, ...], LayerFactors] | None = None
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
-        """Returns the update with its adapter in the served layout, as `prepared`. Raises
-        `EngineRefused`, which names a tensor that is wrong, missing or unknown.
+        """Returns the update with its adapter in the served layout. Raises `EngineRefused`, which
+        names the wrong, missing or unknown tensor.
         """
         assert update.scaling is not None, "whole weights are no adapter"
         views: dict[str, tuple[WeightView, ...]] = {}
@@ -161,15 +146,14 @@ class ServedAdapters:
             self._stack = None
 
     def compare(self, names: Iterable[str], tensors: Mapping[str, Tensor]) -> WeightComparison:
-        """Compare as `ServedWeights.compare` does, for the version that was loaded last."""
         assert self._last is not None, "no adapter was loaded"
         return self._last.weights.compare(names, {**self.norms, **tensors})
 
     def routes(
         self, versions: Sequence[Version | None], repeats: int | Sequence[int] = 1
     ) -> AdapterRoutes | None:
-        """Returns the routes of a batch whose sequences name these `versions`, with `repeats` rows
-        each. None while no adapter is loaded.
+        """Returns the routes for sequences that name these `versions`, with `repeats` rows each.
+        None while no adapter is loaded.
         """
         if not self.loaded or not versions:
             return None
@@ -201,14 +185,14 @@ class ServedAdapters:
     def _indices(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(self.device)  # pyright: ignore[reportUnknownMemberType]
 
-    def _stacked(self, adapters: tuple[LoadedAdapter, ...]) -> AdapterStack | None:
+    def _stacked(self, adapters: tuple[LoadedAdapter, ...]) -> LayerFactors | None:
         # Kept for later calls: adapters change far less often than rows.
-        if self._stack is None or self._stack.adapters != adapters:
+        if self._stack is None or self._stack[0] != adapters:
             layers = _stacked_layers([adapter.layers for adapter in adapters])
             if layers is None:
                 return None
-            self._stack = AdapterStack(adapters, layers)
-        return self._stack
+            self._stack = adapters, layers
+        return self._stack[1]
 
     def _layer(
         self,

@@ -1,6 +1,5 @@
-"""The keys and values of a batch (`KVCache`) and attention over them, in a decode step (`attend`)
-or a verification pass (`attend_ahead`), one call for each segment, a range of rows of similar
-length.
+"""The keys and values of a batch, and attention over them in a decode step or a verification pass,
+one call for each segment, a range of rows of similar length.
 """
 
 from collections.abc import Callable
@@ -18,9 +17,7 @@ SPARE_COLUMNS = 256
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """Describes the KV of one token: 2 · `layers` · `heads` · `width` numbers. `heads` counts the
-    KV heads; a query head has the same `width`.
-    """
+    """One token has 2 · `layers` · `heads` · `width` numbers; `heads` counts the KV heads."""
 
     layers: int
     heads: int
@@ -28,12 +25,11 @@ class KVShape:
 
 
 class KVCache:
-    """Holds the keys and values of all rows in `data` (2 · layers, slots + 1, heads, columns,
-    width); layer l has its keys at 2l and its values at 2l + 1. The last row is a spare for swaps.
+    """Keys and values in `data` (2 · layers, slots + 1, heads, columns, width); layer l has its
+    keys at 2l and its values at 2l + 1. The last row is a spare for swaps.
 
     The cache is aligned at the right: the newest tokens of all rows are in one column, and `column`
-    is that of every row's next token. A row is described by the column of its first token, so
-    decode steps leave its mask unchanged; only rejected drafts leave columns to hide (`hide`).
+    is that of every row's next token.
     """
 
     def __init__(
@@ -64,8 +60,8 @@ class KVCache:
         self._ramp[: self.columns] = -torch.inf
 
     def write(self, row: int, tokens: torch.Tensor | None) -> int:
-        """Write a sequence's KV (2 · layers, heads, length, width; None: no token) to a row, such
-        that its last token is in the column before `column`. Returns the column of the first token.
+        """Write a sequence's KV (2 · layers, heads, length, width; None: no token) before `column`;
+        returns the column of its first token.
         """
         length = 0 if tokens is None else tokens.shape[2]
         start = self.column - length
@@ -85,8 +81,8 @@ class KVCache:
         self.mask[target] = self.mask[source]
 
     def newest(self, layer: int, rows: int) -> torch.Tensor:
-        """Returns a view (rows, heads, 2, width) of column `column`, to be written with each row's
-        next key and value.
+        """Returns a view (rows, heads, 2, width) of column `column`, for each row's next key and
+        value.
         """
         half, row, head, column, unit = self.data.stride()
         size = (rows, self.data.shape[2], 2, self.data.shape[4])
@@ -94,17 +90,15 @@ class KVCache:
         return self.data.as_strided(size, (row, head, half, unit), offset)
 
     def coming(self, layer: int, rows: int, count: int) -> torch.Tensor:
-        """Returns a view (rows, count, heads, 2, width) of the next `count` columns, to be written
-        likewise.
-        """
+        """Returns a view (rows, count, heads, 2, width) of the next `count` columns."""
         half, row, head, column, unit = self.data.stride()
         size = (rows, count, self.data.shape[2], 2, self.data.shape[4])
         offset = 2 * layer * half + self.column * column
         return self.data.as_strided(size, (row, column, head, half, unit), offset)
 
     def hide(self, rows: int, counts: torch.Tensor, columns: int) -> None:
-        """Mask the next `columns` columns of each row, which hold rejected drafts, except its first
-        `counts` (rows,): no later query attends to them.
+        """Mask the next `columns` columns of each row, rejected drafts, except its first `counts`
+        (rows,).
         """
         ahead = torch.arange(columns, device=self.data.device)
         window = self.mask[:rows, self.column : self.column + columns]
@@ -117,8 +111,8 @@ class KVCache:
         return self.data[:, row, :, window].index_select(2, shown)
 
     def window(self, layer: int, segment: RowSegment, part: int, ahead: int = 1) -> torch.Tensor:
-        """Returns a view (rows · heads, columns, width) of the keys (`part` 0) or values (1) of a
-        segment, the next `ahead` columns included.
+        """Returns a view (rows · heads, columns, width) of keys (`part` 0) or values (1), the next
+        `ahead` columns included.
         """
         half, row, head, column, unit = self.data.stride()
         heads = self.data.shape[2]
@@ -131,9 +125,8 @@ class KVCache:
         return self.data.as_strided(size, (head, column, unit), offset)
 
     def align(self, column: int, used: tuple[RowSegment, ...], starts: list[int]) -> int:
-        """Shift the columns in use (the segments `used`) so that the next column is `column`: left
-        when columns run out, right before a longer sequence enters. `starts` holds each row's first
-        column. No column may be hidden. Returns the shift.
+        """Shift the columns in use so that the next is `column`; returns the shift. `starts` holds
+        each row's first column. No column may be hidden.
         """
         shift = column - self.column
         for segment in used:
@@ -160,9 +153,8 @@ def attend(
     used: tuple[RowSegment, ...],
     masks: list[torch.Tensor],
 ) -> torch.Tensor:
-    """Returns the attention output (rows, heads · width) of one layer in a decode step. `queries`
-    (rows, KV heads, queries per KV head, width) are scaled already, `masks` are the `segment_masks`
-    of `used`. The new tokens' KV must be at `cache.column` already.
+    """Returns (rows, heads · width). `queries` (rows, KV heads, queries per KV head, width) are
+    scaled already, `masks` are the `segment_masks` of `used`.
     """
     attended = _by_segment(_kind(queries), queries, layer, cache, used, masks, 1)
     return attended.reshape(queries.shape[0], -1)
@@ -175,10 +167,9 @@ def attend_ahead(
     used: tuple[RowSegment, ...],
     masks: list[torch.Tensor],
 ) -> torch.Tensor:
-    """Returns the attention output (rows · ahead, heads · width) of one layer over `ahead` new
-    tokens per row. `queries` (rows, ahead, KV heads, queries per KV head, width) are scaled
-    already, `masks` are those of `masks_ahead`. The new tokens' KV must be in the cache already,
-    from `cache.column` on.
+    """Returns (rows · ahead, heads · width), for `ahead` new tokens per row. `queries` (rows,
+    ahead, KV heads, queries per KV head, width) are scaled already, `masks` are those of
+    `masks_ahead`.
     """
     rows, ahead, per_row, group, width = queries.shape
     together = queries.transpose(1, 2).reshape(rows, per_row, ahead * group, width)
@@ -188,8 +179,8 @@ def attend_ahead(
 
 
 def segment_masks(cache: KVCache, used: tuple[RowSegment, ...]) -> list[torch.Tensor]:
-    """Returns a mask (rows of the segment, 1, 1, columns) per segment for `attend`, up to the
-    column of the new tokens.
+    """Returns masks (rows of the segment, 1, 1, columns) for `attend`, up to the column of the new
+    tokens.
     """
     end = cache.column + 1
     return [
@@ -201,8 +192,8 @@ def segment_masks(cache: KVCache, used: tuple[RowSegment, ...]) -> list[torch.Te
 def masks_ahead(
     cache: KVCache, used: tuple[RowSegment, ...], ahead: int, group: int
 ) -> list[torch.Tensor]:
-    """Returns a mask (rows of the segment, 1, ahead · group, columns) per segment for
-    `attend_ahead`; `group` is the number of queries per KV head.
+    """Returns masks (rows of the segment, 1, ahead · group, columns) for `attend_ahead`; `group` is
+    the queries per KV head.
     """
     end = cache.column + ahead
     # Of the next columns a token attends to its own and the earlier ones.

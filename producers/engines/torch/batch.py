@@ -1,6 +1,5 @@
-"""The batch that `torch` decodes: sequences enter and leave between two steps. Each row draws from
-its trajectory's own random sequence: other rows affect only the rounding of its numbers (invariant
-10).
+"""The batch that `torch` decodes. Each row draws from its trajectory's own random sequence: other
+rows affect only the rounding of its numbers (invariant 10).
 """
 
 import numpy as np
@@ -29,10 +28,9 @@ from rollstream.streams.values import Drafts, Floats, Sampling, Tokens
 
 
 class DecodeBatch:
-    """Decodes at most `slots` sequences of up to `context_max` tokens. Generated tokens stay on the
-    device in a block of `block_steps` steps. When it is full (`emission_due`), the caller copies
-    the tokens of every sequence by `collect` and calls `restart_block`. A row begins in the column
-    `_starts[row]` of the KV cache.
+    """Decodes at most `slots` sequences. Generated tokens stay on the device in a block of
+    `block_steps` steps. When it is full (`emission_due`), the caller copies the tokens of every
+    sequence by `collect` and calls `restart_block`.
     """
 
     def __init__(self, decoder: Decoder, slots: int, context_max: int, block_steps: int) -> None:
@@ -66,7 +64,6 @@ class DecodeBatch:
 
     @property
     def emission_due(self) -> bool:
-        """Whether every sequence must be collected before the next step."""
         return self.block.full
 
     @property
@@ -75,7 +72,7 @@ class DecodeBatch:
 
     def enter(self, sequence: TorchSequence, kv: torch.Tensor | None) -> None:
         """Give a sequence a row. `kv` is the KV of all its tokens but the newest, the input of the
-        next step; None if it has only that one.
+        next step; None without others.
         """
         length = 0 if kv is None else kv.shape[2]
         if not self.rows:
@@ -99,9 +96,7 @@ class DecodeBatch:
         self._composed = False
 
     def leave(self, sequence: TorchSequence) -> None:
-        """Remove a sequence from the batch. Call `collect` before: tokens that are not collected
-        are lost.
-        """
+        """Remove a sequence. Call `collect` before: tokens that are not collected are lost."""
         # No row may be unused between used ones.
         self._move(self.order.remove(sequence.row))
         self.rows.pop()
@@ -110,18 +105,15 @@ class DecodeBatch:
         self._composed = False
 
     def cached(self, sequence: TorchSequence) -> torch.Tensor:
-        """Returns a copy of the KV of all the sequence's tokens but the newest."""
         return self.cache.read(sequence.row, int(self._starts[sequence.row]))
 
     def recache(self, sequence: TorchSequence, kv: torch.Tensor | None) -> None:
-        """Replace the KV of a sequence by one of the same length, computed under new weights."""
+        """Replace the KV by one of the same length, computed under new weights."""
         start = self.cache.write(sequence.row, kv)
         assert start == self._starts[sequence.row], "the KV of a running row changed its length"
 
     def collect(self, sequence: TorchSequence) -> tuple[Tokens, Floats]:
-        """Returns the tokens that a sequence of the batch generated since its last `collect`, and
-        their log-probabilities.
-        """
+        """Returns a sequence's tokens since its last `collect`, and their log-probabilities."""
         pieces = sequence.pieces
         if sequence.first <= self.block.column:
             pieces.append((sequence.row, sequence.first, self.block.column))
@@ -136,13 +128,10 @@ class DecodeBatch:
         return None
 
     def change_adapters(self) -> None:
-        """Map rows to adapters again in the next step; to be called after adapters were loaded or
-        dropped.
-        """
+        """Map rows to adapters again in the next step, after adapters were loaded or dropped."""
         self._composed = False
 
     def restart_block(self) -> None:
-        """Empty the block; the caller must have collected all sequences."""
         rows = len(self.rows)
         keys = np.array([sequence.key for sequence in self.rows], np.uint64)
         self.block.restart(keys, self.cache.column - self._starts[:rows])
@@ -151,9 +140,7 @@ class DecodeBatch:
             sequence.first = 1
 
     def step(self) -> list[TorchSequence]:
-        """Generate one token for every row. Returns the sequences whose turn ended, with `finish`
-        set; they stay in the batch until `leave`.
-        """
+        """Returns the sequences whose turn ended, with `finish` set; they stay until `leave`."""
         assert self.rows, "nothing to step"
         assert not self.block.full, "restart the block first"
         if self.cache.column == self.cache.columns:

@@ -15,8 +15,8 @@ from rollstream.producers.engines.torch.weights import ServedWeights
 
 @dataclass(frozen=True, slots=True)
 class PrefillBatch:
-    """The input of one prefill pass: for each of m sequences `new` tokens, and the KV of `cached`
-    tokens before them. Shorter sequences are padded on the left, in both parts.
+    """For each of m sequences `new` tokens, and the KV of `cached` tokens before them, both padded
+    on the left.
 
     `ids` and `positions` (in the sequence) are (m, new). `mask` (m, 1, new, cached + new) is added
     to attention scores, 0 or -inf; every token attends at least to itself, so that padding stays
@@ -34,11 +34,11 @@ class PrefillBatch:
 
 @dataclass(frozen=True, slots=True)
 class DraftedTokens:
-    """The input of a verification pass: n tokens of the first `rows` rows, row after row. Each row
-    has its newest token, whose KV is not cached yet, and then its draft: `ahead` tokens at most.
+    """n tokens of the first `rows` rows, row after row: each row's newest token, whose KV is not
+    cached yet, and then its draft, `ahead` tokens at most.
 
-    `ids` and `positions` (in the sequence) are (n,). `slots` (n,) is the place of each token in a
-    grid of `rows` × `ahead`, numbered row by row; None if the tokens fill the grid.
+    `slots` (n,) is the place of each token in a grid of `rows` × `ahead`, numbered row by row; None
+    if the tokens fill the grid.
     """
 
     ids: torch.Tensor
@@ -47,13 +47,11 @@ class DraftedTokens:
     rows: int
     ahead: int
     routes: AdapterRoutes | None = None
-    """The LoRA adapter of each of the n tokens; None without adapters."""
 
 
 class Decoder(Protocol):
-    """Runs one model on one device, over a KV cache with a row for each running sequence
-    (`KVCache`). The caller cuts the rows into segments, `used`, each with the column from which
-    attention reads it; earlier columns hold no KV of these rows.
+    """Runs one model over a KV cache. `used` are the segments of the rows, each with the column
+    from which attention reads it; earlier columns hold no KV of these rows.
     """
 
     vocabulary: int
@@ -61,8 +59,8 @@ class Decoder(Protocol):
     dtype: torch.dtype
     device: torch.device
     segment_overhead_tokens: int | None
-    """How many cached tokens, over all rows, attention reads in the time of one more attention
-    call: the caller cuts off a segment only if this saves as many. None: it cuts off none.
+    """How many cached tokens attention reads in the time of one more call: the caller cuts off a
+    segment only if this saves as many. None: it cuts off none.
     """
 
     served: ServedWeights
@@ -78,23 +76,22 @@ class Decoder(Protocol):
         used: tuple[RowSegment, ...],
         routes: AdapterRoutes | None = None,
     ) -> torch.Tensor:
-        """Returns the logits (n, vocabulary) after the newest token of each of n rows; `ids` and
-        `positions` are (n,). Writes the tokens' KV to column `cache.column`; the caller then
-        advances it. `routes` maps the rows to adapters.
+        """Returns the logits (n, vocabulary) after each row's newest token; `ids` and `positions`
+        are (n,). Writes the tokens' KV to column `cache.column`; the caller then advances it.
         """
         ...
 
     def verify(
         self, drafted: DraftedTokens, cache: KVCache, used: tuple[RowSegment, ...]
     ) -> torch.Tensor:
-        """Returns the logits (n, vocabulary) after each of the n tokens. Writes their KV to the
-        `ahead` columns from `cache.column` on; the caller then advances it and hides rejected
-        tokens' columns. A row with fewer tokens leaves finite values in the rest.
+        """Returns the logits (n, vocabulary) after each of the n tokens. Writes their KV from
+        `cache.column` on; the caller then advances it and hides rejected tokens' columns. A row
+        with fewer tokens leaves finite values in the rest.
         """
         ...
 
     def prefill(self, batch: PrefillBatch) -> torch.Tensor:
-        """Returns the KV of the new tokens (2 · layers, m, heads, new, width), ordered as `past`
-        is. Changes no cache.
+        """Returns the KV (2 · layers, m, heads, new, width), ordered as `past` is. Changes no
+        cache.
         """
         ...

@@ -1,6 +1,5 @@
-"""The parts of a verification pass. At each position the token is drawn that a plain step would
-draw, and a drafted token is accepted if it is that one: tokens are those without drafts, up to
-rounding.
+"""At each position of a verification pass the token is drawn that a plain step would draw; a
+drafted token is accepted if it is that one.
 """
 
 import math
@@ -25,8 +24,8 @@ LOOKBACK_TOKENS = 8  # tokens that it compares with a draft, at most
 
 @dataclass(slots=True)
 class RowDrafts(DraftedSequence):
-    """Keeps a row's draft state and its newest `pending` tokens, not collected yet;
-    `TorchSequence.tokens` holds them already.
+    """`pending` are the newest tokens, not collected yet; `TorchSequence.tokens` holds them
+    already.
     """
 
     tokens: list[Tokens] = field(default_factory=list[Tokens])
@@ -49,12 +48,8 @@ class RowDrafts(DraftedSequence):
 
 @dataclass
 class BatchSpeculation(Speculation):
-    """Makes the draft of each row of a batch, and counts the accepted tokens, on the host."""
-
     states: dict[TorchSequence, RowDrafts] = field(default_factory=dict[TorchSequence, RowDrafts])
-    """From a row's first draft until it leaves the batch. While the gate has turned drafts off, new
-    rows get no state and cost no time.
-    """
+    """From a row's first draft until it leaves the batch."""
     entry_lengths: dict[TorchSequence, int] = field(default_factory=dict[TorchSequence, int])
     lookback_from_s: float = -math.inf
     """The time from which plain steps are compared with history again."""
@@ -96,15 +91,14 @@ class BatchSpeculation(Speculation):
         self.share(sequence)
 
     def add_drawn(self, sequence: TorchSequence, tokens: Tokens, logprobs: Floats) -> None:
-        """Record tokens of plain steps; the sequence holds them already, as its newest."""
         state = self.state(sequence)
         state.keep(tokens, logprobs)
         state.statistics.add_drawn(len(tokens))
         state.agreement = HistoryAgreement()
 
     def compare_with_history(self, sequence: TorchSequence, gained: Tokens) -> None:
-        """Compare `gained`, the newest tokens, with history's draft for them, to estimate the
-        acceptance rate from plain steps.
+        """Estimate the acceptance rate from plain steps: compare the newest tokens with history's
+        draft.
         """
         if self.gate.forced is not None or (began_s := self.clock()) < self.lookback_from_s:
             return
@@ -117,7 +111,6 @@ class BatchSpeculation(Speculation):
         self.lookback_from_s = end_s + (end_s - began_s) / LOOKBACK_SHARE
 
     def share(self, sequence: TorchSequence, tokens_min: int = SHARE_TOKENS_MIN) -> None:
-        """Add the tokens since the last `share` to the history, if at least `tokens_min`."""
         self.share_tokens(self.state(sequence), sequence.tokens[: sequence.length], tokens_min)
 
     def _draft(self, sequence: TorchSequence, state: RowDrafts) -> list[int]:
@@ -130,21 +123,12 @@ class BatchSpeculation(Speculation):
         return sequence.tokens[max(0, end - self.source.context) : end].tolist()
 
 
-@dataclass(frozen=True, slots=True)
-class PackedDrafts:
-    """Holds the input of a pass over n tokens. `row_of` (n,) is the row of each token, `drawn` (n,
-    1) the uniform number with which the token after it is drawn.
-    """
-
-    drafted: DraftedTokens
-    row_of: torch.Tensor
-    drawn: torch.Tensor
-
-
 def pack_drafts(
     rows: Many[TorchSequence], drafts: Many[Many[int]], device: torch.device
-) -> PackedDrafts:
-    """Pack each row's newest token, whose KV is not cached yet, and its draft after it."""
+) -> tuple[DraftedTokens, torch.Tensor, torch.Tensor]:
+    """Packs each row's newest token, whose KV is not cached yet, and its draft: n tokens. Returns
+    also the row of each (n,) and the uniform number that draws the token after it (n, 1).
+    """
     counts = np.array([1 + len(draft) for draft in drafts])
     ahead = int(counts.max())
     ids: list[int] = []
@@ -168,17 +152,16 @@ def pack_drafts(
     )
     # The uniform number that a plain step would use at each position.
     drawn = torch.from_numpy(uniforms(keys, positions + 1)).to(device)  # pyright: ignore[reportUnknownMemberType]
-    return PackedDrafts(drafted, torch.from_numpy(row_of).to(device), drawn.unsqueeze(1))  # pyright: ignore[reportUnknownMemberType]
+    return drafted, torch.from_numpy(row_of).to(device), drawn.unsqueeze(1)  # pyright: ignore[reportUnknownMemberType]
 
 
 def count_accepted(drawn: Many[int], draft: Many[int], stop: Many[int]) -> tuple[int, bool]:
-    """Returns how many of the `drawn` tokens the row gains, and whether the last of these is a stop
-    token: the accepted tokens and the one drawn after them, but none after a stop token.
+    """Returns how many of the `drawn` tokens the row gains, and whether the last of them is a stop
+    token: the accepted ones and the one after them, but none after a stop token.
 
-    `drawn` has one token more than `draft`: at each position the token that plain sampling draws
-    there. Drafted tokens are accepted up to the first that differs, which has the distribution and
-    the acceptance rate of rejection sampling (Leviathan, Kalman, Matias, ICML 2023) for drafts of
-    probability 1.
+    `drawn` has one token more than `draft`. Drafted tokens are accepted up to the first that
+    differs, which has the distribution and the acceptance rate of rejection sampling (Leviathan,
+    Kalman, Matias, ICML 2023) for drafts of probability 1.
     """
     for index, token in enumerate(drawn):
         if token in stop:

@@ -1,6 +1,5 @@
 """The engine `torch`: generates inside the rollout's process, without a thread of its own. The
-fused decode path serves Llama and Qwen families, transformers' forward pass others. A model that
-neither can serve is refused before any token is generated.
+fused decode path serves Llama and Qwen families, transformers' forward pass others.
 """
 
 import time
@@ -28,7 +27,6 @@ from rollstream.producers.engines.torch.llama import FusedDecoder
 from rollstream.producers.engines.torch.llama_weights import FusedShape, fused_shape
 from rollstream.producers.engines.torch.prefill import CacheExtension, PrefixCache, extend_caches
 from rollstream.producers.engines.torch.rows import TorchSequence
-from rollstream.producers.engines.torch.streamed_weights import open_weights
 from rollstream.streams.values import Drafts, Floats, Tokens, Version
 
 if TYPE_CHECKING:  # the fused decoder needs no code of models
@@ -44,8 +42,8 @@ _NO_ADAPTERS = (
 
 
 def refuse_model(model: "PreTrainedModel", context_max: int, is_adapted: bool) -> None:
-    """Raise `EngineRefused` if the engine would not serve this model, which may be on the meta
-    device, or no adapter of it where the run trains one (`is_adapted`).
+    """Raise `EngineRefused` for a model, which may be on the meta device, or its adapter
+    (`is_adapted`).
     """
     refuse_unsupported(model.config, context_max)
     shape = fused_shape(model.config)
@@ -59,9 +57,7 @@ def refuse_model(model: "PreTrainedModel", context_max: int, is_adapted: bool) -
 
 
 def refuse_unsupported(config: PreTrainedConfig, context_max: int) -> None:
-    """Raise `EngineRefused` if no decoder can serve the configuration at `context_max` tokens; the
-    error names the property that is not served.
-    """
+    """Raise `EngineRefused`, which names the property that no decoder serves."""
     name = type(config).__name__
     if config.is_encoder_decoder:
         raise EngineRefused(
@@ -100,8 +96,8 @@ def open_decoder(
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[Decoder, EngineWeights]:
-    """Returns a decoder with these `tensors`, and its weights, which updates change. Raises
-    `EngineRefused` with the reason if neither decode path serves the configuration.
+    """Returns a decoder, and its weights, which updates change. Raises `EngineRefused` with the
+    reason if neither decode path serves the configuration.
     """
     refuse_unsupported(config, context_max)
     shape = fused_shape(config)
@@ -112,17 +108,15 @@ def open_decoder(
     from rollstream.producers.engines.torch.hf_decoder import TransformersDecoder
 
     generic = TransformersDecoder(config, context_max, dtype, device)
-    weights = open_weights(generic.served, tensors)
+    generic.served.fill(tensors)
     generic.check_forward()
-    return generic, weights
+    return generic, generic.served
 
 
 class TorchEngine(QueuedEngine[TorchSequence]):
-    """Generates with one decoder-only model by continuous batching. `tensors` are the weights of
-    `version` under their checkpoint names, of any floating dtype; the layers compute in `dtype`.
-    Drafts affect only the speed, up to rounding. A prompt is prefilled once for its group. The KV
-    of parked sequences is kept while it and that of the batch are at most `slots` × `context_max`
-    tokens. Each version's adapter is served beside the earlier ones until no sequence names these.
+    """`tensors` are the weights of `version` under their checkpoint names, of any floating dtype.
+    The KV of parked sequences is kept while it and that of the batch are at most `slots` ×
+    `context_max` tokens.
     """
 
     def __init__(
@@ -143,7 +137,6 @@ class TorchEngine(QueuedEngine[TorchSequence]):
         self._batch = _open_batch(self._decoder, options)
         self._prefixes = PrefixCache(self._decoder, slots * context_max // 4)
         self._parked_tokens = 0
-        """KV tokens of all parked and ready sequences."""
 
     @property
     def _rows(self) -> list[TorchSequence]:

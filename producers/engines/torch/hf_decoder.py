@@ -1,6 +1,6 @@
-"""Decodes models other than Llama and Qwen: calls transformers' forward with a cache object over
-the engine's own `KVCache`, and with the engine's mask and positions. A model for which this does
-not work is refused by name when the engine starts.
+"""Decodes other models than Llama and Qwen by transformers' forward, with the engine's own
+`KVCache`, mask and positions. A model for which this does not work is refused when the engine
+starts.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -35,16 +35,14 @@ from rollstream.streams.values import Tokens
 
 LOOK_AHEAD_TRIES = 3
 LOOK_AHEAD_SHARE, LOOK_AHEAD_SHARE_ROUNDED = 1e-4, 2e-2
-"""Most that another last token changes the logits before it by, as a share of the change of its own
-logits. In float32, 30 random mixtures of experts give up to 1e-7, and attention in both directions
-gives 2e-3 and more; 16-bit types, which round to 4e-3, leave some of that unseen in a model with
-small random weights.
+"""Most that another last token changes the logits before it by, relative to its own logits' change.
+In float32, 30 random mixtures of experts give up to 1e-7, and attention in both directions gives
+2e-3 and more; 16-bit types, which round to 4e-3, leave some of that unseen in a model with small
+random weights.
 """
 
 
 class _WindowLayer(CacheLayerMixin):
-    """Has the interface of a cache layer of transformers."""
-
     is_sliding = False
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -105,9 +103,9 @@ class _PrefillLayer(_WindowLayer):
 
 
 class TransformersDecoder:
-    """Implements `Decoder` through transformers' forward. The model has random weights until
-    `served` is filled; then `check_forward` must be called. Raises `EngineRefused` for a model with
-    too few positions, or whose forward or cache does not have the needed form.
+    """The model has random weights until `served` is filled; then `check_forward` must be called.
+    Raises `EngineRefused` for a model with too few positions, or whose forward or cache does not
+    have the needed form.
     """
 
     # None: rows are never split into segments, since each segment would need a whole forward.
@@ -195,9 +193,8 @@ class TransformersDecoder:
 
     @torch.inference_mode()
     def check_forward(self) -> None:
-        """Prefill two sequences of different lengths, decode one step of both, and compare its
-        logits with those of the plain forward. Raises `EngineRefused` if they differ, or if a token
-        attends to later ones.
+        """Compare a prefill and one step of two sequences with the plain forward. Raises
+        `EngineRefused` if they differ, or if a token attends to later ones.
         """
         sequences = [
             np.arange(1, length + 1, dtype=np.uint32) % self.vocabulary for length in (3, 6)

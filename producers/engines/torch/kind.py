@@ -30,7 +30,6 @@ _DEVICES: dict[str, frozenset[ComputeDevice]] = {
 class TorchKind(EngineKind):
     name = "torch"
     module = "rollstream.producers.engines.torch.engine"
-    large_weights = "streamed"
 
     def can_draft(self, r: "RolloutFields") -> bool:
         return True

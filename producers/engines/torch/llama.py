@@ -1,6 +1,5 @@
-"""Decode steps, verification passes and prefill of the Llama and Qwen families, over fused weights.
-With few rows and a small model a call's overhead is as large as its arithmetic, so a step makes few
-calls.
+"""The Llama and Qwen families, over fused weights: with few rows and a small model a call's
+overhead is as large as its arithmetic.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -32,7 +31,6 @@ from rollstream.producers.engines.torch.llama_weights import (
     rotations,
 )
 from rollstream.producers.engines.torch.rows import RowSegment
-from rollstream.producers.engines.torch.streamed_weights import open_weights
 from rollstream.producers.engines.torch.weights import ServedWeights
 
 
@@ -65,10 +63,10 @@ class FusedDecoder:
         """Serve these weights; adapters over them can be served from then on. Returns the object by
         which the engine loads later versions.
         """
-        weights = open_weights(self.served, tensors)
+        self.served.fill(tensors)
         norms = {name: tensors[name].clone() for name in tensors if "layernorm" in name}
         self.adapters = ServedAdapters(self.shape, norms, self.dtype, self.device)
-        return weights
+        return self.served
 
     def step(
         self,
@@ -197,13 +195,10 @@ class FusedDecoder:
 
 @dataclass(frozen=True, slots=True)
 class LayerTerms:
-    """The low-rank products of one layer, if the rows have adapters."""
-
     layer: int
     routes: AdapterRoutes | None
 
     def add(self, out: torch.Tensor, x: torch.Tensor, product: int) -> None:
-        """Add the low-rank part of matrix product `product` of `x` to `out`, in place."""
         if self.routes is not None:
             self.routes.add(out, x, self.layer, product)
 

@@ -1,5 +1,5 @@
-"""A model's weights for the fused decode path: matrices with a common input are one, and norms and
-scales are multiplied into the matrices after them.
+"""Fused weights: matrices with a common input are one, and norms and scales are multiplied into the
+matrices after them.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -20,10 +20,9 @@ ROPES = ("default", "linear", "llama3")
 
 @dataclass(frozen=True, slots=True)
 class FusedShape:
-    """Describes one model by sizes and switches. Each of its `kv_heads` heads of keys and values
-    serves `queries_per_kv` query heads; a head has `width` dimensions. In a `tied` checkpoint one
-    tensor is both embedding and output matrix (head). `head_norms`: the queries and the keys of
-    each head are normalised (Qwen 3). `epsilon` is that of all norms.
+    """Each of the `kv_heads` serves `queries_per_kv` query heads; a head has `width` dimensions.
+    `tied`: one tensor is both embedding and output matrix (head). `head_norms`: the queries and the
+    keys of each head are normalised (Qwen 3).
     """
 
     layers: int
@@ -45,7 +44,7 @@ class FusedShape:
 
 
 def fused_shape(config: PreTrainedConfig) -> FusedShape | str:
-    """Returns the shape of a model, or the reason why the fused path cannot serve it."""
+    """Returns the model's shape, or the reason why the fused path cannot serve it."""
     if config.model_type not in FAMILIES:
         return f"model type {config.model_type!r} is not one of {', '.join(FAMILIES)}"
     rope = config.rope_parameters
@@ -76,9 +75,7 @@ def fused_shape(config: PreTrainedConfig) -> FusedShape | str:
 
 
 def rotations(config: PreTrainedConfig, width: int, positions: int) -> torch.Tensor:
-    """Returns the factors of the rotary position embedding, complex64 of shape (positions, width /
-    2): one for each position and pair of a head's dimensions.
-    """
+    """Returns the rotary position embedding, complex64 of shape (positions, width / 2)."""
     rope = config.rope_parameters
     if rope.get("rope_type", "default") == "default":
         exponents = torch.arange(0, width, 2, dtype=torch.float) / width
@@ -91,10 +88,8 @@ def rotations(config: PreTrainedConfig, width: int, positions: int) -> torch.Ten
 
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
-    """Holds the matrices of one decoder layer; the projections to queries, keys and values are one
-    (`qkv`), those to gate and up another. `head_norm`, of shape (queries_per_kv + 1, width), holds
-    the weights of the head norms: for the query heads of one kv head, which are equal, and in its
-    last row for the key.
+    """`head_norm`, of shape (queries_per_kv + 1, width), holds the weights of the head norms: for
+    the equal query heads of one kv head, and in its last row for the key.
     """
 
     # Matrices are (inputs, outputs): for few sequences their products are a third faster than with
@@ -109,10 +104,9 @@ class FusedLayer:
 
 
 class FusedWeights:
-    """Allocates the served memory of one model, filled with zeros; `views` has, by checkpoint name,
-    the parts of it that each tensor fills. Every norm's weight but a head norm's is multiplied into
-    the matrix after it, so it has no view of its own; the scale of attention is multiplied into the
-    projection to queries.
+    """The served memory, filled with zeros; `views` has, by checkpoint name, the parts that each
+    tensor fills. Every norm's weight but a head norm's is multiplied into the matrix after it, so
+    it has no view of its own.
     """
 
     def __init__(self, shape: FusedShape, dtype: torch.dtype, device: torch.device) -> None:
@@ -188,15 +182,13 @@ def _layer_views(
 
 
 def attention_scale(shape: FusedShape) -> float | None:
-    """Returns the scale of attention (1 / √width), which is multiplied into the projection to
-    queries; None with head norms (`_layer_views`).
-    """
+    """Returns 1 / √width, for the projection to queries; None with head norms (`_layer_views`)."""
     return None if shape.head_norms else shape.width**-0.5
 
 
 def head_views(served: torch.Tensor, shape: FusedShape) -> tuple[torch.Tensor, ...]:
-    """Returns views of the queries, keys and values in a served projection (matrix or bias), with
-    the outputs as first dimensions and in the checkpoint's order.
+    """Returns views of the queries, keys and values, with the outputs as first dimensions, in
+    checkpoint order.
     """
     # In memory, for each kv head its queries, its key, its value: products of queries with the KV
     # cache need no copy.
@@ -214,7 +206,6 @@ def _interleaved(served: torch.Tensor, dimension: int = 0) -> torch.Tensor:
 
 
 def expected_shapes(shape: FusedShape) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of every checkpoint tensor that the model needs, by name."""
     query, key = shape.heads * shape.width, shape.kv_heads * shape.width
     outputs = {"q": query, "k": key, "v": key}
     expected: dict[str, tuple[int, ...]] = {

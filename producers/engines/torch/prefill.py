@@ -1,5 +1,5 @@
-"""The KV of sequences before their first decode step, many per forward pass, and once for a
-prompt's group. The newest token is not prefilled: it is the input of the first step.
+"""The KV of sequences before their first decode step. The newest token is not prefilled: it is the
+input of that step.
 """
 
 from collections import OrderedDict
@@ -18,9 +18,8 @@ PASS_TOKENS = 4096  # of one forward pass, padding included, unless one sequence
 
 @dataclass(frozen=True, slots=True)
 class CacheExtension:
-    """Holds the new tokens of a sequence, and `past`, the KV of its cached tokens before them: (2 ·
-    layers, heads, length, width). Where versions are adapters, `version` is the one to compute
-    with; None: the newest.
+    """`past` is the KV of cached tokens (2 · layers, heads, length, width). `version` is the
+    adapter's; None: the newest.
     """
 
     tokens: Tokens
@@ -35,9 +34,7 @@ class CacheExtension:
 def extend_caches(
     decoder: Decoder, extensions: Sequence[CacheExtension]
 ) -> list[torch.Tensor | None]:
-    """Returns the KV of each sequence, of its past and new tokens together; None for a sequence
-    without tokens.
-    """
+    """Returns the KV of past and new tokens together; None for a sequence without tokens."""
     caches: list[torch.Tensor | None] = [extension.past for extension in extensions]
     waiting = [index for index, extension in enumerate(extensions) if len(extension.tokens)]
     # Sequences with similar numbers of new tokens share a forward pass, with little padding.
@@ -128,10 +125,9 @@ AHEAD_PROMPTS = 32  # most prompts that a miss prefills
 
 
 class PrefixCache:
-    """Holds the KV of prompts, each without its newest token: of at most `tokens_max` tokens in
-    all, or of one longer prompt; the least recently used are evicted. All tokens of a resumed
-    trajectory count as its prompt. The engine drops entries when weights change (`clear`) or
-    adapters are dropped (`keep`), so no KV is used under another version.
+    """The KV of prompts without their newest token: at most `tokens_max` tokens in all, or one
+    longer prompt; the least recently used are evicted. The engine drops entries when weights change
+    (`clear`) or adapters are dropped (`keep`), so no KV is used under another version.
     """
 
     def __init__(self, decoder: Decoder, tokens_max: int) -> None:
@@ -140,8 +136,8 @@ class PrefixCache:
         self._tokens = 0
 
     def get(self, waiting: Iterable[TorchSequence]) -> torch.Tensor | None:
-        """Returns the KV of the first of these waiting sequences, without its newest token; None if
-        it has no other.
+        """Returns the KV of the first waiting sequence, without its newest token; None if it has no
+        other.
         """
         first = _key(next(iter(waiting)))
         if not first[1]:

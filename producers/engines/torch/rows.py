@@ -1,5 +1,5 @@
-"""The parts of the batch that `torch` decodes. Newest tokens are on the device (`TokenBuffer`),
-older ones on the host (`TorchSequence`), to which tokens are copied once per block of steps.
+"""Newest tokens are on the device (`TokenBuffer`), older ones on the host (`TorchSequence`), to
+which tokens are copied once per block of steps.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,9 @@ from rollstream.streams.values import Floats, Tokens
 
 
 class TokenBuffer:
-    """Buffers the newest generated tokens of all rows, their log-probabilities, and the uniform
-    random numbers that draw them, on the device: in a block with a column for each of `steps`
-    steps. The numbers are computed on the host, and `push` copies them.
-
-    `column` is the newest filled column, the inputs of the next step. Column 0 has the newest
-    tokens of the previous block. When the last column is filled (`full`), the caller reads all rows
-    and calls `restart`.
+    """Holds the newest tokens of all rows on the device. Column 0 has the newest tokens of the
+    previous block, `column` is the newest filled one, the inputs of the next step. When the last
+    column is filled (`full`), the caller reads all rows and calls `restart`.
     """
 
     def __init__(self, steps: int, rows: int, device: torch.device) -> None:
@@ -39,15 +35,12 @@ class TokenBuffer:
         return self.column == self.steps
 
     def inputs(self, rows: int) -> torch.Tensor:
-        """Returns the (rows,) input tokens of the next step."""
         return self.tokens[self.column, :rows]
 
     def next_uniforms(self, rows: int) -> torch.Tensor:
-        """Returns the (rows, 1) uniform numbers with which the next step draws its tokens."""
         return self._uniforms[self.column + 1, :rows, None]
 
     def append(self, tokens: torch.Tensor, logprobs: torch.Tensor) -> None:
-        """Fill the next column with the (rows, 1) tokens and log-probabilities of one step."""
         self.column += 1
         rows = tokens.shape[0]
         self.tokens[self.column, :rows] = tokens[:, 0]
@@ -55,25 +48,21 @@ class TokenBuffer:
         self._on_host = None
 
     def enter(self, row: int, token: int, key: int, position: int) -> None:
-        """Prepare `row` for a new sequence: its newest `token`, at index `position` of the
-        trajectory `key`, becomes the input of the next step.
+        """Prepare a row: its newest `token`, at index `position` of the trajectory `key`, becomes
+        the input of the next step.
         """
         self.tokens[self.column, row] = token
         self._draw(slice(row, row + 1), np.array([key], np.uint64), np.array([position]))
 
     def move(self, source: int, target: int) -> None:
-        """Move a row: its newest token and next random numbers. Tokens of earlier columns stay in
-        row `source`.
-        """
+        """Move a row; tokens of earlier columns stay in row `source`."""
         self.tokens[self.column, target] = self.tokens[self.column, source]
         self.logprobs[self.column, target] = self.logprobs[self.column, source]
         self._drawn[self.column + 1 :, target] = self._drawn[self.column + 1 :, source]
         self._on_host = None
 
     def restart(self, keys: NDArray[np.uint64], positions: NDArray[np.int64]) -> None:
-        """Begin a new block; the newest column becomes its column 0. `keys` are the trajectories of
-        the rows, `positions` the indices of their newest tokens.
-        """
+        """Begin a new block; `positions` are the indices of the rows' newest tokens."""
         rows = len(keys)
         self.tokens[0, :rows] = self.tokens[self.column, :rows]
         self.column = 0
@@ -81,15 +70,15 @@ class TokenBuffer:
         self._draw(slice(0, rows), keys, positions)
 
     def push(self) -> None:
-        """Copy the random numbers to the device; to be called after `enter`, `move` or `restart`,
-        before the next step.
+        """Copy the random numbers to the device, after `enter`, `move` or `restart` and before a
+        step.
         """
         if self.device.type != "cpu":
             self._uniforms.copy_(torch.from_numpy(self._drawn), non_blocking=True)  # pyright: ignore[reportUnknownMemberType]
 
     def read(self, pieces: list[tuple[int, int, int]]) -> tuple[Tokens, Floats]:
-        """Returns the tokens and log-probabilities of one sequence, in these pieces `(row, first
-        column, last column)`: several if its row was moved.
+        """Returns tokens and log-probabilities in pieces `(row, first column, last column)`, of one
+        sequence.
         """
         if self._on_host is None:
             end = self.column + 1
@@ -110,7 +99,6 @@ class TokenBuffer:
 
 
 RowMove = tuple[int, int]
-"""A row's index before and after a move."""
 
 # Length classes end at 48, 144, 432, … tokens. These were the best in a test on a trace with
 # long-tailed lengths; with finer classes more rows are moved.
@@ -119,9 +107,7 @@ CLASS_FIRST, CLASS_GROWTH = 48, 3
 
 @dataclass(frozen=True, slots=True)
 class RowSegment:
-    """Names the rows `[begin, end)`, for which one attention call reads the KV cache from `column`
-    on, that in which the longest of them begins.
-    """
+    """The rows `[begin, end)`, for which attention reads the KV cache from `column` on."""
 
     begin: int
     end: int
@@ -129,8 +115,8 @@ class RowSegment:
 
 
 def length_classes(context_max: int) -> tuple[int, ...]:
-    """Returns the largest length of every length class, ascending, without the last class, which
-    has no bound.
+    """Returns the largest length of every class, ascending, without the last class, which has no
+    bound.
     """
     bounds: list[int] = []
     bound = CLASS_FIRST
@@ -141,13 +127,11 @@ def length_classes(context_max: int) -> tuple[int, ...]:
 
 
 class RowLayout:
-    """Orders the rows so that attention reads little padding: it reads neighbouring rows from the
-    column in which the longest of them begins. There is a region of rows for each length class;
-    region 0 has the longest rows.
+    """There is a region of rows for each length class; region 0 has the longest rows.
 
     The used rows have the indices from 0 on, without gaps. The methods return moves `(from, to)`,
     which the caller makes in this order. `spare` is the index of a row outside of the batch, for
-    swaps. `bounds` are the `length_classes`.
+    swaps.
     """
 
     def __init__(self, bounds: Sequence[int], spare: int) -> None:
@@ -159,7 +143,7 @@ class RowLayout:
         return max(r for r, ceiling in enumerate(self.ceilings) if length <= ceiling)
 
     def insert(self, region: int) -> tuple[int, list[RowMove]]:
-        """Add a row to this region. Returns its index, and the moves that make this index free."""
+        """Returns the new row's index, and the moves that make it free."""
         hole = sum(self.counts)
         moves: list[RowMove] = []
         for later in range(len(self.counts) - 1, region, -1):
@@ -171,7 +155,6 @@ class RowLayout:
         return hole, moves
 
     def remove(self, row: int) -> list[RowMove]:
-        """Remove a row. Returns the moves that close the gap."""
         moves: list[RowMove] = []
         end, hole, is_past = 0, row, False
         for region, count in enumerate(self.counts):
@@ -187,7 +170,6 @@ class RowLayout:
         return moves
 
     def promote(self, row: int, region: int) -> list[RowMove]:
-        """Move a row that outgrew its length class from `region` to the region before it."""
         first = sum(self.counts[:region])
         self.counts[region] -= 1
         self.counts[region - 1] += 1
@@ -198,8 +180,8 @@ class RowLayout:
 def row_segments(
     counts: Sequence[int], columns: Sequence[int], overhead_tokens: int
 ) -> tuple[RowSegment, ...]:
-    """Returns the segments, one attention call each. `counts` holds the number of rows of each
-    region, `columns` the column in which its longest row begins.
+    """`counts` holds the number of rows of each region, `columns` the column in which its longest
+    row begins.
     """
     merged: list[RowSegment] = []
     begin = 0
@@ -219,13 +201,12 @@ def row_segments(
 
 
 class TorchSequence(QueuedSequence):
-    """Holds one trajectory on the host: `tokens[:length]`. While the sequence is in the batch
-    (`row` ≥ 0), newer tokens are in the `TokenBuffer`: first in `pieces` `(row, first column, last
-    column)`, in rows that it had before it was moved, then in its present row from column `first`
-    on.
+    """One trajectory on the host: `tokens[:length]`. While the sequence is in the batch (`row` ≥
+    0), newer tokens are in the `TokenBuffer`: first in `pieces` `(row, first column, last column)`,
+    in rows that it had before it was moved, then in its present row from column `first` on.
 
-    `parked` is the KV of a parked sequence, of all tokens before the newest generated one, or None
-    if there was no room for it. `key` selects the trajectory's random numbers.
+    `parked` is the KV of a parked sequence, without the newest token, or None if there was no room
+    for it.
     """
 
     def __init__(self, request: GenerationRequest, context_max: int) -> None:
@@ -240,7 +221,7 @@ class TorchSequence(QueuedSequence):
 
     @property
     def prefix(self) -> Tokens:
-        """The tokens of which the next step needs the KV: all but the newest, its input."""
+        """The tokens of which the next step needs the KV: all but the newest."""
         return self.tokens[: self.length - 1]
 
     @property

@@ -1,6 +1,6 @@
-"""Samples a token from each row: temperature, top-k, top-p, then the inverse of the cumulative
-distribution. A token is a function of the row's logits, its sampling parameters and one uniform
-number (invariant 10). docs/explanation/engine.md compares Gumbel noise.
+"""Samples: temperature, top-k, top-p, then the inverse of the cumulative distribution. A token is a
+function of the row's logits, its sampling parameters and one uniform number (invariant 10).
+docs/explanation/engine.md compares Gumbel noise.
 """
 
 from collections import Counter
@@ -16,9 +16,7 @@ NO_TOKEN = -1  # pads stop tokens: equals no token
 
 @dataclass(frozen=True, slots=True)
 class SamplingPlan:
-    """Holds the sampling parameters of the rows of a batch, (rows, 1), or (1, 1) if all rows are
-    equal; None: no row uses the parameter.
-    """
+    """Parameters of shape (rows, 1), or (1, 1) if all rows are equal; None: no row uses it."""
 
     inverse_temperature: torch.Tensor | None
     top_k: torch.Tensor | None
@@ -28,9 +26,27 @@ class SamplingPlan:
     stops: torch.Tensor
     """Stop tokens of each row: (largest number of them, rows or 1), padded with `NO_TOKEN`."""
 
+    def of_tokens(self, row_of: torch.Tensor) -> "SamplingPlan":
+        """Returns a plan by token; `row_of` (n,) is the row of each. `stops` is not expanded."""
+        if self.stops.shape[1] == 1:  # all rows have equal parameters
+            return self
+
+        def spread(values: torch.Tensor | None) -> torch.Tensor | None:
+            if values is None or values.shape[0] == 1:
+                return values
+            return values.index_select(0, row_of)
+
+        return replace(
+            self,
+            inverse_temperature=spread(self.inverse_temperature),
+            top_k=spread(self.top_k),
+            top_p=spread(self.top_p),
+            greedy=spread(self.greedy),
+        )
+
 
 def plan_sampling(rows: Sequence[Sampling], device: torch.device) -> SamplingPlan:
-    """Returns the plan for these rows; that of one `Sampling` fits any number of equal rows."""
+    """Returns the rows' plan; that of one `Sampling` fits any number of equal rows."""
 
     def column(values: list[float], dtype: torch.dtype) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype, device=device).unsqueeze(1)
@@ -55,28 +71,7 @@ def plan_sampling(rows: Sequence[Sampling], device: torch.device) -> SamplingPla
     )
 
 
-def plan_of_rows(plan: SamplingPlan, row_of: torch.Tensor) -> SamplingPlan:
-    """Returns a plan with one entry per token; `row_of` (n,) is the row of each token. `stops` is
-    not expanded.
-    """
-    if plan.stops.shape[1] == 1:  # all rows have equal parameters
-        return plan
-
-    def spread(values: torch.Tensor | None) -> torch.Tensor | None:
-        return values if values is None or values.shape[0] == 1 else values.index_select(0, row_of)
-
-    return replace(
-        plan,
-        inverse_temperature=spread(plan.inverse_temperature),
-        top_k=spread(plan.top_k),
-        top_p=spread(plan.top_p),
-        greedy=spread(plan.greedy),
-    )
-
-
 class SamplingPlanCache:
-    """Caches the sampling plan of a batch while all of its rows have equal parameters."""
-
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._kinds: Counter[Sampling] = Counter()
@@ -92,7 +87,6 @@ class SamplingPlanCache:
             del self._kinds[kind]
 
     def plan(self, rows: Iterable[Sampling]) -> SamplingPlan:
-        """Returns the plan of `rows`, which must be those that entered and did not leave."""
         if len(self._kinds) > 1:
             return plan_sampling(list(rows), self.device)
         (kind,) = self._kinds
@@ -107,8 +101,8 @@ def _kind(sampling: Sampling) -> Sampling:
 
 
 def processed_logprobs(logits: torch.Tensor, plan: SamplingPlan) -> torch.Tensor:
-    """Returns fp32 log-probabilities (rows, vocabulary) after temperature, top-k and top-p, in the
-    order of the transformers library.
+    """Returns log-probabilities in fp32 (rows, vocabulary) after temperature, top-k and top-p, in
+    transformers' order.
     """
     scores = logits.float()
     if plan.inverse_temperature is not None:
@@ -129,8 +123,8 @@ def _filtered(scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) ->
 
 
 def inverse_cdf(logprobs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Returns tokens (n, 1): the first at which the cumulated probabilities of each row (n,
-    vocabulary) exceed the row's uniform number (n, 1) in [0, 1).
+    """Returns tokens (n, 1): the first at which the row's cumulated probabilities exceed its
+    uniform number in [0, 1).
     """
     # In float64, so a token changes only if rounding of the logits moves a boundary across the
     # uniform number.
@@ -142,9 +136,8 @@ def inverse_cdf(logprobs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
 def draw_tokens(
     logits: torch.Tensor, plan: SamplingPlan, uniforms: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns tokens and their processed log-probabilities, both (n, 1), for logits (n, vocabulary)
-    and uniforms (n, 1). Greedy rows (`temperature` 0) get the largest logit; its log-probability is
-    that of temperature 1.
+    """Returns tokens and log-probabilities, both (n, 1), for logits (n, vocabulary). Greedy rows
+    (`temperature` 0) get the largest logit, with its log-probability at temperature 1.
     """
     logprobs = processed_logprobs(logits, plan)
     if plan.all_greedy:

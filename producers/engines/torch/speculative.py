@@ -1,6 +1,5 @@
-"""Speculative decoding of a batch: verification passes while `gate` measures them to be faster,
-plain steps otherwise. Tokens are those of `DecodeBatch`, up to rounding; weights change only
-between two passes or steps.
+"""Speculative decoding of a batch while `gate` measures it to be faster. Tokens are those of
+`DecodeBatch`, up to rounding.
 """
 
 import time
@@ -20,25 +19,22 @@ from rollstream.producers.engines.torch.draft_verify import (
     pack_drafts,
 )
 from rollstream.producers.engines.torch.rows import TorchSequence
-from rollstream.producers.engines.torch.sampling import draw_tokens, plan_of_rows
+from rollstream.producers.engines.torch.sampling import draw_tokens
 from rollstream.streams.values import Drafts, Floats, Tokens
 
 MEASURE_STEPS = 4  # one plain step in this many is measured while drafts are off
 MEASURE_STEPS_HOPELESS = 16  # the same, while drafts are too seldom accepted to be tried
 SQUEEZE_FACTOR = 16
-"""Hidden columns are removed once attention has read more of them, over all passes, than this many
-times the cached tokens: reading them has then cost as much as removing them.
+"""Hidden columns are removed once attention has read more of them than this many times the cached
+tokens: reading them has then cost as much as removing them.
 """
 
 
 class SpeculativeBatch(DecodeBatch):
-    """Decodes as `DecodeBatch` does, with drafts from `source` while `gate` is on. While
-    `is_verifying`, generated tokens are on the host, in the row states of `drafting`.
+    """While `is_verifying`, generated tokens are on the host, in the row states of `drafting`.
 
-    Rows gain different numbers of tokens in a pass. So all rows advance by the largest number, and
-    the mask of each row hides its columns beyond its own. `_squeeze` removes these hidden columns
-    before plain steps resume, when columns run out, and when reading them has cost as much as
-    removing them.
+    Rows gain different numbers of tokens in a pass. All rows advance by the largest number, and
+    each row's mask hides its columns beyond its own.
     """
 
     def __init__(
@@ -191,8 +187,7 @@ class SpeculativeBatch(DecodeBatch):
         if not self._composed:
             self._compose()
         drafts = self.drafting.make_drafts(self.rows)  # 2
-        packed = pack_drafts(self.rows, drafts, self.decoder.device)
-        drafted = packed.drafted
+        drafted, row_of, drawn = pack_drafts(self.rows, drafts, self.decoder.device)
         if self.decoder.adapters is not None:
             counts = [1 + len(draft) for draft in drafts]
             versions = [sequence.request.version for sequence in self.rows]
@@ -203,8 +198,8 @@ class SpeculativeBatch(DecodeBatch):
             )
         else:
             logits = self.decoder.verify(drafted, self.cache, self._used)
-        plan = plan_of_rows(self._plan, packed.row_of)
-        tokens, logprobs = draw_tokens(logits, plan, packed.drawn)
+        plan = self._plan.of_tokens(row_of)
+        tokens, logprobs = draw_tokens(logits, plan, drawn)
         rows = len(self.rows)
         ended = self._take(drafts, tokens[:, 0].tolist(), logprobs[:, 0].cpu().numpy())  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]  # 4
         self.gate.add_pass(rows, len(drafted.ids), self.gained, self._clock() - began)

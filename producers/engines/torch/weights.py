@@ -1,10 +1,11 @@
 """The weights that an engine serves, in the memory from which it decodes. `prepare` checks an
-update and computes new values beside decoding; `load` copies them between two decode steps: a wrong
-update is refused before anything is written.
+update and computes the changed elements beside decoding; `load` writes them between two decode
+steps: a wrong update is refused before anything is written.
 """
 
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from rollstream.errors import EngineRefused
 from rollstream.producers.engines.base import WeightComparison, WeightUpdate
+from rollstream.storage.settings import MEMORY_FILE_BYTES
+from rollstream.storage.weights.mapped import ScratchTensors, patch_bytes
 from rollstream.storage.weights.resident import TensorPatch
 from rollstream.storage.weights.tensors import untie
 from rollstream.streams.values import Version
@@ -22,8 +25,8 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class WeightView:
-    """Describes the place of one checkpoint tensor in the served memory. `view` is a strided view,
-    of any shape; in row-major order its elements are in the checkpoint tensor's order.
+    """One checkpoint tensor's place in the served memory: `view` is a strided view of any shape, in
+    row-major order the checkpoint tensor's.
 
     A served element is the checkpoint's element times `scale`, times the factor of its column: the
     column's weight in the norm tensor named `norm`, times the root of the number of columns. Every
@@ -36,9 +39,6 @@ class WeightView:
     norm: str | None = None
 
     def served(self, values: Tensor, factor: Tensor | None) -> Tensor:
-        """Returns the served elements for the checkpoint's elements `values`, with the factors of
-        their columns.
-        """
         values = values.to(self.view.device)
         if self.scale is None and factor is None:
             return values.to(self.view.dtype)
@@ -50,18 +50,28 @@ class WeightView:
         return exact.to(self.view.dtype)
 
     def factor(self, tensors: Mapping[str, Tensor]) -> Tensor | None:
-        """Returns the factor of each column, made from the norm in `tensors`; None without one."""
         if self.norm is None:
             return None
         norm = tensors[self.norm]
         return norm.to(self.view.device).float() * norm.numel() ** 0.5
 
     def fill(self, tensor: Tensor, factor: Tensor | None) -> None:
-        self.view.copy_(self.served(tensor, factor).view(self.view.shape))
+        """Write all elements of the checkpoint's `tensor`."""
+        for served, rows in self.parts(tensor):
+            served.copy_(self.served(rows, factor))
+
+    def parts(self, tensor: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the served memory and the checkpoint's `tensor` in the same parts, about
+        `PART_ELEMENTS` each, so that the arithmetic needs little memory.
+        """
+        shaped = tensor.view(self.view.shape)
+        rows = max(1, PART_ELEMENTS * len(shaped) // max(1, shaped.numel()))
+        for begin in range(0, len(shaped), rows):
+            yield self.view[begin : begin + rows], shaped[begin : begin + rows]
 
     def positions(self, indices: Indices) -> Indices:
-        """Returns the positions in `flat` of the elements with these indices in the flattened
-        checkpoint tensor.
+        """Returns positions in `flat` of the elements with these indices in the checkpoint
+        tensor.
         """
         rest, positions = indices, np.full(len(indices), self.view.storage_offset(), np.int64)
         dimensions = _merged(self.view)
@@ -78,14 +88,6 @@ class WeightView:
         return torch.empty(0, dtype=self.view.dtype, device=self.view.device).set_(
             storage, 0, (elements,), (1,)
         )
-
-    def rowwise(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns `view` and a checkpoint tensor, contiguous, with their dimensions in the served
-        memory's order.
-        """
-        # A copy of the one to the other then writes the memory in its order.
-        order = sorted(range(self.view.ndim), key=lambda i: -self.view.stride(i))
-        return self.view.permute(order), tensor.view(self.view.shape).permute(order).contiguous()
 
 
 def _merged(view: Tensor) -> list[tuple[int, int]]:
@@ -105,9 +107,8 @@ def check_tensors(
     tensors: Mapping[str, torch.Tensor],
     finite: Container[str] | None = None,
 ) -> None:
-    """Raise `EngineRefused`, which names the tensor, if an expected tensor is missing, has a wrong
-    shape or has values that are not finite; values are checked for the names in `finite` (None: all
-    names).
+    """Raise `EngineRefused` for a tensor that is missing, has a wrong shape or, if named in
+    `finite` (None: all), is not finite.
     """
     for name, shape in expected.items():
         tensor = tensors.get(name)
@@ -122,8 +123,8 @@ def check_tensors(
 
 
 def check_unexpected(expected: Collection[str], stored: Iterable[str]) -> None:
-    """Raise `EngineRefused`, which names the tensor, if a version stores one beside the `expected`
-    ones (tied tensors are stored once).
+    """Raise `EngineRefused` for a tensor beside the `expected` ones (tied tensors are stored
+    once).
     """
     for name in stored:
         if name not in expected:
@@ -137,8 +138,8 @@ def check_unexpected(expected: Collection[str], stored: Iterable[str]) -> None:
 
 
 def check_patch(name: str, patch: TensorPatch, shape: tuple[int, ...]) -> None:
-    """Raise `EngineRefused` if a patch has a wrong shape, an index beyond the tensor, or values
-    that are not finite.
+    """Raise `EngineRefused` for a wrong shape, an index beyond the tensor, or values that are not
+    finite.
     """
     if tuple(patch.shape) != shape:
         raise EngineRefused(
@@ -163,41 +164,96 @@ def _check_finite(name: str, tensor: torch.Tensor) -> None:
     if not tensor.is_floating_point():
         return
     flat = tensor.reshape(-1)
-    begins = range(0, len(flat), COMPARE_ELEMENTS)
-    if not all(bool(flat[i : i + COMPARE_ELEMENTS].isfinite().all()) for i in begins):
+    begins = range(0, len(flat), PART_ELEMENTS)
+    if not all(bool(flat[i : i + PART_ELEMENTS].isfinite().all()) for i in begins):
         raise EngineRefused(f"weights: tensor {name!r} holds values that are not finite")
 
 
+PART_ELEMENTS = 1 << 19  # computed or compared at once: 2 MiB in fp32
 FILL_COLUMNS = 8  # if 1 in this many elements of a norm changed, the matrix after it is rewritten
-FILL_SHARE_MAX = 0.25  # if whole tensors have more than this share of all elements, all are loaded
 NORM_ROWS = 16  # a norm is compared in this many rows of the smallest matrix that it multiplies
-COMPARE_ELEMENTS = 1 << 20  # compared at once, so that reading back needs little memory
+PATCH_SHARE = 6  # if 1 in this many elements of a tensor changed, it is written whole
 
 
 @dataclass(frozen=True, slots=True)
-class TensorWrite:
-    """Holds new values of served elements: of some `positions` of `target`, or of all of it."""
+class WholeWrite:
+    """Writes all elements of a tensor, which the rollout holds until the next update."""
+
+    view: WeightView
+    tensor: Tensor
+    factor: Tensor | None
+
+    def write(self) -> None:
+        self.view.fill(self.tensor, self.factor)
+
+    def collect(self) -> "CopyWrite":
+        """Compute the served values beside decoding, in the order of the served memory."""
+        view = self.view.view
+        order = sorted(range(view.ndim), key=lambda i: -view.stride(i))
+        values = self.view.served(self.tensor, self.factor).view(view.shape)
+        return CopyWrite(view.permute(order), values.permute(order).contiguous())
+
+
+@dataclass(frozen=True, slots=True)
+class CopyWrite:
+    """Copies a whole tensor's served values."""
 
     target: Tensor
     values: Tensor
-    positions: Tensor | None = None
 
     def write(self) -> None:
-        if self.positions is None:
-            self.target.copy_(self.values)
-        else:
-            device = self.target.device
-            self.target.index_copy_(0, self.positions.to(device), self.values.to(device))
+        self.target.copy_(self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class ElementsWrite:
+    """Changes the elements `indices` of the flat checkpoint tensor to `values`, with the factor of
+    each column. `collect` computes the served bits beside decoding, into `room`.
+    """
+
+    view: WeightView
+    indices: Indices
+    values: Tensor
+    factor: Tensor | None
+
+    @property
+    def bytes(self) -> int:
+        return patch_bytes(len(self.indices), self.view.view.dtype)
+
+    def collect(self, room: ScratchTensors) -> "CollectedWrite":
+        positions, served = room.patch(len(self.indices), self.view.view.dtype)
+        for begin in range(0, len(self.indices), PART_ELEMENTS):
+            part = slice(begin, begin + PART_ELEMENTS)
+            indices, factor = self.indices[part], self.factor
+            if factor is not None:
+                columns = torch.from_numpy(indices % len(factor))  # pyright: ignore[reportUnknownMemberType]
+                factor = factor.index_select(0, columns.to(factor.device))
+            positions[part] = torch.from_numpy(self.view.positions(indices))  # pyright: ignore[reportUnknownMemberType]
+            served[part] = self.view.served(self.values[part], factor)
+        return CollectedWrite(self.view.flat, positions, served)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectedWrite:
+    """Writes the served `values` at `positions` of an engine's memory."""
+
+    target: Tensor
+    positions: Tensor
+    values: Tensor
+
+    def write(self) -> None:
+        device = self.target.device
+        self.target.index_copy_(0, self.positions.to(device), self.values.to(device))
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedWrites:
-    """Holds a checked update: `writes` turn the weights of `base` into its own; None: load all
+    """A checked update: `writes` turn the weights of `base` into its own; None: load all
     tensors.
     """
 
     base: Version | None
-    writes: tuple[TensorWrite, ...] | None
+    writes: tuple[WholeWrite | CopyWrite | CollectedWrite, ...] | None
 
 
 @dataclass(slots=True)
@@ -208,10 +264,10 @@ class _NormChange:
 
 @dataclass(slots=True)
 class ServedWeights:
-    """Holds the weights that one engine serves. `views` maps a checkpoint name to the places that
-    the tensor fills; a norm that is multiplied into the matrix after it has no entry. `shapes` has
-    every expected tensor, `tied` the other names under which a checkpoint may hold one. `held` is
-    the version that is completely served; None during a load and after a failed one.
+    """`views` maps a checkpoint name to the places that the tensor fills, except a norm that is
+    multiplied into the matrix after it. `tied` has the other names under which a checkpoint may
+    hold a tensor. `held` is the version that is completely served; None during a load and after a
+    failed one.
     """
 
     views: Mapping[str, tuple[WeightView, ...]]
@@ -220,8 +276,8 @@ class ServedWeights:
     held: Version | None = None
 
     def fill(self, tensors: Mapping[str, Tensor], checked: bool = False) -> None:
-        """Write all of these tensors into the served memory. Unless they are `checked` already,
-        raises `EngineRefused`, which names a wrong tensor, before anything is written.
+        """Write all tensors. Unless they are `checked` already, raises `EngineRefused`, which names
+        a wrong tensor, before anything is written.
         """
         by_name = self._by_expected_name(tensors)
         if not checked:
@@ -237,7 +293,7 @@ class ServedWeights:
         """
         by_name = self._by_expected_name(update.tensors)
         self._check_names(update.tensors)
-        if update.patches is None or self._is_mostly_whole(update):
+        if update.patches is None:
             check_tensors(self.shapes, by_name)
             return PreparedWrites(None, None)
         patches, whole_names = self._changes_by_name(update)
@@ -249,24 +305,35 @@ class ServedWeights:
             for name in (*patches, *whole_names)
             if name not in self.views
         }
-        writes: list[TensorWrite] = []
+        writes: list[WholeWrite | ElementsWrite] = []
         for name, views in self.views.items():
-            patch = patches.get(name)
+            patch, tensor = patches.get(name), by_name[name]
             for view in views:
-                norm_change = norms.get(view.norm or "")
-                if name in whole_names or (norm_change and _is_wide(norm_change, by_name[name])):
-                    target, values = view.rowwise(view.served(by_name[name], view.factor(by_name)))
-                    writes.append(TensorWrite(target, values))
+                norm_change, factor = norms.get(view.norm or ""), view.factor(by_name)
+                if name in whole_names or (norm_change and _is_wide(norm_change, tensor)):
+                    writes.append(WholeWrite(view, tensor, factor))
                     continue
                 if patch is not None and len(patch.values):
-                    writes.append(_elements(view, np.asarray(patch.indices), patch.values, by_name))
+                    indices = np.asarray(patch.indices)
+                    writes.append(ElementsWrite(view, indices, patch.values, factor))
                 if norm_change is not None:
-                    writes.append(_columns(view, norm_change, by_name[name], by_name))
-        return PreparedWrites(update.base, tuple(writes))
+                    writes.append(_columns(view, norm_change, tensor, factor))
+        # In a file, because the changes of a large version may be larger than its weights.
+        room = ScratchTensors(sum(w.bytes for w in writes if isinstance(w, ElementsWrite)))
+        whole_bytes = sum(w.view.view.nbytes for w in writes if isinstance(w, WholeWrite))
+        collected: list[WholeWrite | CopyWrite | CollectedWrite] = []
+        for write in writes:
+            if isinstance(write, ElementsWrite):
+                collected.append(write.collect(room))
+            else:
+                # A shorter pause, where a second copy takes little memory.
+                is_small = whole_bytes <= MEMORY_FILE_BYTES
+                collected.append(write.collect() if is_small else write)
+        return PreparedWrites(update.base, tuple(collected))
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
-        """Returns the update with `prepared` set, for `load`. Served memory is not written, so the
-        call may run beside decoding. Raises `EngineRefused` as `plan` does.
+        """Checks the update. Served memory is not written, so the call may run beside decoding.
+        Raises `EngineRefused` as `plan` does.
         """
         if update.base is None or update.base != self.held:
             # Patches of another base are useless: `load` loads all tensors.
@@ -289,8 +356,8 @@ class ServedWeights:
         self.held = update.version
 
     def compare(self, names: Iterable[str], tensors: Mapping[str, Tensor]) -> WeightComparison:
-        """Compare the served bits of the tensors `names` with those that loading `tensors` would
-        give; names that are not served are ignored.
+        """Compare the served bits with those that loading `tensors` would give; names that are not
+        served are ignored.
         """
         by_name = self._by_expected_name(tensors)
         expected_names = {other: name for name, others in self.tied.items() for other in others}
@@ -338,17 +405,16 @@ class ServedWeights:
         for name in self.shapes:
             stored_name = self.held_as(name, update.tensors)
             owner = owners.get(stored_name, stored_name)
-            if owner in restated:
+            patch = by_owner.get(owner)
+            if owner in restated or (patch is not None and _is_long(patch)):
                 whole_names.add(name)
-            elif owner in by_owner:
-                patches[name] = by_owner[owner]
+            elif patch is not None:
+                patches[name] = patch
         return patches, whole_names
 
-    def _is_mostly_whole(self, update: WeightUpdate) -> bool:
-        sizes = {name: tensor.numel() for name, tensor in untie(update.tensors)[0].items()}
-        restated = sum(sizes.get(name, 0) for name in update.whole)
-        # Loading all tensors is faster then.
-        return restated > FILL_SHARE_MAX * sum(sizes.values())
+
+def _is_long(patch: TensorPatch) -> bool:
+    return len(patch.values) * PATCH_SHARE > prod(patch.shape)
 
 
 def _is_wide(norm_change: _NormChange, tensor: Tensor) -> bool:
@@ -356,37 +422,22 @@ def _is_wide(norm_change: _NormChange, tensor: Tensor) -> bool:
     return columns is None or len(columns) * FILL_COLUMNS >= tensor.shape[-1]
 
 
-def _elements(
-    view: WeightView, indices: Indices, values: Tensor, by_name: Mapping[str, Tensor]
-) -> TensorWrite:
-    factor = view.factor(by_name)
-    if factor is not None:
-        columns = torch.from_numpy(indices % len(factor))  # pyright: ignore[reportUnknownMemberType]
-        factor = factor.index_select(0, columns.to(factor.device))
-    positions = torch.from_numpy(view.positions(indices)).to(view.view.device)  # pyright: ignore[reportUnknownMemberType]
-    return TensorWrite(view.flat, view.served(values, factor), positions)
-
-
 def _columns(
-    view: WeightView, norm_change: _NormChange, tensor: Tensor, by_name: Mapping[str, Tensor]
-) -> TensorWrite:
+    view: WeightView, norm_change: _NormChange, tensor: Tensor, factor: Tensor | None
+) -> ElementsWrite:
     assert norm_change.columns is not None, "all columns are filled, not patched"
     width = tensor.shape[-1]
     starts = np.arange(tensor.numel() // width, dtype=np.int64)[:, None] * width
     indices = (starts + norm_change.columns).reshape(-1)
     values = tensor.reshape(-1, width)[:, torch.from_numpy(norm_change.columns)].reshape(-1)  # pyright: ignore[reportUnknownMemberType]
-    return _elements(view, indices, values, by_name)
+    return ElementsWrite(view, indices, values, factor)
 
 
 def _is_same(view: WeightView, tensor: Tensor, factor: Tensor | None) -> bool:
-    expected = tensor.view(view.view.shape)
-    rows = max(1, COMPARE_ELEMENTS * len(expected) // max(1, expected.numel()))
-    for begin in range(0, len(expected), rows):
-        part = slice(begin, begin + rows)
-        served = view.served(expected[part], factor)
-        if not torch.equal(bits_of_elements(view.view[part]), bits_of_elements(served)):
-            return False
-    return True
+    return all(
+        torch.equal(bits_of_elements(served), bits_of_elements(view.served(rows, factor)))
+        for served, rows in view.parts(tensor)
+    )
 
 
 def bits_of_elements(tensor: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
-"""Serves LoRA adapters of several versions in one vLLM engine. Under `keep_version` each version is
-an adapter, which requests name; under the in-flight modes all follow one, whose factors are
-replaced between two decode steps. No request takes keys and values of another version from vLLM's
-prefix cache (docs/explanation/lora.md).
+"""Under `keep_version` each version is an adapter, which requests name; under the in-flight modes
+all follow one, whose factors are replaced between two decode steps. No request takes keys and
+values of another version from vLLM's prefix cache (docs/explanation/lora.md).
 """
 
 import json
@@ -39,22 +38,20 @@ FOLLOWED = ("newest", 1)
 because the terms of trainers start at 1.
 """
 TOGETHER = 8
-"""Most adapters in one decode step: vLLM allocates memory for the factors of that many, and lets
-requests of further versions wait.
-"""
+"""Most adapters in one decode step; requests of further versions wait."""
 
 
 def adapter_name(version: Version) -> tuple[str, int]:
-    """Returns the name and the id of this version's adapter (a LoRA request) in vLLM: the version
-    as text, and an integer with the term in its upper bits and the number in the lower 32.
+    """Returns the LoRA request's name, the version as text, and its id, with the term in the upper
+    bits and the number in the lower 32.
     """
     assert version.term >= 1, "term 0 is the base"
     return str(version), version.term << 32 | version.number
 
 
 def adapter_sizes(needed: ExpectedTensors, vocabulary: int, rank: int, slots: int) -> AdapterSizes:
-    """Returns the room that vLLM needs for adapters of this rank, on all matrices but the
-    embeddings and the head.
+    """Returns the room for adapters of this rank, on all matrices but the embeddings and the
+    head.
     """
     matrices = {
         name.split(".")[-2]
@@ -68,8 +65,8 @@ def adapter_sizes(needed: ExpectedTensors, vocabulary: int, rank: int, slots: in
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedAdapter:
-    """Holds a checked adapter as PEFT's two files: the `tensors` (safetensors) and their `config`
-    (JSON). vLLM multiplies the factor B by `scaling`.
+    """PEFT's two files: `tensors` (safetensors) and `config` (JSON). vLLM multiplies the factor B
+    by `scaling`.
     """
 
     tensors: bytes
@@ -79,11 +76,8 @@ class PreparedAdapter:
 
 @dataclass(slots=True)
 class VllmAdapters:
-    """Serves the adapters of one engine; implements `EngineWeights`."""
-
     core: LocalCore
     needed: ExpectedTensors
-    """The tensors of the base, which give the shapes of the factors."""
     # The largest rank of an adapter.
     rank: int
     loaded: dict[Version, ServedAdapter] = field(default_factory=dict[Version, ServedAdapter])
@@ -112,9 +106,7 @@ class VllmAdapters:
         return replace(update, prepared=PreparedAdapter(data, json.dumps(config), alpha / rank))
 
     def load(self, update: WeightUpdate) -> None:
-        """Serve this version to the requests that name none. The engine must not make a step during
-        the call.
-        """
+        """Serve this version to requests that name none. No step may run meanwhile."""
         before = self.loaded.get(update.version)
         if before is not None:
             # Served already: loaded again under the same name.
@@ -133,13 +125,12 @@ class VllmAdapters:
         self._load(update, *name)
 
     def of(self, version: Version | None) -> ServedAdapter | None:
-        """Returns the adapter of a request for `version`; None while the base alone is served."""
         served_version = version or self.followed
         return None if served_version is None else self.loaded[served_version]
 
     def keep(self, versions: Collection[Version | None]) -> None:
-        """Unload the adapters that are not used; kept are `versions`, the followed one, the newest
-        and the one that was loaded last.
+        """Unload all adapters but `versions`, the followed one, the newest and the last loaded
+        one.
         """
         used = {*versions, self.followed, self._latest, max(self.loaded, default=None)}
         for version in self.loaded.keys() - used:
@@ -148,8 +139,8 @@ class VllmAdapters:
     def compare(
         self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]
     ) -> WeightComparison:
-        """Compare as `Engine.read_back` does, for the version that was loaded last; a factor
-        differs if it differs at any worker.
+        """Compares as `Engine.read_back` the last loaded version; a factor differs if it differs at
+        any worker.
         """
         assert self._latest is not None, "no adapter was loaded"
         factors = [(name, tensors[name]) for name in sorted(set(names) & tensors.keys())]
@@ -210,9 +201,8 @@ def open_core_and_weights(
     settings: VllmSettings,
     drafts: int = 0,
 ) -> tuple[EngineCore, EngineWeights, VllmAdapters | None]:
-    """Open the core of an engine (vLLM, on this machine or at a URL), with its weights and, if the
-    run trains adapters, its adapters. The core has dummy weights until the first load. Raises
-    `ConfigurationError` or `EngineRefused`, which names the missing part.
+    """Opens the core (vLLM, on this machine or at a URL), which has dummy weights until the first
+    load. Raises `ConfigurationError` or `EngineRefused`, which names the missing part.
     """
     rank = options.adapter_rank
     if settings.url is not None:

@@ -1,9 +1,6 @@
-"""Generates through vLLM, in this process, in one of its own, or on a server by URL; the engine
-starts no thread.
-
-vLLM stamps each token with the version that generated it. At the end of a stay (the life of one
-request to vLLM) these stamps must equal the versions under which the tokens were emitted (invariant
-3).
+"""Generates through vLLM, which stamps each token with its version. At the end of a stay (the life
+of one request to vLLM) these stamps must equal the versions under which the tokens were emitted
+(invariant 3).
 """
 
 import time
@@ -51,8 +48,8 @@ from rollstream.streams.values import Drafts, Floats, Tokens, Version
 
 
 class VllmSequence(QueuedSequence):
-    """Holds a sequence and its present stay, the life of one request to vLLM. A trajectory that is
-    resumed or continued has several. `key` is the stay's request id, "" before the first.
+    """The present stay, the life of one request to vLLM; `key` is its request id, "" before the
+    first.
     """
 
     def __init__(self, request: GenerationRequest, context_max: int) -> None:
@@ -80,7 +77,7 @@ class VllmSequence(QueuedSequence):
         return xxhash.xxh3_64_intdigest(so_far, seed=key) >> 1  # fits int64
 
     def gain(self, tokens: list[int], logprobs: list[float], ended: bool = False) -> None:
-        """Add the new tokens of one decode step; `ended` marks the last step of the stay."""
+        """Add the tokens of one decode step; `ended` marks the last step of the stay."""
         if self.stay_drafts is not None and tokens:
             self.stay_drafts.gained(len(tokens), ended)
         self.tokens += tokens
@@ -94,7 +91,6 @@ class VllmSequence(QueuedSequence):
         self.key, self.stay_tokens, self.emitted_versions = key, 0, []
 
     def stamps(self, version: Version) -> tuple[tuple[str, int], ...]:
-        """Add the pending tokens to `emitted_versions` under `version`, and return it."""
         stamp = str(version)
         if self.pending and (not self.emitted_versions or self.emitted_versions[-1][0] != stamp):
             self.emitted_versions.append((stamp, self.stay_tokens - len(self.pending)))
@@ -106,8 +102,8 @@ class VllmSequence(QueuedSequence):
         return appended
 
     def take(self, version: Version) -> tuple[Tokens, Floats, Drafts | None]:
-        """Returns the tokens that were not emitted yet, with their log-probabilities and draft
-        statistics, and counts them as emitted under `version`.
+        """Returns the tokens that were not emitted yet, which count as emitted under `version` from
+        now on.
         """
         self.stamps(version)
         drafts = self.stay_drafts.take() if self.stay_drafts is not None and self.pending else None
@@ -117,9 +113,7 @@ class VllmSequence(QueuedSequence):
 
 
 class WorkerDrafts:
-    """Makes vLLM's workers draft tokens (`proposer.py`), for an engine with at most `slots`
-    sequences, and reads the draft statistics that they write.
-    """
+    """Drafts inside vLLM's workers (`proposer.py`), for at most `slots` sequences."""
 
     def __init__(self, core: LocalCore, source: DraftSource, gate: DraftGate, slots: int) -> None:
         with open_draft_counters(slots) as (self._counters, path):
@@ -129,7 +123,7 @@ class WorkerDrafts:
         return self._counters.stats()
 
     def open_stay(self, stay: int, others: Iterable[StayDrafts | None]) -> StayDrafts:
-        """Returns statistics for a new stay, in a place of the counters that no other stay uses."""
+        """Returns statistics in a place of the counters that no other stay uses."""
         taken = {other.place for other in others if other is not None}
         place = next(place for place in count() if place not in taken)
         return StayDrafts(self._counters, place, stay)
@@ -138,8 +132,8 @@ class WorkerDrafts:
 def open_drafts(
     core: EngineCore, source: DraftSource | None, gate: DraftGate, slots: int
 ) -> WorkerDrafts | None:
-    """Turn drafting on and return its statistics; None without a source. Raises `EngineRefused` if
-    vLLM cannot draft from the source.
+    """Turns drafting on; None without a source. Raises `EngineRefused` if vLLM cannot draft from
+    it.
     """
     if source is None:
         return None
@@ -169,10 +163,9 @@ def worker_source(core: LocalCore, source: DraftSource) -> DraftSource | str:
 
 
 class VllmEngine(QueuedEngine[VllmSequence]):
-    """Generates by vLLM's continuous batching. `tensors` are the weights of `version` under their
-    checkpoint names, of any floating dtype. With `settings.process` vLLM computes in a process of
-    its own, also between calls, and drafts come from the node's history only; without, only inside
-    `poll`.
+    """`tensors` are of any floating dtype, under their checkpoint names. With `settings.process`
+    vLLM computes in a process of its own, also between calls, and drafts come from the node's
+    history only; without, only inside `poll`.
     """
 
     def __init__(

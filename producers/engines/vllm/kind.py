@@ -27,7 +27,6 @@ _TIMED = {"dtype", "tensor_parallel", "head_float32", "args"}
 class VllmKind(EngineKind):
     name = "vllm"
     temperatures = TEMPERATURES
-    large_weights = "mapped"
     sizes_cache = True
     tables = ("rollouts.vllm.",)
 

@@ -43,9 +43,9 @@ from rollstream.keep.replay.training import (
     open_replay_loop,
 )
 from rollstream.keep.source import RunSource, check_outside_run, open_run_source
+from rollstream.look.explorer.serving.report_file import write_report
 from rollstream.look.query.fields import FieldCondition
 from rollstream.look.report.summary import open_history, summarise
-from rollstream.look.report.write import write_report
 from rollstream.run.config.config import load
 from rollstream.run.config.run_folder import (
     RunFolder,
@@ -86,9 +86,7 @@ GATHERED_TEXTS = {
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Gather, train, write the report, and print the result. Refuses a DIR inside the folder of a
-    source run, and one that holds another replay.
-    """
+    """Refuses a DIR inside the folder of a source run, and one that holds another replay."""
     folder = RunFolder(Path(arguments.out).absolute())
     for word in arguments.runs:
         path = Path(word).absolute()

@@ -30,10 +30,10 @@ from rollstream.keep.replay.training import (
     open_replay_loop,
 )
 from rollstream.keep.source import check_outside_run, open_run_source
+from rollstream.look.explorer.serving.report_file import write_overlay, write_report
 from rollstream.look.query.looking import require_code
-from rollstream.look.report.comparison import OverlaidRun, write_overlay
+from rollstream.look.report.comparison import OverlaidRun
 from rollstream.look.report.summary import open_history, read_history, summarise
-from rollstream.look.report.write import write_report
 from rollstream.run.config.config import (
     SettingChange,
     essential_settings,

@@ -6,7 +6,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
@@ -75,8 +75,6 @@ class ExploredRun:
         self.trouble = ""
         self.snapshot: RunSnapshot | None = None
         self.state: RunState | None = None
-        self.step_metrics: Mapping[int, Mapping[str, Any]] = {}
-        """The metrics of the steps that the last answer had, by their offset in the ledger."""
         self._notify, self._clock = notify, clock
         self._stop = threading.Event()
         self._watched_s = clock()

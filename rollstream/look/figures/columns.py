@@ -1,9 +1,8 @@
-"""Promises the columns of the views of `rollstream query` (`COLUMNS`): type, meaning, and the
-release since which a column keeps name, type and meaning. `docs/reference/views.md` is generated
-from it.
+"""Promises the columns of the views of `rollstream query`: type, meaning, and the release since
+which they are stable. `docs/reference/views.md` is generated from it.
 
-A column that is added gets a line here with the release that it comes with; one of an earlier
-release stays. `tests/figures/test_promised_columns.py` holds both.
+An added column gets a line with its release; one of an earlier release stays
+(`tests/figures/test_promised_columns.py`).
 """
 
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ FIRST = "0.1.0"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its `type` in DuckDB, its meaning, and the release since which it is stable."""
+    """A column with its `type` in DuckDB, and the release since which it is stable."""
 
     type: str
     meaning: str
@@ -24,7 +23,7 @@ class Column:
 
 
 def _figures(subject: str, *names: str) -> dict[str, Column]:
-    """Returns the columns that are figures of their subject, each with the figure's definition."""
+    """Each with the figure's definition."""
     return {name: Column("DOUBLE", FIGURES[f"{subject}.{name}"].definition) for name in names}
 
 
@@ -517,4 +516,3 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
     "completions": _of_topic(TOPICS["trajectories"]),
     **DERIVED,
 }
-"""The columns of each view, in their order."""

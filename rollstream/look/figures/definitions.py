@@ -1,7 +1,5 @@
-"""Defines every figure that two places may show (`FIGURES`): a name is one figure, whichever page
-shows it, and no figure has two names. Report and explorer print label and definition from here,
-`docs/reference/figures.md` and the explorer's `figures.js` are generated from it, and `python -m
-benchmarks two_pages` compares what the places show.
+"""Defines every figure that two places may show: no figure has two names.
+`docs/reference/figures.md` and the explorer's `figures.js` are generated from it.
 
 A name is `SUBJECT.NAME`, of the run or of one step, group, rollout, role, task, evaluation or fate.
 Figures of a step have the names of its `StepDone`.
@@ -13,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure: the `label` that pages print, and its `definition`, which names its unit."""
+    """`definition` names the unit."""
 
     label: str
     definition: str
@@ -185,11 +183,10 @@ FIGURES: Mapping[str, Figure] = {
     **RUN, **STEP, **GROUP, **ROLLOUT, **ROLE, **FATE, **TASK,
     **TRAJECTORY, **EVALUATION,
 }  # fmt: skip
-"""Every figure by its name."""
 
 
 def figure_of(name: str) -> Figure:
-    """Returns the figure of a name, which may have a part behind `/`: a task, or the k of pass@k.
-    Raises `KeyError` for an unknown one.
+    """The name may have a part behind `/`: a task, or the k of pass@k. Raises `KeyError` for an
+    unknown one.
     """
     return FIGURES[name.partition("/")[0]]

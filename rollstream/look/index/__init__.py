@@ -1,8 +1,5 @@
-"""One index of a run, over its log and archive, for everybody who looks back: report, explorer,
-`rollstream tune`.
-
-`run_index` holds a run's light columns in a DuckDB file, in `tables` that follow the rules of
-`storage/archive/run_rules.py`; `index_reader` fills it, and `figures` computes from it the figures
-that several places show. `parentage` is the run that this one began from,
-`audit_policy` has the settings that an audit of the run needs.
+"""One index of a run, over its log and archive, for everybody who looks back. `run_index` holds
+light columns in a DuckDB file, in `tables`; `index_reader` fills it, `figures` computes figures
+from it. `parentage` is the run that this one began from, `audit_policy` has the settings that an
+audit needs.
 """

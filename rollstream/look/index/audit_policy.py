@@ -1,6 +1,4 @@
-"""The settings of a run that its audit needs (`audit_policy`), from the run's recorded
-configurations and its model.
-"""
+"""The settings of a run that its audit needs, from its recorded configurations and its model."""
 
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -26,9 +24,7 @@ if TYPE_CHECKING:
 
 
 def audit_policy(location: RunLocation, store: "ObjectStore | None" = None) -> AuditPolicy:
-    """Returns the settings of `config.json` that the audit needs; `known` is False if that file
-    lacks them.
-    """
+    """`known` is False if `config.json` lacks them."""
     on_update = location.table("rollouts").get("on_update")
     if on_update is None or "max_lag" not in location.table("dispatch"):
         return AuditPolicy(known=False)
@@ -65,9 +61,7 @@ def _max_lags(store: "ObjectStore") -> dict[str, int | None]:
 def _rule(
     trainer: Mapping[str, Any], location: RunLocation, keep_version: bool
 ) -> TrainingRule | None:
-    """Returns the trainer's rule for which samples are trained; None if a setting is missing that
-    the run's release had (`LATER_SETTINGS`).
-    """
+    """Returns None if a setting is missing that the run's release had (`LATER_SETTINGS`)."""
     settings = SimpleNamespace(**{**LATER_SETTINGS, **trainer})
     unknown = TrainingBounds()
     context_max = location.table("rollouts").get("context_max", unknown.context_max)

@@ -1,5 +1,5 @@
-"""The figures of a run that several places show, computed from its index (`RunIndex`). Each has the
-definition of its name in `rollstream/look/figures/definitions.py`.
+"""The figures of a run that several places show, as defined in
+`rollstream/look/figures/definitions.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,12 +38,17 @@ SELECT rollout, max(rollout_term) AS term, count(*) AS trajectories, sum(tokens)
     count(*) FILTER (finish = 'length') AS cut, count(*) FILTER (finish = 'dead') AS dead
 FROM t GROUP BY ALL ORDER BY ALL
 """
+TASKS = """
+SELECT task, count(*) AS trajectories, avg(reward) AS reward_mean,
+    avg(tokens) FILTER (finish != 'dead') AS tokens_mean
+FROM t GROUP BY ALL ORDER BY task LIMIT 100
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class RunTotals:
-    """What a whole run did; None where it is unknown. `first_s` and `last_s` are its first and last
-    moment of work, in seconds since the epoch.
+    """None where it is unknown. `first_s` and `last_s` are the first and last moment of work, in
+    seconds since the epoch.
     """
 
     step: int = 0
@@ -57,13 +62,13 @@ class RunTotals:
 
 
 def run_span(index: "RunIndex") -> tuple[float, float] | None:
-    """Returns the first and the last moment of the run's work; None if it did none."""
+    """The first and last moment of work; None without any."""
     row = index.row(SPAN)
     return None if row is None or None in row.values() else (row["first"], row["last"])
 
 
 def run_totals(index: "RunIndex", sessions: "RunSessions") -> RunTotals:
-    """`sessions` are those that the run's supervisors recorded."""
+    """`sessions` are recorded by the run's supervisors."""
     span, trained = run_span(index), index.row(TRAINED)
     assert trained is not None
     seconds = sessions.run_s(*span, worked_s=step_times(index)) if span else 0.0
@@ -85,8 +90,8 @@ def step_times(index: "RunIndex") -> Sequence[float]:
 
 
 def outcomes(index: "RunIndex") -> dict[str, int]:
-    """Returns the numbers of admitted groups, of groups by their end, and of open groups; the
-    latter add up to the admitted ones (invariant 1). Groups whose admission is lost are in none.
+    """Returns admitted groups, groups by their end, and open groups; the latter add up to the
+    admitted ones (invariant 1). Groups whose admission is lost are in none.
     """
     counts: dict[str, int] = dict.fromkeys(("admitted", *ENDINGS, "open"), 0)
     rows = index.rows(
@@ -110,5 +115,10 @@ def reasons(index: "RunIndex", limit: int) -> list[dict[str, Any]]:
 
 
 def rollout_totals(index: "RunIndex") -> Mapping[str, dict[str, Any]]:
-    """Returns the trajectories and tokens of each rollout over all its terms."""
+    """Returns trajectories and tokens of each rollout over all its terms."""
     return {row["rollout"]: row for row in index.rows(ROLLOUTS)}
+
+
+def task_totals(index: "RunIndex") -> list[dict[str, Any]]:
+    """Returns the trajectories, mean reward and mean tokens of each task."""
+    return index.rows(TASKS)

@@ -1,5 +1,5 @@
-"""Fills a `RunIndex` from the run's reader (`IndexReader`), archive and log as one, and continues
-at each call of `refresh`. Only light columns of archived files are read, tokens only if asked for.
+"""Fills a `RunIndex` from archive and log as one, and continues at each call of `refresh`. Only
+light columns of archived files are read, tokens only if asked for.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -31,10 +31,10 @@ ROWS_MIN, BYTES_MIN = 32_768, 8 << 20
 
 
 class IndexReader:
-    """For one thread; `view` is that thread's own reader. Damaged archived files are left out, and
-    their rows are in `holes`. `report` receives the progress after each batch; `stopped` is asked
-    before each, so that a long read can be ended. `with_tokens` reads prompts too, for their
-    lengths and repetitions.
+    """Fills an index for one thread; `view` is that thread's own reader. Damaged archived files are
+    left out, and their rows are in `holes`. `report` receives the progress after each batch;
+    `stopped` is asked before each. `with_tokens` reads prompts too, for their lengths and
+    repetitions.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class IndexReader:
         self.holes: list[Hole] = []
 
     def refresh(self) -> bool:
-        """Read new records; returns whether the index changed. Without a log, what was archived
-        since the last listing is new.
+        """Returns whether the index changed. Without a log, what was archived since the last
+        listing is new.
         """
         before = self._index.changes
         if self._view.bus is None:

@@ -1,5 +1,5 @@
-"""The relation of a fork to its parent: its place, its prompts that are left for the fork, and the
-loss of a run whose log is lost (`RecoveryPoint`).
+"""The relation of a fork to its parent: its place, the prompts left for it, and the loss of a run
+whose log is lost.
 """
 
 import json
@@ -33,8 +33,8 @@ RUN_KEYS = (RunKeys(re.compile(re.escape(PARENTAGE_KEY)), "cut", "any"),)
 
 @dataclass(frozen=True, slots=True)
 class PromptsLeft:
-    """The groups that a fork generates, by their numbers in the task's order: those in `again`,
-    then all from `on` up. The default is all groups.
+    """Groups that a fork generates, by their numbers in the task's order: those in `again`, then
+    all from `on` up; by default all.
     """
 
     again: tuple[int, ...] = ()
@@ -50,26 +50,27 @@ class PromptsLeft:
 
 @dataclass(frozen=True, slots=True)
 class Parentage:
-    """The run and checkpoint at which a fork began, and its changed settings."""
+    """The parentage of a fork: the run and checkpoint at which it began, and its
+    changed settings.
+    """
 
     run: str
-    """Name of the parent."""
     folder: str
-    """Folder of the parent, or URL of its store if only that was left."""
+    """Of the parent, or URL of its store if only that was left."""
     checkpoint: str
     step: int
     state_hash: str
-    """Hash of fp32 weights and optimiser in the parent's ledger for that step."""
+    """Of fp32 weights and optimiser in the parent's ledger for that step."""
     prompts: PromptsLeft
     changes: dict[str, tuple[Any, Any]] = field(default_factory=dict[str, tuple[Any, Any]])
-    """Dotted name of a setting → its value in the parent and in the fork."""
+    """Setting → its value in the parent and in the fork."""
 
     def __str__(self) -> str:
         return f"{self.run} at step {self.step}"
 
 
 def read_parentage(store: ObjectStore) -> Parentage | None:
-    """Returns the run's parentage; None if it is no fork."""
+    """Returns None if the run is no fork."""
     try:
         return decode_json(store.get(PARENTAGE_KEY), Parentage, PARENTAGE_KEY)
     except ObjectMissing:
@@ -77,7 +78,7 @@ def read_parentage(store: ObjectStore) -> Parentage | None:
 
 
 def write_parentage(store: ObjectStore, parentage: Parentage) -> None:
-    """Store the parentage. Idempotent; raises `StoreError` if a different one is stored."""
+    """Idempotent; raises `StoreError` if a different one is stored."""
     create_idempotent(store, PARENTAGE_KEY, encode_json(parentage))
 
 
@@ -88,7 +89,7 @@ def prompts_left(
     ended: Collection[int],
     later: Collection[int],
 ) -> PromptsLeft:
-    """Returns the parent's groups that had not ended at the checkpoint's step. A pure function.
+    """The parent's groups that had not ended at the checkpoint's step. Pure.
 
     `had` are the groups that the parent itself began with. Of the groups below `following`, whose
     admissions the checkpoint's trainer had read, `opened` were open and the others had ended.
@@ -105,17 +106,14 @@ def prompts_left(
 
 @dataclass(frozen=True, slots=True)
 class ForkParent:
-    """The forked run: its folder, or only its store if log and folder are lost."""
+    """A forked run, or only its store if log and folder are lost."""
 
     where: str
-    """Folder or URL of the store, for messages."""
     run: str
     settings: Path
-    """File with the run's configuration."""
     folder: RunFolder | None
     """None if only the store is left."""
     store: str
-    """URL."""
     bus: str | None
     """URL; None if only the store is left."""
 
@@ -127,8 +125,8 @@ def parent_of_folder(folder: RunFolder) -> ForkParent:
 
 
 def parent_of_store(url: str, settings: Path) -> ForkParent:
-    """Returns the run in the store at `url` as a parent. Raises `ConfigurationError` if the store
-    holds no run that was trained. The settings in the store are written to the file `settings`.
+    """Raises `ConfigurationError` if the store at `url` holds no run that was trained. Its settings
+    are written to the file `settings`.
     """
     values = recorded_configuration(url)
     # A fork with these settings keeps log and store in its own folder.
@@ -138,8 +136,8 @@ def parent_of_store(url: str, settings: Path) -> ForkParent:
 
 
 def recorded_configuration(url: str) -> dict[str, Any]:
-    """Returns the settings in the store at `url`, as nested tables. Raises `ConfigurationError` if
-    it holds no run that was trained.
+    """Returns the recorded configuration from the store at `url`, as nested tables. Raises
+    `ConfigurationError` if it holds no run that was trained.
     """
     folder = folder_of_url(url)
     store = open_store_for_reading(url, None if folder is None else ContainedFolder(folder))
@@ -156,21 +154,21 @@ def recorded_configuration(url: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPoint:
-    """The step at which a fork continues a run whose log is lost, and the loss: later steps, and
-    records after the archive's last file (of at most `archive.roll_s` seconds).
+    """Where a fork continues a run whose log is lost, and the loss: later steps, and records after
+    the archive's last file (of at most `archive.roll_s` seconds).
     """
 
     step: int
-    """Of the checkpoint at which the fork begins."""
+    """Of the fork's first checkpoint."""
     reached: int
-    """The newest finished step by believed version or archive."""
+    """Newest finished step, by believed version or archive."""
     archived_step: int
-    """The last step whose `StepDone` is in the archive."""
+    """The last whose `StepDone` is in the archive."""
     archived_records: int
-    """Archived trajectories, admissions and records of the ledger."""
+    """Trajectories, admissions and records of the ledger."""
     admitted_since: int
-    """Admitted groups that are generated again; dispatch may have admitted more after it last
-    stored its state.
+    """Groups that are generated again; dispatch may have admitted more after it last stored its
+    state.
     """
 
 

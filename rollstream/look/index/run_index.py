@@ -1,6 +1,5 @@
-"""Holds the light columns of a run in a temporary DuckDB file (`RunIndex`), by the rules of
-`storage/archive/run_rules.py`, for everybody who looks back at a run; `index_reader.py` fills it.
-DuckDB's memory is bounded by `MEMORY` for a run of any size.
+"""The light columns of a run in a temporary DuckDB file, by the rules of
+`storage/archive/run_rules.py`. DuckDB's memory is bounded by `MEMORY` for a run of any size.
 """
 
 import threading
@@ -24,9 +23,7 @@ SPILL = "8GB"
 
 @dataclass(frozen=True, slots=True)
 class IndexProgress:
-    """How many of a run's `total` completions were read, and whether the index has once been
-    complete.
-    """
+    """The progress in the run's `total` completions; whether the index has once been complete."""
 
     trajectories: int = 0
     total: int = 0
@@ -41,8 +38,7 @@ class RunIndex:
     """One thread writes (`insert`, `execute`), any thread reads; a reader sees whole batches only.
     Rows of `t` are first completions in the partition of their group (invariant 2), without void
     and unreadable ones; `p` and `o` are a record's partition and offset. `max_lag` and
-    `process_rewards` are the run's settings `dispatch.max_lag` and `trainer.process_rewards`.
-    A context manager.
+    `process_rewards` are the run's settings.
     """
 
     def __init__(self, max_lag: int | None = None, process_rewards: bool = False) -> None:
@@ -67,7 +63,6 @@ class RunIndex:
         self._memo: dict[str, tuple[int, Any]] = {}
         self.progress = IndexProgress()
         self.changes = 0
-        """Grows with every batch that changed the index."""
         self._connection.execute("SET GLOBAL TimeZone = 'UTC'")
         self._connection.execute(
             "CREATE TABLE settings AS SELECT ?::BIGINT AS max_lag, ? AS process_rewards",
@@ -79,7 +74,7 @@ class RunIndex:
             self._connection.execute(f"CREATE VIEW {name} AS {query}")
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        """Returns the rows of a query by column name; NaN is None."""
+        """Returns the rows by column name; NaN is None."""
         cursor = self.cursor().execute(sql, list(parameters))
         names = [column[0] for column in cursor.description or ()]
         return [dict(zip(names, map(json_value, row), strict=True)) for row in cursor.fetchall()]
@@ -98,7 +93,7 @@ class RunIndex:
         return rows[0][0] if rows else None
 
     def unchanged(self, name: str, compute: Callable[[], Kept]) -> Kept:
-        """Returns `compute()`, or its last result under this name if the index has not changed."""
+        """`compute()`, or its last result under this name if the index has not changed."""
         changes = self.changes
         memo = self._memo.get(name)
         if memo is None or memo[0] != changes:
@@ -108,8 +103,8 @@ class RunIndex:
     def insert(
         self, sql: str, table: pa.Table, parameters: Mapping[str, Any] | None = None
     ) -> None:
-        """Run a statement that reads the Arrow table under the name `batch`, with those of the
-        `parameters` that it names.
+        """Reads the Arrow table as `batch`, with those of the `parameters` that the statement
+        names.
         """
         cursor = self.cursor()
         cursor.register("batch", table)
@@ -121,7 +116,6 @@ class RunIndex:
         self.changes += 1
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> None:
-        """Run a statement that changes the index."""
         self.cursor().execute(sql, list(parameters)).fetchall()
         self.changes += 1
 

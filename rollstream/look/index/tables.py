@@ -1,5 +1,5 @@
-"""The tables of a `RunIndex`: each is a query over a `batch` of a topic's rows (`TABLES`), by the
-rules of `storage/archive/run_rules.py`. The views over them have a rule that needs all rows.
+"""The tables of a `RunIndex`: each is a query over a `batch` of a topic's rows, by the rules of
+`storage/archive/run_rules.py`. The views over them have a rule that needs all rows.
 """
 
 import re
@@ -160,8 +160,8 @@ AND t.reward IS DISTINCT FROM n.value
 
 
 def light_batch(topic: str, table: pa.Table | None, unread: tuple[str, ...] = TOKENS) -> pa.Table:
-    """Returns the rows with the columns of the index, none of them without a table. Columns that
-    are `unread`, or that files of an older release lack, are null.
+    """Returns rows with the columns of the index, none without a table. Columns that are `unread`,
+    or that files of an older release lack, are null.
     """
     fields: list[Any] = [
         field.with_nullable(True)

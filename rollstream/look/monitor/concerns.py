@@ -204,7 +204,6 @@ CONCERNS = (
 
 
 def warnings_of(at: RunSnapshot) -> tuple[RunWarning, ...]:
-    """Returns the warnings about a snapshot, most urgent first."""
     return tuple(warning for concern in CONCERNS for warning in concern.check(at))
 
 
@@ -213,7 +212,9 @@ def concern_of(warning: RunWarning) -> str:
 
 
 def observed_values(at: RunSnapshot) -> MetricValues:
-    """Returns the metrics of the whole run at a snapshot that has its warnings (`concerns`)."""
+    """Returns the observed values of the whole run, at a snapshot that has its warnings
+    (`concerns`).
+    """
     lasting = {concern_of(warning) for warning in at.concerns}
     values: dict[str, MetricValue] = {
         # A concern that has ended is 0, so that its alert ends.

@@ -1,9 +1,9 @@
-"""Classifies why a trajectory died, from the reason in its record, so that counts have few names.
-Stage and kind are fixed words of the rollout; the rest is text of the task's code.
+"""Classifies why a trajectory died, so that counts have few names. Stage and kind are fixed words
+of the rollout; the rest of a reason is text of the task's code.
 """
 
 STAGES = ("environment", "agent", "reward", "engine")
-"""What failed: a reason begins with one of these and a colon."""
+"""A reason begins with one of these and a colon."""
 _KINDS = (
     ("took longer than", "timeout"),
     ("no request within", "timeout"),
@@ -16,15 +16,15 @@ _KINDS = (
     ("exit code", "crash"),
     ("ended by", "crash"),
 )
-"""Beginnings of the rest of a reason, and the kind of failure that they name."""
+"""By the beginning of the rest of a reason."""
 KINDS = ("timeout", "out of turns", "out of tokens", "crash", "error")
 REFUSED = "refused"
 OTHER = "other"
 
 
 def failure_cause(reason: str) -> str:
-    """Returns the cause of a failure: `environment timeout`, `reward error` and the like, `refused`
-    for a trajectory that could not be trained (`admissible.py`), or `other`.
+    """`environment timeout`, `reward error` and the like, `refused` for a trajectory that could not
+    be trained (`admissible.py`), or `other`.
     """
     if reason.startswith(REFUSED):
         return REFUSED

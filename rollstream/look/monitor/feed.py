@@ -1,5 +1,5 @@
-"""Applies a run's log and metrics files to its `RunState`. It writes nothing to the run: bytes that
-are no record are counted, not dead-lettered a second time.
+"""Applies a run's log and metrics files to its `RunState`, and writes nothing to the run: bytes
+that are no record are counted, not dead-lettered again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,14 +29,16 @@ from rollstream.streams.topics import ARCHIVED_TOPICS
 
 
 def tail_positions(bus: Bus, topic: str, records_max: int) -> dict[int, int]:
-    """Returns the positions of the last `records_max` records, in equal shares by partition."""
+    """Returns the tail positions of the last `records_max` records, in equal shares by
+    partition.
+    """
     begin, end = bus.begin(topic), bus.end(topic)
     share = max(1, records_max // max(1, len(end)))
     return {p: max(begin[p], last - share) for p, last in end.items()}
 
 
 def positions_since(bus: Bus, topic: str, time_s: float) -> dict[int, int]:
-    """Returns, by partition, the position of the first record appended at or after `time_s`."""
+    """Returns the positions by partition, of the first record appended at or after `time_s`."""
     begin, end = bus.begin(topic), bus.end(topic)
     # Clocks of writers differ, so append times may be slightly out of order, and a position is as
     # inexact as the clocks.
@@ -44,8 +46,8 @@ def positions_since(bus: Bus, topic: str, time_s: float) -> dict[int, int]:
 
 
 def time_at(bus: Bus, topic: str, partition: int, offset: int) -> float | None:
-    """Returns the append time of the first record from `offset` on; None if there is none or the
-    record at `offset` was truncated.
+    """Returns the time of the first record from `offset` on; None if there is none or the record at
+    `offset` was truncated.
     """
     try:
         messages = bus.read(topic, {partition: offset}, records_max=1)
@@ -77,9 +79,9 @@ TAIL_BYTES = 1 << 18
 
 @dataclass(slots=True)
 class JsonLinesTail:
-    """Reads a growing file of JSON lines, which may not exist yet, from its last `TAIL_BYTES` on;
-    `at` is the offset of the next byte, -1 before the first call. An incomplete last line is read
-    once its newline arrives. A line that is no JSON object is counted in `broken`.
+    """Reads a growing file, which may not exist yet, from its last `TAIL_BYTES` on; `at` is the
+    offset of the next byte, -1 before the first call. An incomplete last line is read once its
+    newline arrives. A line that is no JSON object is counted in `broken`.
     """
 
     path: Path
@@ -154,9 +156,9 @@ SLOW_REFRESH_S = 10.0
 
 
 class RunFeed:
-    """Applies a run's new records and metrics lines to a state at each call of `follow`, about
-    `RECORDS_MAX` per topic, so the view stays responsive while it catches up. It begins `tail`
-    records before the ends; with `with_archive` also where the log was truncated behind them.
+    """Applies new records and metrics lines at each call of `follow`, about `RECORDS_MAX` per
+    topic, so the view stays responsive while it catches up. It begins `tail` records before the
+    ends; with `with_archive` also where the log was truncated behind them.
     """
 
     def __init__(
@@ -179,12 +181,11 @@ class RunFeed:
         self._slow_s = float("-inf")
         self._has_caught_up, self._read_s = False, float("-inf")
         self.store_trouble = ""
-        """Why the store could not be read at the last attempt; the log was read all the same."""
+        """At the last attempt; the log was read all the same."""
 
     def follow(self, state: RunState, now_s: float) -> bool:
-        """Read new records and lines once and apply them to `state`, always the same one. Returns
-        True while records remain that a topic held when the feed opened it; the caller should then
-        call again at once.
+        """Reads once and applies to `state`, always the same one. Returns True while records remain
+        that a topic held when the feed opened it; the caller should then call again at once.
         """
         is_live = self._has_caught_up and now_s - self._read_s < LIVE_S
         self._read_s, state.live_s = now_s, now_s if is_live else None
@@ -321,8 +322,8 @@ class RunFeed:
 
 
 def unarchived(bus: Bus, topic: str) -> ArchiveBacklog | None:
-    """Returns the topic's records that the archive has not committed. None if it has committed all,
-    or never any: the run has no archive.
+    """Returns records that the archive has not committed; None if it has committed all, or never
+    any: the run has no archive.
     """
     committed = bus.committed(ARCHIVE_GROUP, topic)
     if not committed:

@@ -20,7 +20,7 @@ def clock(seconds: float) -> str:
 
 
 def age(seconds: float) -> str:
-    """Formats the seconds since an event: `0.4 s`, `42 s`, `12:31`, `3:02:05`, `5 d 3 h`."""
+    """`0.4 s`, `42 s`, `12:31`, `3:02:05`, `5 d 3 h`."""
     if seconds < 9.95:
         return f"{max(0.0, seconds):.1f}{GAP}s"
     if seconds < 99.5:
@@ -32,17 +32,17 @@ def age(seconds: float) -> str:
 
 
 def count(value: float) -> str:
-    """Formats a number with groups of three digits: `12 345`."""
+    """Returns groups of three digits: `12 345`."""
     return f"{value:,.0f}".replace(",", GAP)
 
 
 def plural(number: int, word: str) -> str:
-    """Formats a number with the noun `word`: `1 move`, `2 moves`."""
+    """`1 move`, `2 moves`."""
     return f"{count(number)} {word}{'' if number == 1 else 's'}"
 
 
 def short_number(value: float) -> str:
-    """Formats a number in at most four columns: `940`, `9.4k`, `12k`, `4.1M`."""
+    """Returns at most four columns: `940`, `9.4k`, `12k`, `4.1M`."""
     for unit in ("", "k", "M", "G", "T"):
         if abs(value) < 999.5 or unit == "T":
             break
@@ -51,7 +51,7 @@ def short_number(value: float) -> str:
 
 
 def byte_size(count: str | int | float | None) -> str:
-    """Formats a size in powers of 1000 bytes; None becomes `–`."""
+    """Returns the byte size in powers of 1000 bytes; None becomes `–`."""
     if count is None:
         return "–"
     size, unit = float(count), 0
@@ -61,12 +61,12 @@ def byte_size(count: str | int | float | None) -> str:
 
 
 def share(value: float) -> str:
-    """Formats a fraction as a percentage: 0.61 is `61%`; a positive value below 0.005 is `<1%`."""
+    """0.61 is `61%`; a positive value below 0.005 is `<1%`."""
     return "<1%" if 0 < value < 0.005 else f"{value:.0%}"
 
 
 def sparkline(values: Sequence[float], columns: int = SPARK_COLUMNS) -> str:
-    """Returns the last `columns` values as one bar each; "" for fewer than two."""
+    """A bar for each of the last `columns` values; "" for fewer than two."""
     shown = values[-columns:]
     if len(shown) < 2:
         return ""
@@ -82,7 +82,7 @@ def meter(used: float, total: float, columns: int) -> str:
 
 
 def shortened(text: str, columns: int) -> str:
-    """Cuts a text above `columns` characters in the middle, because names differ at the ends."""
+    """Cuts a text above `columns` characters in the middle: names differ at the ends."""
     if len(text) <= columns:
         return text
     head = (columns - 1) // 2
@@ -90,14 +90,14 @@ def shortened(text: str, columns: int) -> str:
 
 
 def plain_text(text: str, columns: int = 200) -> str:
-    """Returns any text as one line of at most `columns` characters, without control characters."""
+    """One line of at most `columns` characters, without control characters."""
     # Text from outside could move the cursor by control characters.
     spaced = " ".join(text.split())
     return shortened("".join(c if c.isprintable() else "?" for c in spaced), columns)
 
 
 def wrap_parts(parts: Sequence[str], columns: int) -> list[str]:
-    """Joins parts by ` · ` into lines of at most `columns` characters, if no part is longer."""
+    """Joined by ` · ` into lines of at most `columns` characters, if no part is longer."""
     lines: list[str] = []
     for part in parts:
         if lines and len(lines[-1]) + 3 + len(part) <= columns:
@@ -108,7 +108,7 @@ def wrap_parts(parts: Sequence[str], columns: int) -> list[str]:
 
 
 def plain_table(*columns: str) -> Table:
-    """Returns an empty table without frame. A column whose name starts with > is right-aligned;
+    """Returns the plain table without frame. A column whose name starts with > is right-aligned;
     only the column `tensor` breaks long values into several lines.
     """
     table = Table(box=None, pad_edge=False)

@@ -15,7 +15,7 @@ from rollstream.streams.records import Admitted, Annotation, Trajectory
 
 @dataclass(slots=True)
 class Intervals:
-    """Disjoint intervals in ascending order; those with a gap of at most `joined` become one."""
+    """Disjoint, ascending; those with a gap of at most `joined` become one."""
 
     joined: float = 0
     starts: list[float] = field(default_factory=list[float])
@@ -65,17 +65,17 @@ OWN_REWARD = "reward"
 
 @dataclass(slots=True)
 class WatchedGroup:
-    """The progress of an open group. `finished_s` is the time at which all its trajectories had
-    finished, `ready_s` that at which the annotations that they need had arrived too; None before.
+    """`finished_s` is the time at which all trajectories of an open group had finished, `ready_s`
+    that at which the annotations that they need had arrived too; None before.
     """
 
     trajectories: frozenset[str]
     admitted_s: float
     finished: set[str] = field(default_factory=set[str])
     needed: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
-    """(trajectory, name) of the annotations that finished samples need."""
+    """(trajectory, name) that finished samples need."""
     annotated: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
-    """(trajectory, name) of the annotations that arrived, possibly before their sample."""
+    """(trajectory, name) that arrived, possibly before their sample."""
     finished_s: float | None = None
     ready_s: float | None = None
     enough: int = 0
@@ -96,8 +96,8 @@ class WatchedGroup:
 
 @dataclass(slots=True)
 class GroupTracker:
-    """Keeps the states of all groups up to date, record by record. `names` are the annotations
-    without which training cannot use a sample. Times (`time_s`) are those of the append.
+    """Applies record by record. `names` are the annotations without which training cannot use a
+    sample. Times (`time_s`) are those of the append.
     """
 
     names: frozenset[str] = frozenset({OWN_REWARD})
@@ -125,9 +125,7 @@ class GroupTracker:
             self.open[record.group] = WatchedGroup(names, time_s, enough=record.needed)
 
     def finish(self, record: Trajectory, time_s: float, is_repeat: bool) -> None:
-        """Apply a completion. `is_repeat` states that the caller has seen another completion of
-        this trajectory.
-        """
+        """`is_repeat`: the caller has seen another completion of this trajectory."""
         group = self.open.get(record.group)
         if group is None and self._is_late(record.group, time_s):
             self.late += 1
@@ -145,7 +143,7 @@ class GroupTracker:
             group.update(time_s)
 
     def annotate(self, record: Annotation, time_s: float) -> None:
-        """Apply an annotation, which may arrive before its completion."""
+        """It may arrive before its completion."""
         self.annotations += 1
         group = self.open.get(record.group)
         if group is None:
@@ -155,7 +153,7 @@ class GroupTracker:
             group.update(time_s)
 
     def end(self, group: int, how: str, time_s: float) -> None:
-        """Apply the end of a group; `how` is one of `ENDINGS`. Idempotent."""
+        """`how` is one of `ENDINGS`. Idempotent."""
         self.open.pop(group, None)
         if group in self._reopened:
             self._reopened.remove(group)
@@ -167,16 +165,16 @@ class GroupTracker:
                 self._ended_s.popitem(last=False)
 
     def supersede(self, group: int) -> None:
-        """Undo the ending `trained` of a poisoned group, whose take the learner could not compute.
-        It counts as open until its `GroupClosed` record, which follows. Idempotent.
+        """Undoes the ending `trained` of a poisoned group, whose take the learner could not
+        compute; open until its `GroupClosed` record, which follows. Idempotent.
         """
         if group in self._ended and self._poisoned.add(group):
             self.endings["trained"] -= 1
             self._reopened.add(group)
 
     def outcomes(self) -> dict[str, int]:
-        """Returns the numbers of admitted groups, of groups by ending, and of open groups. Once all
-        records are read, endings and open groups add up to the admitted ones (invariant 1).
+        """Returns admitted groups, groups by ending, and open groups. Once all records are read,
+        endings and open groups add up to the admitted ones (invariant 1).
         """
         ended = {ending: self.endings[ending] for ending in ENDINGS}
         is_open = len(self.open) + len(self._reopened)

@@ -12,7 +12,7 @@ SAMPLE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class MachineUse:
-    """The cores that the processes of a run may use, and how many are busy with any work."""
+    """Cores that a run may use, and how many are busy with any work."""
 
     cores: float
     busy_cores: float
@@ -23,8 +23,8 @@ class MachineUse:
 
 
 class CoreClock:
-    """Measures the cores that this process may use: those of its affinity, or the quota of its
-    control group. `root` is `/`, for tests another folder.
+    """The core clock of the cores that this process may use: those of its affinity, or the quota of
+    its control group. `root` is `/`, for tests another folder.
     """
 
     def __init__(

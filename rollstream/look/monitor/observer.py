@@ -35,10 +35,9 @@ CATCH_UP_S = 0.5
 
 @dataclass(slots=True)
 class RunObserver:
-    """Keeps the state of one run up to date, for one thread. `metrics` is the folder of the metrics
-    files. `open_view` opens log and archive, or returns None while there is no log. `clock`, and
-    `started_s`, when the observing process started the run (None: it did not), are in seconds since
-    the epoch.
+    """Observes a run for one thread. `metrics` is the folder of the metrics files. `open_view`
+    opens log and archive, or returns None while there is no log. `clock`, and `started_s`, when the
+    observing process started the run (None: it did not), are in seconds since the epoch.
     """
 
     settings: RunSettings
@@ -47,12 +46,11 @@ class RunObserver:
     clock: Callable[[], float]
     started_s: float | None = None
     is_behind: bool = True
-    """True until all records were read that the log held when the observer opened it, or until a
-    read fails; the caller should then call `observe` again at once.
+    """Until all records were read that the log held when the observer opened it, or until a read
+    fails; the caller should then call `observe` again at once.
     """
     cores: CoreClock = field(default_factory=CoreClock)
     has_read: bool = field(default=False, init=False)
-    """Whether the last `observe` read the log."""
     state: RunState = field(init=False)
     _feed: feed.RunFeed | None = None
     _newest: RunSnapshot | None = None
@@ -64,9 +62,9 @@ class RunObserver:
     def observe(
         self, roles: Sequence[RoleState] = (), catch_up_s: float = CATCH_UP_S
     ) -> RunSnapshot:
-        """Read new records, for about `catch_up_s` seconds at most; returns the present metrics and
-        warnings. A read error is in `RunSnapshot.trouble`, and values from the log stay those of
-        the last read. `roles` are the states of the run's processes, if the caller supervises them.
+        """Reads for about `catch_up_s` seconds at most. A read error is in `RunSnapshot.trouble`,
+        and values from the log stay those of the last read. `roles` are the states of the run's
+        processes, if the caller supervises them.
         """
         self.has_read, now_s = False, self.clock()
         try:
@@ -91,8 +89,8 @@ class RunObserver:
         return shown
 
     def metric_values(self) -> MetricValues:
-        """Returns the metrics of the newest snapshot that was not behind; {} before the first one.
-        Any thread may call it.
+        """Returns the metric values of the newest snapshot that was not behind; {} before the first
+        one. Any thread may call it.
         """
         newest = self._newest
         return {} if newest is None else observed_values(newest)
@@ -127,8 +125,8 @@ STANDING_RECORDS = 256
 
 
 def opener_of_run(folder: Path, is_trusted: bool = False) -> Callable[[], LogView | None]:
-    """Returns a function that opens log and archive of the run in this folder for reading only, or
-    returns None while a `sqlite:` log does not exist.
+    """Opens log and archive for reading only, or returns None while a `sqlite:` log
+    does not exist.
     """
 
     def opened() -> LogView | None:
@@ -141,7 +139,7 @@ def opener_of_run(folder: Path, is_trusted: bool = False) -> Callable[[], LogVie
 
 
 def run_standing(configuration: Configuration, folder: RunFolder, now_s: float) -> RunStanding:
-    """Returns the run's standing from about 20 small reads, however long the log is. Raises a
+    """Returns the standing from about 20 small reads, however long the log is. Raises a
     `RollstreamError` if the log cannot be reached.
     """
     plan = run_settings_of(configuration)

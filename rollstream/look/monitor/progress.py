@@ -1,4 +1,4 @@
-"""Speed, lag, state and phase of a run over its last steps, as pure functions of its `RunState`."""
+"""Speed, lag, state and phase of a run, as pure functions of its `RunState`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ RATE_S = 60.0  # window of the trajectories per second
 class RunPace:
     """Over the last `recent_steps` steps: `step_s` is the median duration of a step,
     `recent_trained_per_s` the trained tokens. `since_step_s` is the age of the last step, `left_s`
-    the estimated time to the last one. None if unknown. `generated_per_s` sums up the living
-    rollouts, each a mean over its last ten seconds; for a run that is over it comes from its last
-    minute, as `trajectories_per_s` does.
+    the estimated time to the end. None if unknown. `generated_per_s` sums up the living rollouts,
+    each a mean over its last ten seconds; for a run that is over it comes from its last minute, as
+    `trajectories_per_s` does.
     """
 
     step_s: float | None
@@ -36,7 +36,7 @@ class RunPace:
     recent_steps: int
     wait_share: float
     busy_share: float = 0.0
-    """Computing seconds of the trainer's threads, added up, per second of the steps."""
+    """Computing seconds of the trainer's threads per second of the steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,7 @@ def run_pace(
     at_s: float,
     over: bool,
 ) -> RunPace:
-    """`recent` are the last steps (`recent_steps`), `remaining` the number still to train; `over`
-    if the run has ended.
-    """
+    """`recent` are the last steps, `remaining` the number still to train."""
     step_s = _step_s(recent)
     trajectories_per_s, tokens_per_s = state.samples.per_s(RATE_S, at_s)
     seconds = max(1e-9, _total(recent, "seconds"))
@@ -91,7 +89,7 @@ def lag_summary(state: RunState, recent: Sequence[StepDone], max_lag: int | None
 
 
 def recent_steps(steps: Sequence[StepDone]) -> list[StepDone]:
-    """Returns the last `RATE_STEPS` + 1 steps of the newest term."""
+    """The last `RATE_STEPS` + 1 of the newest term."""
     last = list(steps)[-RATE_STEPS - 1 :]
     # The time between the last step of one trainer and the first of its successor is not training.
     return [done for done in last if done.version.term == last[-1].version.term]
@@ -150,9 +148,8 @@ StandingState = Literal["new", "running", "silent"] | EndedState
 
 @dataclass(frozen=True, slots=True)
 class RunStanding:
-    """Where a run stands: `step` of `steps` done; `phase` describes the state in one to three
-    words. `newest_s` is the time of the newest record in seconds since the epoch, None without
-    records.
+    """`step` of `steps` done; `phase` describes the state in one to three words. `newest_s` is the
+    time of the newest record in seconds since the epoch.
     """
 
     state: StandingState
@@ -175,7 +172,7 @@ class RunStanding:
 def standing_of(
     state: RunState, steps: int, now_s: float, is_evaluated: bool = True
 ) -> RunStanding:
-    """Returns where the run stands at `now_s`; `is_evaluated`: an evaluation ends the run."""
+    """Returns the standing at `now_s`; `is_evaluated`: an evaluation ends the run."""
     step = state.steps[-1].step if state.steps else 0
     newest_s = max(state.newest_s.values(), default=None)
     # No clock counts but the observer's.
@@ -227,7 +224,7 @@ def _is_idle(state: RunState, now_s: float, quiet_s: float) -> bool:
 
 
 def restart_ages(state: RunState, now_s: float) -> dict[str, tuple[float, ...]]:
-    """Returns the restarts that new terms show, without those by a supervisor."""
+    """Returns the ages of restarts that new terms show, without those by a supervisor."""
     starts: dict[str, list[float]] = {}
     for event in state.events:
         if event.get("event") == "start":
@@ -243,7 +240,7 @@ def restart_ages(state: RunState, now_s: float) -> dict[str, tuple[float, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class ProcessDeath:
-    """A process that ended unexpectedly `ago_s` seconds ago; `code` −9 is signal 9."""
+    """Unexpected, `ago_s` seconds ago; `code` −9 is signal 9."""
 
     role: str
     code: int
@@ -251,7 +248,7 @@ class ProcessDeath:
 
 
 def recorded_deaths(state: RunState, now_s: float) -> tuple[ProcessDeath, ...]:
-    """Returns the deaths that the present supervisor recorded, the newest first."""
+    """Returns the recorded deaths by the present supervisor, the newest first."""
     deaths: list[ProcessDeath] = []
     has_started = False
     for event in reversed(state.events):

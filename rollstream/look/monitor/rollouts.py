@@ -17,10 +17,9 @@ SILENT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class RolloutSnapshot:
-    """One rollout: its trajectories, KV cache (in tokens), weights and speed. `verified` is False
-    if its weights were not checked, or differ from the announced ones. `state` is `silent`,
-    `stalled` or the health that it reports. Speed and idle share are means over the last
-    heartbeats.
+    """Trajectories, KV cache (in tokens), weights and speed. `verified` is False if its weights
+    were not checked, or differ from the announced ones. `state` is `silent`, `stalled` or the
+    health that it reports. Speed and idle share are means over the last heartbeats.
     """
 
     name: str
@@ -36,11 +35,11 @@ class RolloutSnapshot:
     silent_s: float
     state: str
     queued: int = 0
-    """The part of `waiting` that is not submitted to the engine yet."""
+    """The part of `waiting` that is not in the engine yet."""
     parked: int = 0
     idle_total: float = 0.0
-    """Share of idle in the idle and computing seconds since the rollout's start; 0 if the engine
-    does not report its computing time.
+    """Of the idle and computing seconds since the rollout's start; 0 if the engine does not report
+    its computing time.
     """
 
     def is_alive(self) -> bool:
@@ -52,7 +51,7 @@ class RolloutSnapshot:
 
 
 def rollout_snapshots(state: RunState, now_s: float) -> tuple[RolloutSnapshot, ...]:
-    """Returns all rollouts by name; numbers in names sort numerically."""
+    """Returns the rollout snapshots by name; numbers in names sort numerically."""
     lines = (
         _snapshot(
             beats,
@@ -130,11 +129,11 @@ COMPARED_STEPS = 10
 
 @dataclass(frozen=True, slots=True)
 class TaskMismatch:
-    """One task's differences |Δ log p| between engine and trainer, in nats, over `tokens` tokens of
-    lag 0: `mean`, `largest`, the estimated KL divergence `kl`, and `above_share`, the share of
-    tokens above `TOKEN_MAX` (`mismatch.py`). `step` is the newest step with tokens of lag 0, 0 if
-    there is none. If the task's newest step has none, `near_lag` is the smallest lag of its tokens,
-    and `near_mean` their mean difference.
+    """|Δ log p| between engine and trainer, in nats, over `tokens` tokens of lag 0: `mean`,
+    `largest`, the estimated KL divergence `kl`, and `above_share`, the share of tokens above
+    `TOKEN_MAX` (`mismatch.py`). `step` is the newest step with tokens of lag 0, 0 if there is none.
+    If the task's newest step has none, `near_lag` is the smallest lag of its tokens, and
+    `near_mean` their mean difference.
     """
 
     tokens: int
@@ -201,10 +200,9 @@ class LengthPredictions:
 
 @dataclass(frozen=True, slots=True)
 class SchedulingMetrics:
-    """`queued` trajectories wait at rollouts and are not submitted to the engine yet, `waiting`
-    ones in engines for a slot or KV space, `parked` dialogues for their environment. `moves` are
-    those of the last minute, `moved` the trajectories in them; `newest` are the last, with their
-    ages in seconds.
+    """`queued` trajectories wait at rollouts, `waiting` ones in engines for a slot or KV space,
+    `parked` dialogues for their environment. `moves` are those of the last minute, `moved` the
+    trajectories in them; `newest` are the last, with their ages in seconds.
     """
 
     queued: int

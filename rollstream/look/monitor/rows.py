@@ -29,9 +29,7 @@ DRAFTS_MAX = 4
 
 @dataclass(frozen=True, slots=True)
 class MetricRow:
-    """A row: its name, its parts, its `rank`, and `line`, a sparkline that follows the first line
-    of parts; "" for none.
-    """
+    """`line` is a sparkline that follows the first line of parts; "" for none."""
 
     name: str
     parts: tuple[str, ...]
@@ -40,7 +38,7 @@ class MetricRow:
 
 
 def metric_rows(at: RunSnapshot, detailed: bool) -> Iterator[MetricRow]:
-    """Yields the rows in display order. `detailed` adds the less important ones."""
+    """Returns the metric rows in display order; `detailed` adds the less important ones."""
     yield MetricRow("reward", (_metric(at, "reward_mean", ".3f"),), 0, sparkline(at.rewards))
     if len(at.task_rewards) > 1:
         yield MetricRow("by task", tuple(_tasks(at)), 1)
@@ -90,7 +88,7 @@ def evaluation_text(at: RunSnapshot) -> str:
 
 
 def lag_text(at: RunSnapshot, when: str) -> str:
-    """Returns mean and maximum of the lag in the last step; `when` is a moment of `LAGS`."""
+    """Returns mean and maximum in the last step; `when` is a moment of `LAGS`."""
     mean = _metric(at, f"lag_{when}_mean", ".1f")
     return f"{mean} (max {_metric(at, f'lag_{when}_max', '.0f')})"
 

@@ -1,5 +1,5 @@
-"""The last trajectories and takes of a run in bounded memory, and the figures of the live view from
-them, without I/O.
+"""The last trajectories and takes of a run in bounded memory, and figures from them,
+without I/O.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -19,10 +19,9 @@ from rollstream.streams.values import accepted_tokens
 
 @dataclass(frozen=True, slots=True)
 class DraftTotals:
-    """Speculative decoding over some trajectories: `tokens` tokens in `steps` forward passes; a
-    pass over several trajectories counts once for each. `asked` look-ups for a draft took
-    `lookup_s` seconds, and `found` of them returned one. The drafts held `guessed` tokens, of which
-    the model accepted `right`.
+    """`tokens` tokens in `steps` forward passes; a pass over several trajectories counts once for
+    each. `asked` look-ups for a draft took `lookup_s` seconds, and `found` of them returned one.
+    The drafts held `guessed` tokens, of which the model accepted `right`.
     """
 
     tokens: int = 0
@@ -43,7 +42,7 @@ class DraftTotals:
 
     @property
     def per_step(self) -> float:
-        """The tokens that a trajectory gains in a forward pass; 1 without drafts."""
+        """Returns tokens that a trajectory gains in a forward pass; 1 without drafts."""
         return self.tokens / max(1, self.steps)
 
     @property
@@ -53,7 +52,7 @@ class DraftTotals:
 
     @property
     def wrong_per_token(self) -> float:
-        """The cost of drafting: rejected draft tokens per generated token."""
+        """Returns rejected draft tokens per generated token."""
         return (self.guessed - self.right) / max(1, self.tokens)
 
     @property
@@ -67,8 +66,8 @@ _totals = attrgetter(*(part.name for part in fields(DraftTotals)))
 
 @dataclass(frozen=True, slots=True)
 class PassDrafts:
-    """The draft totals of one task in one pass over the prompts. `number` counts the passes from 1;
-    None if unknown.
+    """The pass drafts of one task in one pass over the prompts: `number` from 1; None
+    if unknown.
     """
 
     number: int | None
@@ -89,7 +88,7 @@ def draft_totals_of(record: Trajectory) -> DraftTotals | None:
 def passes_newest_first(
     totals: Mapping[tuple[int | None, str], DraftTotals],
 ) -> tuple[PassDrafts, ...]:
-    """Returns the newest pass first, unknown passes last, and tasks by name within a pass."""
+    """Unknown passes last, and tasks by name within a pass."""
     ordered = sorted(totals, key=lambda key: (-(key[0] or 0), key[1]))
     return tuple(PassDrafts(number, task, totals[number, task]) for number, task in ordered)
 
@@ -100,10 +99,9 @@ SAMPLES_KEPT = 2048
 
 @dataclass(frozen=True, slots=True)
 class FinishedSample:
-    """The fields of a `Trajectory` record (a completion) that the monitor needs. `spans` are
-    (version number, generated tokens), `kept` the same without abandoned turns; `trainer_version`
-    is the newest version known when the trajectory finished; `predicted` is the expected number of
-    generated tokens, 0 if unknown.
+    """What the monitor needs of a completion. `spans` are (version number, generated tokens),
+    `kept` the same without abandoned turns; `trainer_version` is the newest version known when the
+    trajectory finished; `predicted` is the expected number of generated tokens, 0 if unknown.
     """
 
     trajectory: str
@@ -122,8 +120,8 @@ class FinishedSample:
 
 @dataclass(frozen=True, slots=True)
 class TaskRewards:
-    """The rewards of one task over its last complete `groups`; in `equal` of them all rewards were
-    equal.
+    """Sums up rewards over the last complete `groups`; in `equal` of them all rewards
+    were equal.
     """
 
     groups: int
@@ -133,29 +131,28 @@ class TaskRewards:
 
 @dataclass(slots=True)
 class RecentSamples:
-    """Keeps the first completion of each of the last `SAMPLES_KEPT` trajectories, and as many taken
-    ones.
+    """The first completion of each of the last `SAMPLES_KEPT` trajectories, and as many
+    taken ones.
     """
 
     terms: Mapping[str, float] = field(default_factory=lambda: {OWN_REWARD: 1.0})
     """The weight of each annotation in the reward (`trainer.reward_terms`). The one named `reward`
-    may be in the trajectory's own record instead.
+    may be in the trajectory's record instead.
     """
     finished: OrderedDict[str, FinishedSample] = field(
         default_factory=OrderedDict[str, FinishedSample]
     )
-    """By trajectory, the oldest first."""
     taken: deque[tuple[str, tuple[int, int, int]]] = field(
         default_factory=lambda: deque[tuple[str, tuple[int, int, int]]](maxlen=SAMPLES_KEPT)
     )
-    """Trained trajectories, each with step, update and micro-batch of its take."""
+    """With step, update and micro-batch of the take."""
     _annotated: OrderedDict[tuple[str, str], float] = field(
         default_factory=OrderedDict[tuple[str, str], float]
     )
-    """The first value of each annotation, by (trajectory, name)."""
+    """The first value by (trajectory, name)."""
 
     def finish(self, record: Trajectory) -> bool:
-        """Returns False if a completion of this trajectory is already kept."""
+        """False if a completion of this trajectory is already kept."""
         if record.trajectory in self.finished:
             return False
         spans = tuple((span.version.number, span.end - span.start) for span in record.spans)
@@ -198,13 +195,13 @@ class RecentSamples:
             self.taken.extend(kept)
 
     def lag_at_finish(self) -> dict[int, int]:
-        """Returns the generated tokens by their lag (in steps) when their trajectory finished."""
+        """Returns the lag in steps, when the trajectory finished."""
         samples = self.finished.values()
         return _histogram((sample.spans, sample.trainer_version) for sample in samples)
 
     def lag_when_trained(self) -> dict[int, int]:
-        """Returns the generated tokens by their lag when a take named their trajectory, without
-        those of abandoned turns; tokens above `max_lag` were masked.
+        """Returns the tokens by lag when a take named their trajectory, without tokens of abandoned
+        turns; tokens above `max_lag` were masked.
         """
         # A take of step n trains from version n − 1.
         samples = ((self.finished.get(name), step - 1) for name, (step, _, _) in self.taken)
@@ -219,7 +216,7 @@ class RecentSamples:
         return Counter(dead).most_common()
 
     def dead_tasks(self, last: int) -> list[tuple[str, int]]:
-        """Returns the tasks of the dead ones likewise; none in a run of one task."""
+        """Returns the tasks of dead ones; none in a run of one task."""
         newest = list(self._newest(last))
         if len({sample.task for sample in newest}) < 2:
             return []
@@ -229,7 +226,7 @@ class RecentSamples:
         return islice(reversed(self.finished.values()), last)
 
     def predicted_lengths(self) -> list[tuple[int, int]]:
-        """Returns (predicted, generated) lengths of trajectories with a prediction."""
+        """(predicted, generated), where there is a prediction."""
         return [
             (sample.predicted, sum(tokens for _, tokens in sample.spans))
             for sample in self.finished.values()
@@ -237,8 +234,8 @@ class RecentSamples:
         ]
 
     def drafts(self, epochs: Mapping[int, int]) -> dict[tuple[int | None, str], DraftTotals]:
-        """Returns the draft totals by (pass over the prompts from 1, task). `epochs` maps a group
-        to its pass from 0; an unknown pass is None.
+        """Returns the drafts by (pass over the prompts from 1, task). `epochs` maps a group to its
+        pass from 0; an unknown pass is None.
         """
         totals: dict[tuple[int | None, str], DraftTotals] = {}
         for sample in self.finished.values():
@@ -249,8 +246,8 @@ class RecentSamples:
         return totals
 
     def per_s(self, window_s: float, now_s: float) -> tuple[float, float]:
-        """Returns finished trajectories and their generated tokens per second, over the last
-        `window_s` seconds.
+        """Returns finished trajectories and their generated tokens, over the last `window_s`
+        seconds.
         """
         samples = self.finished.values()
         recent = [sample for sample in samples if sample.finished_s >= now_s - window_s]
@@ -262,8 +259,8 @@ class RecentSamples:
         return len(recent) / seconds, tokens / seconds
 
     def tasks(self, samples: int) -> dict[str, TaskRewards]:
-        """Returns the rewards by task, over groups of which all `samples` completions are kept.
-        Dead and unscored trajectories are left out, and so are groups with fewer than two rewards.
+        """Returns the tasks over groups of which all `samples` completions are kept. Dead and
+        unscored trajectories are left out, and so are groups with fewer than two rewards.
         """
         groups: dict[int, list[FinishedSample]] = {}
         for sample in self.finished.values():

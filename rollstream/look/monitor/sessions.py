@@ -20,8 +20,8 @@ ENDINGS: Mapping[str, EndedState] = {
 
 @dataclass(frozen=True, slots=True)
 class SessionPause:
-    """No session ran between two times. `is_sure` is False for a supervisor that was killed:
-    `begin_s` is then the time of its last event, and work may have followed it.
+    """`is_sure` is False for a supervisor that was killed: `begin_s` is then the time of its last
+    event, and work may have followed it.
     """
 
     begin_s: float
@@ -31,8 +31,8 @@ class SessionPause:
 
 @dataclass(slots=True)
 class RunSessions:
-    """The pauses of a run, and the first starts of each process in its sessions. `begin_s` is the
-    time of the first event, `ended_s` that of the last ending, None again after a start.
+    """The pauses of a run, and the first starts of each process in them. `begin_s` is the time of
+    the first event, `ended_s` that of the last ending, None again after a start.
     """
 
     begin_s: float | None = None
@@ -45,7 +45,7 @@ class RunSessions:
     _current: set[str] = field(default_factory=set[str])
 
     def apply(self, event: Mapping[str, Any]) -> None:
-        """Apply a line of `supervisor.jsonl`, which must have a time."""
+        """Applies a line of `supervisor.jsonl`; it must have a time."""
         time_s = float(event["time_s"])
         if event.get("event") in ENDINGS:
             self.ended_s = time_s

@@ -1,5 +1,5 @@
-"""`RunSnapshot`: everything that the live views show of a run at one moment, as a pure function of
-the run's state, the settings that the log lacks, and the time.
+"""Everything that the live views show of a run at one moment, as a pure function of the run's
+state, the settings that the log lacks, and the time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,8 +34,8 @@ from rollstream.streams.records import StepDone
 
 @dataclass(frozen=True, slots=True)
 class RunWarning:
-    """One problem: `what` describes it, with present numbers, and `do` is the advice. `kind` stays
-    the same in all snapshots in which the problem lasts.
+    """`what` describes the problem, with present numbers, and `do` is the advice. `kind` stays the
+    same in all snapshots in which it lasts.
     """
 
     kind: str
@@ -45,9 +45,7 @@ class RunWarning:
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """The settings that the monitor needs and the log lacks; most fields have the name of their
-    setting.
-    """
+    """Settings that the log lacks; most fields have the name of their setting."""
 
     run: str
     seed: int
@@ -63,37 +61,37 @@ class RunSettings:
     annotations: tuple[str, ...]
     reward_terms: Mapping[str, float]
     is_paced: bool = False
-    """The engine `paced`: lengths are drawn, times are computed, and no model runs."""
+    """Lengths are drawn, times are computed, and no model runs."""
     has_agents: bool = False
-    """Whether programs ask for turns; they may limit their tokens, too."""
+    """Programs ask for turns; they may limit their tokens, too."""
     is_float32: bool = False
     """Engine, trainer and published weights all use float32 and differ only by rounding."""
     trainer_threads: int = 1
-    """Threads over which the trainer's computing time is a sum."""
+    """The trainer's computing time is a sum over them."""
     trainer_gpus: int | None = None
     rollout_gpus: int = 1
     rollout_cores: int | None = None
-    """Cores that one rollout computes on; None if it decodes on GPUs, or computes nothing."""
+    """Of one rollout; None if it decodes on GPUs, or computes nothing."""
     is_evaluated: bool = True
     is_one_machine: bool = False
-    """Whether all processes run on one machine: a `sqlite:` log has no other form."""
+    """A `sqlite:` log has no other form."""
 
     def groups_max(self) -> int:
-        """Returns the largest number of open groups that `max_lag` permits (invariant 5)."""
+        """Returns open groups that `max_lag` permits (invariant 5)."""
         if self.max_lag is None:
             return self.ready_groups_max
         return (self.max_lag + 1) * self.groups_per_step
 
     def judged_trajectories(self) -> int:
-        """Returns over how many of the last trajectories dead and cut ones are counted."""
+        """The last ones, over which dead and cut ones are counted."""
         # Those of ten steps, so that a mended cause soon disappears; and enough that one in a
         # hundred is more than one.
         steps = progress.RATE_STEPS * self.groups_per_step * self.samples_per_group
         return max(JUDGED_MIN, min(SAMPLES_KEPT, steps))
 
     def state(self) -> RunState:
-        """Returns an empty state, in which a sample is ready for training once all annotations have
-        arrived that this run requires.
+        """Empty; a sample is ready for training once all annotations have arrived that this run
+        requires.
         """
         names = frozenset(self.annotations) | frozenset(self.reward_terms)
         return RunState(groups=GroupTracker(names), samples=RecentSamples(self.reward_terms))
@@ -151,8 +149,8 @@ TASK_REWARD_PREFIX = "reward_mean/"
 
 @dataclass(frozen=True, slots=True)
 class GroupQueue:
-    """Open groups, those of them that are ready for training, and prompts that are not admitted
-    yet. A field in seconds is the longest wait of its kind; None if none waits.
+    """Open groups, those that are ready for training, and prompts that are not admitted yet. A
+    field in seconds is the longest wait of its kind; None if none waits.
     """
 
     open_groups: int
@@ -161,42 +159,41 @@ class GroupQueue:
     open_group_s: float | None
     ready_group_s: float | None
     unscored_group_s: float | None
-    """Of a group whose trajectories all finished and that lacks annotations."""
+    """All its trajectories finished and it lacks annotations."""
     unread_prompt_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class OutcomeCounts:
-    """Groups by ending, and annotations with those that arrived after the end of their group.
-    `trajectories` counts the last ones (`RunSettings.judged_trajectories`) by `finish`, and of all
-    records read those that were `late` or `duplicate`.
+    """Groups by ending, and annotations with those after the end of their group. `trajectories`
+    counts the last ones (`RunSettings.judged_trajectories`) by `finish`, and of all records read
+    those that were `late` or `duplicate`.
     """
 
     groups: Mapping[str, int]
     is_tail: bool
-    """Only the tail of the log was read, so the run's first groups are not counted."""
+    """Only the tail of the log was read, without the run's first groups."""
     trajectories: Mapping[str, int]
     dead_reasons: tuple[tuple[str, int], ...]
     annotations: int
     annotations_late: int
     dead_tasks: tuple[tuple[str, int], ...] = ()
-    """In a run of several tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSnapshot:
-    """Everything that the live views show; unknown values are None or absent. The kept steps and
-    the last trajectories are those that the state still holds: 240 and 2048 at most.
+    """Unknown values are None or absent. The kept steps and the last trajectories are those that
+    the state still holds: 240 and 2048 at most.
     """
 
     title: str
     plan: RunSettings
     elapsed_s: float
-    """Since the run was started or else since its first record, without pauses between sessions."""
+    """Since the run's start, else its first record, without pauses between sessions."""
     phase: str
     is_over: bool
     has_failed: bool
-    """The run is over because its supervisor gave up."""
+    """The supervisor gave up."""
     is_quiet: bool
     """No record is written although the run is not over."""
     is_starting: bool
@@ -206,7 +203,6 @@ class RunSnapshot:
     pace: progress.RunPace
     lag: progress.LagSummary
     metrics: Mapping[str, float]
-    """Of the newest step."""
     rewards: tuple[float, ...]
     """Of each kept step, oldest first."""
     task_rewards: Mapping[str, float]
@@ -216,7 +212,7 @@ class RunSnapshot:
     skipped: int
     """Kept steps with a skipped update: no token to train, or a gradient that was not finite."""
     refused: Mapping[str, int]
-    """Trajectories that the trainer refused in the kept steps, by the kinds of `admissible.py`."""
+    """By the trainer in the kept steps, by the kinds of `admissible.py`."""
     skipped_rows: tuple[SkippedRecord, ...]
     foreign: Mapping[str, int]
     """Other readable records that were refused (invariant 12), by topic: annotations by the
@@ -228,26 +224,26 @@ class RunSnapshot:
     version_bytes: int
     queue: GroupQueue
     record_ages: Mapping[str, float]
-    """Seconds since the newest record of each topic."""
+    """Of the newest record of each topic, in seconds."""
     outcomes: OutcomeCounts
     rollouts: tuple[RolloutSnapshot, ...]
     scheduling: SchedulingMetrics
     dead_letters: Mapping[str, DeadLetters]
     unarchived_s: Mapping[str, tuple[int, float]]
-    """By topic the records that are not archived yet, and the age of the oldest."""
+    """Records that are not archived yet by topic, and the age of the oldest."""
     holes: tuple[str, ...]
     restarts: int
     restarted: Mapping[str, int]
     restart_ages: Mapping[str, tuple[float, ...]]
-    """By role the seconds since each of its last restarts that its terms show."""
+    """Seconds since each of a role's last restarts that its terms show."""
     deaths: tuple[progress.ProcessDeath, ...]
     notes: tuple[str, ...]
     trainer_age_s: float | None = None
     machine: MachineUse | None = None
-    """The cores on which the whole run computes; None if unknown, as on a cluster."""
+    """Of the whole run; None if unknown, as on a cluster."""
     trouble: str = ""
-    """The error because of which the state could not be refreshed, else "". `observer.py` adds it
-    and `concerns` (the warnings, most urgent first).
+    """Because of which the state could not be refreshed, else "". `observer.py` adds it and
+    `concerns` (the warnings, most urgent first).
     """
     concerns: tuple[RunWarning, ...] = ()
 
@@ -259,7 +255,7 @@ def take_snapshot(
     roles: Sequence[RoleState] = (),
     started_s: float | None = None,
 ) -> RunSnapshot:
-    """Returns the snapshot at `now_s` (seconds since the epoch). A caller that runs the processes
+    """Takes the snapshot at `now_s` (seconds since the epoch). A caller that runs the processes
     passes their states (`roles`) and the time at which it started the run.
     """
     last = state.steps[-1] if state.steps else None

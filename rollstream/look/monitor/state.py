@@ -1,5 +1,5 @@
-"""The state of a run as all observers show it (`RunState`), so they print the same counts; without
-I/O. Its size is bounded for any run.
+"""The state of a run as all observers show it, so they print the same counts; without I/O. Its size
+is bounded for any run.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -47,8 +47,8 @@ PROMPTS_FILE = "prompts.jsonl"
 
 
 class RequestMove(msgspec.Struct, frozen=True):
-    """A repack move: at `time_s` (seconds since the epoch) dispatch asked the rollout `source` to
-    give up `requests` running trajectories, which continue on `destination`. Planning took `plan_s`
+    """At `time_s` (seconds since the epoch) dispatch asked the rollout `source` to give up
+    `requests` running trajectories, which continue on `destination`. Planning took `plan_s`
     seconds.
     """
 
@@ -65,9 +65,9 @@ def move_line(move: "MoveSummary", plan_s: float, time_s: float) -> dict[str, An
 
 
 def foreign_line(counts: Mapping[str, int], time_s: float) -> dict[str, Any]:
-    """Returns a line of `moves.jsonl` with the foreign records by topic that dispatch refused since
-    the previous one: no process of this run writes them, as values are out of bounds, or a rollout
-    or relay never took its term.
+    """Returns the foreign line of `moves.jsonl`: foreign records by topic that dispatch refused
+    since the previous line. No process of this run writes them, as values are out of bounds, or a
+    rollout or relay never took its term.
     """
     return {"time_s": time_s, "foreign": dict(counts)}
 
@@ -116,7 +116,7 @@ class DeadLetters:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveBacklog:
-    """The records of one topic that are not archived; `oldest_s` is in seconds since the epoch."""
+    """The archive backlog of one topic; `oldest_s` is in seconds since the epoch."""
 
     records: int
     oldest_s: float
@@ -124,8 +124,8 @@ class ArchiveBacklog:
 
 @dataclass(slots=True)
 class RunState:
-    """Applies records and metrics lines. A completion must be applied after the admission of its
-    group (`feed.py` does so). Applying a record twice changes only counts and histograms.
+    """A completion must be applied after the admission of its group (`feed.py` does so). Applying a
+    record twice changes only counts and histograms.
     """
 
     groups: GroupTracker = field(default_factory=GroupTracker)
@@ -134,7 +134,7 @@ class RunState:
     rollouts: dict[str, deque[RolloutStatus]] = field(
         default_factory=dict[str, deque[RolloutStatus]]
     )
-    """The last heartbeats of each rollout in its newest term."""
+    """The last heartbeats of each in its newest term."""
     weights: WeightsAnnounced | None = None
     announced: OrderedDict[Version, str] = field(default_factory=OrderedDict[Version, str])
     """Hashes of their manifests."""
@@ -142,11 +142,10 @@ class RunState:
     prompts: OrderedDict[int, float] = field(default_factory=OrderedDict[int, float])
     """Publication times of groups that are not admitted yet."""
     epochs: OrderedDict[int, int] = field(default_factory=OrderedDict[int, int])
-    """The pass over the prompts of the newest published groups, from 0."""
+    """Pass over the prompts of the newest published groups, from 0."""
     evaluations: deque[dict[str, Any]] = field(
         default_factory=lambda: deque[dict[str, Any]](maxlen=LINES_KEPT)
     )
-    """By step, ascending."""
     events: deque[dict[str, Any]] = field(
         default_factory=lambda: deque[dict[str, Any]](maxlen=LINES_KEPT)
     )
@@ -154,38 +153,37 @@ class RunState:
     skipped_rows: tuple[SkippedRecord, ...] = ()
     foreign: Counter[str] = field(default_factory=Counter[str])
     terms: dict[str, int] = field(default_factory=dict[str, int])
-    """The newest term of each single-holder role and each rollout, if above 1."""
+    """Newest, of each single-holder role and each rollout, if above 1."""
     # The relays of a run share one sequence of terms, so a term does not give the restarts of its
     # relay.
     relays: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
-    """The newest term of each relay and its number of restarts."""
+    """Newest term, and number of restarts."""
     restart_times: deque[tuple[str, float]] = field(
         default_factory=lambda: deque[tuple[str, float]](maxlen=LINES_KEPT)
     )
-    """Of single-holder roles and of rollouts, as far as new terms show them: name and time."""
+    """Of single-holder roles and rollouts, as far as new terms show them."""
     sessions: RunSessions = field(default_factory=RunSessions)
     deaths: Counter[str] = field(default_factory=Counter[str])
-    """Deaths by role, as far as a supervisor recorded them."""
+    """By role, as far as a supervisor recorded them."""
     is_fork: bool = False
     began_s: float | None = None
     newest_s: dict[str, float] = field(default_factory=dict[str, float])
-    """The append time of each topic's newest record."""
+    """Append time of each topic's newest record."""
     live_s: float | None = None
-    """The observer's time while it applies records that it read soon after their append, else None.
-    """
+    """The observer's time while it applies records soon after their append, else None."""
     heard_s: float | None = None
-    """The observer's time at which it last read a record soon after its append."""
+    """When the observer last read a record soon after its append."""
     clock_offsets: dict[str, float] = field(default_factory=dict[str, float])
-    """By rollout whose clock differs from the observer's, the seconds to add to its times."""
+    """Seconds to add to a rollout's times, where its clock differs from the observer's."""
     dead_letters: dict[str, DeadLetters] = field(default_factory=dict[str, DeadLetters])
     unarchived: Mapping[str, ArchiveBacklog] = field(default_factory=dict[str, ArchiveBacklog])
     unreadable: int = 0
     holes: list[str] = field(default_factory=list[str])
     is_tail: bool = False
-    """True if the counts do not cover the start of the run."""
+    """The counts do not cover the start of the run."""
 
     def apply(self, record: Record, time_s: float = 0.0) -> None:
-        """Apply one record that was appended at `time_s`; records of other kinds are ignored."""
+        """Appended at `time_s`; records of other kinds are ignored."""
         match record:
             case Admitted():
                 self.groups.admit(record, time_s)
@@ -232,8 +230,8 @@ class RunState:
                 pass
 
     def apply_evaluation(self, line: dict[str, Any]) -> None:
-        """Apply a line of `eval.jsonl`, which replaces an earlier line of its step; one without a
-        step is ignored.
+        """Applies the evaluation of `eval.jsonl`; it replaces an earlier line of its step; one
+        without a step is ignored.
         """
         if isinstance(line.get("step"), int):
             lines = [
@@ -244,14 +242,14 @@ class RunState:
             self.evaluations.extend(sorted(lines, key=lambda earlier: earlier["step"]))
 
     def apply_event(self, line: dict[str, Any]) -> None:
-        """Apply a line of `supervisor.jsonl`; a line without a time is ignored."""
+        """Applies the event of `supervisor.jsonl`; a line without a time is ignored."""
         if isinstance(line.get("time_s"), int | float):
             self.events.append(line)
             self.sessions.apply(line)
             self.deaths[str(line.get("role"))] += line.get("event") == "death"
 
     def apply_move(self, line: dict[str, Any]) -> None:
-        """Apply a line of `moves.jsonl`; other lines are ignored."""
+        """Applies the move of `moves.jsonl`; other lines are ignored."""
         counts = line.get("foreign")
         if isinstance(counts, dict):
             for topic, number in cast(dict[str, object], counts).items():
@@ -262,7 +260,9 @@ class RunState:
             self.moves.append(move)
 
     def apply_prompts(self, line: dict[str, Any]) -> None:
-        """Apply a line of `prompts.jsonl`, which replaces the one before; others are ignored."""
+        """Applies the prompts of `prompts.jsonl`; it replaces the one before; others
+        are ignored.
+        """
         try:
             records = msgspec.convert(line.get("skipped_rows"), tuple[SkippedRecord, ...])
         except msgspec.ValidationError:
@@ -270,7 +270,7 @@ class RunState:
         self.skipped_rows = records
 
     def apply_hole(self, hole: "Hole") -> None:
-        """Apply a part of the log that cannot be read."""
+        """A part of the log that cannot be read."""
         # Truncation without an archive is no fault, but the counts then lack the start of the run.
         # Records archived twice are no fault either: each is read once.
         if hole.reason == "truncated":
@@ -279,16 +279,15 @@ class RunState:
             self.holes.append(str(hole))
 
     def apply_term(self, role: str, term: int) -> None:
-        """Apply the term of a single-holder role or of a rollout; 1 is the first."""
+        """Applies the term of a single-holder role or a rollout; 1 is the first."""
         if term > self.terms.get(role, 1):
             self.terms[role] = term
             if len(self.terms) > TERMS_KEPT:
                 del self.terms[next(iter(self.terms))]
 
     def restarts(self) -> dict[str, int]:
-        """Returns the restarts of each role, rollout and relay that restarted: its terms after the
-        first, without the starts by a later session of `rollstream run`. Processes without terms
-        count their deaths, which only `rollstream run` records.
+        """Terms after the first, without the starts by a later session of `rollstream run`.
+        Processes without terms count their deaths, which only `rollstream run` records.
         """
         forked = self._forked()
         counts = {r: restarts_of(term) - (r in forked) for r, term in self.terms.items()}

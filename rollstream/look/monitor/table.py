@@ -1,5 +1,5 @@
-"""The blocks of the live view as lines of text for a number of columns; `plain_line` gives the
-snapshot as one line, for logs and pipes.
+"""The blocks of the live view as lines of text; `plain_line` is the snapshot as one line, for logs
+and pipes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,9 +43,7 @@ NOTES_MAX = 4
 
 @dataclass(frozen=True, slots=True)
 class RolloutColumn:
-    """One column of the table, with one cell per rollout. `styles` has one entry per cell, or is
-    empty.
-    """
+    """A column with one cell per rollout. `styles` has one entry per cell, or is empty."""
 
     head: str
     cells: Sequence[str]
@@ -65,9 +63,9 @@ def metric_lines(rows: Sequence[MetricRow], columns: int) -> list[Text]:
 
 
 def lag_lines(at: RunSnapshot, columns: int) -> list[Text]:
-    """Returns a head and two lines with the shares of the last trajectories' generated tokens by
-    lag: when the trajectory finished, and when it was trained. Mean and maximum at the end of a
-    line are those of the last step.
+    """A head and two lines with the shares of the last trajectories' generated tokens by lag: when
+    the trajectory finished, and when it was trained. Mean and maximum at the end of a line are
+    those of the last step.
     """
     room = max(2, (columns - NAME_COLUMNS - 12) // LAG_COLUMNS)
     both = [*at.lag.finish, *at.lag.trained, at.plan.max_lag or 0]
@@ -92,8 +90,8 @@ def lag_lines(at: RunSnapshot, columns: int) -> list[Text]:
 
 
 def rollout_lines(lines: Sequence[RolloutSnapshot], columns: int, rows: int) -> list[Text]:
-    """Returns a table with a head and a line per rollout, the worst ones of more than `rows`. It is
-    the widest of `_table_variants` that fits `columns`, else the narrowest.
+    """A head and a line per rollout, the worst ones of more than `rows`: the widest of
+    `_table_variants` that fits `columns`, else the narrowest.
     """
     if not lines:
         return [Text("rollouts   none yet", "dim")]

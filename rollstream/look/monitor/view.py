@@ -1,6 +1,5 @@
-"""Draws a `RunSnapshot` as one frame for a terminal of a given size. One that is too high is drawn
-with less detail, level by level of `DETAIL_LEVELS`, and with as many rollouts as fit, the worst
-ones.
+"""Draws a `RunSnapshot` as one frame. One that is too high has less detail, level by level of
+`DETAIL_LEVELS`, and as many rollouts as fit, the worst ones.
 """
 
 import logging
@@ -49,8 +48,8 @@ ROWS_MAX = 16
 
 @dataclass(frozen=True, slots=True)
 class DetailLevel:
-    """The rows of metrics of rank 0 (the most important ones) to `rank`, and at most `warnings`
-    warnings, with or without their advice.
+    """Metrics of rank 0 (the most important ones) to `rank`, and at most `warnings` warnings, with
+    or without their advice.
     """
 
     rank: int
@@ -70,7 +69,7 @@ DETAIL_LEVELS = (
 
 @dataclass(frozen=True, slots=True)
 class TerminalSize:
-    """`lines` is None for unlimited height (a pipe)."""
+    """`lines` is None for a pipe."""
 
     columns: int
     lines: int | None = None
@@ -78,8 +77,8 @@ class TerminalSize:
 
 @dataclass(frozen=True, slots=True)
 class FrameBody:
-    """The blocks between the progress bar and the frame's lower edge: `figures` (the metrics) and
-    `rollouts`, side by side if `is_wide`, and notes and warnings `below` them.
+    """`figures` (the metrics) and `rollouts`, side by side if `is_wide`, and notes and warnings
+    `below` them.
     """
 
     figures: list[Text]
@@ -98,7 +97,7 @@ class FrameBody:
 
 
 def render_frame(at: RunSnapshot, size: TerminalSize, detailed: bool = True) -> RenderableType:
-    """Returns the frame of the snapshot `at`; `detailed` adds lag histograms, ages and versions."""
+    """`detailed` adds lag histograms, ages and versions."""
     size = replace(size, columns=max(COLUMNS_MIN, size.columns))
     body = _fitting_body(at, size, detailed)
     parts: list[RenderableType] = [_progress(at, size.columns)]
@@ -196,9 +195,9 @@ LINE_S = 10.0
 
 
 class LiveView:
-    """Shows a run on a console: a frame that is redrawn on a terminal, otherwise lines of text, or
-    with `as_json` JSON lines, at most one per step and none while `observer` catches up. Within a
-    `with` block call `show` often, from one thread: it refreshes at most once per interval.
+    """A frame that is redrawn on a terminal, otherwise lines of text, or with `as_json` JSON lines,
+    at most one per step and none while `observer` catches up. Within a `with` block call `show`
+    often, from one thread: it refreshes at most once per interval.
     """
 
     def __init__(self, observer: RunObserver, console: Console, as_json: bool) -> None:
@@ -223,8 +222,8 @@ class LiveView:
                 self._live.stop()
 
     def show(self, roles: Sequence[RoleState]) -> None:
-        """Observe the run and draw or print, if the refresh interval has passed. A failure does not
-        end the run: it is logged once, by the kind of its error.
+        """If the refresh interval has passed. A failure does not end the run: it is logged once, by
+        the kind of its error.
         """
         with self._harmless():
             self._show(roles)
@@ -263,8 +262,8 @@ QUIT_KEYS = (b"q", b"Q", b"\x03", b"\x04")
 
 
 class TerminalKeys:
-    """Reads single keys without Enter; restores the terminal's mode on exit. If standard input is
-    no terminal, `asked_to_quit` only waits.
+    """Reads keys without Enter; restores the terminal's mode on exit. If standard input is no
+    terminal, `asked_to_quit` only waits.
     """
 
     def __init__(self) -> None:
@@ -284,7 +283,6 @@ class TerminalKeys:
                 termios.tcsetattr(self._file, termios.TCSADRAIN, self._before)
 
     def asked_to_quit(self, wait_s: float) -> bool:
-        """Returns True if a quit key was pressed within `wait_s` seconds."""
         watched = [] if self._file < 0 else [self._file]
         if not select.select(watched, [], [], wait_s)[0]:
             return False

@@ -1,5 +1,5 @@
 """Warnings about a run's progress, its data, and the mismatch of engine and trainer
-(docs/explanation/learning.md), each one pure function of a `RunSnapshot`.
+(docs/explanation/learning.md): pure functions of a `RunSnapshot`.
 """
 
 from collections.abc import Iterator
@@ -73,8 +73,8 @@ def step_overdue(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def rollouts_starved(at: RunSnapshot) -> Iterator[RunWarning]:
-    """Warns if rollouts have nothing to decode most of the time, with the cause: permitted groups
-    that are all open and wait for the trainer or for their rewards, no prompt, or slow assignments.
+    """Rollouts have nothing to decode most of the time, with the cause: permitted groups that are
+    all open and wait for the trainer or for their rewards, no prompt, or slow assignments.
     """
     idle = _idle_share(at)
     if idle <= IDLE_SHARE or _needs_no_groups(at):
@@ -137,8 +137,8 @@ def _trainer_waits(at: RunSnapshot) -> bool:
 
 
 def trainer_starved(at: RunSnapshot) -> Iterator[RunWarning]:
-    """Warns if the trainer of a living or finished run waits for trajectories most of the time and
-    too few groups are ready, with the gain that more rollouts would give.
+    """The trainer of a living or finished run waits for trajectories most of the time and too few
+    groups are ready, with the gain that more rollouts would give.
     """
     # If another split of the run's GPUs would help, `split_off` warns instead.
     if not _trainer_waits(at) or next(split_off(at), None):
@@ -234,9 +234,9 @@ MISMATCH_ADVICE = (
 
 
 def engine_mismatch(at: RunSnapshot) -> Iterator[RunWarning]:
-    """Warns of each task whose tokens have log-probabilities in engine and trainer that differ, on
-    average, by more than rounding under the same version (lag 0) or, if the task's newest step has
-    none of lag 0, by more than the training in between explains.
+    """A task whose tokens have log-probabilities in engine and trainer that differ, on average, by
+    more than rounding under the same version (lag 0) or, if the task's newest step has none of lag
+    0, by more than the training in between explains.
     """
     bound = EXACT_NATS if at.plan.is_float32 else ROUNDED_NATS
     for task, mismatch in at.mismatch.items():

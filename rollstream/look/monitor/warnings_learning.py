@@ -30,7 +30,6 @@ UNSCORED_SHARE = 0.5
 
 
 def equal_rewards(at: RunSnapshot) -> Iterator[RunWarning]:
-    """Warns of each task whose groups carry no signal."""
     for task, figures in at.tasks.items():
         if figures.groups < GROUPS_MIN or figures.equal < EQUAL_SHARE * figures.groups:
             continue

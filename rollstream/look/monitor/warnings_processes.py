@@ -45,7 +45,9 @@ def run_failed(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def rollouts_silent(at: RunSnapshot) -> Iterator[RunWarning]:
-    """Warns of rollouts silent for so long that dispatch drops them, and for `GONE_S` at most."""
+    """Warns of rollouts that are silent for so long that dispatch drops them, and for `GONE_S` at
+    most.
+    """
     limit_s = at.plan.heartbeat_timeout_s
     silent = [o for o in at.rollouts if o.state == "silent" and limit_s < o.silent_s <= GONE_S]
     if not silent or at.is_over or at.is_quiet or at.is_starting:

@@ -1,6 +1,5 @@
-"""Warns if GPUs are split badly between rollouts and trainer, and computes the gain of more
-rollouts by arithmetic: each side is as fast as its number of GPUs, the slower one decides, and the
-log shows how long each is idle. `rollstream tune` simulates it.
+"""Warns if GPUs are split badly between rollouts and trainer, by arithmetic: each side is as fast
+as its number of GPUs, the slower one decides, and the log shows how long each is idle.
 """
 
 from collections.abc import Iterator
@@ -26,8 +25,8 @@ SPARE = 1.1
 
 @dataclass(frozen=True, slots=True)
 class PipelineBalance:
-    """The two sides of a run: its rollouts, each on `rollout_gpus`, and a trainer on `trainer_gpus`
-    (None: unknown, or none), with the share of time in which each side is idle.
+    """Rollouts, each on `rollout_gpus`, and a trainer on `trainer_gpus` (None: unknown, or none),
+    with the share of time in which each side is idle.
     """
 
     rollouts: int
@@ -71,8 +70,8 @@ def balance_of(at: RunSnapshot) -> PipelineBalance | None:
 
 
 def more_rollouts(balance: PipelineBalance, room: int | None = None) -> tuple[int, float] | None:
-    """Returns how many more rollouts, at most half as many again and at most `room`, would help the
-    trainer, and the gain; None below `GAIN_MIN`.
+    """Returns at most half as many again and at most `room`, that would help the trainer, and the
+    gain; None below `GAIN_MIN`.
     """
     more_max = ceil(balance.rollouts / 2) if room is None else min(room, ceil(balance.rollouts / 2))
     gains = [(more, balance.gain(balance.rollouts + more)) for more in range(1, more_max + 1)]
@@ -83,14 +82,14 @@ def more_rollouts(balance: PipelineBalance, room: int | None = None) -> tuple[in
 
 
 def rollouts_needed(balance: PipelineBalance) -> int:
-    """Returns how many rollouts would generate as much as the present ones."""
+    """Returns the rollouts needed to generate as much as the present ones."""
     busy = balance.rollouts * (1 - balance.rollouts_idle)
     return min(balance.rollouts, max(1, ceil(SPARE * busy)))
 
 
 def best_split(balance: PipelineBalance) -> tuple[int, int, float] | None:
-    """Returns the rollouts and trainer's GPUs, of the same GPUs in all, that give most, and the
-    gain; None below `GAIN_MIN` or if the trainer's GPUs are unknown.
+    """The rollouts and trainer's GPUs, of the same GPUs in all, that give most, and the gain; None
+    below `GAIN_MIN` or if the trainer's GPUs are unknown.
     """
     if not balance.trainer_gpus:
         return None

@@ -22,8 +22,8 @@ from rollstream.storage.stores.base import ObjectStore
 
 @dataclass(frozen=True, slots=True)
 class ReadableFile:
-    """A readable archived file: rows `first` to `last` of a partition, at local `path`. `fence` is
-    the fence (term, sequence) after its last row; `schema` is the format number of its columns.
+    """Rows `first` to `last` of a partition, at local `path`. `fence` is the fence (term, sequence)
+    after its last row; `schema` is the format number of its columns.
     """
 
     path: str
@@ -36,8 +36,8 @@ class ReadableFile:
 
 @dataclass(frozen=True, slots=True)
 class OffsetGap:
-    """Offsets `[start, end)` of a partition that no archived file holds; `end` None: all from
-    `start` on. `fence` is the fence before `start`, (0, 0) if unknown.
+    """`[start, end)` of a partition that no archived file holds; `end` None: all from `start` on.
+    `fence` is the fence before `start`, (0, 0) if unknown.
     """
 
     partition: int
@@ -47,7 +47,7 @@ class OffsetGap:
 
 
 def offset_gaps(files: Iterable[ReadableFile], partitions: Iterable[int]) -> list[OffsetGap]:
-    """Returns the offsets to read from the log, by partition; the open end of each comes last."""
+    """Returns the gaps by partition; the open end of each comes last."""
     by_partition: defaultdict[int, list[ReadableFile]] = defaultdict(list)
     for file in files:
         by_partition[file.partition].append(file)
@@ -75,7 +75,7 @@ def overlapping(files: Iterable[ReadableFile]) -> list[tuple[ReadableFile, Reada
 
 
 def gaps_in_words(lost: Sequence[OffsetGap]) -> str:
-    """Returns the gaps as text, at most five: `partition 0: 3 to 9, partition 2: 0 to 4`."""
+    """Returns at most five: `partition 0: 3 to 9, partition 2: 0 to 4`."""
     shown = [f"partition {h.partition}: {h.start} to {(h.end or 0) - 1}" for h in lost[:5]]
     return ", ".join(shown) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")
 
@@ -84,8 +84,8 @@ CACHE_BYTES = 16 << 30
 
 
 class ArchiveCache:
-    """Gives each archived file a local path: in place for a `file:` store, else in a bounded LRU
-    cache. A topic larger than the cache raises `ConfigurationError`.
+    """Files in place for a `file:` store, else in a bounded LRU cache. A topic larger than the
+    cache raises `ConfigurationError`.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class ArchiveCache:
         self._cache, self._bytes_max = cache or _cache_folder(), bytes_max
 
     def paths(self, files: Sequence[ArchiveFile]) -> list[str]:
-        """Returns a local path for each file, after fetching missing ones."""
+        """Returns the paths after fetching missing ones."""
         local = [path for file in files if (path := local_path(self._store, file.key))]
         if len(local) == len(files):
             return [str(path) for path in local]
@@ -149,8 +149,8 @@ def _cached_name(url: str) -> str:
 
 
 def archive_folder(url: str) -> Path:
-    """Returns the local folder below which a store's archived files are read: the store's own for a
-    `file:` store, else the cache's.
+    """Below which archived files are read: the store's own for a `file:` store, else
+    the cache's.
     """
     scheme, _, rest = url.partition(":")
     if scheme == "file":
@@ -165,8 +165,8 @@ _FOOTER_KEYS = ("last", "schema", "fence")
 
 @dataclass(slots=True)
 class ArchivedFiles:
-    """Lists, fetches and checks the archived files of one run. `warn` receives messages for the
-    user. A damaged file raises `CorruptObject`, or is left out if `skip_corrupt` is set.
+    """The archived files of one run. `warn` receives messages for the user. A damaged file raises
+    `CorruptObject`, or is left out if `skip_corrupt` is set.
     """
 
     location: RunLocation
@@ -174,24 +174,23 @@ class ArchivedFiles:
     skip_corrupt: bool
     warn: Callable[[str], None]
     bad: set[str] = field(default_factory=set[str])
-    """Paths of damaged files that are left out."""
     _files: list[ArchiveFile] | None = None
     _fetched: ArchiveCache | None = None
 
     def run(self) -> str:
-        """Returns the run's name: the configured one, or that of the archive's only run."""
+        """The configured name, or that of the archive's only run."""
         if self.location.run is not None:
             return self.location.run
         return archived_run(self.location, self._all())
 
     def held(self, topic: str) -> list[ReadableFile]:
-        """Returns the topic's readable files. With `skip_corrupt` all of them are read first."""
+        """Returns readable files. With `skip_corrupt` all of them are read first."""
         if self.skip_corrupt:
             self.check(topic)
         return self._held(topic)
 
     def refresh(self) -> None:
-        """List the archive again at the next use."""
+        """Lists the archive again at the next use."""
         self._files = None
 
     def _held(self, topic: str) -> list[ReadableFile]:
@@ -222,7 +221,7 @@ class ArchivedFiles:
         return readable_files
 
     def check(self, topic: str) -> None:
-        """Read all files of the topic completely, to find damaged ones."""
+        """Reads all files of the topic completely, to find damaged ones."""
         for file in self._held(topic):
             try:
                 self.connection.execute(
@@ -282,7 +281,6 @@ class ArchivedFiles:
 
 
 def sql_literal(text: str) -> str:
-    """Returns text as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"
 
 

@@ -1,6 +1,5 @@
-"""Defines the base views of `rollstream query`: one per archived topic, and the tables
-`evaluations`, `settings` and `MISPLACED`. A topic's view has each row of archive and log exactly
-once.
+"""The base views of `rollstream query`: one per archived topic, which has each row of archive and
+log exactly once, and the tables `evaluations`, `settings` and `MISPLACED`.
 """
 
 import json
@@ -33,16 +32,16 @@ EVALUATION_COLUMNS = {
     "prompts": "VARCHAR",
     "by_prompt": "DOUBLE[][]",
 }
-"""Columns of `evaluations`, from the fields of the same names in a line of `eval.jsonl`. A further
-column `line` holds the whole line as JSON.
+"""From the fields of the same names in a line of `eval.jsonl`. A further column `line` holds the
+whole line as JSON.
 """
 
 
 @dataclass(slots=True)
 class TopicViews:
-    """Defines the views of topics. A session calls `define` when a query first names a topic; if
-    the query fails, it calls `renew` (files were merged) or `complete` (files of an older release
-    lack columns), and repeats it. `view` returns the reader of log and archive, None without a log.
+    """A session calls `define` when a query first names a topic; if the query fails, it calls
+    `renew` (files were merged) or `complete` (files of an older release lack columns), and repeats
+    it. `view` returns the reader of log and archive, None without a log.
     """
 
     connection: duckdb.DuckDBPyConnection
@@ -50,14 +49,14 @@ class TopicViews:
     view: "Callable[[], LogView | None]"
     warn: Callable[[str], None]
     _tables: set[str] = field(default_factory=set[str])
-    """Topics that have a table `live_<topic>` of rows copied from the log, perhaps empty."""
+    """With a table `live_<topic>` of rows copied from the log, perhaps empty."""
     _files: dict[str, Sequence[archive_files.ReadableFile]] = field(
         default_factory=dict[str, Sequence[archive_files.ReadableFile]]
     )
-    """The archived files that each topic's view reads; the store may hold newer ones."""
+    """That each topic's view reads; the store may hold newer ones."""
 
     def define(self, topic: str) -> None:
-        """Define the topic's view over the files that the archive lists now."""
+        """Defines over the files that the archive lists now."""
         files = self.archive.held(topic)
         # Rows at all other offsets are copied from the log, even if they are archived meanwhile: so
         # archive and log have no common row.
@@ -74,9 +73,7 @@ class TopicViews:
         self._make_view(topic, files)
 
     def renew(self) -> bool:
-        """Define the views again whose files are gone because the archive merged them. Returns
-        False if no file was gone.
-        """
+        """Those whose files are gone because the archive merged them. False if no file was gone."""
         gone = [t for t, of in self._files.items() if not all(Path(o.path).exists() for o in of)]
         self.archive.refresh()
         for topic in gone:
@@ -86,8 +83,8 @@ class TopicViews:
         return bool(gone)
 
     def complete(self, topic: str) -> bool:
-        """Add the columns of this release that files of an older one lack, as null. Returns False
-        if the view had all columns already.
+        """Adds the columns of this release that files of an older one lack, as null. False if the
+        view had all.
         """
         names = self._columns(topic)
         self._make_table(topic)
@@ -97,7 +94,7 @@ class TopicViews:
     def _copy_others(
         self, topic: str, files: Sequence[archive_files.ReadableFile]
     ) -> Sequence[archive_files.OffsetGap]:
-        """Returns the offsets that neither archive nor log holds."""
+        """Returns offsets that neither archive nor log holds."""
         view = self.view()
         if view is None:
             return [gap for gap in archive_files.offset_gaps(files, ()) if gap.end is not None]
@@ -152,8 +149,8 @@ class TopicViews:
 
 
 def define_misplaced(connection: duckdb.DuckDBPyConnection, partitions: int) -> None:
-    """Create the table `MISPLACED` of groups with rows in a partition of `trajectories` that does
-    not belong to their key; empty if the number of partitions is unknown (0).
+    """The table `MISPLACED` of groups with rows in a partition of `trajectories` that does not
+    belong to their key; empty if the number of partitions is unknown (0).
     """
     wrong: list[tuple[int, int]] = []
     if partitions:
@@ -171,7 +168,7 @@ def define_misplaced(connection: duckdb.DuckDBPyConnection, partitions: int) -> 
 
 
 def define_evaluations(connection: duckdb.DuckDBPyConnection, location: RunLocation) -> None:
-    """Create the table `evaluations` from `metrics/eval.jsonl`, empty without that file."""
+    """Defines the evaluations from `metrics/eval.jsonl`, empty without that file."""
     from rollstream.storage.metrics_file import read_metrics
 
     columns = ", ".join(f"{name} {kind}" for name, kind in EVALUATION_COLUMNS.items())
@@ -188,7 +185,7 @@ def define_evaluations(connection: duckdb.DuckDBPyConnection, location: RunLocat
 
 
 def define_settings(connection: duckdb.DuckDBPyConnection, location: RunLocation) -> None:
-    """Create the table `settings`: one row, null without a configuration."""
+    """One row, null without a configuration."""
     columns = "run VARCHAR, max_lag BIGINT, process_rewards BOOLEAN"
     connection.execute(f"CREATE TABLE settings ({columns})")
     values = [location.run, location.max_lag, location.process_rewards]

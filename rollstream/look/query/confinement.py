@@ -12,7 +12,7 @@ from rollstream.look.query.locate import RunLocation
 
 
 def confine(connection: duckdb.DuckDBPyConnection, location: RunLocation) -> None:
-    """Let the connection read below the run's archive, or the cache of a remote one, alone. Its
+    """The connection reads below the run's archive, or the cache of a remote one, alone. Its
     settings cannot be changed afterwards.
     """
     folder = archive_folder(location.store)
@@ -25,7 +25,7 @@ def confine(connection: duckdb.DuckDBPyConnection, location: RunLocation) -> Non
 
 
 def close_settings(connection: duckdb.DuckDBPyConnection, allowed: str) -> None:
-    """Run the setting `allowed`, refuse everything else outside of the database, and lock the
+    """Runs the setting `allowed`, refuses everything else outside of the database, and locks the
     settings.
     """
     for setting in (

@@ -9,7 +9,6 @@ from rollstream.streams.values import Span, accepted_tokens
 
 
 def describe(record: records.Record) -> str:
-    """Returns a one-line description of a record, without its long fields."""
     match record:
         case records.Trajectory():
             return _trajectory(record)
@@ -41,7 +40,7 @@ def describe(record: records.Record) -> str:
 
 
 def spans_in_words(spans: Sequence[Span]) -> str:
-    """Returns spans as text: `v3 20, v4 5` for 20 tokens under version 3 and 5 under 4."""
+    """`v3 20, v4 5` for 20 tokens under version 3 and 5 under 4."""
     return ", ".join(f"v{span.version.number} {span.end - span.start}" for span in spans) or "none"
 
 

@@ -1,6 +1,4 @@
-"""Makes calls of DuckDB that Ctrl-C can end (`interruptibly`), and names the columns of a result
-(`distinct_columns`).
-"""
+"""Calls of DuckDB that Ctrl-C can end, and the names of a result's columns."""
 
 import os
 import threading
@@ -57,8 +55,8 @@ def _ends(ended: threading.Event) -> bool:
 
 
 def distinct_columns(names: Sequence[str]) -> tuple[str, ...]:
-    """Returns column names that also differ as they are printed (`printable`): a repeated one gets
-    a number, as in `step`, `step_1`.
+    """That also differ as they are printed (`printable`): a repeated one gets a number, as in
+    `step`, `step_1`.
     """
     taken = {printable(name) for name in names}
     distinct, shown = list[str](), set[str]()

@@ -27,8 +27,8 @@ from rollstream.streams.topics import catalogue, is_dead_letter_topic, run_topic
 ENVELOPE: tuple[str, ...] = ("partition", "offset", "key", "schema", "term", "void", "time")
 """Fields that every record has besides its own; `term` is that of its writer."""
 DERIVED = {"lag_finish": "number"}
-"""Computed fields of trajectories, by kind. `lag_finish` is the newest version known when the
-trajectory finished, minus the version of its oldest span.
+"""By kind of record. `lag_finish` is the newest version known when the trajectory finished, minus
+the version of its oldest span.
 """
 
 _CONDITION = re.compile(r"\s*([\w./:-]+?)\s*(!=|<=|>=|=|<|>|~)\s*(.*?)\s*", re.DOTALL)
@@ -39,7 +39,7 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class FieldCondition:
-    """A condition `path operator wanted` on a record's values, as `parse_condition` made it."""
+    """`path operator wanted`, on a record's values."""
 
     path: tuple[str, ...]
     operator: str
@@ -65,7 +65,7 @@ class FieldCondition:
 
 
 def record_values(record: Record, with_arrays: bool = False) -> dict[str, Any]:
-    """Returns a record's fields as builtins; arrays are lists if `with_arrays`, else lengths."""
+    """Returns the values as builtins; arrays are lists if `with_arrays`, else lengths."""
     hook: Callable[[Any], Any] = np.ndarray.tolist if with_arrays else len
     own_fields: dict[str, Any] = msgspec.to_builtins(record, enc_hook=hook)
     # In the log, names of arrays have a suffix with their type (`tokens:u4`).
@@ -73,8 +73,8 @@ def record_values(record: Record, with_arrays: bool = False) -> dict[str, Any]:
 
 
 def derived_values(record: Record | None, timestamp_ms: int) -> dict[str, Any]:
-    """Returns the fields that a record does not store: `time` (seconds since 1970), and of a
-    trajectory `lag_finish`.
+    """What a record does not store: `time` (seconds since 1970), and of a trajectory
+    `lag_finish`.
     """
     derived: dict[str, Any] = {"time": timestamp_ms / 1000}
     if isinstance(record, Trajectory):
@@ -91,7 +91,7 @@ def oldest_version(record: Trajectory) -> int | None:
 
 
 def record_fields(log_record: LogRecord, with_arrays: bool = False) -> dict[str, Any]:
-    """Returns the fields of envelope and record as builtins; arrays as in `record_values`."""
+    """Returns the fields of envelope and record; arrays as in `record_values`."""
     own_fields = {} if log_record.record is None else record_values(log_record.record, with_arrays)
     envelope = {
         "partition": log_record.address.partition,
@@ -106,9 +106,7 @@ def record_fields(log_record: LogRecord, with_arrays: bool = False) -> dict[str,
 def meets(
     log_record: LogRecord, conditions: Sequence[FieldCondition], more: Mapping[str, Any]
 ) -> bool:
-    """Returns whether the record meets all conditions; `more` holds further fields that the caller
-    knows.
-    """
+    """All of them; `more` holds further fields that the caller knows."""
     values = (
         record_fields(log_record)
         | derived_values(log_record.record, log_record.timestamp_ms)
@@ -118,7 +116,7 @@ def meets(
 
 
 def known_topics() -> tuple[str, ...]:
-    """Returns the names of all topics of a run but those of named weight streams."""
+    """Returns the known topics of a run, without those of named weight streams."""
     return tuple(topic.name for topic in catalogue())
 
 
@@ -132,9 +130,8 @@ def check_topic(topic: str) -> None:
 
 
 def parse_condition(text: str, topic: str, more: Mapping[str, str] | None = None) -> FieldCondition:
-    """Parses a condition on records of a topic. `more` maps further fields to their kinds
-    (`number`, `text`, `time` or `open`). Raises `ConfigurationError` for an unknown field or an
-    invalid comparison.
+    """`more` maps further fields to their kinds (`number`, `text`, `time` or `open`). Raises
+    `ConfigurationError` for an unknown field or an invalid comparison.
     """
     match = _CONDITION.fullmatch(text)
     if match is None:
@@ -157,8 +154,8 @@ def parse_condition(text: str, topic: str, more: Mapping[str, str] | None = None
 
 
 def _fields_of(topic: str) -> dict[str, str]:
-    """Maps each dotted field of a topic's records to its kind: `number` (arrays too, by their
-    lengths), `text`, `time`, or `open` (has inner fields, whose names may be unknown here).
+    """Each dotted field → its kind: `number` (arrays too, by their lengths), `text`, `time`, or
+    `open` (has inner fields, whose names may be unknown here).
     """
     kinds = {
         name: "number" if name in ("partition", "offset", "term") else "text" for name in ENVELOPE
@@ -200,7 +197,7 @@ def _kind_at(kinds: Mapping[str, str], name: str) -> str | None:
 
 
 def _at(values: object, path: Sequence[str]) -> Any:
-    """Returns the value at a path (a list's length), None if the path does not exist."""
+    """A list's length; None if the path does not exist."""
     for part in path:
         if isinstance(values, Mapping):
             values = cast("Mapping[str, object]", values).get(part)

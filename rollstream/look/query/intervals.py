@@ -1,5 +1,5 @@
 """Intervals, tests and power for means and paired differences (Student's t), and the percentile
-bootstrap. Pure functions of numbers, by NumPy without SciPy.
+bootstrap, by NumPy without SciPy. Pure.
 """
 
 import math
@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 # (1993), chapter 13, for the percentile interval.
 CONFIDENCE = 0.95
 EQUIVALENCE_LEVEL = 0.05
-"""Level of each one-sided test, so the interval that must lie within the margin has 90 %."""
+"""Of each one-sided test, so the interval that must lie within the margin has 90 %."""
 POWER = 0.8  # at which `detectable` is stated
 _NORMAL = NormalDist()
 
 
 @dataclass(frozen=True, slots=True)
 class MeanInterval:
-    """The mean of `count` independent values, and its interval at `confidence`. Both ends are
-    infinite for fewer than two values.
+    """The mean interval of `count` independent values, at `confidence`. Both ends are infinite for
+    fewer than two values.
     """
 
     count: int
@@ -72,7 +72,7 @@ class Equivalence:
 
 
 def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> MeanInterval:
-    """Returns the mean of at least one value and Student's interval."""
+    """Returns the mean interval of at least one value, with Student's interval."""
     count, mean = len(values), fmean(values)
     if count < 2:
         return MeanInterval(count, mean, -math.inf, math.inf, confidence)
@@ -83,7 +83,7 @@ def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Me
 def paired_difference(
     first: Sequence[float], second: Sequence[float], confidence: float = CONFIDENCE
 ) -> PairedDifference:
-    """Returns the paired comparison of two equally long sequences of at least two values. Raises
+    """Returns the paired difference of two equally long sequences of at least two values. Raises
     `ValueError` for fewer.
     """
     differences = [b - a for a, b in zip(first, second, strict=True)]
@@ -109,7 +109,7 @@ def paired_difference(
 def equivalence(
     comparison: PairedDifference, margin: float, level: float = EQUIVALENCE_LEVEL
 ) -> Equivalence:
-    """Returns the two one-sided tests of a paired comparison for a margin above 0."""
+    """Returns the equivalence for a margin above 0."""
     degrees, error = comparison.pairs - 1, comparison.deviation / math.sqrt(comparison.pairs)
     half = student_quantile(1 - level, degrees) * error
     low, high = comparison.difference - half, comparison.difference + half
@@ -121,8 +121,8 @@ def equivalence(
 
 
 def difference_power(difference: float, deviation: float, pairs: int, level: float) -> float:
-    """Returns the probability that the two-sided paired t-test at `level` rejects "no difference"
-    for this true mean difference and standard deviation.
+    """The probability that the two-sided paired t-test at `level` rejects "no difference" for this
+    true mean difference and standard deviation.
     """
     if deviation == 0:
         return 1.0 if difference else level
@@ -136,7 +136,7 @@ def difference_power(difference: float, deviation: float, pairs: int, level: flo
 
 
 def equivalence_power(margin: float, deviation: float, pairs: int, level: float) -> float:
-    """Returns the probability that both one-sided tests pass when the true difference is 0."""
+    """The probability that both one-sided tests pass when the true difference is 0."""
     if deviation == 0:
         return 1.0
     width = margin / deviation * math.sqrt(pairs)
@@ -151,7 +151,7 @@ def equivalence_power(margin: float, deviation: float, pairs: int, level: float)
 def detectable_difference(
     deviation: float, pairs: int, level: float, power: float = POWER
 ) -> float:
-    """Returns the smallest difference that the paired t-test finds with this power."""
+    """The smallest that the paired t-test finds with this power."""
     low, high = 0.0, deviation or 1.0
     if deviation == 0:
         return 0.0
@@ -173,8 +173,8 @@ def bootstrap_interval(
     draws: int = 2000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Returns the percentile interval of a statistic of `count` independent units. `statistic` gets
-    the indices of the drawn units, with repetitions; draws of which it is nan are left out.
+    """Returns percentile interval of a statistic of `count` independent units. `statistic` gets the
+    indices of the drawn units, with repetitions; draws of which it is nan are left out.
     """
     generator = np.random.default_rng(seed)
     drawn = (generator.integers(0, count, count) for _ in range(draws))
@@ -193,7 +193,7 @@ def student_cdf(t: float, degrees: float) -> float:
 
 
 def student_quantile(probability: float, degrees: float) -> float:
-    """Returns the quantile of Student's t for a probability in (0, 1)."""
+    """Returns the quantile of Student's t, for a probability in (0, 1)."""
     if probability == 0.5:
         return 0.0
     if probability < 0.5:
@@ -217,7 +217,7 @@ def _two_sided(mean: float, deviation: float, count: int) -> float:
 
 
 def _upper_tail(distance: float, error: float, degrees: int) -> float:
-    """Returns the p-value of "the difference is beyond a bound this far away"."""
+    """The p-value of "the difference is beyond a bound this far away"."""
     if error == 0:
         return 0.0 if distance > 0 else 1.0
     return 1 - student_cdf(distance / error, degrees)
@@ -252,7 +252,7 @@ def _over_scales(probability: Callable[[float], float], degrees: int) -> float:
 
 
 def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """Returns the regularised incomplete beta function I_x(a, b)."""
+    """Regularised, I_x(a, b)."""
     if x <= 0 or x >= 1:
         return float(x >= 1)
     # The continued fraction (Abramowitz and Stegun 26.5.8) converges fast below the mean; above it,

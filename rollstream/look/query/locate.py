@@ -1,4 +1,4 @@
-"""Locates a run's log, store (which holds the archive) and files from the argument of a command."""
+"""Locates a run's log, store and files from the argument of a command."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -28,10 +28,10 @@ SIMULATION_FILE = "simulation.json"  # the results of a simulation, in a folder 
 
 @dataclass(frozen=True)
 class RunLocation:
-    """States where a run's data is. `name` is for messages; `store` and `bus` are URLs with
-    absolute paths. `bus` is None without a log (the archive is read alone), `folder` (the run's, or
-    of a store alone the store's) if only a remote store is known, `run` (the run's name) if the
-    archive must name it. `configuration` is empty without config.json.
+    """`name` is for messages; `store` and `bus` are URLs with absolute paths. `bus` is None without
+    a log (the archive is read alone), `folder` (the run's, or of a store alone the store's) if only
+    a remote store is known, `run` (the run's name) if the archive must name it. `configuration` is
+    empty without config.json.
     """
 
     name: str
@@ -42,14 +42,14 @@ class RunLocation:
     folder: Path | None = None
     configuration: Mapping[str, Any] = field(default_factory=dict[str, Any])
     is_trusted: bool = False
-    """Whether `--trust` was given: the code that the run names may be imported."""
+    """By `--trust`: the code that the run names may be imported."""
     named: tuple[str, ...] = ()
     """URLs on the user's command line."""
 
     @cached_property
     def files(self) -> ContainedFolder:
-        """The run's folder, whose links are followed only inside it and into folders that the user
-        named. Raises `ConfigurationError` if the run has no folder.
+        """Links are followed only inside the run's folder and into folders that the user named.
+        Raises `ConfigurationError` if the run has no folder.
         """
         if self.folder is None:
             raise ConfigurationError(f"{self.name} has no folder, only a store")
@@ -57,17 +57,17 @@ class RunLocation:
 
     @cached_property
     def id(self) -> str:
-        """The run's id in its store; "" if it cannot be read."""
+        """Returns the id in the store; "" if it cannot be read."""
         stored_id = run_id(self.store, self.named) if self.has_store else ""
         return "" if len(stored_id) == len(folder_key(Path())) else stored_id
 
     @property
     def key(self) -> str:
-        """The run's key in the user's private folder: its id, or its folder without one."""
+        """Returns the key in the user's private folder: the run's id, or its folder without one."""
         return self.id or ("" if self.folder is None else folder_key(self.folder))
 
     def has_file(self, *parts: str) -> bool:
-        """Returns whether the run's folder has this regular file."""
+        """A regular file."""
         return self.folder is not None and self.files.has_file(*parts)
 
     @property
@@ -76,37 +76,36 @@ class RunLocation:
 
     @property
     def evaluations(self) -> Path | None:
-        """Returns the path of `metrics/eval.jsonl`; None without that file."""
+        """`metrics/eval.jsonl`; None without it."""
         parts = ("metrics", "eval.jsonl")
         return self.files.path(*parts) if self.has_file(*parts) else None
 
     @property
     def has_store(self) -> bool:
-        """Returns False if the store is a missing folder."""
+        """False if the store is a missing folder."""
         folder = folder_of_url(self.store)
         return folder is None or folder.is_dir()
 
     @property
     def max_lag(self) -> int | None:
-        """Returns the setting `dispatch.max_lag`; None if it is unbounded or unknown."""
+        """`dispatch.max_lag`; None if it is unbounded or unknown."""
         lag = self.table("dispatch").get("max_lag")
         return lag if isinstance(lag, int) else None
 
     @property
     def process_rewards(self) -> bool:
-        """Returns the setting `trainer.process_rewards`."""
         return bool(self.table("trainer").get("process_rewards", False))
 
     def table(self, name: str) -> Mapping[str, Any]:
-        """Returns a table of the configuration; {} if it has none."""
+        """Returns the table of the configuration; {} if it has none."""
         values = self.configuration.get(name)
         return cast("Mapping[str, Any]", values) if isinstance(values, dict) else {}
 
 
 def locate_run(argument: str | None, is_trusted: bool = False) -> RunLocation:
-    """Returns the location of `argument` (a run's folder, its config.json, an archive, or a store's
-    URL; None: the newest run). Raises `ConfigurationError` if neither a run nor an archive is
-    there; a URL of another scheme than `file:` is not checked.
+    """Locates a run's folder, its config.json, an archive, or a store's URL (None: the newest run).
+    Raises `ConfigurationError` if neither a run nor an archive is there; a URL of another scheme
+    than `file:` is not checked.
     """
     if argument is None:
         return locate_run(str(newest_run(RUNS_FOLDER)), is_trusted)
@@ -126,8 +125,8 @@ def locate_run(argument: str | None, is_trusted: bool = False) -> RunLocation:
 
 
 def run_path(argument: str) -> str:
-    """Returns `runs/NAME` for the name of a run there, unless the present folder has that name;
-    otherwise the argument unchanged.
+    """`runs/NAME` for the name of a run there, unless the present folder has that name; otherwise
+    the argument unchanged.
     """
     in_runs = os.path.join(RUNS_FOLDER, argument)
     # The argument may be any text, for instance a query: a text that cannot be a path does not
@@ -139,8 +138,8 @@ def run_path(argument: str) -> str:
 def locate_asked_run(
     argument: str | None, name: str | None, warn: Callable[[str], None], is_trusted: bool = False
 ) -> RunLocation:
-    """Returns the location of a command's RUN; `name` selects a run in an archive that holds
-    several. Without RUN the newest run is taken, and `warn` receives its name.
+    """Locates a command's RUN; `name` selects a run in an archive that holds several. Without RUN
+    the newest is taken, and `warn` receives its name.
     """
     location = locate_run(argument, is_trusted)
     if argument is None:
@@ -149,9 +148,7 @@ def locate_asked_run(
 
 
 def may_hold_run(folder: Path) -> bool:
-    """Returns whether the folder has the `config.json` of a run, and not of a model; True if it
-    cannot be read.
-    """
+    """Whether it has the `config.json` of a run, and not of a model; True if it cannot be read."""
     if not (folder / CONFIGURATION).exists():
         return False
     try:
@@ -162,8 +159,8 @@ def may_hold_run(folder: Path) -> bool:
 
 
 def newest_run(runs: Path) -> Path:
-    """Returns the folder in `runs` with the most recently written config.json. Raises
-    `ConfigurationError` if there is none.
+    """The folder in `runs` with the most recently written config.json. Raises `ConfigurationError`
+    if there is none.
     """
     paths = [path for path in runs.glob("*/config.json") if may_hold_run(path.parent)]
     if not paths:
@@ -205,8 +202,8 @@ def _configured(folder: Path, file: str) -> RunLocation:
 
 
 def read_configuration(path: Path) -> dict[str, Any]:
-    """Returns the content of a run's `config.json`. Raises `ConfigurationError` if it holds no
-    table, `OutsideRun` if it is no regular file of its folder.
+    """Raises `ConfigurationError` if `config.json` holds no table, `OutsideRun` if it is no regular
+    file of its folder.
     """
     try:
         values = parse_loose_json(ContainedFolder(path.parent).read(path.name))
@@ -220,9 +217,7 @@ def read_configuration(path: Path) -> dict[str, Any]:
 
 
 def url_inside(url: str, folder: Path) -> str:
-    """Returns the URL; a relative path after `sqlite:` or `file:` is made absolute inside the
-    folder.
-    """
+    """A relative path after `sqlite:` or `file:` is made absolute inside the folder."""
     scheme, _, rest = url.partition(":")
     if scheme not in ("sqlite", "file") or rest.startswith("/"):
         return url
@@ -230,8 +225,8 @@ def url_inside(url: str, folder: Path) -> str:
 
 
 def archived_run(location: RunLocation, files: "Iterable[ArchiveFile]") -> str:
-    """Returns the name of the only run among the archive's `files`. Raises `ConfigurationError` if
-    there are none or several.
+    """Returns the only run among the archive's `files`. Raises `ConfigurationError` if there are
+    none or several.
     """
     runs = sorted({file.run for file in files})
     if len(runs) > 1:

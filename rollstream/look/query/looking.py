@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # opening a run imports them
 
 
 def open_run_store(location: RunLocation, deadline_s: float = inf) -> "ObjectStore":
-    """Opens the run's store for reading. Raises `ConfigurationError` if it has none."""
+    """Raises `ConfigurationError` if the run has none."""
     from rollstream.storage.stores.read_only import open_store_for_reading
 
     if not location.has_store:
@@ -40,9 +40,9 @@ def open_run_store(location: RunLocation, deadline_s: float = inf) -> "ObjectSto
 
 
 def open_run_log(location: RunLocation, store_s: float = inf) -> "Bus":
-    """Opens the run's log, which the location must have, for reading. Records too large for the log
-    are read from the store, if there is one. Raises `BusError` within seconds if no Kafka broker
-    accepts a connection.
+    """Opens the log, which the location must have. Records too large for the log are read from the
+    store, if there is one. Raises `BusError` within seconds if no Kafka broker accepts a
+    connection.
     """
     from rollstream.storage.claim_check import ClaimCheck
 
@@ -51,7 +51,7 @@ def open_run_log(location: RunLocation, store_s: float = inf) -> "Bus":
 
 
 def open_stored_log(location: RunLocation) -> "Bus":
-    """Opens the run's log as it is stored, for a copy: a large record is its claim."""
+    """Opens the stored log as it is stored for a copy: a large record is its claim."""
     from rollstream.streams.connect import check_reachable, open_bus_for_reading
 
     assert location.bus is not None
@@ -62,15 +62,13 @@ def open_stored_log(location: RunLocation) -> "Bus":
 
 @contextmanager
 def open_run_view(location: RunLocation, store_s: float = inf) -> Generator["LogView"]:
-    """Opens log and archive of the run as one read-only log; one of them may be missing."""
+    """Log and archive as one read-only log; one of them may be missing."""
     with closing(run_view(location, store_s)) as view:
         yield view
 
 
 def run_view(location: RunLocation, store_s: float = inf) -> "LogView":
-    """As `open_run_view`, for the caller to close. No read of the store waits longer than
-    `store_s`.
-    """
+    """Opens the view for the caller to close. No read of the store waits longer than `store_s`."""
     from rollstream.storage.archive.log_view import LogView
     from rollstream.storage.archive.reading import archived_files
 
@@ -113,8 +111,8 @@ def _check_token(location: RunLocation, url: str) -> None:
 
 
 def permits_run_code(location: RunLocation, names: tuple[str, ...]) -> bool:
-    """Returns whether the code that these import paths name may be imported: the user gave
-    `--trust`, or began or trusted this run with these names.
+    """The code of these import paths may be imported: the user gave `--trust`, or began or trusted
+    this run with these names.
     """
     if not names or location.is_trusted:
         return True
@@ -141,13 +139,13 @@ def _is_inside_run(location: RunLocation, name: str) -> bool:
 
 
 def refused_code(location: RunLocation, table: str = "trainer") -> tuple[str, ...]:
-    """Returns the import paths in a table of the configuration that may not be imported."""
+    """Returns import paths in a table of the configuration that may not be imported."""
     names = tuple(sorted(code_names({table: location.table(table)})))
     return () if permits_run_code(location, names) else names
 
 
 def require_code(location: RunLocation, *tables: str) -> None:
-    """Raise `ConfigurationError` if a command that uses these tables of the run's settings (by
+    """Raises `ConfigurationError` if a command that uses these tables of the run's settings (by
     default all) as its own would import code that may not be imported.
     """
     used = {name: location.table(name) for name in tables} or location.configuration
@@ -160,9 +158,8 @@ def require_code(location: RunLocation, *tables: str) -> None:
 
 
 def model_file(location: RunLocation, name: str) -> bytes | None:
-    """Returns a small file of the starting model, e.g. `tokenizer.json`: from the run's folder,
-    from the folder of `model.path` if the run is the user's own, or from the store; None without
-    it.
+    """A small one of the starting model, e.g. `tokenizer.json`: from the run's folder, from the
+    folder of `model.path` if the run is the user's own, or from the store; None without it.
     """
     from rollstream.storage.model_folder.hf_folder import find_hf_folder
     from rollstream.storage.starting_model.manifest import read_model_manifest
@@ -190,8 +187,8 @@ def model_file(location: RunLocation, name: str) -> bytes | None:
 
 
 def metrics_folder(location: RunLocation) -> Path:
-    """Returns the folder of the run's metrics files, which may be missing. Raises `OutsideRun` if
-    it, or a file in it, leaves the run's folder or is not regular.
+    """It may be missing. Raises `OutsideRun` if it, or a file in it, leaves the run's folder or is
+    not regular.
     """
     if location.folder is None:
         return Path(os.devnull)  # holds no file
@@ -210,9 +207,7 @@ def _is_own(location: RunLocation) -> bool:
 
 
 def trainer_settings(location: RunLocation) -> Mapping[str, Any]:
-    """Returns the table `trainer` of the configuration without settings whose code may not be
-    imported.
-    """
+    """Returns the settings without settings whose code may not be imported."""
     values, names = location.table("trainer"), refused_code(location)
     # The advantage is a part of the rule which samples are trained: a default would make another
     # rule than the run's.

@@ -1,5 +1,5 @@
-"""Query results as a table of the terminal's width, as lines for a pipe, as JSON lines or as CSV.
-All but the table are complete, and written batch by batch in little memory.
+"""Query results as a table of the terminal's width, as lines for a pipe, as JSON lines or as CSV;
+all but the table complete, in little memory.
 """
 
 import json
@@ -22,9 +22,9 @@ _NUMBERS = frozenset([*_WHOLE, *(f"U{kind}" for kind in _WHOLE), "FLOAT", "DOUBL
 
 
 def json_value(value: Any, is_exact: bool = False) -> Any:
-    """Returns a value as JSON types: times as ISO text or "infinity", durations as seconds, bytes
-    as hex digits, decimals that no float equals and other types as text. NaN and infinities become
-    null, or with `is_exact` the texts "NaN", "Infinity" and "-Infinity".
+    """Returns times as ISO text or "infinity", durations as seconds, bytes as hex digits, decimals
+    that no float equals and other types as text. NaN and infinities become null, or with `is_exact`
+    the texts "NaN", "Infinity" and "-Infinity".
     """
     if isinstance(value, float):
         if math.isfinite(value):
@@ -52,7 +52,6 @@ def json_value(value: Any, is_exact: bool = False) -> Any:
 
 
 def json_lines(answer: "QueryResult") -> Iterator[str]:
-    """Yields each row as one JSON object."""
     for rows in answer.batches:
         for row in rows:
             pairs = zip(answer.names, row, strict=True)
@@ -60,8 +59,8 @@ def json_lines(answer: "QueryResult") -> Iterator[str]:
 
 
 def write_csv(answer: "QueryResult", file: TextIO) -> None:
-    """Writes a header line, then one line per row. Lists and maps are written as JSON, null as an
-    empty field, NaN and infinities as `nan` and `inf`.
+    """A header line, then one per row. Lists and maps are written as JSON, null as an empty field,
+    NaN and infinities as `nan` and `inf`.
     """
     import csv  # the import takes a millisecond, which the other formats save
 
@@ -72,8 +71,8 @@ def write_csv(answer: "QueryResult", file: TextIO) -> None:
 
 
 def tab_lines(answer: "QueryResult", rows_max: int | None = None) -> Iterator[str]:
-    """Yields the columns' names and every row, or the first `rows_max`, separated by tabs, values
-    as in `write_csv` but whole.
+    """The columns' names and every row, or the first `rows_max`, values as in `write_csv` but
+    whole.
     """
     yield tab_separated(answer.names)
     for row in islice((row for batch in answer.batches for row in batch), rows_max):
@@ -82,13 +81,13 @@ def tab_lines(answer: "QueryResult", rows_max: int | None = None) -> Iterator[st
 
 
 def tab_separated(cells: Sequence[str]) -> str:
-    """Returns a row as one line of a pipe; tabs and line breaks become escapes."""
+    """One line of a pipe; tabs and line breaks become escapes."""
     return "\t".join(cell.replace("\t", "\\t").replace("\n", "\\n") for cell in cells)
 
 
 def table_lines(answer: "QueryResult", rows_max: int, width: int) -> Iterator[str]:
-    """Yields the lines of a table of the first `rows_max` rows, with as many columns as fit into
-    `width` characters, then a line if there are more rows and one that names the other columns.
+    """The first `rows_max` rows, with as many columns as fit into `width` characters, then a line
+    if there are more rows and one that names the other columns.
     """
     rows = list(islice((row for batch in answer.batches for row in batch), rows_max + 1))
     texts = [list(answer.names), *([cell_text(value) for value in row] for row in rows[:rows_max])]
@@ -108,8 +107,8 @@ def table_lines(answer: "QueryResult", rows_max: int, width: int) -> Iterator[st
 
 
 def cell_text(value: Any) -> str:
-    """Returns a value as short text for a table: null as "-", a long list or map by its first items
-    and their number in all, long text cut off.
+    """Returns a short text for a table: null as "-", a long list or map by its first items and
+    their number in all, long text cut off.
     """
     if value is None:
         return "-"

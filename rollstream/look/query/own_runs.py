@@ -17,25 +17,25 @@ from rollstream.private_state import read_private, write_private
 
 IMPORT_PATH = re.compile(r"\w+(\.\w+)*:\w+(\.\w+)*")  # `module:function`
 URL_VARIABLES = ("ROLLSTREAM_BUS", "ROLLSTREAM_STORE")
-"""Environment variables with the log's and the store's URL: the user's word."""
+"""With the log's and the store's URL: the user's word."""
 _ID = re.compile(r"[0-9a-f]{8,40}|[0-9a-f]{64}")  # drawn, or of `folder_key`
 
 
 @dataclass(frozen=True, slots=True)
 class OwnRun:
-    """What the user allows a run: the import paths in `code`, and links into `folders`."""
+    """Import paths in `code`, and links into `folders`."""
 
     code: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
 
 
 def folder_key(folder: Path) -> str:
-    """Returns the key of a run without an id, such as an archive alone, by its folder."""
+    """Returns the folder key of a run without an id, such as an archive alone."""
     return sha256(os.path.realpath(folder).encode(errors="surrogateescape")).hexdigest()
 
 
 def own_run(key: str) -> OwnRun:
-    """Returns the user's permissions for the run of this id; none for an unknown run."""
+    """The user's permissions for the run of this id."""
     content = read_private(f"runs/{key}.json") if _ID.fullmatch(key) else None
     if content is None:
         return OwnRun()
@@ -49,7 +49,7 @@ def own_run(key: str) -> OwnRun:
 
 
 def remember_run(key: str, code: Iterable[str] = (), folders: Iterable[str] = ()) -> bool:
-    """Add to the user's permissions for this run; returns whether they could be written."""
+    """Adds to the user's permissions; returns whether they could be written."""
     if not _ID.fullmatch(key):
         return False
     before = own_run(key)
@@ -126,11 +126,11 @@ def code_names(configuration: Mapping[str, Any]) -> frozenset[str]:
 
 
 def token_names(urls: Iterable[str]) -> Iterator[str]:
-    """Yields the function that the URL of a Kafka bus names for its OAuth tokens."""
+    """Functions that the URL of a Kafka bus names for its OAuth tokens."""
     for url in urls:
         yield from re.findall(r"[?&]token=([^&]+)", url)
 
 
 def permits_code(names: Collection[str], key: str) -> bool:
-    """Returns whether the user began or trusted the run of this id with all these import paths."""
+    """The user began or trusted the run of this id with all these import paths."""
     return set(names) <= set(own_run(key).code)

@@ -36,8 +36,8 @@ _EVALUATIONS = "SELECT step, prompts, by_prompt FROM evaluations WHERE len(by_pr
 
 @dataclass(frozen=True, slots=True)
 class PairedFigure:
-    """One compared metric. `where` names the step or the groups, `unit` is that of a pair.
-    `equivalence` is None without a margin; it applies to rewards only.
+    """`where` names the step or the groups, `unit` is that of a pair. `equivalence` is None without
+    a margin; it applies to rewards only.
     """
 
     name: str
@@ -52,7 +52,7 @@ class PairedFigure:
 
 @dataclass(frozen=True, slots=True)
 class GroupFigures:
-    """A training group: a hash of its prompt, and means over its finished trajectories."""
+    """A hash of its prompt, and means over its finished trajectories."""
 
     prompt: str
     reward: float
@@ -61,7 +61,7 @@ class GroupFigures:
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """An evaluation: a hash of all its prompts, and the mean reward of each."""
+    """A hash of all prompts of an evaluation, and the mean reward of each."""
 
     prompts: str
     rewards: tuple[float, ...]
@@ -69,14 +69,12 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class RunFigures:
-    """A run's groups by number, and its evaluations by step."""
-
     groups: Mapping[int, GroupFigures]
     evaluations: Mapping[int, HeldOut]
 
 
 def read_figures(session: QuerySession) -> RunFigures:
-    """Returns the figures of a run, from its log, archive and `metrics/eval.jsonl`."""
+    """Reads the figures from log, archive and `metrics/eval.jsonl`."""
     groups = {int(r[0]): GroupFigures(str(r[1]), r[2], r[3]) for r in _rows(session, _GROUPS)}
     evaluations = {
         int(step): HeldOut(str(prompts), tuple(float(prompt_row[2]) for prompt_row in by_prompt))
@@ -88,8 +86,8 @@ def read_figures(session: QuerySession) -> RunFigures:
 def paired_figures(
     first: RunFigures, second: RunFigures, confidence: float, margin: float | None = None
 ) -> list[PairedFigure]:
-    """Returns the comparisons with `PAIRS_MIN` pairs or more: of the newest common evaluation, of
-    all common groups, and of the last fifth of them.
+    """Returns the paired figures with `PAIRS_MIN` pairs or more: of the newest common evaluation,
+    of all common groups, and of the last fifth of them.
     """
     figures: list[PairedFigure] = []
 
@@ -114,13 +112,13 @@ def paired_figures(
 
 
 def common_groups(first: RunFigures, second: RunFigures) -> list[int]:
-    """Returns the numbers of the groups that both runs have with the same prompt, ascending."""
+    """Returns the groups with the same prompt in both runs, ascending."""
     both = sorted(first.groups.keys() & second.groups.keys())
     return [g for g in both if first.groups[g].prompt == second.groups[g].prompt]
 
 
 def _held_out(first: RunFigures, second: RunFigures) -> list[tuple[int, list[tuple[float, float]]]]:
-    """Returns the newest step at which both evaluated the same prompts, with the pairs, or []."""
+    """The newest step at which both evaluated the same prompts, with the pairs, or []."""
     for step in sorted(first.evaluations.keys() & second.evaluations.keys(), reverse=True):
         a, b = first.evaluations[step], second.evaluations[step]
         if a.prompts == b.prompts and len(a.rewards) == len(b.rewards):

@@ -1,5 +1,5 @@
-"""Decides, for a run that may come from another user, to which hosts secrets are sent
-(`check_hosts`) and which run it is (`run_id`), by the user's own statements (`own_runs.py`).
+"""Decides, for a run that may come from another user, to which hosts secrets are sent and which run
+it is, by the user's own statements (`own_runs.py`).
 """
 
 from collections.abc import Collection
@@ -17,13 +17,13 @@ from rollstream.streams.kind import NamedBrokers, bus_kind
 
 
 def folder_of_url(url: str) -> Path | None:
-    """Returns the absolute path that a `file:` or `sqlite:` URL names; None for another URL."""
+    """Returns the absolute path of a `file:` or `sqlite:` URL."""
     scheme, _, rest = url.partition(":")
     return Path(rest.removeprefix("//")).absolute() if scheme in ("file", "sqlite") else None
 
 
 def run_id(store: str, named_urls: Collection[str]) -> str:
-    """Returns the id in the store's `run.json`; "" if it cannot be read. `named_urls` are those on
+    """Returns the id of the store's `run.json`; "" if it cannot be read. `named_urls` are those on
     the user's command line.
     """
     from rollstream.foreign_json import parse_json
@@ -44,7 +44,7 @@ def run_id(store: str, named_urls: Collection[str]) -> str:
 
 
 def check_hosts(run: str, url: str, named_urls: Collection[str]) -> None:
-    """Raise `ConfigurationError` if opening this URL of a log or store could send a secret to a
+    """Raises `ConfigurationError` if opening this URL of a log or store could send a secret to a
     host that the user did not name, or in plain text to one that only the run's configuration
     names. `named_urls` are those on the user's command line.
     """

@@ -13,7 +13,7 @@ FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999
 
 
 def utc_time(timestamp_ms: int) -> datetime | None:
-    """Returns a record's time; None for one that is in no year from 1 to 9999."""
+    """Returns None outside of the years 1 to 9999."""
     if not FIRST_MS <= timestamp_ms <= LAST_MS:
         return None
     return datetime.fromtimestamp(timestamp_ms / 1000, UTC)

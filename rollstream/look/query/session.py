@@ -1,5 +1,5 @@
-"""Answers SQL queries about one run with an in-memory DuckDB (`QuerySession`), which sees one state
-of each topic and refuses statements that write. `TokenText` converts tokens to text.
+"""Answers SQL queries about one run with an in-memory DuckDB, which sees one state of each topic
+and refuses statements that write.
 """
 
 import os
@@ -40,8 +40,8 @@ _NO_TABLE = r"Table with name (\w+) does not exist"
 
 
 def single_query(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
-    """Returns the one query in `sql` without its semicolon. Raises `ConfigurationError` for wrong
-    SQL, several statements, or a statement that is no query.
+    """Returns the single query without its semicolon. Raises `ConfigurationError` for wrong SQL,
+    several statements, or a statement that is no query.
     """
     sql = _utf8(sql)
     try:
@@ -84,7 +84,7 @@ def _verb(sql: str, kind: str) -> str:
 
 
 def explain_error(error: duckdb.Error, sql: str) -> ConfigurationError:
-    """Returns an error for the user: DuckDB's message, with a hint where one exists."""
+    """Returns DuckDB's message, with a hint where one exists."""
     text = str(error).strip()
     missing = re.search(_NO_TABLE, text)
     if missing:
@@ -114,8 +114,8 @@ Converted = TypeVar("Converted")
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """A query's result: distinct names of the columns, their DuckDB types (`kinds`), and the rows
-    in `batches`, an iterator that can be read once. Times are UTC.
+    """Distinct names of the columns, their DuckDB types (`kinds`), and the rows in `batches`, an
+    iterator that can be read once. Times are UTC.
     """
 
     names: tuple[str, ...]
@@ -124,8 +124,8 @@ class QueryResult:
 
 
 class QuerySession:
-    """Answers queries about the run at `location`, for one thread. `warn` receives messages for the
-    user, e.g. about missing rows. With `skip_corrupt` damaged files of the archive are left out.
+    """About the run at `location`, for one thread. `warn` receives messages for the user, e.g.
+    about missing rows. With `skip_corrupt` damaged files of the archive are left out.
     """
 
     def __init__(
@@ -143,9 +143,8 @@ class QuerySession:
         self._opened = ExitStack()
 
     def answer(self, sql: str) -> QueryResult:
-        """Returns the rows of one query as Python values, in batches. Raises `ConfigurationError`
-        for a wrong query and `CorruptObject` for a damaged file, both here or while the batches are
-        read.
+        """Returns the rows as Python values, in batches. Raises `ConfigurationError` for a wrong
+        query and `CorruptObject` for a damaged file, both here or while the batches are read.
         """
         with self._explained(sql):
             text = single_query(self.connection, sql)
@@ -157,29 +156,26 @@ class QuerySession:
         return QueryResult(names, kinds, self._batches(cursor, sql))
 
     def arrow(self, sql: str, take: Callable[[duckdb.DuckDBPyRelation], Converted]) -> Converted:
-        """Returns `take(relation)` for the query as a DuckDB relation. Raises the errors of
-        `answer`.
-        """
+        """`take(relation)` for the query as a DuckDB relation. Raises the errors of `answer`."""
         with self._explained(sql):
             text = single_query(self.connection, sql)
             query = self.connection.cursor()
             return self._run(text, lambda sql: interruptibly(query, lambda: take(query.sql(sql))))
 
     def columns(self, view: str) -> dict[str, str]:
-        """Returns a view's columns and their types."""
         self.define([view])
         relation = self.connection.sql(f"FROM {view}")
         return dict(zip(relation.columns, map(str, relation.types), strict=True))
 
     def check(self) -> None:
-        """Read all archived files of the topics used so far; a damaged one raises `CorruptObject`,
+        """Reads all archived files of the topics used so far; a damaged one raises `CorruptObject`,
         or is left out with `skip_corrupt`.
         """
         for topic in self._topics():
             self.archive.check(topic)
 
     def define(self, names: Iterable[str]) -> None:
-        """Define these views and the views that they read, unless they are defined."""
+        """And the views that they read, unless they are defined."""
         for name in dependency_order(names):
             self._define_once(name, lambda name=name: self._define(name))
 
@@ -196,14 +192,14 @@ class QuerySession:
         return TopicViews(self.connection, self.archive, self.view, self.warn)
 
     def view(self) -> "LogView | None":
-        """Returns a reader of the run's log and archive, opened once; None without a log."""
+        """Returns the view of the run's log and archive, opened once; None without a log."""
         if self._view is None and self.location.bus is not None:
             self._view = self._opened.enter_context(open_run_view(self.location))
         return self._view
 
     def interrupt(self) -> None:
-        """End the running query, which then raises DuckDB's `InterruptException`. Any thread may
-        call this; without a query it does nothing.
+        """The running query then raises DuckDB's `InterruptException`. Any thread may call this;
+        without a query it does nothing.
         """
         if self._cursor is not None:
             self._cursor.interrupt()
@@ -297,7 +293,7 @@ class QuerySession:
         self.connection.execute(f"CREATE OR REPLACE VIEW {name} AS {VIEWS[name].query}")
 
     def _completed(self) -> bool:
-        """Returns False if no topic's view lacked a column."""
+        """False if no topic's view lacked a column."""
         if not [topic for topic in self._topics() if self._topic_views.complete(topic)]:
             return False
         for name in dependency_order(self._defined & VIEWS.keys()):
@@ -328,9 +324,9 @@ CREATE MACRO answer_of(tokens, sources) AS list_filter(tokens, lambda t, i: sour
 
 
 class TokenText:
-    """Converts tokens to text by a `tokenizer.json`, whose content `load` returns at the first use,
-    without importing transformers or torch. Without one the text consists of token numbers.
-    `numbered` returns tokens that only the files beside it have.
+    """Converts tokens by a `tokenizer.json`, whose content `load` returns at the first use, without
+    importing transformers or torch. Without one the text consists of token numbers. `numbered`
+    returns tokens that only the files beside it have.
     """
 
     def __init__(
@@ -347,7 +343,7 @@ class TokenText:
         return self._content is not None
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Returns the text of all tokens together, special tokens included."""
+        """All tokens together, special ones included."""
         if not len(tokens):
             return ""
         if self._content is None:
@@ -355,8 +351,8 @@ class TokenText:
         return self._tokenizer.decode([int(t) for t in tokens], skip_special_tokens=False)
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """Returns the text of each token. A token that is only a part of a character is shown as
-        the tokenizer's vocabulary writes it.
+        """A token that is only a part of a character is shown as the tokenizer's vocabulary writes
+        it.
         """
         if self._content is None:
             return [f"{token} " for token in tokens]
@@ -384,7 +380,7 @@ class TokenText:
 
 
 def run_text(location: RunLocation) -> TokenText:
-    """Returns the text of the run's tokens, by the tokenizer of its task, else of its model."""
+    """Returns the text by the tokenizer of the run's task, else of its model."""
 
     def read(name: str) -> bytes | None:
         task_file = None
@@ -399,9 +395,8 @@ def run_text(location: RunLocation) -> TokenText:
 
 
 def define_text(connection: duckdb.DuckDBPyConnection, location: RunLocation) -> None:
-    """Define the SQL functions `text_of(tokens)`, and `prompt_of(tokens, sources)` and
-    `answer_of(tokens, sources)`, which return the prompt's and the generated tokens of a
-    trajectory.
+    """The SQL functions `text_of(tokens)`, and `prompt_of(tokens, sources)` and `answer_of(tokens,
+    sources)`, which return the prompt's and the generated tokens.
     """
     text = run_text(location)
 

@@ -4,7 +4,7 @@ of Scaling Reinforcement Learning Compute for LLMs" (2025, ScaleRL):
     R(C) = R0 + (A − R0) / (1 + (Cmid / C)^B)
 
 R0 is the reward at the start, A the asymptote, Cmid the compute of half of the gain, B the
-steepness. The fit is least squares; intervals are Student's, from the linearised model.
+steepness.
 """
 
 import math
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rollstream.look.query.intervals import CONFIDENCE, student_quantile
 
 POINTS_MIN = 8
-"""With fewer, four parameters would leave fewer than four degrees of freedom."""
+"""Fewer would leave four parameters fewer than four degrees of freedom."""
 _STEEPNESS = (0.3, 0.5, 0.8, 1.2, 2.0, 3.0, 5.0, 8.0)
 _MIDPOINTS = 24  # per grid, from the smallest compute to `_BEYOND` times the largest
 _BEYOND = 10.0
@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A parameter with its interval; an end is infinite where the points do not bound it."""
+    """An end is infinite where the points do not bound the parameter."""
 
     value: float
     low: float
@@ -38,9 +38,9 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class SigmoidFit:
-    """The fitted curve. `residual` is the standard deviation of the points around it, `correlation`
-    that of neighbouring residuals. `is_determined` is False if the asymptote's interval is wider
-    than the points' gain, or Cmid is beyond the largest compute.
+    """`residual` is the standard deviation of the points around the curve, `correlation` that of
+    neighbouring residuals. `is_determined` is False if the asymptote's interval is wider than the
+    points' gain, or Cmid is beyond the largest compute.
     """
 
     start: Estimate
@@ -54,7 +54,7 @@ class SigmoidFit:
     is_determined: bool
 
     def at(self, compute: float) -> float:
-        """Returns the fitted reward after this much compute."""
+        """The fitted reward after this much compute."""
         theta = [self.start.value, self.asymptote.value]
         theta += [math.log(self.steepness.value), math.log(self.midpoint.value)]
         return float(_curve(np.array(theta), np.array([compute], np.float64))[0])
@@ -63,8 +63,8 @@ class SigmoidFit:
 def fit_sigmoid(
     compute: Sequence[float], reward: Sequence[float], confidence: float = CONFIDENCE
 ) -> SigmoidFit | None:
-    """Returns the fit to points in the order of their compute (at least 0, in any unit); None for
-    fewer than `POINTS_MIN` points, or where all rewards are equal.
+    """Fits the sigmoid to points in the order of their compute (at least 0, in any unit); None for
+    fewer than `POINTS_MIN`, or where all rewards are equal.
     """
     c, r = np.array(compute, np.float64), np.array(reward, np.float64)
     assert len(c) == len(r), "a reward for each point"
@@ -95,20 +95,20 @@ def fit_sigmoid(
 
 
 def _curve(theta: Floats, compute: Floats) -> Floats:
-    """Returns R(C) for theta = (R0, A, log B, log Cmid)."""
+    """R(C) for theta = (R0, A, log B, log Cmid)."""
     risen = _risen(theta[2], theta[3], compute)
     return theta[0] + (theta[1] - theta[0]) * risen
 
 
 def _risen(log_steepness: float, log_midpoint: float, compute: Floats) -> Floats:
-    """Returns the share of the gain that is made, 1 / (1 + (Cmid/C)^B); 0 at no compute."""
+    """The share of the gain that is made, 1 / (1 + (Cmid/C)^B); 0 at no compute."""
     with np.errstate(divide="ignore"):
         logs = math.exp(log_steepness) * (log_midpoint - np.log(compute))
     return 1 / (1 + np.exp(np.clip(logs, -500, 500)))
 
 
 def _slopes(theta: Floats, compute: Floats) -> Floats:
-    """Returns the derivatives of the curve by the four parameters, one row per point."""
+    """Returns derivatives of the curve by the four parameters, one row per point."""
     risen = _risen(theta[2], theta[3], compute)
     bend = (theta[1] - theta[0]) * risen * (1 - risen) * math.exp(theta[2])
     positive = np.where(compute > 0, compute, 1.0)

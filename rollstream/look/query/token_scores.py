@@ -1,6 +1,6 @@
-"""Keeps the trainer's scores of recorded tokens beside a run: log-probability and entropy under the
-version that sampled the token. The file is Parquet, one row per trajectory, and replaced as a
-whole. Imports no torch.
+"""The trainer's scores of recorded tokens beside a run: log-probability and entropy under the
+version that sampled the token. Parquet, one row per trajectory, replaced as a whole. Imports no
+torch.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,10 +21,10 @@ from rollstream.whole_file import whole_file
 TOKEN_SCORES_FILE = "token-scores.parquet"
 FORMAT, FORMAT_KEY = 1, b"rollstream.token_scores"
 TRAJECTORIES_MAX = 200_000
-"""Most trajectories of one file; an export of the explorer holds as many."""
+"""Of one file; an export of the explorer holds as many."""
 GROUP_ROWS, GROUP_TOKENS = 256, 1 << 20
-"""Bounds of a row group, which a reader of one trajectory decodes: it ends with the row that
-reaches either.
+"""Of a row group, which a reader of one trajectory decodes: it ends with the row that reaches
+either.
 """
 GROUP_BYTES_MAX = 256 << 20
 """A larger row group is not decoded: the file may be another person's."""
@@ -42,9 +42,9 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredTrajectory:
-    """The trainer's scores of one trajectory's G generated tokens: `logprobs` [G] at the
-    temperature of the sampling, `entropy` [G] in nats. Both are NaN for tokens whose version could
-    not be loaded. `hash` is the `text_hash` of the scored record.
+    """The scored trajectory of G generated tokens: `logprobs` [G] at the temperature of the
+    sampling, `entropy` [G] in nats; NaN for tokens whose version could not be loaded. `hash` is the
+    `text_hash` of the scored record.
     """
 
     trajectory: str
@@ -55,15 +55,15 @@ class ScoredTrajectory:
 
 
 def text_hash(record: Trajectory) -> str:
-    """Returns the hash of the scored input: the tokens, and the rollout's log-probabilities. By it
-    scores never appear beside other tokens.
+    """Returns the text hash of tokens and the rollout's log-probabilities: by it scores never
+    appear beside other tokens.
     """
     return content_hash(record.tokens.tobytes() + record.logprobs.tobytes())
 
 
 def write_token_scores(path: Path, rows: Iterable[ScoredTrajectory]) -> None:
-    """Replace the file by one with these rows and those of other trajectories that it has; a
-    failure leaves it as it was. Raises `ConfigurationError` if it cannot be read.
+    """Replaces the file by one with these rows and those of other trajectories; a failure leaves it
+    as it was. Raises `ConfigurationError` if it cannot be read.
     """
     written: set[str] = set()
     with (
@@ -80,7 +80,7 @@ def write_token_scores(path: Path, rows: Iterable[ScoredTrajectory]) -> None:
 
 
 def stored_hashes(path: Path) -> dict[str, str]:
-    """Returns the hash of each trajectory in the file; {} without a file."""
+    """Returns the stored hashes by trajectory; {} without a file."""
     hashes: dict[str, str] = {}
     for table in _stored_tables(path, ("trajectory", "hash")):
         hashes |= zip(_names(table), table.column("hash").to_pylist(), strict=True)
@@ -88,7 +88,7 @@ def stored_hashes(path: Path) -> dict[str, str]:
 
 
 def read_token_scores(path: Path, record: Trajectory) -> ScoredTrajectory | None:
-    """Returns the scores of exactly this record; None if there are none. Raises
+    """Reads the token scores of exactly this record; None if there are none. Raises
     `ConfigurationError` for a file that cannot be read.
     """
     for table in _stored_tables(path, group=record.group):

@@ -28,8 +28,8 @@ BATCH_ROWS = 256  # per batch in memory
 def trajectory_records(
     session: QuerySession, where: str | None = None, view: str = "completions"
 ) -> Iterator[Trajectory]:
-    """Yields the rows of a view that meet the SQL condition `where`, as records, archived rows
-    first. Void records (invariant 7) and rows that are not a record are left out.
+    """Returns rows of a view that meet the SQL condition `where`, archived ones first. Void records
+    (invariant 7) and rows that are not a record are left out.
     """
     condition = "true" if where is None else where
     sql = f"SELECT * FROM {view} WHERE ({condition}) AND reason IS NULL AND NOT void"
@@ -40,8 +40,8 @@ def trajectory_records(
 
 
 def archive_tables(session: QuerySession, sql: str) -> Iterator[pa.Table]:
-    """Yields a query's rows in batches, with the archive's columns for `trajectories`; columns that
-    the query does not return are missing.
+    """Yields the tables in batches, with the archive's columns for `trajectories`; columns that the
+    query does not return are missing.
     """
     reader: Any = session.arrow(sql, lambda relation: relation.to_arrow_reader(BATCH_ROWS))
     present = set(reader.schema.names)
@@ -60,10 +60,10 @@ ViewRow = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryDetails:
-    """The records about one trajectory, and view rows as column → value. `record` is its first
-    completion, which is the valid one (invariant 2), None until it finishes; `completions` counts
-    all of them, late ones included. `trained` has `done` too, the time of the step. `assignments`
-    and `partials` are those that the log still holds.
+    """View rows are column → value. `record` is the first completion, which is the valid one
+    (invariant 2), None until it finishes; `completions` counts all of them, late ones included.
+    `trained` has `done` too, the time of the step. `assignments` and `partials` are those that the
+    log still holds.
     """
 
     trajectory: str
@@ -81,9 +81,9 @@ class TrajectoryDetails:
 def trajectory_names(
     session: QuerySession, name: str | None, group: int | None, last: bool
 ) -> list[str]:
-    """Returns the names of the selected trajectories: all of `group`; else, with `last`, the one
-    that finished last; else the one whose name is `name` or begins with it. Raises
-    `ConfigurationError` if there is none, or if several names begin with `name`.
+    """All of `group`; else, with `last`, the one that finished last; else the one whose name is
+    `name` or begins with it. Raises `ConfigurationError` if there is none, or if several names
+    begin with `name`.
     """
     if group is not None:
         rows = _rows(session, f'FROM admissions SELECT trajectories WHERE "group" = {group}')
@@ -105,7 +105,7 @@ def trajectory_names(
 
 
 def trajectory_details(session: QuerySession, trajectory: str) -> TrajectoryDetails:
-    """Returns all records and view rows about the trajectory of this complete name."""
+    """Returns the trajectory details of this complete name."""
     name = sql_literal(trajectory)
     completions = list(trajectory_records(session, f"trajectory = {name}", "trajectories"))
 
@@ -169,8 +169,8 @@ def _rows(session: QuerySession, sql: str) -> list[ViewRow]:
 
 
 def details_json(details: TrajectoryDetails, text: TokenText) -> dict[str, Any]:
-    """Returns the details as a JSON object with the names of the fields, but `orders` for the
-    assignments. `record` also has `pieces`, the text of each token, null without a tokenizer.
+    """Returns the details with the names of the fields, but `orders` for the assignments. `record`
+    also has `pieces`, the text of each token, null without a tokenizer.
     """
     json_fields = {part.name: getattr(details, part.name) for part in fields(details)}
     if details.record is not None:
@@ -202,57 +202,51 @@ class Run:
 
     @property
     def configuration(self) -> Mapping[str, Any]:
-        """The run's settings, as in its config.json; empty if only an archive is known."""
+        """Returns the configuration as in config.json; empty if only an archive is known."""
         return self._place.configuration
 
     @property
     def views(self) -> tuple[str, ...]:
-        """Names of the views for `sql` and `table`."""
+        """Returns the views for `sql` and `table`."""
         return tuple(VIEWS)
 
     def sql(self, query: str) -> pa.Table:
-        """Returns the result of one SQL query over the `views`."""
         return self._session.arrow(query, lambda relation: relation.to_arrow_table())
 
     def table(self, view: str) -> pa.Table:
-        """Returns all rows of a view; raises `ConfigurationError` if there is no such view."""
+        """Raises `ConfigurationError` if there is no such view."""
         if view not in VIEWS:
             raise ConfigurationError(f"no view {view!r}; views: {', '.join(VIEWS)}")
         return self.sql(f"SELECT * FROM {view}")
 
     def trajectories(self, where: str | None = None) -> Iterator[Trajectory]:
-        """Yields the first completion of each trajectory as a record, archived ones first. `where`
-        is an SQL condition on the columns of `completions`.
+        """The first completion of each, archived ones first. `where` is an SQL condition on the
+        columns of `completions`.
         """
         return trajectory_records(self._session, where)
 
     def trajectory(self, name: str) -> Trajectory:
-        """Returns the first completion of the trajectory of this name; raises `ConfigurationError`
-        if no such trajectory finished.
-        """
+        """Its first completion; raises `ConfigurationError` if no such trajectory finished."""
         record = next(self.trajectories(f"trajectory = {sql_literal(name)}"), None)
         if record is None:
             raise ConfigurationError(f"no trajectory {name!r} finished in {self._place.name}")
         return record
 
     def tokens_text(self, trajectory: Trajectory | str) -> str:
-        """Returns the whole text of a trajectory, given as record or by name, special tokens
-        included. Without a tokenizer the text consists of token numbers.
+        """Returns the text of a record or name, special tokens included. Without a tokenizer the
+        text consists of token numbers.
         """
         return self._text.text(self._record(trajectory).tokens.tolist())
 
     def prompt_text(self, trajectory: Trajectory | str) -> str:
-        """Returns the text of a trajectory's prompt, as `tokens_text` does."""
+        """Returns the prompt text as `tokens_text`."""
         return self._text_of(self._record(trajectory), PROMPT)
 
     def answer_text(self, trajectory: Trajectory | str) -> str:
-        """Returns the text of a trajectory's generated tokens, as `tokens_text` does; replies of an
-        environment are left out.
-        """
+        """Returns the answer's text as `tokens_text`, without replies of an environment."""
         return self._text_of(self._record(trajectory), GENERATED)
 
     def close(self) -> None:
-        """Close the log and the archive."""
         self._session.close()
 
     def __enter__(self) -> "Run":

@@ -1,7 +1,6 @@
-"""Names all views of `rollstream query` (`VIEWS`): base views (`base_views.py`), which hold every
-row unfiltered, and views derived from them. Those hold only valid rows: no void records (invariant
-7), no undecodable bytes, and of a trajectory's completions the first in its group's partition
-(invariant 2).
+"""All views of `rollstream query`: base views, which hold every row unfiltered, and derived ones,
+which hold only valid rows: no void records (invariant 7), no undecodable bytes, and of a
+trajectory's completions the first in its group's partition (invariant 2).
 """
 
 import re
@@ -17,19 +16,19 @@ METRICS = (
     "lag_finish_max", "lag_consumed_mean", "lag_consumed_max", "tokens_trained", "seconds",
     "wait_s", "busy_s",
 )  # fmt: skip
-"""Metrics that are columns of `steps`; its map `metrics` holds all."""
+"""Those that are columns of `steps`; its map `metrics` holds all."""
 
 
 MISPLACED = "misplaced_groups"
-"""Name of a table of pairs (group, partition) of completions in a partition to which the group's
-key does not belong. Trainer, dispatch, audit and the derived views ignore these.
+"""Pairs (group, partition) of completions in a partition to which the group's key does not belong.
+Trainer, dispatch, audit and the derived views ignore these.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class SqlView:
-    """A view: a `sentence` about it for the user, the views that its query `needs`, and its `query`
-    (empty for a base view).
+    """A `sentence` for the user, the views that its query `needs`, and its `query` (empty for a
+    base view).
     """
 
     name: str
@@ -263,8 +262,8 @@ _READS_CATALOGUE = frozenset({"show", "describe", "information_schema", "duckdb_
 
 
 def views_named_in(sql: str) -> frozenset[str]:
-    """Returns the views that a query may use: those whose names occur in it as words, or all of
-    them if it reads DuckDB's catalogue. A superfluous one costs time but never changes a result.
+    """Returns those whose names occur in the query as words, or all of them if it reads DuckDB's
+    catalogue. A superfluous one costs time but never changes a result.
     """
     words = set(_WORD.findall(sql.lower()))
     if words & _READS_CATALOGUE:
@@ -273,12 +272,12 @@ def views_named_in(sql: str) -> frozenset[str]:
 
 
 def uses_text(sql: str) -> bool:
-    """Returns whether the query calls a function that decodes tokens, which imports a tokenizer."""
+    """Whether it calls a function that decodes tokens, which imports a tokenizer."""
     return _TEXT.search(sql) is not None
 
 
 def dependency_order(names: Iterable[str]) -> list[str]:
-    """Returns these views and all that they need, each after those that it needs."""
+    """Returns the views with all that they need, each after those that it needs."""
     ordered: dict[str, None] = {}
 
     def add(name: str) -> None:

@@ -1,18 +1,19 @@
-"""Compares two runs (`rollstream diff`), and draws several on one HTML page, the overlay. Curves
+"""Compares two runs (`rollstream diff`), and draws several on one sheet, the overlay. Curves
 and hashes are compared over the steps that both have.
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rollstream.look.report import page
+from rollstream.look.report.cards import FULL_DETAIL, Detail, card, charts, heading, table
+from rollstream.look.report.chart import Chart, Points, Series
+from rollstream.look.report.elements import PageElement
 from rollstream.look.report.history import RunHistory
-from rollstream.look.report.page import Chart, Points, Series
 from rollstream.look.report.summary import RunSummary
+from rollstream.run.config.errors import printable_value
 from rollstream.streams.ledger_records import StateHashes, first_difference
 
 # They differ between any two runs.
@@ -182,28 +183,29 @@ class OverlaidRun:
     summary: RunSummary
 
 
-def write_overlay(runs: Sequence[OverlaidRun], path: Path, is_typed: bool = False) -> None:
-    page.write_page(overlay_page(runs), path, is_typed)
-
-
-def overlay_page(runs: Sequence[OverlaidRun]) -> str:
-    names = " · ".join(run.name for run in runs)
-    body = [
-        page.heading(f"{len(runs)} runs", names),
-        page.wide("Summary", "", _summaries(runs)),
-        page.charts([_chart(runs, curve) for curve in EVALUATIONS]),
-        page.charts([_chart(runs, curve) for curve in curves_of(*(run.history for run in runs))]),
-        page.charts(_against_time(runs)),
-        page.wide("Settings that differ", "", _settings_table(runs)),
+def overlay_sheet(runs: Sequence[OverlaidRun], detail: Detail = FULL_DETAIL) -> list[PageElement]:
+    """Returns the parts of the page of several runs."""
+    return [
+        heading(f"{len(runs)} runs", " · ".join(run.name for run in runs)),
+        card("Summary", "", _summaries(runs)),
+        *overlay_charts(runs, detail),
+        card("Settings that differ", "", _settings_table(runs)),
     ]
-    return page.page(f"{names} · Rollstream", body)
 
 
-def _summaries(runs: Sequence[OverlaidRun]) -> str:
+def overlay_charts(runs: Sequence[OverlaidRun], detail: Detail = FULL_DETAIL) -> list[PageElement]:
+    curves = curves_of(*(run.history for run in runs))
+    return [
+        *charts([_chart(runs, curve) for curve in EVALUATIONS], detail),
+        *charts([*(_chart(runs, curve) for curve in curves), *_against_time(runs)], detail),
+    ]
+
+
+def _summaries(runs: Sequence[OverlaidRun]) -> PageElement:
     rows = [dict(run.summary.rows()) for run in runs]
     keys = list(dict.fromkeys(key for row in rows for key in row))
     cells = [[key, *(row.get(key, "–") for row in rows)] for key in keys]
-    return page.table(["", *(run.name for run in runs)], cells)
+    return table(["", *(run.name for run in runs)], cells)
 
 
 def _lines(
@@ -235,7 +237,10 @@ def _reward_by_second(history: RunHistory) -> list[tuple[float, float]]:
     return [(history.steps[int(step)].time_s - started, value) for step, value in points]
 
 
-def _settings_table(runs: Sequence[OverlaidRun]) -> str:
+def _settings_table(runs: Sequence[OverlaidRun]) -> PageElement | str:
     differences = _settings_apart(*(run.history.configuration for run in runs))
-    rows = [[key, *map(json.dumps, values)] for key, values in differences]
-    return page.table(["setting", *(run.name for run in runs)], rows) if rows else "none"
+    rows = [
+        [key, *(printable_value(key, value, json.dumps) for value in values)]
+        for key, values in differences
+    ]
+    return table(["setting", *(run.name for run in runs)], rows) if rows else "none"

@@ -6,11 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rollstream.look.index.figures import RunTotals, outcomes, reasons, rollout_totals, run_totals
+from rollstream.look.index.figures import (
+    RunTotals,
+    finishes,
+    outcomes,
+    reasons,
+    rollout_totals,
+    run_totals,
+    task_totals,
+)
 from rollstream.look.monitor.groups import Intervals
 from rollstream.look.monitor.samples import DraftTotals, PassDrafts
 from rollstream.look.monitor.sessions import RunSessions
-from rollstream.look.monitor.snapshot import RunWarning
+from rollstream.look.monitor.snapshot import RunSnapshot, RunWarning
 from rollstream.look.monitor.state import RequestMove, RunState
 from rollstream.look.report.untrained import (
     DropComparison,
@@ -93,11 +101,15 @@ class RunHistory:
     steps: dict[int, StepDone] = field(default_factory=dict[int, StepDone])
     rollouts: dict[str, RolloutHistory] = field(default_factory=dict[str, RolloutHistory])
     outcomes: Mapping[str, int] = field(default_factory=lambda: {"admitted": 0})
+    finishes: Mapping[str, int] = field(default_factory=dict[str, int])
+    tasks: Sequence[Mapping[str, Any]] = ()
     reasons: Sequence[tuple[str, int]] = ()
     dropped: DropComparison = field(default_factory=DropComparison)
     episodes: EpisodeComparison = field(default_factory=EpisodeComparison)
     drafts: Sequence[PassDrafts] = ()
     """By pass over the prompts and task, in ascending order."""
+    live: RunSnapshot | None = None
+    """Where the run stands now, in the explorer."""
     is_tail: bool = False
     """The run's first records were truncated and not archived."""
 
@@ -121,10 +133,13 @@ class RunHistory:
 
 
 def history_of(
-    index: "RunIndex", events: Sequence[Mapping[str, Any]] = (), idle_s: Mapping[str, float] = {}
+    index: "RunIndex",
+    events: Sequence[Mapping[str, Any]] = (),
+    idle_s: Mapping[str, float] = {},
+    with_drafts: bool = True,
 ) -> RunHistory:
     """Returns what the index has of a run; `events` are the lines of `supervisor.jsonl`, `idle_s`
-    the idle seconds of each rollout.
+    the idle seconds of each rollout. Passes of drafts are known if the index has prompts.
     """
     sessions = RunSessions()
     for event in events:
@@ -137,14 +152,20 @@ def history_of(
         steps=_steps(index),
         rollouts=_rollouts(index, idle_s),
         outcomes=outcomes(index),
+        finishes=finishes(index),
+        tasks=task_totals(index),
         reasons=[(row["what"], row["count"]) for row in reasons(index, REASONS_MAX)],
         dropped=compare_dropped(index),
         episodes=compare_episodes(index),
-        drafts=[
-            PassDrafts(number, task, DraftTotals(*totals))
-            for number, task, *totals in index.cursor().execute(DRAFTS).fetchall()
-        ],
+        drafts=_drafts(index) if with_drafts else (),
     )
+
+
+def _drafts(index: "RunIndex") -> list[PassDrafts]:
+    return [
+        PassDrafts(number, task, DraftTotals(*totals))
+        for number, task, *totals in index.cursor().execute(DRAFTS).fetchall()
+    ]
 
 
 def _steps(index: "RunIndex") -> dict[int, StepDone]:

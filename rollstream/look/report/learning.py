@@ -1,17 +1,20 @@
 """Analyses what a run learned, for the report and `rollstream diff`: sigmoid fits of its reward
-curves (`reward_fits`), and cards of the views `bias` and `pass_at_k` (`learning_cards`).
+curves (`reward_fits`), and what the views `bias` and `pass_at_k` show (`what_was_learned`).
 """
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rollstream.look.query.session import QuerySession
 from rollstream.look.query.sigmoid_fit import Estimate, SigmoidFit, fit_sigmoid
-from rollstream.look.report import page
+from rollstream.look.report.cards import card, group_digits, table
+from rollstream.look.report.chart import Chart, Series
+from rollstream.look.report.elements import PageElement
 from rollstream.look.report.history import RunHistory
-from rollstream.look.report.page import Chart, Series
+
+if TYPE_CHECKING:  # imports DuckDB
+    from rollstream.look.query.session import QuerySession
 
 FITTED = (("held-out, sampled", "accuracy_sampled", True), ("reward", "reward_mean", False))
 K_SHOWN = (1, 2, 4, 8, 16)
@@ -42,7 +45,7 @@ class RewardFit:
         ahead = "–" if self.ahead is None else f"{self.ahead:.3f}"
         if not fit.is_determined:
             return (self.name, "not determined", f"{fit.start.value:.3f}", "–", "–", ahead)
-        middle = page.group_digits(fit.midpoint.value)
+        middle = group_digits(fit.midpoint.value)
         return (
             self.name,
             _bounded(fit.asymptote),
@@ -87,24 +90,32 @@ def _bounded(estimate: Estimate, form: str = ".3f") -> str:
     return f"{estimate.value:{form}} ({estimate.low:{form}} to {estimate.high:{form}})"
 
 
-def learning_cards(history: RunHistory, session: QuerySession) -> list[str]:
-    """Returns the cards that have data. Their queries over log and archive take about a second for
-    100 000 trajectories.
-    """
-    cards = [page.charts(_pass_charts(session)), _bias(session), _fits(history)]
-    return [card for card in cards if card]
+@dataclass(frozen=True, slots=True)
+class Learning:
+    """What a sheet shows of the queries over log and archive."""
+
+    charts: Sequence[Chart] = ()
+    cards: Sequence[PageElement] = ()
 
 
-def _fits(history: RunHistory) -> str:
+NOTHING_LEARNED = Learning()
+
+
+def what_was_learned(history: RunHistory, session: "QuerySession") -> Learning:
+    """The queries take about a second for 100 000 trajectories."""
+    return Learning(_pass_charts(session), [*_bias(session), *_fits(history)])
+
+
+def _fits(history: RunHistory) -> list[PageElement]:
     rows = [fit.row() for fit in reward_fits(history)]
     note = (
         "R0 + (A − R0) / (1 + (Cmid/C)^B), C the trained tokens, 95 % intervals (ScaleRL); error "
         "ahead: the second half predicted from the first"
     )
-    return page.wide("Sigmoid fits of the reward", note, page.table(FIT_HEAD, rows)) if rows else ""
+    return [card("Sigmoid fits of the reward", note, table(FIT_HEAD, rows))] if rows else []
 
 
-def _bias(session: QuerySession) -> str:
+def _bias(session: "QuerySession") -> list[PageElement]:
     answer = session.answer(f"SELECT measure, quantile, {', '.join(FATES)} FROM bias")
     rows = [
         (MEASURES[measure], f"{quantile:.0%}", *map(_figure, values))
@@ -114,11 +125,11 @@ def _bias(session: QuerySession) -> str:
     counts = session.answer("SELECT fate, count(*) FROM fates GROUP BY ALL ORDER BY ALL")
     sums = ", ".join(f"{number} {fate}" for some in counts.batches for fate, number in some)
     note = f"quantiles over trajectories: {sums}; a bias if trained differs from admitted"
-    content = page.table(["", "quantile", *FATES], rows)
-    return page.wide("Length and difficulty of what is trained", note, content) if rows else ""
+    content = table(["", "quantile", *FATES], rows)
+    return [card("Length and difficulty of what is trained", note, content)] if rows else []
 
 
-def _pass_charts(session: QuerySession) -> list[Chart]:
+def _pass_charts(session: "QuerySession") -> list[Chart]:
     charts: list[Chart] = []
     for source, where in (("training", "of each wave's prompts"), ("held_out", "held out")):
         answer = session.answer(

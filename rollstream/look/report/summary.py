@@ -19,8 +19,8 @@ from rollstream.look.monitor.snapshot import run_settings_of, take_snapshot
 from rollstream.look.monitor.state import MOVES_FILE, RunState, parse_moves
 from rollstream.look.query.locate import locate_run
 from rollstream.look.query.looking import metrics_folder, open_run_view
+from rollstream.look.report.cards import group_digits
 from rollstream.look.report.history import RunHistory, history_of
-from rollstream.look.report.page import group_digits
 from rollstream.look.report.untrained import (
     DropComparison,
     EpisodeComparison,

@@ -6,23 +6,21 @@ row is bounded.
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollstream.look.monitor.format import clock
 from rollstream.look.monitor.groups import Intervals
 from rollstream.look.monitor.state import RequestMove
+from rollstream.look.report.cards import Tile, card, heading, scrolled, table, tiles
+from rollstream.look.report.chart import text, ticks
+from rollstream.look.report.elements import PageElement, element
 from rollstream.look.report.history import RolloutHistory, RunHistory, ServedVersion
-from rollstream.look.report.page import Tile, heading, page, table, text, ticks, tiles, wide
 
 if TYPE_CHECKING:
     from rollstream.simulator.experiment import PolicyRun
     from rollstream.simulator.results import SimulationResult, TimelineArrow
 
-# The newest moves are drawn; more would be one dark area and take megabytes.
-DRAWN_MAX = 2000
 # Half the width of an arrowhead, in pixels.
 ARROW_HALF_WIDTH = 3.5
 # Moves that dispatch planned together are at most so far apart: drawn side by side.
@@ -34,28 +32,27 @@ def move_arrows(
     places: Mapping[str, float],
     gap: float,
     x_of: Callable[[float], float],
-) -> Iterator[str]:
+) -> Iterator[PageElement]:
     """Yields an SVG arrow for each move, from the source's row to the destination's, at the x that
     `x_of` gives for the time of the move. `places` maps the name of each drawn row to the y of its
     middle; an arrow begins and ends `gap` away from it. Moves from or to other rows are left out.
     """
-    drawn = [m for m in moves if {m.source, m.destination} <= places.keys()]
     last_s, x = float("-inf"), 0.0
-    for move in drawn[-DRAWN_MAX:]:
+    for move in moves:
+        if not {move.source, move.destination} <= places.keys():
+            continue
         x = x_of(move.time_s) if move.time_s - last_s > PLAN_S else x + 1.5 * ARROW_HALF_WIDTH
         last_s = move.time_s
         begin, end = places[move.source], places[move.destination]
         down = 1.0 if end > begin else -1.0
-        start, tip = begin + down * gap, end - down * gap
-        foot = tip - down * 2 * ARROW_HALF_WIDTH
+        start, tip, head = begin + down * gap, end - down * gap, down * 2 * ARROW_HALF_WIDTH
         word = "request" if move.requests == 1 else "requests"
         title = f"{move.source} handed {move.requests} {word} to {move.destination}"
-        yield (
-            f'<g class="move"><title>{escape(title)}</title>'
-            f'<path class="shaft" d="M{x:.1f} {start:.1f}V{foot:.1f}"/>'
-            f'<path d="M{x - ARROW_HALF_WIDTH:.1f} {foot:.1f}'
-            f'h{2 * ARROW_HALF_WIDTH:g}L{x:.1f} {tip:.1f}z"/></g>'
+        d = (
+            f"M{x:.1f} {start:.1f}V{tip:.1f}m{-ARROW_HALF_WIDTH} {-head:g}"
+            f"l{ARROW_HALF_WIDTH} {head:g} {ARROW_HALF_WIDTH} {-head:g}"
         )
+        yield element("path", {"class": "move", "d": d}, element("title", {}, title))
 
 
 # Pixels: width of the drawing, its margins for names (left) and notes (right), height of a row, of
@@ -64,7 +61,7 @@ WIDTH, LEFT, RIGHT, ROW, BAR, FOOT = 1160.0, 96.0, 64.0, 34.0, 20.0, 24.0
 ROWS_MAX = 32  # rollouts drawn
 # CSS classes `v0` … `v9`, from the first to the newest version.
 SHADES = 10
-# Bars or pulls of a row that are drawn one by one, with a title on hover.
+# Bars or pulls of a row that are drawn one by one, with a title on hover, if there is room.
 MARKS_MAX = 400
 # If no row has a bar for more than `PAUSE_S` seconds, the axis shows this pause as `PAUSE_SHOWN_S`
 # seconds.
@@ -164,78 +161,84 @@ def time_axis(rows: Sequence[TimelineRow]) -> TimeAxis | None:
     return TimeAxis(tuple(active.starts), tuple(active.ends), tuple(offsets[:-1]))
 
 
-def draw_timeline(history: RunHistory) -> str:
+def draw_timeline(history: RunHistory, marks: int) -> PageElement | None:
+    """Returns the timeline with about `marks` bars and marks at most, and a quarter as many moves,
+    the newest; None if nothing was generated or trained.
+    """
     rows = timeline_rows(history)
     axis = time_axis(rows)
     if axis is None:
-        return ""
+        return None
     newest = max((bar.version for row in rows for bar in row.bars), default=0)
-    parts = [_row(row, index, axis, newest) for index, row in enumerate(rows)]
+    most = marks_per_row(len(rows) - 1, marks)
+    parts = [part for n, row in enumerate(rows) for part in _row(row, n, axis, newest, most)]
     places = {row.name: index * ROW + ROW / 2 for index, row in enumerate(rows)}
-    shown = [move for move in history.moves if axis.shows(move.time_s)]
+    shown = [move for move in history.moves if axis.shows(move.time_s)][-(marks // 4) :]
     parts += move_arrows(shown, places, BAR / 2, lambda time_s: _x(axis.at(time_s), axis))
     return _drawing("Timeline of every rollout", parts, ROW * len(rows), axis)
 
 
-def _drawing(label: str, parts: Sequence[str], rows_height: float, axis: TimeAxis) -> str:
+def marks_per_row(rollouts: int, marks: int) -> int:
+    """Returns how many bars a row may have that are drawn one by one."""
+    return min(MARKS_MAX, marks // (1 + min(rollouts, ROWS_MAX)))
+
+
+def _drawing(
+    label: str, parts: Sequence[PageElement], rows_height: float, axis: TimeAxis
+) -> PageElement:
     height = rows_height + FOOT
     marks = (
         text(_x(value, axis), height - 6, clock(value), "tick mid")
         for value in ticks(0.0, axis.length_s(), 10)
     )
-    return (
-        f'<svg viewBox="0 0 {WIDTH:g} {height:g}" role="img" '
-        f'aria-label="{escape(label, quote=True)}">{"".join((*parts, *marks))}</svg>'
-    )
+    box = {"viewBox": f"0 0 {WIDTH:g} {height:g}", "role": "img", "aria-label": label}
+    return element("svg", box, *parts, *marks)
 
 
-def _row(row: TimelineRow, index: int, axis: TimeAxis, newest: int) -> str:
+def _row(
+    row: TimelineRow, index: int, axis: TimeAxis, newest: int, most: int
+) -> Iterator[PageElement]:
     top = index * ROW + (ROW - BAR) / 2
     middle = top + BAR / 2
-    parts = _bars(row, top, BAR, axis, newest)
-    parts += _pulls(row, top, axis)
-    died = {round(_x(axis.at(death), axis)) for death in filter(axis.shows, row.deaths_s)}
-    parts += (
-        f'<path class="death" d="M{x - 5:d} {middle - 5:.1f}l10 10m0 -10l-10 10">'
-        f"<title>{escape(row.name)} died</title></path>"
-        for x in sorted(died)
-    )
-    return "".join(parts)
-
-
-def _pulls(row: TimelineRow, top: float, axis: TimeAxis) -> Iterator[str]:
-    shown = [pull for pull in row.pulls if axis.shows(pull.time_s)]
+    yield from _bars(row, top, BAR, axis, newest, most)
+    pulls = [pull for pull in row.pulls if axis.shows(pull.time_s)]
     # More would hide the bars, whose shades show the versions in any case.
-    for pull in shown if len(shown) <= MARKS_MAX else ():
-        yield (
-            f'<path class="pull" d="M{_x(axis.at(pull.time_s), axis):.1f} {top - 3:g}v{BAR + 6:g}">'
-            f"<title>{escape(row.name)} took version {pull.version}</title></path>"
-        )
+    for pull in pulls if len(pulls) <= most else ():
+        d = f"M{_x(axis.at(pull.time_s), axis):.1f} {top - 3:g}v{BAR + 6:g}"
+        yield _titled({"class": "pull", "d": d}, f"{row.name} took version {pull.version}")
+    died = {round(_x(axis.at(death), axis)) for death in filter(axis.shows, row.deaths_s)}
+    for x in sorted(died):
+        d = f"M{x - 5:d} {middle - 5:.1f}l10 10m0 -10l-10 10"
+        yield _titled({"class": "death", "d": d}, f"{row.name} died")
 
 
-def _bars(row: TimelineRow, top: float, high: float, axis: TimeAxis, newest: int) -> list[str]:
+def _titled(attributes: Mapping[str, str], title: str) -> PageElement:
+    return element("path", attributes, element("title", {}, title))
+
+
+def _bars(
+    row: TimelineRow, top: float, high: float, axis: TimeAxis, newest: int, most: int = MARKS_MAX
+) -> Iterator[PageElement]:
     right = WIDTH - RIGHT
-    parts = [
-        text(0, top + high / 2 + 4, row.name, "label"),
-        f'<path class="track" d="M{LEFT:g} {top:g}H{right:g}v{high:g}H{LEFT:g}z"/>',
-        text(right + 8, top + high / 2 + 4, row.note, "tick"),
-    ]
-    if len(row.bars) > MARKS_MAX:
-        return [*parts, *_thin_bars(row, top, high, axis, newest)]
+    yield text(0, top + high / 2 + 4, row.name, "label")
+    yield element(
+        "path", {"class": "track", "d": f"M{LEFT:g} {top:g}H{right:g}v{high:g}H{LEFT:g}z"}
+    )
+    yield text(right + 8, top + high / 2 + 4, row.note, "tick")
+    if len(row.bars) > most:
+        yield from _thin_bars(row, top, high, axis, newest)
+        return
     for bar in row.bars:
         x, end = _x(axis.at(bar.start_s), axis), _x(axis.at(bar.end_s), axis)
-        shade = _shade(bar.version, newest)
+        wide = max(0.4, end - x - 0.6)
+        d = f"M{x:.1f} {top:g}h{wide:.1f}v{high:g}h-{wide:.1f}z"
         title = f"{row.name}, version {bar.version}, {bar.end_s - bar.start_s:.1f} s"
-        parts.append(
-            f'<rect class="v{shade}" x="{x:.2f}" y="{top:g}" width="{max(0.4, end - x - 0.6):.2f}" '
-            f'height="{high:g}"><title>{escape(title)}</title></rect>'
-        )
-    return parts
+        yield _titled({"class": f"v{_shade(bar.version, newest)}", "d": d}, title)
 
 
 def _thin_bars(
     row: TimelineRow, top: float, high: float, axis: TimeAxis, newest: int
-) -> Iterator[str]:
+) -> Iterator[PageElement]:
     # Pixel → shade of the newest version in it.
     shades: dict[int, int] = {}
     for bar in row.bars:
@@ -250,9 +253,9 @@ def _thin_bars(
         pixels = [pixel for _, pixel in run]
         d = f"M{pixels[0]} {top:g}h{len(pixels)}v{high:g}h-{len(pixels)}z"
         paths.setdefault(shade, []).append(d)
-    title = escape(f"{row.name}, {len(row.bars)} periods of versions")
+    title = f"{row.name}, {len(row.bars)} periods of versions"
     for shade, segments in sorted(paths.items()):
-        yield f'<path class="v{shade}" d="{"".join(segments)}"><title>{title}</title></path>'
+        yield _titled({"class": f"v{shade}", "d": "".join(segments)}, title)
 
 
 def _shade(version: int, newest: int) -> int:
@@ -267,31 +270,25 @@ def _x(shown_s: float, axis: TimeAxis) -> float:
 SIMULATED_ROW, SIMULATED_BAR = 22.0, 14.0
 # The first rollouts and arrows of a simulated run are drawn.
 ROWS_SHOWN, ARROWS_SHOWN = 24, 600
-MARKS = """<defs><marker id="tip" viewBox="0 0 6 6" refX="5" refY="3" markerWidth="5"
- markerHeight="5" orient="auto"><path d="M0 0L6 3L0 6z" fill="var(--c2)"/></marker></defs>"""
 
 
-def write_simulated(runs: Sequence["PolicyRun"], path: Path) -> None:
-    body = [
-        heading(
-            "Simulated cluster", "virtual time; docs/explanation/simulator.md describes the model"
-        )
-    ]
+def simulation_sheet(runs: Sequence["PolicyRun"]) -> list[PageElement]:
+    """Returns the parts of the page of `rollstream simulate --html`."""
+    line = "virtual time; docs/explanation/simulator.md describes the model"
+    body = [heading("Simulated cluster", line)]
     if runs:
         best = max(runs, key=lambda run: run.result.tokens_per_s)
-        shown = [
-            Tile("", str(len(runs)), label="runs"),
-            Tile("", best.result.policy, label="fastest"),
-        ]
-        body.append(tiles(shown))
-    body.append(wide("Policies", "speed is trained tokens per second", _summary(runs)))
+        fastest = Tile("", best.result.policy, label="fastest")
+        body.append(tiles([Tile("", str(len(runs)), label="runs"), fastest]))
+    body.append(card("Policies", "speed is trained tokens per second", _summary(runs)))
     for run in runs:
         title = f"{run.result.policy}, {run.cluster.model} on {run.cluster.gpus} GPUs"
-        body.append(wide(title, _result_text(run.result), draw_simulation(run.result)))
-    path.write_text(page("Simulated cluster", body), encoding="utf-8")
+        drawn = scrolled("wide", "timeline", draw_simulation(run.result))
+        body.append(card(title, result_text(run.result), drawn))
+    return body
 
 
-def draw_simulation(result: "SimulationResult") -> str:
+def draw_simulation(result: "SimulationResult") -> PageElement:
     """Returns the timeline of a simulated run as one `<svg>`. Its arrows are moves, pulls and
     drains: from a drain on, a rollout only finishes work.
     """
@@ -302,7 +299,10 @@ def draw_simulation(result: "SimulationResult") -> str:
     newest = max((step.number for step in result.steps), default=1)
     axis = TimeAxis((0.0,), (max(result.seconds, 1e-9),), (0.0,))
     tops = {row.name: index * SIMULATED_ROW + 4 for index, row in enumerate(rows)}
-    parts = [MARKS]
+    tip = element("path", {"d": "M0 0L6 3L0 6z", "class": "tip-of-move"})
+    marker = {"id": "tip", "viewBox": "0 0 6 6", "refX": "5", "refY": "3", "markerWidth": "5",
+              "markerHeight": "5", "orient": "auto"}  # fmt: skip
+    parts = [element("defs", {}, element("marker", marker, tip))]
     for row in rows:
         parts += _bars(row, tops[row.name], SIMULATED_BAR, axis, newest)
     shown = [a for a in result.arrows if a.source in tops and a.target in tops]
@@ -310,7 +310,7 @@ def draw_simulation(result: "SimulationResult") -> str:
     return _drawing(f"Timeline of {result.policy}", parts, SIMULATED_ROW * len(rows), axis)
 
 
-def _summary(runs: Sequence["PolicyRun"]) -> str:
+def _summary(runs: Sequence["PolicyRun"]) -> PageElement:
     head = ("cluster", "policy", "tokens/s", "KV used", "rollouts idle", "lag mean", "lags")
     return table(head, [
         (
@@ -326,7 +326,7 @@ def _summary(runs: Sequence["PolicyRun"]) -> str:
     ])  # fmt: skip
 
 
-def _result_text(result: "SimulationResult") -> str:
+def result_text(result: "SimulationResult") -> str:
     counts = result.counts
     return (
         f"{result.tokens_per_s:,.0f} trained tokens per second, a step in {result.step_s:.1f} s; "
@@ -335,16 +335,14 @@ def _result_text(result: "SimulationResult") -> str:
     )
 
 
-def _arrow(arrow: "TimelineArrow", tops: Mapping[str, float], axis: TimeAxis) -> str:
+def _arrow(arrow: "TimelineArrow", tops: Mapping[str, float], axis: TimeAxis) -> PageElement:
     x, to_x = _x(axis.at(arrow.from_s), axis), _x(axis.at(arrow.to_s), axis)
     y, to_y = (tops[name] + SIMULATED_BAR / 2 for name in (arrow.source, arrow.target))
-    title = f"<title>{arrow.kind}, {escape(arrow.source)} at {clock(arrow.from_s)}</title>"
+    title = f"{arrow.kind}, {arrow.source} at {clock(arrow.from_s)}"
     if arrow.kind == "move":
-        return (
-            f'<path class="line c2" style="stroke-width:1" marker-end="url(#tip)" '
-            f'd="M{x:.1f} {y:.1f}L{to_x:.1f} {to_y:.1f}">{title}</path>'
-        )
+        d = f"M{x:.1f} {y:.1f}L{to_x:.1f} {to_y:.1f}"
+        return _titled({"class": "line fine c2", "marker-end": "url(#tip)", "d": d}, title)
     colour = "c3" if arrow.kind == "pull" else "c5"
     # A pull is a line under the row's bar as long as the pull, a drain a very short one.
     y, end = y + SIMULATED_BAR / 2, max(to_x, x + 1.5)
-    return f'<path class="line {colour}" d="M{x:.1f} {y:.1f}H{end:.1f}">{title}</path>'
+    return _titled({"class": f"line {colour}", "d": f"M{x:.1f} {y:.1f}H{end:.1f}"}, title)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from rollstream.look.monitor.failure_causes import failure_cause
 from rollstream.look.monitor.snapshot import RunWarning
-from rollstream.look.report import page
+from rollstream.look.report.cards import card, table
+from rollstream.look.report.elements import PageElement
 
 if TYPE_CHECKING:  # imports DuckDB
     from rollstream.look.index.run_index import RunIndex
@@ -204,8 +205,8 @@ def causes_text(episodes: EpisodeComparison) -> str:
     return ", ".join(f"{cause.failed} {cause.cause}" for cause in episodes.causes if cause.failed)
 
 
-def episode_card(episodes: EpisodeComparison) -> str:
-    content = ""
+def episode_card(episodes: EpisodeComparison) -> list[PageElement]:
+    content: list[PageElement] = []
     if episodes.causes:
         head = ["cause", "failed", "asked again", "median length"]
         rows = [
@@ -213,7 +214,7 @@ def episode_card(episodes: EpisodeComparison) -> str:
             for cause in episodes.causes
         ]
         rows.append(("(trained)", str(episodes.trained), "", _number(episodes.length_trained)))
-        content += page.table(head, rows)
+        content.append(table(head, rows))
     facts: list[tuple[str, str]] = []
     if episodes.failed and episodes.reward_near is not None:
         text = f"{_number(episodes.reward_near)}, of all groups {_number(episodes.reward_trained)}"
@@ -227,9 +228,9 @@ def episode_card(episodes: EpisodeComparison) -> str:
         generating = 1 - episodes.waiting_share
         text = f"{episodes.waiting_share:.0%}, generating or queued {generating:.0%}"
         facts.append(("time of dialogues: waiting for a reply", text))
-    content += page.table(["", ""], facts) if facts else ""
+    content += [table(["", ""], facts)] if facts else []
     note = "what fails is never trained; a bias if lengths or rewards differ"
-    return page.wide("Failed, released and waiting", note, content) if content else ""
+    return [card("Failed, released and waiting", note, *content)] if content else []
 
 
 def _number(value: float | None) -> str:

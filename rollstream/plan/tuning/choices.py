@@ -1,5 +1,5 @@
-"""The settings that `rollstream tune` chooses, and their possible values. GPUs are counted in
-units: on the CPU a unit is a thread, with `paced` a modelled accelerator.
+"""The settings that `rollstream tune` chooses. GPUs are counted in units: on the CPU a unit is a
+thread, with `paced` a modelled accelerator.
 """
 
 from collections.abc import Mapping
@@ -16,14 +16,13 @@ SLOT_FACTORS = (0.25, 0.5, 1.0, 2.0)
 REPACK_FACTORS = (0.25, 1.0, 4.0)  # tried repack periods, relative to the present one
 SPLITS_MAX = 9  # splits of the GPUs that are tried before the best one is refined
 HELD = ("split", "slots", "max_lag", "on_update", "repack", "drafts")
-"""Names of `--hold`, which leaves a part of the choice as it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class TuningChoice:
-    """One choice of the tuned settings. Without `max_lag` the admitted and untrained groups are at
-    most `waves` steps' groups; otherwise `waves` is `max_lag` + 1. `repack_every_s` is None where
-    repack is off, and under every policy but `keep_version`.
+    """Without `max_lag` the admitted and untrained groups are at most `waves` steps' groups;
+    otherwise `waves` is `max_lag` + 1. `repack_every_s` is None where repack is off, and under
+    every policy but `keep_version`.
     """
 
     rollouts: int
@@ -44,8 +43,8 @@ class TuningChoice:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceSpace:
-    """The values of each part of a choice, ascending; one value where a part is held. `lags` are
-    pairs of `max_lag` and `waves`, `repacks` apply under `keep_version`.
+    """Ascending; one value where a part is held. `lags` are pairs of `max_lag` and `waves`,
+    `repacks` apply under `keep_version`.
     """
 
     splits: tuple[tuple[int, int], ...]
@@ -57,7 +56,6 @@ class ChoiceSpace:
     drafts: tuple[bool, ...]
 
     def permits(self, choice: TuningChoice) -> bool:
-        """Returns whether the choice's lag may be proposed."""
         return (choice.max_lag, choice.waves) in self.lags
 
 
@@ -71,7 +69,7 @@ def trains_on_cpu(c: Configuration) -> bool:
 
 
 def trainer_gpus(c: Configuration) -> int:
-    """Returns the units of the trainer: threads of all workers on the CPU, ranks on GPUs."""
+    """Returns threads of all workers on the CPU, ranks on GPUs."""
     if trains_on_cpu(c):
         return max(c.trainer.workers * c.trainer.threads, c.trainer.processes)
     return c.trainer.processes
@@ -104,9 +102,9 @@ def choice_space(
     hold: frozenset[str] = frozenset(),
     has_drafts: bool = False,
 ) -> ChoiceSpace:
-    """Returns the choices on `gpus` units. `lag_max` is by default the configuration's own bound;
-    drafts are chosen only if their gain is known (`has_drafts`). Raises `ConfigurationError` if
-    `gpus` are too few for one rollout and a trainer.
+    """`lag_max` is by default the configuration's own bound; drafts are chosen only if their gain
+    is known (`has_drafts`). Raises `ConfigurationError` if `gpus` are too few for one rollout and a
+    trainer.
     """
     if c.rollouts.has_server:
         raise ConfigurationError(
@@ -167,7 +165,7 @@ def _repacks(c: Configuration, is_held: bool) -> tuple[float | None, ...]:
 
 
 def changed_settings(c: Configuration, choice: TuningChoice) -> Mapping[str, Any]:
-    """Returns the settings (dotted key → value) that make the configuration's choice this one."""
+    """Returns dotted key → value, from the configuration's choice to this one."""
     present, settings = choice_of(c), dict[str, Any]()
     if (choice.rollouts, choice.trainer_gpus) != (present.rollouts, present.trainer_gpus):
         settings |= _split_settings(c, present, choice)

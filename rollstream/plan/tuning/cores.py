@@ -1,5 +1,5 @@
-"""Predicts a run whose rollouts and trainer share CPU cores. The simulator gives each thread a
-core; where the threads would use more than there are, all are slowed by one factor.
+"""Predicts a run whose rollouts and trainer share CPU cores: where the threads would use more than
+there are, all are slowed by one factor.
 """
 
 from collections.abc import Callable
@@ -9,11 +9,11 @@ from rollstream.simulator.experiment import Prediction
 ROUNDS_MAX = 5  # simulations of one choice
 CLOSE = 0.03  # of the cores: as near as the search for the factor comes
 SHARED_TOLERANCE = 0.05
-"""Smaller gains, as a share of the speed, are no reason for a change: one factor is not more exact.
+"""As a share of the speed: smaller gains are no reason for a change, since one factor is not more
+exact.
 """
 
 Simulate = Callable[[float], Prediction | None]
-"""Predicts a run that computes so many times slower."""
 
 
 def on_shared_cores(

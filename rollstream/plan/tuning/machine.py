@@ -22,7 +22,7 @@ from rollstream.simulator.workload import AnswerLengths, RecordedWorkload
 POINTS_MIN = 32  # fewer measured answers give no step time
 # Waits for KV memory only lengthen an answer.
 WAITLESS_SHARE = 0.25
-"""Quantile of the ratios of measured and computed step times."""
+"""Of the ratios of measured and computed step times."""
 STEPS_MEASURED = 8  # simulated steps after those in which the run fills
 # Generation ahead of training takes cores from it until the lag bound stops it, after many steps.
 LONGER = 2
@@ -34,8 +34,8 @@ HIDDEN_REPACK_S = 5.0  # any period: the planner of repack is off
 
 @dataclass(frozen=True, slots=True)
 class TuningMachine:
-    """Simulates choices for one configuration. `engine` are the step times without drafts, in wall
-    seconds, `kv_capacity` is a rollout's (None: each slot has room for a longest sequence).
+    """`engine` are the step times without drafts, in wall seconds, `kv_capacity` is a rollout's
+    (None: each slot has room for a longest sequence).
     """
 
     configuration: Configuration
@@ -58,13 +58,13 @@ class TuningMachine:
     cores: float | None = None
     """Shared CPU cores; None: each unit computes on its own."""
     checked: float | None = None
-    """Predicted over recorded tokens per second of RUN's own settings, or None."""
+    """Predicted over recorded tokens per second of RUN's own settings."""
     assumed: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
 
     def predicted(self, choice: TuningChoice, skip: int) -> Prediction | None:
-        """Returns the predicted means over `STEPS_MEASURED` steps after the first `skip`; None if a
-        longest answer does not fit, or no step ever completes.
+        """Returns means over `STEPS_MEASURED` steps after the first `skip`; None if a longest
+        answer does not fit, or no step ever completes.
         """
         if self.cores is None:
             return self._simulated(choice, skip, STEPS_MEASURED, 1.0)
@@ -119,7 +119,6 @@ class TuningMachine:
 
 
 def slowed(cluster: Cluster, slower: float) -> Cluster:
-    """Returns the machines that compute `slower` times as long."""
     return replace(
         cluster,
         roofline=scaled_roofline(cluster.roofline, 1 / slower),
@@ -134,10 +133,9 @@ def machine_of(
     recorded: Configuration | None,
     cores: int | None = None,
 ) -> TuningMachine:
-    """Returns the machine of the configuration `c`. `profile` is the measured roofline of its
-    engine, `run` the measurements of a run with the configuration `recorded`. `cores` are this
-    machine's. Raises `ConfigurationError`, with an advice, if step times, training times or lengths
-    are unknown.
+    """`profile` is the measured roofline of the engine of `c`, `run` the measurements of a run with
+    the configuration `recorded`. `cores` are this machine's. Raises `ConfigurationError`, with an
+    advice, if step times, training times or lengths are unknown.
     """
     assumed, unknown = list[str](), list[str]()
     workload = _workload(c, run, unknown)
@@ -180,7 +178,6 @@ def machine_of(
 
 
 def shares_cores(c: Configuration) -> bool:
-    """Returns whether rollouts and trainer compute on the same cores."""
     return c.rollouts.kind.is_on_cpu(c.rollouts) and trains_on_cpu(c)
 
 
@@ -313,7 +310,7 @@ def _training(
     recorded: Configuration | None,
     assumed: list[str],
 ) -> tuple[float, float]:
-    """Returns the trainer's seconds per token on one unit, and of a step beside its tokens."""
+    """The trainer's seconds per token on one unit, and of a step beside its tokens."""
     assumed.append("a trainer that is as much faster as it has more GPUs")
     units = trainer_gpus(c)
     if not c.has_model:
@@ -342,7 +339,7 @@ def _paced_delay_s(run: RunMeasurements | None, recorded: Configuration | None) 
 
 
 def with_drafts(roofline: Roofline, gain: DraftGain) -> Roofline:
-    """Returns the seconds per token of a row with drafts."""
+    """Returns seconds per token of a row."""
     # A pass computes more rows and gives more tokens.
     faster = scaled_roofline(roofline, gain.tokens_per_pass)
     return replace(
@@ -353,5 +350,4 @@ def with_drafts(roofline: Roofline, gain: DraftGain) -> Roofline:
 
 
 def without_drafts(roofline: Roofline, gain: DraftGain) -> Roofline:
-    """Returns the step times without drafts, from those with them."""
     return with_drafts(roofline, DraftGain(1 / gain.tokens_per_pass, 1 / gain.rows_per_pass))

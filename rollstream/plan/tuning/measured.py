@@ -1,6 +1,5 @@
-"""Measures a recorded run from its index (`measure`). An answer is one measurement of a decode step
-(`DecodePoint`): its rollout decoded a known number of answers meanwhile, and each step gave it one
-token.
+"""Measures a recorded run from its index. An answer is one measurement of a decode step: its
+rollout decoded a known number of answers meanwhile, and each step gave it one token.
 """
 
 from collections import defaultdict
@@ -29,8 +28,8 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class FinishedAnswer:
-    """One finished answer: `prompt` and `tokens` count its prompt's and generated tokens. It
-    `is_whole` if one rollout generated all of it.
+    """`prompt` and `tokens` count its prompt's and generated tokens. It `is_whole` if one rollout
+    generated all of it.
     """
 
     rollout: str
@@ -45,8 +44,8 @@ class FinishedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class DecodePoint:
-    """One answer as a measurement: a token took `token_s` beside, on average, `rows` running
-    answers (itself included) with `kv_tokens` cached tokens in all.
+    """A token took `token_s` beside, on average, `rows` running answers (itself included) with
+    `kv_tokens` cached tokens in all.
     """
 
     rows: float
@@ -56,8 +55,8 @@ class DecodePoint:
 
 @dataclass(frozen=True, slots=True)
 class DraftGain:
-    """The gain of drafts, per sequence and forward pass: `tokens_per_pass` generated tokens,
-    `rows_per_pass` computed positions (its own and the draft tokens).
+    """Per sequence and forward pass: `tokens_per_pass` generated tokens, `rows_per_pass` computed
+    positions (its own and the draft tokens).
     """
 
     tokens_per_pass: float
@@ -66,8 +65,8 @@ class DraftGain:
 
 @dataclass(frozen=True, slots=True)
 class RunMeasurements:
-    """The measurements of a run; an unknown value is None, or empty. `groups` holds the lengths of
-    the finished answers by group number, `prompts` is the number of prompts in a pass.
+    """An unknown value is None, or empty. `groups` holds the lengths of the finished answers by
+    group number, `prompts` is the number of prompts in a pass.
     """
 
     groups: tuple[tuple[int, ...], ...] = ()
@@ -85,7 +84,6 @@ class RunMeasurements:
     steady_tokens_per_s: float | None = None
     """Trained tokens per second, after the first steps."""
     step_tokens: float | None = None
-    """Tokens of a step, prompts included."""
     publish_s: float | None = None
     """Pause of the trainer after a step."""
     arrive_s: float | None = None
@@ -123,13 +121,10 @@ FROM steps QUALIFY row_number() OVER (ORDER BY step) > {FIRST_STEPS}
 
 @dataclass(slots=True)
 class MeasuredTopics:
-    """Applies the records of the topics that a run's index lacks; a repeated one replaces
-    itself.
-    """
+    """Topics that a run's index lacks; a repeated record replaces itself."""
 
     announced: dict[Version, float] = field(default_factory=dict[Version, float])
     epochs: dict[int, int] = field(default_factory=dict[int, int])
-    """First group of each pass after the first."""
     capacity: dict[str, int] = field(default_factory=dict[str, int])
     busy: dict[tuple[str, int], tuple[float, int]] = field(
         default_factory=dict[tuple[str, int], tuple[float, int]]
@@ -156,8 +151,8 @@ class MeasuredTopics:
 
 
 def measure(index: "RunIndex", topics: MeasuredTopics, trainer_threads: int = 1) -> RunMeasurements:
-    """Returns what a run shows; its index must have been read with tokens. The trainer's `busy_s`
-    is summed over `trainer_threads`.
+    """The index must have been read with tokens. The trainer's `busy_s` is summed over
+    `trainer_threads`.
     """
     rows = index.cursor().execute(ANSWERS).fetchall()
     answers = [FinishedAnswer(*row) for row in reversed(rows)]
@@ -209,7 +204,6 @@ def _steady_tokens_per_s(steps: Sequence[Mapping[str, float]]) -> float | None:
 def _version_times(
     steps: Sequence[Mapping[str, Any]], announced: Mapping[Version, float]
 ) -> tuple[float | None, float | None]:
-    """Returns the medians of `publish_s` and `arrive_s`."""
     pauses = [
         max(0.0, b["time_s"] - a["time_s"] - b["seconds"])
         for a, b in pairwise(steps)
@@ -230,7 +224,7 @@ def _lengths_by_group(answers: Sequence[FinishedAnswer]) -> tuple[tuple[int, ...
 
 
 def decode_points(answers: Sequence[FinishedAnswer]) -> list[DecodePoint]:
-    """Returns a measurement for each whole answer, from all answers of its rollout."""
+    """One for each whole answer, from all answers of its rollout."""
     by_rollout: defaultdict[str, list[FinishedAnswer]] = defaultdict(list)
     # Answers that never finished are missing, so the last ones of a killed run seem a little fast.
     for answer in answers:
@@ -269,8 +263,8 @@ def _points_of_rollout(answers: Sequence[FinishedAnswer]) -> list[DecodePoint]:
 
 
 def fit_step_times(points: Sequence[DecodePoint]) -> Roofline:
-    """Returns the roofline with the least squared relative errors at the points: times of weights,
-    rows and cached tokens, none of them negative.
+    """The least squared relative errors at the points: times of weights, rows and cached tokens,
+    none negative.
     """
     rows = np.array([point.rows for point in points])
     kv = np.array([point.kv_tokens for point in points])
@@ -291,7 +285,7 @@ def fit_step_times(points: Sequence[DecodePoint]) -> Roofline:
 
 
 def _stepwise(at: FloatArray, begin: FloatArray, end: FloatArray, value: FloatArray) -> FloatArray:
-    """Returns the sum of `value` over the answers that run from each time of `at` to the next."""
+    """The sum of `value` over the answers that run from each time of `at` to the next."""
     changes = np.zeros(len(at))
     np.add.at(changes, np.searchsorted(at, begin), value)
     np.add.at(changes, np.searchsorted(at, end), -value)
@@ -303,8 +297,8 @@ def _integral(pieces: FloatArray) -> FloatArray:
 
 
 def length_correlation(answers: Sequence[FinishedAnswer]) -> float:
-    """Returns the correlation of two answers to one prompt, by their ranks among all answers as
-    normal deviates (the simulator's copula): the mean product of such pairs. 0 without any.
+    """Returns the length correlation of two answers to one prompt, by their ranks among all answers
+    as normal deviates (the simulator's copula): the mean product of such pairs. 0 without any.
     """
     if not answers:
         return 0.0

@@ -15,7 +15,7 @@ def merged_tables(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict
 
 
 def table_lines(tables: Mapping[str, Any], name: str = "") -> list[str]:
-    """Returns the lines of the table `name` and of the tables in it."""
+    """Returns the table lines of the table `name` and of the tables in it."""
     plain = {key: value for key, value in tables.items() if not isinstance(value, dict)}
     lines = ["", f"[{name}]"] if name and plain else []
     lines += [f"{_key(key)} = {_value(value)}" for key, value in plain.items()]

@@ -27,7 +27,7 @@ TOPICS = ("prompts", "weights", "status")
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """A recorded run; an archive alone has no folder and no configuration."""
+    """An archive alone has no folder and no configuration."""
 
     measured: RunMeasurements
     folder: Path | None
@@ -35,8 +35,8 @@ class RecordedRun:
 
 
 def read_run(argument: str) -> RecordedRun:
-    """Reads the run or archive in `argument` (a path or URL). Missing topics leave their
-    measurements unknown. Raises `ConfigurationError` if neither a run nor an archive is there.
+    """`argument` is a path or URL of a run or archive. Missing topics leave their measurements
+    unknown. Raises `ConfigurationError` if neither is there.
     """
     from rollstream.look.index.index_reader import IndexReader  # imports DuckDB
     from rollstream.look.index.run_index import RunIndex
@@ -62,9 +62,8 @@ def _configuration(location: RunLocation) -> Configuration | None:
 
 
 def read_engine(c: Configuration, folders: list[Path]) -> Roofline | None:
-    """Returns the roofline of the profile in `rollouts.profile`, else of the first of these run
-    folders that has one for this engine and model; None without one. Raises `ConfigurationError`
-    for a profile of another engine or model.
+    """The profile in `rollouts.profile`, else of the first of these run folders that has one for
+    this engine and model. Raises `ConfigurationError` for a profile of another engine or model.
     """
     if not c.has_model:
         return None  # its roofline is in the configuration
@@ -101,6 +100,6 @@ def _read_model(model: Path, run: Path | None) -> "PreTrainedConfig | None":
 
 
 def folders_of(configured: RunFolder, run: RecordedRun | None) -> list[Path]:
-    """Returns the folders of profiles: the configuration's run, then RUN."""
+    """Returns folders of profiles: the configuration's run, then RUN."""
     folders = [configured.path]
     return folders if run is None or run.folder is None else [*folders, run.folder]

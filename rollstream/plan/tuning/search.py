@@ -1,5 +1,5 @@
-"""Finds the settings with the most predicted trained tokens per second: a coordinate search from
-the present choice, once for each policy. The same inputs give the same proposal.
+"""A coordinate search for the most predicted trained tokens per second, from the present choice,
+once for each policy. The same inputs give the same proposal.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,7 @@ from rollstream.simulator.experiment import Prediction
 
 # A choice, not a measurement: it decides between settings that are nearly as fast.
 LAG_PRICE = 0.005
-"""Share of the speed that a step of mean lag costs."""
+"""Of the speed, per step of mean lag."""
 TOLERANCE = 0.01  # of the speed: two seeds of one simulated run differ by about as much
 ROUNDS_MAX = 4  # rounds over all coordinates from one start
 
@@ -24,15 +24,14 @@ class PredictedChoice:
 
     @property
     def worth(self) -> float:
-        """Returns the trained tokens per second, less the price of their lag."""
+        """Returns trained tokens per second, less the price of their lag."""
         return self.predicted.tokens_per_s * (1 - LAG_PRICE * self.predicted.lag_mean)
 
 
 @dataclass(frozen=True, slots=True)
 class TuningProposal:
-    """The proposed choice, the present one, and all others that were simulated, best first.
-    `present` is None if it cannot run; `present_fits` is False if it may not be proposed, for its
-    GPUs or its lag.
+    """The proposal with all other simulated choices, best first. `present` is None if it cannot
+    run; `present_fits` is False if it may not be proposed, for its GPUs or its lag.
     """
 
     best: PredictedChoice
@@ -48,7 +47,7 @@ class TuningProposal:
         return self.best.predicted.tokens_per_s / self.present.predicted.tokens_per_s - 1
 
     def rows(self, rows_max: int) -> list[PredictedChoice]:
-        """Returns the proposal, then the best choice of each other policy, then others."""
+        """The proposal, the best choice of each other policy, then others."""
         shown, policies = [self.best], {self.best.choice.on_update}
         for candidate in self.others:
             if candidate.choice.on_update not in policies:
@@ -109,10 +108,9 @@ def propose(
     progress: Callable[[int], None] = lambda count: None,
     tolerance: float = TOLERANCE,
 ) -> TuningProposal | None:
-    """Returns the proposal; None if no choice can run. `present_fits`: the present choice takes no
-    more GPUs than the space has. `evaluate` simulates a choice (None: it cannot run). Of choices
-    whose worth differs by less than the share `tolerance`, the one with the fewest changes is
-    proposed.
+    """Returns None if no choice can run. `present_fits`: the present choice takes no more GPUs than
+    the space has. `evaluate` simulates a choice (None: it cannot run). Of choices whose worth
+    differs by less than the share `tolerance`, the one with the fewest changes is proposed.
     """
     present_fits = present_fits and space.permits(present)
     search = _Search(space, evaluate, progress)

@@ -1,5 +1,5 @@
-"""All checks of a run before anything of it starts (`check_run`). Nothing is written, uploaded or
-claimed, and no module of the user is imported into this process.
+"""All checks of a run. Nothing is written, uploaded or claimed, and no module of the user is
+imported into this process.
 """
 
 import time
@@ -26,7 +26,7 @@ from rollstream.storage.model_folder.hf_weights import check_trainable, read_wei
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """Holds the lines of a check, the `configuration` with fitted defaults, and a line for each."""
+    """The findings with the `configuration` of fitted defaults, and a line for each."""
 
     configuration: Configuration
     findings: Sequence[Finding]
@@ -44,8 +44,8 @@ class CheckReport:
         return EXIT_REFUSED if refused - {LOG} else int(bool(refused))
 
     def refuse(self) -> None:
-        """Raise `ConfigurationError` with every refusal if there is one; `BusError` if only the log
-        cannot be reached.
+        """Raises `ConfigurationError` with every refusal; `BusError` if only the log cannot be
+        reached.
         """
         if self.is_refused:
             text = "\n".join(f.text for f in self.findings if f.verdict == "refused")
@@ -58,8 +58,8 @@ def check_run(
     set_keys: frozenset[str],
     recorded: frozenset[str] = frozenset(),
 ) -> CheckReport:
-    """Make the checks. The settings of `set_keys`, dotted, were set by the user and are never
-    changed; those that the run `recorded` raise no warning.
+    """The settings of `set_keys`, dotted, were set by the user and are never changed; those that
+    the run `recorded` raise no warning.
     """
     started = time.monotonic()
     notes = [*idle_settings(c, set_keys - recorded), *store_findings(c, folder)]
@@ -129,7 +129,7 @@ def _model(c: Configuration, folder: Path) -> tuple[ModelFacts | None, list[Find
 
 
 def _has_model(c: Configuration, folder: Path) -> bool:
-    """Returns whether the run has its model already: in its store, or made by a warm-up."""
+    """Whether it has a model in its store, or made by a warm-up."""
     is_made = c.model.path is None and (local_model_folder(c, folder) / CONFIG).is_file()
     return is_made or run_model(c, folder) is not None
 

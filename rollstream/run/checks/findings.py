@@ -1,4 +1,4 @@
-"""The lines of a check (`Finding`), each about one part of a run."""
+"""The lines of a check."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,8 +9,8 @@ Verdict = Literal["ok", "warning", "refused"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """States what one check showed: `subject` is the part of the run, `text` one line for people,
-    `figures` the same numbers by name.
+    """`subject` is the part of the run, `text` one line for people, `figures` the same numbers by
+    name.
     """
 
     subject: str

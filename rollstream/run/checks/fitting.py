@@ -1,5 +1,5 @@
-"""Fits defaults of settings that the user did not set to the run's data and tokenizer, with one
-line for each change. A setting that was set stays; if it does not fit, the check refuses it.
+"""Fits defaults that the user did not set to the run's data and tokenizer, with one line for each
+change. A setting that was set stays; if it does not fit, the check refuses it.
 """
 
 from collections.abc import Mapping
@@ -22,8 +22,8 @@ ROOM_STEP = 64
 def fit_template(
     c: Configuration, folder: Path, set_keys: frozenset[str]
 ) -> tuple[Configuration, list[str]]:
-    """Returns the configuration with `task.template = "plain"` where the tokenizer has no chat
-    template and nothing of the task needs one.
+    """`task.template = "plain"` where the tokenizer has no chat template and nothing of the task
+    needs one.
     """
     is_free = "task.template" not in set_keys and c.task.template == "chat"
     names = {part.name for part in c.task.parts} or {c.task.name}
@@ -44,9 +44,7 @@ def fit_template(
 def fit_data(
     c: Configuration, facts: TaskFacts, set_keys: frozenset[str]
 ) -> tuple[Configuration, list[str]]:
-    """Returns the configuration with room for the longest prompt, and with no more evaluation
-    prompts than are held out.
-    """
+    """Makes room for the longest prompt, and no more evaluation prompts than are held out."""
     changed: dict[str, Any] = {}
     lines: list[str] = []
     longest = facts.longest[0].tokens if facts.longest and facts.surveys else 0
@@ -95,8 +93,8 @@ def fit_data(
 
 
 def evaluated_tokens(c: Configuration, facts: TaskFacts) -> int:
-    """Returns the tokens of the longest held-out prompt with an answer to it, where answers of an
-    evaluation may be longer than trained ones; else 0.
+    """Returns the evaluated tokens of the longest held-out prompt with an answer to it, where
+    answers of an evaluation may be longer than trained ones; else 0.
     """
     answer = c.evaluation.tokens_max
     if not c.evaluation.enabled or answer is None or not facts.surveys:
@@ -106,12 +104,11 @@ def evaluated_tokens(c: Configuration, facts: TaskFacts) -> int:
 
 
 def held_out_within(facts: TaskFacts, limit: int) -> int:
-    """Returns how many held-out prompts have at most `limit` tokens; below 0 if that is unknown."""
+    """Returns held-out prompts of at most `limit` tokens; below 0 if unknown."""
     return facts.held_out - sum(p.is_held_out and p.tokens > limit for p in facts.longest)
 
 
 def with_settings(c: Configuration, changed: Mapping[str, Any]) -> Configuration:
-    """Returns the configuration with these values, by dotted keys."""
     for key, value in changed.items():
         c = _with_setting(c, key.split("."), value)
     return c

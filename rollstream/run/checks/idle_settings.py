@@ -12,8 +12,8 @@ from rollstream.run.config.settings import Configuration
 
 
 def idle_settings(c: Configuration, set_keys: frozenset[str]) -> Iterator[Finding]:
-    """Yields a warning for the settings without effect, and one for annotations that no scorer of
-    the run writes. `set_keys` are the settings that the user set.
+    """A warning for settings that the user set (`set_keys`) without effect, and for annotations
+    that no scorer of the run writes.
     """
     for table, is_used, needed in _tables(c):
         if not is_used and (keys := sorted(key for key in set_keys if key.startswith(table))):

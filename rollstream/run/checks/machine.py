@@ -53,9 +53,9 @@ ROOM_MIN = 64 << 20
 
 
 def assigned_cards(c: Configuration, model: Callable[[], Path]) -> Mapping[str, Sequence[GpuCard]]:
-    """Returns the GPUs of each process by `[devices]`; {} for a run that uses none. Raises
-    `ConfigurationError` if this machine's GPUs do not allow the assignment, or have too little
-    memory for the model in the folder that `model` returns.
+    """The GPUs of each process by `[devices]`; {} for a run that uses none. Raises
+    `ConfigurationError` if this machine's GPUs do not allow it, or have too little memory for the
+    model in the folder that `model` returns.
     """
     if not uses_gpus(c):
         return {}
@@ -114,8 +114,8 @@ def _device_findings(c: Configuration) -> Iterator[Finding]:
 
 
 def store_findings(c: Configuration, folder: Path) -> Iterator[Finding]:
-    """Yields a refusal if a bucket does not answer soon, if the run was deleted, or if this host
-    has other files than the run began with, and a note if the bucket holds another folder's run.
+    """A refusal if a bucket does not answer soon, if the run was deleted, or if this host has other
+    files than the run began with; a note if the bucket holds another folder's run.
     """
     # A `file:` store needs no connection.
     is_begun, is_local = (folder / "config.json").is_file(), c.store.startswith("file:")
@@ -258,7 +258,7 @@ def _disk_findings(c: Configuration, folder: Path, model: ModelFacts | None) -> 
 
 
 def _present_parent(path: Path) -> Path:
-    """Returns the path, or the nearest folder above it that exists, without links."""
+    """The path, or the nearest folder above it that exists, without links."""
     real = path.resolve()
     return next(place for place in (real, *real.parents) if place.exists())
 

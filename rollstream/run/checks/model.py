@@ -1,4 +1,4 @@
-"""Checks that the files of a starting model are complete and readable, as far as names, sizes and
+"""Checks that a starting model's files are complete and readable, as far as names, sizes and
 headers tell. No tensor is read.
 """
 
@@ -29,15 +29,13 @@ from rollstream.storage.model_folder.lora_folder import check_adapter
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """States what a model's folder holds."""
-
     folder: Path
     fields: Mapping[str, Any]
     parameters: int
     bytes: int
     dtypes: tuple[str, ...]
     unread: tuple[str, ...]
-    """Files and folders beside the model that no role reads."""
+    """Beside the model, read by no role."""
 
     @property
     def vocabulary(self) -> int | None:
@@ -46,9 +44,9 @@ class ModelFacts:
 
 
 def read_model_facts(c: Configuration, is_stored: bool = False) -> ModelFacts | None:
-    """Returns the facts about the model of `model.path`; None if it is not on this host. Raises
-    `ConfigurationError` if a file is missing, cut off, or a pointer of Git LFS; the adapter may be
-    missing if the run's store has the model (`is_stored`).
+    """Returns None if `model.path` is not on this host. Raises `ConfigurationError` if a file is
+    missing, cut off, or a pointer of Git LFS; the adapter may be missing if the run's store has the
+    model (`is_stored`).
     """
     if c.model.path is None:
         return None
@@ -84,9 +82,7 @@ def read_model_facts(c: Configuration, is_stored: bool = False) -> ModelFacts | 
 def model_findings(
     c: Configuration, facts: ModelFacts | None, is_stored: bool, is_made: bool
 ) -> Iterator[Finding]:
-    """Yields the line about the model. `is_stored`: the run has one already; `is_made`: a warm-up
-    makes one.
-    """
+    """`is_stored`: the run has a model already; `is_made`: a warm-up makes one."""
     if not c.has_model:
         text = f"none: the learner {c.trainer.learner!r} trains no weights"
         yield Finding("model", "ok", text)

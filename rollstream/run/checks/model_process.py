@@ -31,8 +31,6 @@ MODEL_S, LOOK_S = 30.0, 0.05
 
 
 class ModelOrder(msgspec.Struct, frozen=True):
-    """Orders the check of the model in `folder` for an engine."""
-
     folder: str
     engine: str
     is_adapted: bool
@@ -40,7 +38,7 @@ class ModelOrder(msgspec.Struct, frozen=True):
 
 
 class ModelProcess:
-    """Runs the process from its construction; the caller may do other work before `findings`."""
+    """Runs from its construction; the caller may do other work before `findings`."""
 
     def __init__(self, c: Configuration, folder: Path) -> None:
         order = ModelOrder(
@@ -59,7 +57,7 @@ class ModelProcess:
         )
 
     def findings(self, context_max: int) -> list[Finding]:
-        """Wait a bounded time for the check at `context_max` tokens, and end the process."""
+        """Waits a bounded time for the check at `context_max` tokens, and ends the process."""
         assert self._child.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._child.stdin as pipe:
             pipe.write(b"%d\n" % context_max)

@@ -26,7 +26,7 @@ TRIED_REWARDS = (0.0, 1.0, 0.5, 0.0)
 
 
 def check_own_parts(parts: OwnParts, task: Task) -> None:
-    """Raise `ConfigurationError` for the first part with which a role would end at its start."""
+    """Raises `ConfigurationError` for the first part with which a role would end at its start."""
     if parts.episode:
         from rollstream.producers.agents.program_process import find_episode
 
@@ -64,8 +64,8 @@ def _try(setting: str, path: str, call: Callable[[], None]) -> None:
 
 
 def failure_line(error: Exception) -> str:
-    """Returns the error of the user's code, with its own function, file and line: libraries that it
-    calls are not its own.
+    """Returns the failure line with the user's own function, file and line: libraries that it calls
+    are not its own.
     """
     frames = extract_tb(error.__traceback__)
     user_frames = [

@@ -1,5 +1,5 @@
-"""How long a process of a check has worked or slept, whatever else the machine does: one that waits
-for a core is not late.
+"""How long a process has worked or slept, whatever else the machine does: one that waits for a core
+is not late.
 """
 
 import os
@@ -15,7 +15,7 @@ _WAITS_FOR_MACHINE = {psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP}
 
 
 def output_file() -> IO[bytes]:
-    """Returns a file without a name for the output of a process."""
+    """A file without a name."""
     try:
         return TemporaryFile()
     # No room: the output is lost, and another check names the place that lacks room.
@@ -24,9 +24,7 @@ def output_file() -> IO[bytes]:
 
 
 class ProcessTime:
-    """Counts the process's time on a core, and the time that it slept, between frequent calls of
-    `is_over`.
-    """
+    """Time on a core, and time asleep, between frequent calls of `is_over`."""
 
     def __init__(self, pid: int) -> None:
         self._process = psutil.Process(pid)
@@ -35,7 +33,7 @@ class ProcessTime:
         self._first_s = self._used_s
 
     def is_over(self, limit_s: float, sleep_s: float | None = None) -> bool:
-        """Returns whether the process had more than this time, or slept longer than `sleep_s`."""
+        """The process had more than this time, or slept longer than `sleep_s`."""
         now = time.monotonic()
         elapsed_s, self._seen_s = now - self._seen_s, now
         try:

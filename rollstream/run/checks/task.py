@@ -1,6 +1,4 @@
-"""Checks a run's task: data, verifier, template and held-out prompts, by the facts that
-`task_process.py` writes.
-"""
+"""Checks a run's task by the facts that `task_process.py` writes."""
 
 import os
 import re
@@ -50,8 +48,8 @@ _SECRET = re.compile(r"key|token|secret|password|credential", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class TaskAnswer:
-    """Holds the process's answer. `judged` has a fact about each part's verifier, or the reason why
-    it gave none; `ended` states why there are no facts.
+    """`judged` has a fact about each part's verifier, or the reason why it gave none; `ended`
+    states why there are no facts.
     """
 
     facts: TaskFacts | None
@@ -124,7 +122,7 @@ def _why_uncalled(c: Configuration) -> str:
 
 
 class TaskProcess:
-    """Runs the process from its construction; the caller may do other work before `answer`."""
+    """Runs from its construction; the caller may do other work before `answer`."""
 
     def __init__(self, task: TaskSettings, order: TaskOrder) -> None:
         self._task, self._order = task, order
@@ -139,7 +137,7 @@ class TaskProcess:
         self._child = spawn_process(*words, stderr=self._printed)
 
     def answer(self) -> TaskAnswer:
-        """Wait for the process's facts for a bounded time, and end it."""
+        """Waits for the facts for a bounded time, and ends the process."""
         facts: TaskFacts | None = None
         judged: list[JudgedFact | str] = []
         for number in range(STARTS_MAX):
@@ -170,7 +168,7 @@ class TaskProcess:
         return len(facts.parts) or 1 + bool(self._order.parts.scoring)
 
     def _judge(self, count: int, judged: list[JudgedFact | str]) -> None:
-        """Append the verifiers' answers; the last one is the first that did not answer."""
+        """The last of the verifiers' answers is the first that did not answer."""
         run_s = self._task.reward_timeout_s
         while len(judged) < count:
             line = self._line(IDLE_S, JUDGED_S)
@@ -191,8 +189,8 @@ class TaskProcess:
         return [*judged, *[reason] * (count - len(judged))]
 
     def _line(self, sleep_s: float, limit_s: float) -> bytes | None:
-        """Returns the next line; None if none arrives before the process has slept for `sleep_s`,
-        or has had `limit_s` of its own time.
+        """Returns None if no line arrives before the process has slept for `sleep_s`, or has had
+        `limit_s` of its own time.
         """
         assert self._child.stdout is not None
         clock = ProcessTime(self._child.pid)
@@ -221,7 +219,7 @@ class TaskProcess:
 
 
 def task_findings(c: Configuration, answer: TaskAnswer) -> Iterator[Finding]:
-    """Yields the lines about the task. `c` has the fitted defaults."""
+    """`c` has the fitted defaults."""
     facts = answer.facts
     if facts is None:
         verdict = "warning" if answer.ended.startswith("it took") else "refused"

@@ -8,9 +8,9 @@ from rollstream.producers.tasks.dataset_survey import DatasetSurvey, LongPrompt
 
 
 class OwnParts(msgspec.Struct, frozen=True):
-    """Names the parts that roles load at their start, by their settings' names; "" for one that is
-    not used or needs no try. `objective` is the JSON of `ObjectiveSettings` for a loss of the
-    user's own; `lora` are the settings of an adapter.
+    """Names the parts that roles load at their start; "" for one that is not used or needs no try.
+    `objective` is the JSON of `ObjectiveSettings` for a loss of the user's own; `lora` are the
+    settings of an adapter.
     """
 
     episode: str = ""
@@ -35,12 +35,11 @@ class OwnParts(msgspec.Struct, frozen=True):
 
 
 class TaskOrder(msgspec.Struct, frozen=True):
-    """Orders the look at a task: `prompt_tokens_max` of a prompt (None: as many as the data set
-    needs), `evaluation` held-out prompts (None: no evaluation), set by a user if
-    `is_evaluation_set`; `is_taught`: the task makes documents for a warm-up; `has_turns`: dialogues
-    are continued; `detects_calls`: agents' calls of tools have the chat template's format;
-    `is_judged`: the verifier is called, of a mixture those of the parts from number `judged_from`
-    on.
+    """`prompt_tokens_max` of a prompt (None: as many as the data set needs), `evaluation` held-out
+    prompts (None: no evaluation), set by a user if `is_evaluation_set`; `is_taught`: the task makes
+    documents for a warm-up; `has_turns`: dialogues are continued; `detects_calls`: agents' calls of
+    tools have the chat template's format; `is_judged`: the verifier is called, of a mixture those
+    of the parts from number `judged_from` on.
     """
 
     seed: int
@@ -56,10 +55,10 @@ class TaskOrder(msgspec.Struct, frozen=True):
 
 
 class TaskFacts(msgspec.Struct, frozen=True):
-    """The facts of the task, or why it is `refused`. `longest` are the longest prompts, `held_out`
-    is the number of held-out ones, -1 if not ordered; `largest_place` is the call with the
-    `largest_token` if the tokenizer has no such token. `parts` are the labels of a mixture's parts,
-    `survey_parts` those of the surveys, `unevaluated` those that hold out no prompt.
+    """Or why the task is `refused`. `longest` are the longest prompts, `held_out` is the number of
+    held-out ones, -1 if not ordered; `largest_place` is the call with the `largest_token` if the
+    tokenizer has no such token. `parts` are the labels of a mixture's parts, `survey_parts` those
+    of the surveys, `unevaluated` those that hold out no prompt.
     """
 
     refused: str = ""
@@ -76,14 +75,14 @@ class TaskFacts(msgspec.Struct, frozen=True):
 
     @property
     def has_rows(self) -> bool:
-        """Whether there is a task to look at: not if no row of all data sets can be used."""
+        """Whether a row of any data set can be used."""
         return not self.surveys or any(each.faults < each.sampled for each in self.surveys)
 
 
 class JudgedFact(msgspec.Struct, frozen=True):
-    """States the verifier's answer to the made-up answer: a `reward`, or why there is none that can
-    be trained on; `is_final`: no call can succeed on this machine. `seconds` is the time of the
-    call; `scores` are those of a scorer's function.
+    """The verifier's answer to a made-up answer: a `reward`, or why there is none that can be
+    trained on; `is_final`: no call can succeed on this machine. `scores` are those of a scorer's
+    function.
     """
 
     reward: float = 0.0

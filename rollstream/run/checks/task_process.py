@@ -58,7 +58,7 @@ TOKENS_MAX = 1 << 32
 
 
 def task_facts(task: Task, order: TaskOrder) -> TaskFacts:
-    """Returns the facts. Raises `ConfigurationError` for what ends every run of this task."""
+    """Raises `ConfigurationError` for what ends every run of this task."""
     check_own_parts(order.parts, task)
     parts = _parts(task)
     for part in parts:
@@ -206,7 +206,7 @@ def _call_warnings(task: Task) -> list[str]:
 
 
 def judged_facts(task: Task, order: TaskOrder, facts: TaskFacts) -> Iterator[JudgedFact]:
-    """Call the verifier of each part with a made-up answer to a real prompt."""
+    """Returns the judged facts of each part's verifier, for a made-up answer to a real prompt."""
     references = (survey.reference for survey in facts.surveys)
     for place, part in enumerate(_parts(task)):
         reference = next(references) if isinstance(part, Dataset) else ""
@@ -256,7 +256,6 @@ def _judged_fact(task: Task, reference: str) -> JudgedFact:
 
 
 def main(settings: str, order_json: str) -> None:
-    """Write the facts, and then the verifiers' answers."""
     description = msgspec.json.decode(settings, type=PlainTask)
     order = msgspec.json.decode(order_json, type=TaskOrder)
     configure_sandboxes(description.sandbox)

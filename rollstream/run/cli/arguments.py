@@ -1,6 +1,4 @@
-"""Parses the command line of one command (`CommandParser`), and defines the arguments that several
-commands share (`add_…`).
-"""
+"""Parses one command's command line, with the arguments that several commands share (`add_…`)."""
 
 import argparse
 import errno
@@ -35,8 +33,6 @@ HELP_COLUMNS = 80
 
 
 def whole_number_from(minimum: int, maximum: int) -> Callable[[str], int]:
-    """Returns the type of an option whose value is a whole number in [`minimum`, `maximum`]."""
-
     def parsed(text: str) -> int:
         with suppress(ValueError):
             if minimum <= (number := int(text)) <= maximum:
@@ -69,9 +65,9 @@ def _process_name(pattern: str) -> Callable[[str], str]:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parses one command, or one action (sub-command) of it: a module adds arguments and examples
-    in `add_arguments(parser)`, `parse` parses the words, `find_runs` replaces names of runs by
-    folders, and `main` runs the command.
+    """The command parser of a command, or one action (sub-command): a module adds arguments and
+    examples in `add_arguments(parser)`, `parse` parses the words, `find_runs` replaces names of
+    runs by folders, and `main` runs the command.
     """
 
     def __init__(
@@ -95,15 +91,13 @@ class CommandParser(argparse.ArgumentParser):
         self.set_defaults(command=command, action=action)
 
     def add_examples(self, *examples: str) -> None:
-        """Add examples, each without `rollstream` and the command's name."""
+        """Each without `rollstream` and the command's name."""
         self.examples += examples
         lines = "".join(f"\n  {line}" for line in self.example_lines())
         self.epilog = f"example{'s' if len(self.examples) > 1 else ''}:{lines}"
 
     def add_figures(self, *names: str) -> None:
-        """Add the definitions of the figures that the command prints: below the options, since they
-        are read where the figures are.
-        """
+        """Adds the definitions of the figures that the command prints."""
         from rollstream.look.figures.definitions import figure_of
 
         figures = [figure_of(name) for name in names]
@@ -112,7 +106,6 @@ class CommandParser(argparse.ArgumentParser):
         self.epilog = f"{self.epilog or ''}\n\nfigures:\n{text}"
 
     def example_lines(self) -> list[str]:
-        """Returns the examples as whole command lines."""
         return [f"rollstream {self.title} {example}".rstrip() for example in self.examples]
 
     def add_run(
@@ -122,7 +115,7 @@ class CommandParser(argparse.ArgumentParser):
         required: bool = True,
         with_trust: bool = True,
     ) -> None:
-        """Add RUN, by default the newest run: an error if there is none and it is `required`.
+        """Adds the run by default the newest run: an error if there is none and it is `required`.
         `before` names the other positional arguments, which the caller adds afterwards.
         """
         self.add_argument("run", metavar="RUN", nargs="?", help=help)
@@ -132,13 +125,12 @@ class CommandParser(argparse.ArgumentParser):
         self._runs = ("run",)
 
     def add_runs(self, help: str) -> None:
-        """Add any number of runs; without one the command takes the newest run."""
+        """Takes any number; without one the command takes the newest."""
         self.add_argument("runs", metavar="RUN", nargs="*", help=help)
         self._add_trust()
         self._runs = ("runs",)
 
     def add_named_run(self, name: str, metavar: str, help: str) -> None:
-        """Add a run that the command line must name."""
         self.add_argument(name, metavar=metavar, help=help)
         if not self._runs:
             self._add_trust()
@@ -185,15 +177,14 @@ class CommandParser(argparse.ArgumentParser):
         self.add_argument("--name", metavar="NAME", help=help)
 
     def add_archive(self) -> None:
-        """Add the options of commands that read log and archive as one."""
+        """Adds the archive of commands that read log and archive as one."""
         self.add_archive_run()
         help = "leave out damaged archive files; reads every file completely first"
         self.add_argument("--skip-corrupt", action="store_true", help=help)
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """Parse the words after the command's name; options may stand between arguments, RUN first
-        or last or in `--run RUN` (of `query`). Raises `ConfigurationError` for characters that
-        neither a file's name nor a query can have.
+        """Options may stand between arguments, RUN first or last or in `--run RUN` (of `query`).
+        Raises `ConfigurationError` for characters that neither a file's name nor a query can have.
         """
         for word in words:
             _check_characters(word)
@@ -209,8 +200,8 @@ class CommandParser(argparse.ArgumentParser):
         return arguments
 
     def find_runs(self, arguments: argparse.Namespace) -> None:
-        """Replace each bare name of a run by its folder in `runs/`, and a missing RUN by the newest
-        run. Raises `ConfigurationError` if there is none and RUN is required.
+        """Replaces each bare name of a run by its folder in `runs/`, and a missing RUN by the
+        newest. Raises `ConfigurationError` if there is none and RUN is required.
         """
         values = vars(arguments)
         for name in self._runs:

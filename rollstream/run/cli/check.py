@@ -30,7 +30,6 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print one line for each check; returns the exit code."""
     report, _ = load_checked(arguments)
     if arguments.json:
         lines = [finding.line() for finding in report.findings]
@@ -55,7 +54,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def print_notes(report: CheckReport, console: Console) -> None:
-    """Print the warnings, and the defaults that became others, before `rollstream run` starts."""
+    """Prints before `rollstream run` starts: warnings, and defaults that became others."""
     for finding in report.findings:
         if finding.verdict == "warning":
             _print(console, "warning", f"{finding.subject}: {finding.text}")

@@ -1,8 +1,6 @@
-"""The table of all commands, by group, and the text of `rollstream --help`.
-
-A command is a module below `rollstream.run.cli` with `add_arguments` and `main`; one of several
-actions has `ACTIONS`, purposes by name, the default first. Only the chosen command's module is
-imported.
+"""The table of all commands, by group, and the text of `rollstream --help`. A command is a module
+below `rollstream.run.cli` with `add_arguments` and `main`; one of several actions has `ACTIONS`,
+purposes by name, the default first. Only the chosen one is imported.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +14,7 @@ from rollstream.run.role_catalogue import ROLES
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command's name, its module below `rollstream.run.cli` (`role` for each role), its help."""
+    """A command; its module is below `rollstream.run.cli` (`role` for each role)."""
 
     name: str
     module: str
@@ -104,8 +102,8 @@ HELP_WORDS = ("-h", "--help")
 
 
 def choose_parser(words: Sequence[str]) -> tuple[CommandParser, list[str]]:
-    """Returns the parser of the command and action that `words` begin with, and the words after
-    their names; for `COMMAND --help` of a command with actions the parser lists these. Raises
+    """The parser of the command and action that `words` begin with, and the words after their
+    names; for `COMMAND --help` of a command with actions the parser lists these. Raises
     `ConfigurationError`, which names the nearest command, if there is no such command.
     """
     name, *rest = words
@@ -127,7 +125,7 @@ def choose_parser(words: Sequence[str]) -> tuple[CommandParser, list[str]]:
 
 
 def command_parsers(name: str) -> list[CommandParser]:
-    """Returns a command's parser, or one for each of its actions, the default first."""
+    """One for each action, the default first."""
     command = COMMANDS[name]
     module = import_module(f"rollstream.run.cli.{command.module}")
     purposes: Mapping[str, str] = getattr(module, "ACTIONS", {"": command.purpose})

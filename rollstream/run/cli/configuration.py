@@ -1,5 +1,5 @@
-"""Loads the configuration that a command names, and finds its run's folder: `load_and_settle` for
-commands that run something, else `load_configuration`.
+"""Loads the configuration that a command names: `load_and_settle` for commands that run something,
+else `load_configuration`.
 """
 
 import argparse
@@ -43,7 +43,6 @@ EVALUATED = "evaluation.prompts"
 
 
 def load_and_settle(arguments: argparse.Namespace) -> tuple[Configuration, RunFolder]:
-    """Load and validate the configuration, and `settle` it in the run's folder."""
     configuration, folder = load_configuration(arguments)
     settle(configuration, folder, arguments)
     return configuration, folder
@@ -55,7 +54,7 @@ def settle(
     arguments: argparse.Namespace,
     is_fitted: bool = False,
 ) -> None:
-    """Write `config.json` in the run's folder, unless it is the named file and nothing changes it.
+    """Writes `config.json` in the run's folder, unless it is the named file and nothing changes it.
     Raises `ConfigurationError` if the folder belongs to a replay, or to a run with other settings
     that may not change so.
     """
@@ -70,8 +69,8 @@ def settle(
 
 
 def load_checked(arguments: argparse.Namespace) -> "tuple[CheckReport, RunFolder]":
-    """Load and validate the configuration, and make all checks of its run; nothing is written. The
-    report has the configuration with defaults that fit the data.
+    """Makes all checks of the run; nothing is written. The report has the configuration with
+    defaults that fit the data.
     """
     # Slow to import, and few commands check.
     from rollstream.run.checks.check import check_run
@@ -90,8 +89,8 @@ def load_checked(arguments: argparse.Namespace) -> "tuple[CheckReport, RunFolder
 
 
 def recorded_settings(layers: SettingLayers, file: Path, folder: RunFolder) -> frozenset[str]:
-    """Returns the settings that come from the run's own `config.json`, where each setting stands,
-    and not from the user.
+    """Returns those that come from the run's own `config.json`, where each setting stands, and not
+    from the user.
     """
     if file.absolute() != folder.configuration:
         return frozenset()
@@ -101,7 +100,7 @@ def recorded_settings(layers: SettingLayers, file: Path, folder: RunFolder) -> f
 def change_findings(
     configuration: Configuration, folder: RunFolder, arguments: argparse.Namespace
 ) -> "list[Finding]":
-    """Returns the lines about settings that differ from those of the run in the folder."""
+    """Returns settings that differ from those of the run in the folder."""
     from rollstream.run.checks.findings import Finding
 
     if not folder.configuration.is_file() or not _is_changed(folder, arguments):
@@ -128,8 +127,8 @@ def _reach(configuration: Configuration, folder: Path, is_run: bool) -> None:
 
 
 def load_configuration(arguments: argparse.Namespace) -> tuple[Configuration, RunFolder]:
-    """Load and validate the configuration, with the `--set`, `--seed` and `--run` of the arguments;
-    nothing is written.
+    """Loads the configuration with the `--set`, `--seed` and `--run` of the arguments; nothing is
+    written.
     """
     layers, folder = _load_layers(arguments)
     return validate_layers(layers), folder
@@ -162,8 +161,8 @@ def _load_layers(arguments: argparse.Namespace) -> tuple[SettingLayers, RunFolde
 
 
 def warn_of_unused(file: Path, layers: SettingLayers, c: Configuration) -> None:
-    """Print a line about each environment variable whose setting is not used because a run's
-    `config.json` has another value.
+    """Warns of environment variables whose setting is not used because a run's `config.json` has
+    another value.
     """
     # Roles have the environment of their supervisor, which prints these lines.
     if file.name != CONFIGURATION_FILE or PARENT_VARIABLE in os.environ:

@@ -23,9 +23,9 @@ WORD_SHOWN = 200
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command of `argv` (default: the process's own words); returns its exit code. A
-    `RollstreamError` becomes a message on stderr, as does an `OSError` whose cause is the machine
-    (a full disk, no more files). All output is printable.
+    """Runs the command of `argv` (default: the process's own words). A `RollstreamError` becomes a
+    message on stderr, as does an `OSError` whose cause is the machine (a full disk, no more files).
+    All output is printable.
     """
     if argv is None:
         # For good: a traceback is printed after this function.
@@ -110,7 +110,7 @@ def exit_code_of(error: errors.RollstreamError) -> int:
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line as `main` does, but leave the names of runs as they are."""
+    """Parses as `main`, but leaves the names of runs as they are."""
     parser, rest = choose_parser(words)
     return parser.parse(rest)
 

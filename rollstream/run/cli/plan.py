@@ -75,7 +75,6 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print the plan, and write its configuration for `--toml`; returns the exit code."""
     kinds = parse_kinds(arguments.gpus)
     kind, *others = kinds
     if others:

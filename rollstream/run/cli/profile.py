@@ -1,6 +1,5 @@
 """`rollstream profile CONFIG`: measures the engine's decode steps over batch sizes and cached
-tokens, and fits a roofline. Rollouts take B_max from the file: the largest batch at which one more
-sequence hardly slows a step, up to which repack fills a rollout; `paced` can imitate the engine.
+tokens, and fits a roofline, from which rollouts take B_max and which `paced` imitates.
 """
 
 import argparse
@@ -32,8 +31,8 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Measure, write the profile to `--out`, else `rollouts.profile`, else where rollouts look in
-    the run's folder, and print it with measured and fitted step times.
+    """Writes the profile to `--out`, else `rollouts.profile`, else where rollouts look in the run's
+    folder.
     """
     configuration, folder = load_configuration(arguments)
     from rollstream.producers.engines.profile import profile_path, write_profile

@@ -35,7 +35,6 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Upload the model and print the stored files; returns the exit code."""
     c, folder = load_configuration(arguments)
     model = find_hf_folder(arguments.path)
     _check(c, str(model))
@@ -59,7 +58,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def show_upload(name: str, size: int) -> None:
-    """Show the file that is uploaded; without a terminal only one that takes long."""
+    """Shows the upload without a terminal only one that takes long."""
     line = f"uploading {name}, {size / MB:,.1f} MB"
     if size >= LARGE and not sys.stderr.isatty():
         warn(line)

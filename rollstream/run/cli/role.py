@@ -1,6 +1,6 @@
-"""`rollstream ROLE CONFIG`, for every role of `roles/catalogue.py`. Exit code 0: the role's work is
-done, with `--until-complete` also the run; 143: a clean stop by a signal, after which a supervisor
-restarts it, or 0 for a preemptible rollout.
+"""`rollstream ROLE CONFIG`, for every role of `run/role_catalogue.py`. Exit code 0: the role's work
+is done, with `--until-complete` also the run; 143: a clean stop by a signal, after which a
+supervisor restarts it, or 0 for a preemptible rollout.
 """
 
 import argparse
@@ -45,8 +45,8 @@ log = logging.getLogger(__name__)
 
 
 class JsonLogFormatter(logging.Formatter):
-    """Formats a log record as a JSON object on one line: time (ISO 8601, UTC), level, logger, role,
-    name, run, message and exception, or null. `run` is empty before the configuration is loaded.
+    """Formats one JSON object a line: time (ISO 8601, UTC), level, logger, role, name, run, message
+    and exception, or null. `run` is empty before the configuration is loaded.
     """
 
     def __init__(self, role: str, name: str) -> None:
@@ -111,7 +111,7 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Run until the role is done or a signal stops it. With `--log json` an error that ends the
+    """Runs until the role is done or a signal stops it. With `--log json` an error that ends the
     role is a JSON line too.
     """
     if getattr(arguments, "versions", None) is not None:
@@ -175,8 +175,8 @@ def _run(arguments: argparse.Namespace, on_run: Callable[[str], None]) -> int:
 
 
 def check_own_cards(command: str, c: Configuration, folder: RunFolder) -> None:
-    """Raise `ConfigurationError` for a trainer or a rollout that was started alone and does not fit
-    its GPUs.
+    """Raises `ConfigurationError` for a trainer or a rollout that was started alone and does not
+    fit its GPUs.
     """
     is_first = os.environ.get("LOCAL_RANK", "0") == "0"
     # The supervisor has checked its roles; of a machine's ranks the first one checks.
@@ -188,7 +188,7 @@ def check_own_cards(command: str, c: Configuration, folder: RunFolder) -> None:
 
 
 def exit_after_grace(stop: threading.Event, grace_s: float) -> None:
-    """Ends the process `grace_s` seconds after `stop` is set, even if the role hangs."""
+    """`grace_s` seconds after `stop`, even if the role hangs."""
 
     def wait() -> None:
         stop.wait()
@@ -234,7 +234,6 @@ def _evaluate_stored(arguments: argparse.Namespace) -> int:
 
 
 def parse_versions(text: str) -> list[int]:
-    """Parses version numbers such as `0,10,60`."""
     numbers = [whole_number(part.strip()) for part in text.split(",")]
     if None in numbers:
         raise ConfigurationError(f"--versions {text[:80]!r}: write numbers, e.g. 0,10,60")

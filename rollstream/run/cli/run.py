@@ -1,14 +1,10 @@
 """`rollstream run CONFIG`: runs all roles on this machine until the run is complete, stopped or
 failed; the same command resumes it.
 
-1. Make all checks, before anything is written.
-2. Write the configuration into the run's folder.
-3. Take the folder's lock: one supervisor at a time.
-4. Create the topics, and check that the store belongs to this run. A complete run continues with
-7.
-5. Warm up, unless a model is configured or present; put it into the store.
-6. Supervise the roles and show the live view.
-7. Print the summary and write the report.
+1. make all checks, before anything is written; 2. write the configuration; 3. take the folder's
+lock: one supervisor at a time; 4. create the topics, and check that the store belongs to this run
+(a complete run continues with 7); 5. warm up, unless there is a model, and put it into the store;
+6. supervise the roles and show the live view; 7. print the summary and write the report.
 """
 
 import argparse
@@ -24,15 +20,16 @@ from rich.console import Console
 
 from rollstream.errors import RollstreamError
 from rollstream.look.explorer.serving.process import ExplorerProcess
+from rollstream.look.explorer.serving.report_file import write_report
 from rollstream.look.monitor.feed import JsonLinesTail
 from rollstream.look.monitor.observer import RunObserver
 from rollstream.look.monitor.sessions import ENDINGS
 from rollstream.look.monitor.snapshot import run_settings_of
 from rollstream.look.monitor.view import LiveView
+from rollstream.look.query.locate import locate_run
 from rollstream.look.query.own_runs import remember_begun
 from rollstream.look.report.summary import open_history, summarise
 from rollstream.look.report.untrained import drop_bias_warnings
-from rollstream.look.report.write import write_report
 from rollstream.printable import shell_command
 from rollstream.run.checks.machine import assigned_cards
 from rollstream.run.cli.arguments import CommandParser
@@ -145,7 +142,7 @@ def _stopped(console: Console) -> int:
 def has_uploaded(
     store: ObjectStore, configuration: Configuration, folder: RunFolder, signals: StopSignals
 ) -> bool:
-    """Put the starting model into the run's store; returns False if a signal ended that."""
+    """Puts the starting model into the run's store; False if a signal ended that."""
     try:
         with terminable():
             if not signals.stop.is_set():
@@ -168,7 +165,7 @@ def _has_completed(store: ObjectStore, configuration: Configuration, folder: Run
 def _identify(
     bus: Bus, configuration: Configuration, folder: RunFolder, accepted: bool
 ) -> ObjectStore:
-    """Check that store and configuration are the run's; prints from where on each accepted change
+    """Checks that store and configuration are the run's; prints from where on each accepted change
     holds.
     """
     store = store_for_writing(configuration, folder.path)
@@ -224,7 +221,7 @@ def _end(folder: RunFolder, outcome: RunOutcome, console: Console, as_json: bool
             line = summary.line()
             if not as_json:
                 console.print(summary.table())
-            write_report(history, summary, folder.report)
+            write_report(history, summary, folder.report, locate_run(str(folder.path)), tell=warn)
         is_written = True
     # A long log takes long to read.
     except KeyboardInterrupt:

@@ -11,8 +11,8 @@ from pathlib import Path
 from rich.table import Table
 
 from rollstream.errors import ConfigurationError
+from rollstream.look.explorer.serving.report_file import write_simulated
 from rollstream.look.query.locate import SIMULATION_FILE
-from rollstream.look.report.timeline import write_simulated
 from rollstream.plan.simulation_settings import load_simulation
 from rollstream.run.cli.arguments import CommandParser
 from rollstream.run.console import TerminalConsole
@@ -48,7 +48,7 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print a table for each cluster, or with `--json` a line for each policy on each cluster."""
+    """A table for each cluster, or with `--json` a line for each policy on each cluster."""
     settings = load_simulation(Path(arguments.configuration), arguments.overrides)
     # Refused before the simulation, which takes long.
     page = None if arguments.html is None else _page(arguments.html)
@@ -78,9 +78,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def line_of(run: PolicyRun, first: PolicyRun) -> dict[str, object]:
-    """Returns the result of a policy as a JSON object; `speed_up` is relative to `first`, the first
-    policy on the same cluster.
-    """
+    """`speed_up` is relative to `first`, the first policy on the same cluster."""
     return {
         "model": run.cluster.model,
         "gpus": run.cluster.gpus,

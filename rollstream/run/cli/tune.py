@@ -85,8 +85,8 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print the proposal, and write its configuration for `--toml`. Raises `ConfigurationError` if
-    speeds or lengths are unknown, or if no setting can run on these GPUs.
+    """Raises `ConfigurationError` if speeds or lengths are unknown, or if no setting can run on
+    these GPUs.
     """
     configuration, folder = load_configuration(arguments)
     _check_arguments(arguments)
@@ -161,8 +161,8 @@ def _machine(
 def _beyond(
     machine: "TuningMachine", space: ChoiceSpace, best: PredictedChoice, skip: int
 ) -> PredictedChoice | None:
-    """Returns the proposal with twice the lag bound if it has the largest allowed one; None if more
-    cannot run.
+    """The proposal with twice the lag bound if it has the largest allowed one; None if more cannot
+    run.
     """
     lag = best.choice.max_lag
     if not lag or lag != max(waves for _, waves in space.lags) - 1 or len(space.lags) < 2:

@@ -22,7 +22,6 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Create `RUN/model` unless there is a model, and put it into the run's store."""
     end_with_parent()
     configuration, folder = load_and_settle(arguments)
     model = RunFolder(folder.path).model
@@ -65,8 +64,8 @@ def _make(configuration: Configuration, model: Path) -> None:
 
 
 def print_progress(done: int, steps: int, loss: float) -> None:
-    """Print a JSON line after about every hundredth of all `steps`, and after the last; `loss` is
-    that of the newest step.
+    """A JSON line after about every hundredth of all `steps`, and after the last; `loss` is that of
+    the newest step.
     """
     if done % max(1, steps // 100) == 0 or done == steps:
         print(json.dumps({"done": done, "steps": steps, "loss": round(loss, 4)}), flush=True)

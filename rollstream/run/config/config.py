@@ -1,6 +1,6 @@
-"""Loads and checks a run's configuration, one frozen value with every role's settings, and decides
-whether the run may continue under a changed one (`setting_scope`). The store holds a run's
-configurations by hash; the ledger states that of each term.
+"""Loads and checks a run's configuration, and decides whether the run may continue under a changed
+one (`setting_scope`). The store holds a run's configurations by hash; the ledger states that of
+each term.
 """
 
 import json
@@ -57,7 +57,7 @@ URL_SETTINGS = ("bus", "store")
 
 @dataclass(frozen=True, slots=True)
 class SettingChange:
-    """Holds one setting with a dotted `key`, its value `before` in the run and its value `now`."""
+    """A changed setting by dotted `key`, `before` in the run and `now`."""
 
     key: str
     before: Any
@@ -85,8 +85,8 @@ class SettingChange:
 def load(
     path: str | Path, overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ
 ) -> Configuration:
-    """Returns the checked configuration of this file or folder and of the layers above it. Errors
-    raise `ConfigurationError`, one line each.
+    """Loads the configuration of this file or folder and the layers above it. Errors raise
+    `ConfigurationError`, one line each.
 
     Layers, later ones win: TOML → environment (`ROLLSTREAM_TRAINER__LR=1e-4`) → `overrides`
     (`trainer.lr=1e-4`). The text `null` means None in each. A preset wins over layers below its own
@@ -100,8 +100,8 @@ def load(
 def load_layers(
     path: Path | None, overrides: Sequence[str], environment: Mapping[str, str] = os.environ
 ) -> sources.SettingLayers:
-    """Merge the file with the layers above it; values are not checked yet. Prints on stderr which
-    settings a preset replaced, and which stay against it.
+    """Values are not checked yet. Prints on stderr which settings a preset replaced, and which stay
+    against it.
     """
     layers = sources.SettingLayers() if path is None else _load_file(path)
     # A `config.json` is resolved: neither the environment nor defaults of policies and presets
@@ -128,8 +128,8 @@ def load_layers(
 
 
 def load_for_viewing(path: Path) -> Configuration:
-    """Returns the configuration of a run that is only read: unknown keys of another release are
-    skipped with a warning, where `load` refuses them.
+    """Loads the configuration of a run that is only read: unknown keys of another release are
+    skipped with a warning.
     """
     layers = _load_file(path)
     try:
@@ -163,8 +163,8 @@ def _print_once(lines: tuple[str, ...]) -> None:
 
 
 def _load_file(path: Path) -> sources.SettingLayers:
-    """Returns the layer of a file. A `config.json`, or a copy of one, loses `code_revision` and
-    removed settings at their default; a `config.json` gets its own folder as `folder`.
+    """A `config.json`, or a copy of one, loses `code_revision` and removed settings at their
+    default; a `config.json` gets its own folder as `folder`.
     """
     layers = sources.file_layer(path)
     if path.suffix == ".json":
@@ -187,7 +187,7 @@ def _refuse_removed(layers: sources.SettingLayers, path: Path) -> None:
 
 
 def _refuse_unresolved(layers: sources.SettingLayers, path: Path) -> None:
-    """Raise `ConfigurationError` for a preset that no program resolved: a run's own file has the
+    """Raises `ConfigurationError` for a preset that no program resolved: a run's own file has the
     settings that its preset decided.
     """
     keys = layers.origins.keys()
@@ -217,9 +217,7 @@ def _drop_leaf(layers: sources.SettingLayers, key: str) -> None:
 
 
 def truncates_log(configuration: Configuration) -> bool:
-    """Returns whether old records are removed from the run's log; by default if an archive keeps
-    them.
-    """
+    """Whether old records are removed; by default if an archive keeps them."""
     truncate = configuration.truncate
     return configuration.archive.enabled if truncate is None else truncate
 
@@ -229,7 +227,7 @@ USER_TABLES = ("task.options.", "model.config.")
 
 
 def validate_layers(layers: sources.SettingLayers) -> Configuration:
-    """Returns the configuration of these layers. Raises `ConfigurationError` with all errors."""
+    """Raises `ConfigurationError` with all errors."""
     try:
         # JSON mode is strict about types and still takes a list for a tuple.
         configuration = Configuration.model_validate_json(json.dumps(layers.values), strict=True)
@@ -256,7 +254,6 @@ def _huge_numbers(c: Configuration) -> list[SettingProblem]:
 
 
 def flat_settings(configuration: Configuration) -> dict[str, Any]:
-    """Returns the value of every setting by its dotted key."""
     by_key: dict[str, Any] = {}
 
     def walk(prefix: str, values: Mapping[str, Any]) -> None:
@@ -271,7 +268,6 @@ def flat_settings(configuration: Configuration) -> dict[str, Any]:
 
 
 def setting_value(configuration: Configuration, key: str) -> Any:
-    """Returns the value of a dotted key."""
     value: Any = configuration
     for part in key.split("."):
         value = getattr(value, part)
@@ -279,8 +275,8 @@ def setting_value(configuration: Configuration, key: str) -> Any:
 
 
 def setting_scope(key: str) -> Scope:
-    """Returns the scope that the setting declares, else that of the innermost table around it that
-    declares one, else `ESSENTIAL`.
+    """Returns that of the setting, else of the innermost table around it that declares one, else
+    `ESSENTIAL`.
     """
     scope, table = ESSENTIAL, Configuration
     for name in key.split("."):
@@ -297,8 +293,8 @@ def setting_scope(key: str) -> Scope:
 
 
 def essential_settings(configuration: Configuration) -> dict[str, Any]:
-    """Returns by dotted key the settings that are not `INCIDENTAL`, which a run records and
-    compares; of URLs the part that names the data.
+    """Returns the essential settings by dotted key, those that are not `INCIDENTAL`, which a run
+    records and compares; of URLs the part that names the data.
     """
     essential = {
         key: value
@@ -309,8 +305,8 @@ def essential_settings(configuration: Configuration) -> dict[str, Any]:
 
 
 def url_identity(url: str) -> str:
-    """Returns the part of a URL that names the data: scheme and prefix, or bucket and prefix; a
-    path whole. The rest may change during a run (invariant 15).
+    """The part of a URL that names the data: scheme and prefix, or bucket and prefix; a path whole.
+    The rest may change during a run (invariant 15).
     """
     kind = bus_kind(url) or store_kind(url)
     return url if kind is None else kind.identity(url)
@@ -322,7 +318,7 @@ def _without_hosts(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fingerprint(configuration: Configuration) -> str:
-    """Returns the xxh3-128 hash of the settings that a run records, by which the ledger names a
+    """Returns xxh3-128 of the settings that a run records, by which the ledger names a
     configuration.
     """
     text = json.dumps(_settings_to_record(configuration), sort_keys=True, separators=(",", ":"))
@@ -339,8 +335,8 @@ def _default_settings() -> Mapping[str, Any]:
 
 
 def setting_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[SettingChange]:
-    """Returns the changes between two sets of essential settings, sorted by key. A missing setting
-    (`recorded_form`) counts as its default.
+    """Returns the setting changes between two sets of essential settings, sorted by key. A missing
+    setting (`recorded_form`) counts as its default.
     """
     defaults = _default_settings()
     remaining = {
@@ -365,7 +361,7 @@ def refuse_changes(
     advice: str,
     configuration: Configuration,
 ) -> None:
-    """Raise `ConfigurationError` with all refused changes: of fixed settings if `accepted`, else
+    """Raises `ConfigurationError` with all refused changes: of fixed settings if `accepted`, else
     all. `where` names the place of the other configuration.
     """
     # The base of an adapter is rounded to this type, so another type would be another base.
@@ -395,7 +391,7 @@ RUN_KEYS = (RunKeys(CONFIGURATION_KEY, "later", "any"),)
 
 
 def store_configuration(store: ObjectStore, configuration: Configuration) -> None:
-    """Store the settings that a run records under their hash. Idempotent."""
+    """Stores those that a run records, under their hash. Idempotent."""
     settings = _settings_to_record(configuration)
     create_idempotent(store, configuration_key(fingerprint(configuration)), encode_json(settings))
 
@@ -423,7 +419,7 @@ def accept_change(
 def changes_since_hash(
     store: ObjectStore, before: str, configuration: Configuration
 ) -> list[SettingChange]:
-    """Returns the changes of essential settings since the configuration of hash `before`. Raises
+    """Returns the changes of essential settings, since the configuration of hash `before`. Raises
     `ObjectMissing` if that is not stored.
     """
     recorded = recorded_settings(store, before)

@@ -1,7 +1,6 @@
-"""Configuration errors as one line each: setting, requirement, value, and origin. An unknown key
-gets a hint: its nearest known key, or Rollstream's name for another system's setting. No line shows
-a secret: credentials in URLs, or values whose key, at any depth, names a password, token or the
-like.
+"""Configuration errors as one line each: setting, requirement, value, and origin; for an unknown
+key with its nearest known one, or Rollstream's name for another system's setting. No line shows a
+secret: credentials in URLs, or values whose key, at any depth, names a password, token or the like.
 """
 
 import re
@@ -78,9 +77,7 @@ FOREIGN_NAMES = {
 
 
 def error_line(key: str, must: str, value: Any, layers: SettingLayers) -> str:
-    """Returns the line for a wrong value: `groups_per_step must be ≥ 1, got 0
-    (trainer.groups_per_step in run.toml)`.
-    """
+    """`groups_per_step must be ≥ 1, got 0 (trainer.groups_per_step in run.toml)`."""
     name = key.rsplit(".", 1)[-1]
     return (
         f"{name} {must}, got {printable_value(key, value)} ({key} in {setting_origin(key, layers)})"
@@ -88,7 +85,7 @@ def error_line(key: str, must: str, value: Any, layers: SettingLayers) -> str:
 
 
 def error_lines(error: ValidationError, layers: SettingLayers, model: type[BaseModel]) -> str:
-    """Returns one line per wrong setting of `model`, in pydantic's order."""
+    """One per wrong setting of `model`, in pydantic's order."""
     lines: dict[str, str] = {}
     for details in error.errors(include_url=False):
         key = _key(details["loc"], model)
@@ -99,15 +96,13 @@ def error_lines(error: ValidationError, layers: SettingLayers, model: type[BaseM
 
 
 def setting_origin(key: str, layers: SettingLayers) -> str:
-    """Returns the origin of a setting's value; for a table, that of one of its settings; else "the
-    defaults".
-    """
+    """Returns the setting origin for a table, that of one of its settings; else "the defaults"."""
     inside = (where for name, where in layers.origins.items() if name.startswith(f"{key}."))
     return layers.origins.get(key.partition("[")[0]) or next(inside, "the defaults")
 
 
 def printable_value(key: str, value: Any, write: Callable[[Any], str] = repr) -> str:
-    """Returns the value as text without secrets, cut to `VALUE_CHARACTERS_MAX` characters."""
+    """Returns the printable value without secrets, cut to `VALUE_CHARACTERS_MAX` characters."""
     if _SECRET.search(key):
         return "(not shown)"
     text = _USERINFO.sub("//***@", "null" if value is None else write(_without_secrets(value)))
@@ -129,8 +124,8 @@ def _without_secrets(value: Any) -> Any:
 
 
 def nearest_key(key: str, keys: list[str]) -> str | None:
-    """Returns the known key that the user probably meant: the outermost of that name in another
-    table, else of a close spelling in the same table, else in another one; None if there is none.
+    """The key that the user probably meant: the outermost of that name in another table, else of a
+    close spelling in the same table, else in another one.
     """
     table, _, name = key.rpartition(".")
     table_keys = [k for k in keys if k.rpartition(".")[0] == table]
@@ -198,7 +193,7 @@ def _hint(key: str, details: ErrorDetails, layers: SettingLayers, model: type[Ba
 
 
 def _undotted(key: str, keys: list[str]) -> str | None:
-    """Returns the setting that the key names if one underscore stands for a dot in it."""
+    """The setting that the key names if one underscore stands for a dot in it."""
     flat = {name.replace(".", "_"): name for name in keys if "." in name}
     near = get_close_matches(key.replace(".", "_"), flat, n=1, cutoff=0.85)
     return flat[near[0]] if near else None
@@ -236,8 +231,8 @@ def _known(key: str, model: type[BaseModel]) -> list[str]:
 
 
 def _key(location: tuple[int | str, ...], model: type[BaseModel]) -> str:
-    """Returns the dotted key of pydantic's place. It ends at the setting, or one name further
-    inside a table of options (`task.options.path`) or a list of tables (`task.parts[0].name`).
+    """The dotted key of pydantic's place: the setting, or one name further inside a table of
+    options (`task.options.path`) or a list of tables (`task.parts[0].name`).
     """
     types = setting_types(model)
     for depth in range(1, len(location) + 1):

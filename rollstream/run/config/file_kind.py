@@ -12,7 +12,7 @@ from rollstream.run.config.sources import file_layer
 
 
 def refuse_other_kind(path: Path, model: type[BaseModel]) -> None:
-    """Raise `ConfigurationError` if the file configures a simulation in place of a run, or the
+    """Raises `ConfigurationError` if the file configures a simulation in place of a run, or the
     reverse; `model` is the expected class of settings.
     """
     # Without this check the error would list every setting as unknown.

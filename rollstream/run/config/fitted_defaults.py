@@ -1,6 +1,6 @@
 """Fits defaults to the settings that a user set, so that only settings that contradict each other
 are refused. The rules read settings and the model's configuration alone: every host computes the
-same; `checks/fitting.py` fits those that follow the data.
+same.
 """
 
 import json
@@ -34,13 +34,15 @@ ORIGIN = f"{DEFAULTS} that fits"
 
 
 def put_fitting_shapes(layers: SettingLayers) -> None:
-    """Set the values of model and adapter, before policies and presets, which follow them."""
+    """Puts the fitting shapes of model and adapter, before policies and presets, which
+    follow them.
+    """
     _put(layers, (_adapter, _lengths))
 
 
 def put_fitting_defaults(layers: SettingLayers) -> None:
-    """Set each unset setting whose default contradicts settings of the layers. Values that
-    validation will refuse fit nothing.
+    """Sets each unset setting whose default contradicts the layers. Values that validation will
+    refuse fit nothing.
     """
     _put(layers, (_engine, _paced, _agent, _unverified, _dispatch, _steps, _versions))
 
@@ -63,8 +65,8 @@ FOLLOW_DATA = (
 
 
 def put_recorded_defaults(layers: SettingLayers, recorded: SettingLayers) -> list[str]:
-    """Set the unset settings of `FOLLOW_DATA` to the values in the run's `config.json`; returns a
-    line for each change.
+    """Puts the recorded defaults of `FOLLOW_DATA`, from the run's `config.json`; returns a line for
+    each change.
     """
     lines: list[str] = []
     for key in FOLLOW_DATA:
@@ -78,7 +80,6 @@ def put_recorded_defaults(layers: SettingLayers, recorded: SettingLayers) -> lis
 
 
 def set_settings(layers: SettingLayers) -> frozenset[str]:
-    """Returns the settings that a user set, by their dotted keys."""
     return frozenset(key for key in layers.origins if is_set(layers, key))
 
 
@@ -87,8 +88,8 @@ _Fitted = Iterator[tuple[str, Any, str]]
 
 
 def longest_sequence(c: Configuration) -> int | None:
-    """Returns the most tokens of a sequence that model, engine, and cache of the engine 'paced'
-    take; None without a known bound.
+    """Returns tokens that model, engine, and cache of the engine 'paced' take; None without a known
+    bound.
     """
     fields = model_fields(c.model.path, c.model.config)
     served = c.rollouts.kind.context_bound(fields)
@@ -259,7 +260,7 @@ def _versions(layers: SettingLayers) -> _Fitted:
 
 
 def _number(layers: SettingLayers, key: str, other: float | None = None) -> float:
-    """Returns a positive number, or `other` if no layer sets the setting; 0 for another value."""
+    """A positive number, or `other` if no layer sets the setting; 0 for another value."""
     if other is not None and not is_set(layers, key):
         return other
     value = layer_value(layers, key)

@@ -1,6 +1,5 @@
-"""The table `[trainer.loss]`, in which a file sets a loss beside the settings that belong to it
-alone: `kind = "ppo_clip"` and `clip_low = 0.1` there are `trainer.loss` and `trainer.clip_low`, as
-everything else has them: layers, `--set`, and what a run records.
+"""The table `[trainer.loss]` of a file: `kind = "ppo_clip"` and `clip_low = 0.1` there are
+`trainer.loss` and `trainer.clip_low` everywhere else.
 """
 
 import re
@@ -16,9 +15,8 @@ TABLE, KIND = "trainer.loss", "kind"
 
 
 def take_loss_table(values: Mapping[str, Any], file: str) -> dict[str, Any]:
-    """Removes the table from the `values` of a file and returns its settings by their other keys;
-    {} if the file has none. Raises `ConfigurationError` with a line for each setting that does not
-    belong there.
+    """Removes the table from a file's `values` and returns its settings by their other keys. Raises
+    `ConfigurationError` with a line for each setting that does not belong there.
     """
     trainer = values.get("trainer")
     if not isinstance(trainer, dict) or not isinstance(trainer.get("loss"), dict):  # pyright: ignore[reportUnknownMemberType]
@@ -38,8 +36,8 @@ def take_loss_table(values: Mapping[str, Any], file: str) -> dict[str, Any]:
 
 
 def without_loss_table(key: str, origin: str) -> str:
-    """Returns a dotted key, e.g. of `--set`, with `trainer.loss.clip_low` as `trainer.clip_low`.
-    Raises `ConfigurationError` for a setting that belongs to no loss.
+    """A dotted key with `trainer.loss.clip_low` as `trainer.clip_low`. Raises `ConfigurationError`
+    for a setting that belongs to no loss.
     """
     if not key.startswith(f"{TABLE}."):
         return key
@@ -54,8 +52,8 @@ def without_loss_table(key: str, origin: str) -> str:
 
 
 def twice_set_hint(error: Exception, data: bytes) -> str:
-    """Returns the end of the message about a TOML file that holds the loss as text and as a table;
-    "" for another error.
+    """Returns a hint about a TOML file that holds the loss as text and as a table; "" for another
+    error.
     """
     forms = (rb"^\s*\[trainer\.loss\]", rb"^\s*loss\s*=")
     if "overwrite" in str(error) and all(re.search(form, data, re.MULTILINE) for form in forms):

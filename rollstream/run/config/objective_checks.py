@@ -1,5 +1,5 @@
-"""Finds settings of the objective that are valid alone and cannot work together
-(`objective_problems`). Pure, except that a reference's folder is looked for.
+"""Finds settings of the objective that are valid alone and cannot work together. Pure, except that
+a reference's folder is looked for.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ _BOUNDS = tuple(
 def objective_problems(
     t: TrainerSettings, max_lag: int | None, versions_max: int, checkpoint_steps: int
 ) -> Iterator[Problem]:
-    """Yields each problem; `checkpoint_steps` is how far kept checkpoints reach back."""
+    """`checkpoint_steps` is how far kept checkpoints reach back."""
     yield from _formula_problems(t)
     yield from _policy_problems(t)
     moves = scored_reference(t) not in ("", "v0") and named_version(t.reference, 0) is not None

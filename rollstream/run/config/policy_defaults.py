@@ -1,4 +1,4 @@
-"""Chooses defaults that depend on `rollouts.on_update` (docs/explanation/scheduling.md, Defaults by
+"""Defaults that depend on `rollouts.on_update` (docs/explanation/scheduling.md, Defaults by
 policy), and the settings that `trainer.preset` decides (docs/explanation/learning.md, Presets).
 """
 
@@ -33,13 +33,13 @@ DEFAULTS, PRESET = "the default", "trainer.preset = "
 
 
 def is_set(layers: SettingLayers, key: str) -> bool:
-    """Returns whether a source set this setting; a default of a policy or preset does not count."""
+    """Whether it is set by a source; a default of a policy or preset does not count."""
     return key in layers.origins and not layers.origins[key].startswith((DEFAULTS, PRESET))
 
 
 def put_policy_defaults(layers: SettingLayers) -> None:
-    """Set the unset settings that follow `rollouts.on_update`, which their origin names. Values
-    that validation will refuse give no defaults.
+    """Sets those that follow `rollouts.on_update`, which their origin names. Values that validation
+    will refuse give no defaults.
     """
     mode = layer_value(layers, "rollouts.on_update")
     for key, value in _defaults(layers, mode):
@@ -47,11 +47,10 @@ def put_policy_defaults(layers: SettingLayers) -> None:
 
 
 def put_preset(layers: SettingLayers, ranks: Mapping[str, int]) -> Sequence[str]:
-    """Set the values of `trainer.preset`, whose name is their origin; `DEFAULT_PRESET` if the
+    """Sets the values of `trainer.preset`, whose name is their origin; `DEFAULT_PRESET` if the
     layers set nothing of `DECIDED_BY_PRESETS`. `ranks` has the rank of each key's source: the
     preset replaces all of `DECIDED_BY_PRESETS` from lower ranks, by the default where it has no
-    value; others stay. Returns a line about the replaced values, and one about those that stay
-    against it.
+    value; others stay. Returns a line about the replaced values, and one about those that stay.
     """
     if not layers.origins.keys() & {"trainer", "trainer.preset", *DECIDED_BY_PRESETS}:
         layers.put("trainer.preset", DEFAULT_PRESET, "the default preset")
@@ -92,7 +91,6 @@ def _given_by(preset: str, layers: SettingLayers) -> Mapping[str, object]:
 
 
 def given_by_length(preset: str, longest: int) -> dict[str, object]:
-    """Returns the settings that follow the longest answer under this preset."""
     if preset == "dr_grpo" and longest:
         return {"trainer.aggregate_tokens": longest}
     if preset == "dapo" and longest >= OVERLONG_SHARE:
@@ -101,7 +99,6 @@ def given_by_length(preset: str, longest: int) -> dict[str, object]:
 
 
 def follow_length(layers: SettingLayers) -> None:
-    """Update the preset's settings that follow the longest answer."""
     preset = layer_value(layers, "trainer.preset")
     longest = layer_count(layers, "sampling.tokens_max")
     for key, value in given_by_length(preset, longest).items():
@@ -110,7 +107,6 @@ def follow_length(layers: SettingLayers) -> None:
 
 
 def put_unset(layers: SettingLayers, key: str, value: Any, origin: str) -> None:
-    """Set the setting if no layer sets it."""
     if key not in layers.origins:
         layers.put(key, value, origin)
 
@@ -136,7 +132,7 @@ def _defaults(layers: SettingLayers, mode: Any) -> Iterator[tuple[str, Any]]:
 
 
 def layer_value(layers: SettingLayers, key: str) -> Any:
-    """Returns the value of a setting in these layers, else its default."""
+    """Returns the setting's value in these layers, else its default."""
     at: Any = layers.values
     for part in key.split("."):
         if not isinstance(at, Mapping) or part not in at:
@@ -149,7 +145,7 @@ def layer_value(layers: SettingLayers, key: str) -> Any:
 
 
 def layer_count(layers: SettingLayers, key: str) -> int:
-    """Returns a setting that counts something; 0 if its value is no count."""
+    """Returns 0 if the value is no count."""
     value = layer_value(layers, key)
     is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
     return value if is_count else 0

@@ -1,6 +1,6 @@
-"""Records a run's configuration in its store, and compares each role's with it. Only the trainer,
-and a launcher with an accepted change, record one; others compare again every few seconds, so any
-order of starting works.
+"""A run's configuration in its store, with which each role compares its own. Only the trainer, and
+a launcher with an accepted change, record one; others compare again every few seconds, so any order
+of starting works.
 """
 
 import logging
@@ -55,8 +55,8 @@ UNRECORDED_S, RECORDED_S = 5.0, 60.0
 
 
 def record_configuration(store: ObjectStore, configuration: Configuration) -> None:
-    """Make this the run's present configuration, with the features that a reader must have. The
-    caller has checked that a change is accepted.
+    """Makes this the run's present one, with the features that a reader must have. The caller has
+    checked that a change is accepted.
     """
     store_configuration(store, configuration)
     for _ in range(SWAPS_MAX):
@@ -93,8 +93,8 @@ def _features_of_settings(configuration: Configuration) -> set[str]:
 def check_configuration(
     store: ObjectStore, configuration: Configuration, accepted: bool = False
 ) -> bool:
-    """Returns whether a configuration is recorded. Raises `ConfigurationError` with the settings
-    that differ from it, if `accepted` only those that can never change.
+    """Returns whether one is recorded. Raises `ConfigurationError` with the settings that differ
+    from it, if `accepted` only those that can never change.
     """
     try:
         identity = read_for_acting(store, configuration.run)[0]
@@ -110,8 +110,8 @@ def check_configuration(
 
 
 def accepted_changes(bus: Bus, store: ObjectStore, configuration: Configuration) -> list[str]:
-    """Returns for each setting that differs from the recorded configuration from where on the
-    change holds. Nothing may publish meanwhile.
+    """Returns the accepted changes for each setting that differs from the recorded configuration,
+    from where on the change holds. Nothing may publish meanwhile.
     """
     identity = read_identity(store)
     if identity is None or identity.configuration in ("", fingerprint(configuration)):
@@ -133,7 +133,7 @@ def accepted_changes(bus: Bus, store: ObjectStore, configuration: Configuration)
 
 
 def present_configuration(store: ObjectStore, configuration: Configuration) -> Configuration:
-    """Returns this configuration with the run's present values of recorded settings. Raises
+    """Returns the present configuration with the run's present values of recorded settings. Raises
     `ConfigurationError` if this release cannot read them.
     """
     identity = read_identity(store)
@@ -149,9 +149,9 @@ def present_configuration(store: ObjectStore, configuration: Configuration) -> C
 def watch_configuration(
     store: ObjectStore, configuration: Configuration, stop: threading.Event, accepted: bool
 ) -> Generator[None]:
-    """Compare this configuration with the recorded one at the start, which raises a difference that
-    is not `accepted`, and then in a thread. If it finds a difference, or that the run was deleted,
-    it sets `stop`, and the error is raised at the end of the block.
+    """Compares with the recorded one at the start, which raises a difference that is not
+    `accepted`, and then in a thread. If that finds a difference, or that the run was deleted, it
+    sets `stop`, and the error is raised at the end of the block.
     """
     refused: list[errors.RollstreamError] = []
     ended = threading.Event()

@@ -60,7 +60,7 @@ FIRST_RELEASE_SETTINGS = frozenset(
 
 
 def recorded_form(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the part of these essential settings, by dotted key, that the store keeps."""
+    """The essential settings, by dotted key, that the store keeps."""
     return {
         key: value
         for key, value in settings.items()
@@ -69,9 +69,7 @@ def recorded_form(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> d
 
 
 def file_form(settings: Settings, defaults: Settings, prefix: str = "") -> dict[str, Any]:
-    """Returns the part of these settings that `config.json` keeps, nested by table; `prefix` is
-    that of their dotted keys.
-    """
+    """Returns what `config.json` keeps, nested by table; `prefix` is that of the dotted keys."""
     nested = dict[str, Any]()
     default_values = defaults.model_dump(mode="json")
     for name, value in settings.model_dump(mode="json").items():

@@ -1,6 +1,5 @@
-"""The files of a run's folder that Rollstream writes (`RunFiles`), for removal, backup and restore;
-any other is the user's and stays. `tests/own/test_own_objects.py` fails on a file that is not
-declared.
+"""The files of a run's folder that Rollstream writes, for removal, backup and restore; any other is
+the user's and stays. `tests/own/test_own_objects.py` fails on a file that is not declared.
 """
 
 import re
@@ -17,9 +16,9 @@ LOCKS = ("replay.lock", "run.lock")
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """Declares files by a pattern of their path in the folder. A backup has the `copied` ones,
-    which a resumed run reads; `kept` ones stay while a part of the store stays, whose readers need
-    them. The group `file` is as in `RunKeys`.
+    """Declares files by a pattern of the path in the folder. A backup has the `copied` ones, which
+    a resumed run reads; `kept` ones stay while a part of the store stays, whose readers need them.
+    The group `file` is as in `RunKeys`.
     """
 
     pattern: re.Pattern[str]
@@ -27,7 +26,7 @@ class RunFiles:
     kept: bool = False
 
     def owns(self, path: str, names: Collection[str] = ()) -> bool:
-        """Returns whether the path has the declared form. `names` are files that manifests name."""
+        """`names` are files that manifests name."""
         match = self.pattern.fullmatch(path)
         if match is None:
             return False
@@ -71,7 +70,7 @@ FOLDERS = ("metrics", "metrics/endpoints", "logs", "profiles", "model", "model/t
 
 
 def declared_files(path: str, names: Collection[str] = ()) -> RunFiles | None:
-    """Returns the declaration of a file by its path in the run's folder, with `/` between parts;
-    None if the file is not the run's.
+    """Returns the declared files by a path with `/` between parts; None if the file is not the
+    run's.
     """
     return next((files for files in RUN_FILES if files.owns(path, names)), None)

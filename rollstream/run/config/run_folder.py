@@ -1,6 +1,6 @@
 """The files of a run's folder, and its log and store. The folder holds one run:
-`write_configuration` refuses another configuration than the one in `config.json`, so no log mixes
-two runs. A relative URL is inside the folder.
+`write_configuration` refuses another configuration, so no log mixes two runs. A relative URL is
+inside the folder.
 """
 
 import json
@@ -44,23 +44,22 @@ FOLDER_ADVICE = (
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Names the files of one run in its folder `path`; they need not exist."""
+    """The run folder of one run in `path`; they need not exist."""
 
     path: Path
 
     @property
     def configuration(self) -> Path:
-        """The run's configuration, with the code's revision beside the settings."""
+        """Returns the configuration with the code's revision beside the settings."""
         return self.path / "config.json"
 
     @property
     def model(self) -> Path:
-        """The Hugging Face folder of the starting model, if the run made one itself (warm-up)."""
+        """A Hugging Face folder, if the run made its model itself (warm-up)."""
         return self.path / "model"
 
     @property
     def logs(self) -> Path:
-        """The folder with the output of each process."""
         return self.path / "logs"
 
     @property
@@ -73,25 +72,23 @@ class RunFolder:
 
 
 def folder_of_run(configuration: Configuration) -> RunFolder:
-    """Returns the folder of this configuration's run, by default `runs/NAME`."""
+    """Returns the folder, by default `runs/NAME`."""
     folder = Path(configuration.folder or f"runs/{configuration.run}")
     return RunFolder(folder.expanduser().absolute())
 
 
 def bus_url(configuration: Configuration, folder: Path) -> str:
-    """Returns the URL of the log; a relative path is inside the run's folder."""
+    """A relative path is inside the run's folder."""
     return url_inside(configuration.bus, folder)
 
 
 def store_url(configuration: Configuration, folder: Path) -> str:
-    """Returns the URL of the object store; a relative path is inside the run's folder."""
+    """A relative path is inside the run's folder."""
     return url_inside(configuration.store, folder)
 
 
 def is_deleted(configuration: Configuration, folder: Path) -> bool:
-    """Returns whether `rollstream rm` has left only parts of the run; a store elsewhere is not
-    read.
-    """
+    """`rollstream rm` has left only parts of the run; a store elsewhere is not read."""
     path = folder_of_url(store_url(configuration, folder))
     if path is None:
         return False
@@ -104,8 +101,8 @@ def is_deleted(configuration: Configuration, folder: Path) -> bool:
 
 
 def store_for_writing(configuration: Configuration, folder: Path) -> ObjectStore:
-    """Open the run's store. Raises `ConfigurationError` if it ignores the condition of a
-    conditional write, on which leases and versions depend.
+    """Raises `ConfigurationError` if the store ignores the condition of a conditional write, on
+    which leases and versions depend.
     """
     store = open_store(store_url(configuration, folder), configuration.sync)
     check_conditional_writes(store, configuration.store, uuid.uuid4().hex)
@@ -113,16 +110,14 @@ def store_for_writing(configuration: Configuration, folder: Path) -> ObjectStore
 
 
 def open_run_log_for_writing(configuration: Configuration, folder: Path) -> Bus:
-    """Open the run's log. The bus keeps records that are too large for the log in the store, behind
-    claim checks.
-    """
+    """Records that are too large are kept in the store, behind claim checks."""
     urls = bus_url(configuration, folder), store_url(configuration, folder)
     return open_log(*urls, configuration.sync)
 
 
 def run_folder(path: str | Path) -> RunFolder:
-    """Returns the folder of an existing run; `path` is that folder or the `config.json` in it.
-    Raises `ConfigurationError` if it holds no `config.json`.
+    """Returns the folder of an existing run; `path` is it or the `config.json` in it. Raises
+    `ConfigurationError` if it holds no `config.json`.
     """
     place = Path(path).absolute()
     folder = RunFolder(place.parent if place.name == "config.json" else place)
@@ -136,8 +131,8 @@ _UNFINISHED = frozenset(["bus", "store", "model", "logs", "metrics"])
 
 
 def require_new(folder: Path, advice: str, command: str) -> None:
-    """Raise `ConfigurationError` unless the folder is missing or empty; the error names a `command`
-    that may have left its files.
+    """Raises `ConfigurationError` unless the folder is missing or empty; the error names a
+    `command` that may have left its files.
     """
     if not folder.exists():
         return
@@ -150,9 +145,7 @@ def require_new(folder: Path, advice: str, command: str) -> None:
 
 
 def reach(configuration: Configuration, folder: Path) -> ObjectStore:
-    """Check that the run's log and store can be reached and written; creates the topics, returns
-    the store.
-    """
+    """Checks that log and store can be reached and written; creates the topics."""
     check_reachable(configuration.bus)
     with closing(open_run_log_for_writing(configuration, folder)) as bus:
         bus.create(catalogue())
@@ -162,7 +155,7 @@ def reach(configuration: Configuration, folder: Path) -> ObjectStore:
 def check_changes(
     folder: RunFolder, configuration: Configuration, accepted: bool
 ) -> list[SettingChange]:
-    """Returns the changes of settings since the run in this folder. Raises `ConfigurationError` as
+    """Returns the changes since the run in this folder. Raises `ConfigurationError` as
     `write_configuration` does.
     """
     recorded = essential_settings(load(folder.configuration))
@@ -178,8 +171,8 @@ def write_configuration(
     accepted: bool = False,
     reach: Callable[[], object] = lambda: None,
 ) -> None:
-    """Make the folder and write `config.json`, atomically. Raises `ConfigurationError` if it exists
-    with other settings that are not incidental, unless the change is `accepted` and none is fixed.
+    """Writes `config.json`, atomically. Raises `ConfigurationError` if it exists with other
+    settings that are not incidental, unless the change is `accepted` and none is fixed.
     """
     try:
         folder.path.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,9 @@
-"""Resolves the model that a run starts from: every role takes its folder from `model_folder`, and
-the task's files from `task_settings`.
+"""Resolves the model that a run starts from.
 
-The run's store decides which model it is (`storage/starting_model/`). A folder on this host with
-the same files is used, else the store's files are kept in `RUN/model`; weights are read from the
-store, by rows. Without a model in the store (an earlier release's run) it is the folder of
-`model.path` or of the warm-up.
+The run's store decides which it is (`storage/starting_model/`). A folder on this host with the same
+files is used, else the store's files are kept in `RUN/model`; weights are read from the store, by
+rows. Without a model in the store (an earlier release's run) it is the folder of `model.path` or of
+the warm-up.
 """
 
 import logging
@@ -26,6 +25,7 @@ from rollstream.storage.identity import read_identity
 from rollstream.storage.model_folder.hf_folder import CONFIG, find_hf_folder, missing_checkpoint
 from rollstream.storage.model_folder.hf_weights import check_hf_weights
 from rollstream.storage.starting_model.manifest import (
+    ADAPTER,
     TASK_BYTES_MAX,
     TOKENIZER,
     ModelManifest,
@@ -53,7 +53,7 @@ _looked_at: dict[Path, tuple[RunLocation, Path]] = {}
 
 @contextmanager
 def model_is_read(location: RunLocation) -> Generator[None]:
-    """Read the model of the run in `location`, inside the block, as another user's: nothing is
+    """Inside the block the model of the run in `location` is read as another user's: nothing is
     written into its folder, whose model files are checked here; files of the store go to a
     temporary folder.
     """
@@ -89,14 +89,12 @@ def _store(c: Configuration, folder: Path, url: str) -> ObjectStore:
 
 
 def local_model_folder(c: Configuration, folder: Path) -> Path:
-    """Returns the starting model's folder on the host that has it: that of `model.path`, else the
-    warm-up's. It need not exist.
-    """
+    """Returns that of `model.path`, else the warm-up's. It need not exist."""
     return find_hf_folder(c.model.path) if c.model.path else folder / MODEL
 
 
 def run_model(c: Configuration, folder: Path) -> StoredModel | None:
-    """Returns the starting model in the run's store; None if the store has none (yet)."""
+    """Returns the model in the run's store; None if it has none (yet)."""
     url = url_inside(c.store, folder)
     key = (url, folder, c.model.path)
     if key not in _found:
@@ -112,15 +110,15 @@ def run_model(c: Configuration, folder: Path) -> StoredModel | None:
 
 
 def model_folder(c: Configuration, folder: Path) -> Path:
-    """Returns a folder on this host with configuration and tokenizer of the starting model, every
-    file verified, perhaps without its weights.
+    """Returns the model folder on this host, with configuration and tokenizer, every file verified,
+    perhaps without weights.
     """
     stored_model, local = run_model(c, folder), local_model_folder(c, folder)
     return local if stored_model is None else stored_model.host_folder("", local, _cache(folder))
 
 
 def has_local_weights(c: Configuration, folder: Path) -> bool:
-    """Returns whether the whole model is on this host, as far as the names of its files tell."""
+    """Judges as far as the names of files on this host tell."""
     local = local_model_folder(c, folder)
     try:
         check_hf_weights(local)
@@ -130,9 +128,7 @@ def has_local_weights(c: Configuration, folder: Path) -> bool:
 
 
 def whole_model_folder(c: Configuration, folder: Path, target: Path) -> Path:
-    """Returns a folder on this host with the whole starting model, if need be `target`, with the
-    store's files.
-    """
+    """Returns the whole model folder on this host, if need be `target`, with the store's files."""
     stored_model = run_model(c, folder)
     if stored_model is None:
         return local_model_folder(c, folder)
@@ -140,8 +136,8 @@ def whole_model_folder(c: Configuration, folder: Path, target: Path) -> Path:
 
 
 def task_settings(c: Configuration, folder: Path) -> TaskSettings:
-    """Returns the task's settings with paths on this host, of the tokenizer's folder and of files
-    in the run's store.
+    """Returns the task settings with paths on this host, of the tokenizer's folder and of files in
+    the run's store.
     """
     task, stored_model = c.task, run_model(c, folder)
     if task.template_date is None:
@@ -183,25 +179,25 @@ def _run_day(c: Configuration, folder: Path) -> str | None:
 
 
 def adapter_folder(c: Configuration, folder: Path) -> Path | None:
-    """Returns a folder on this host with the adapter that the run starts from; None if it starts
-    with a new one.
-    """
+    """Returns the adapter folder of the adapter that the run starts from; None for a new one."""
     if c.model.lora.path is None:
         return None
     local, stored_model = Path(c.model.lora.path).expanduser(), run_model(c, folder)
-    return local if stored_model is None else stored_model.adapter_folder(local, _cache(folder))
+    return (
+        local if stored_model is None else stored_model.host_folder(ADAPTER, local, _cache(folder))
+    )
 
 
 def model_source(c: Configuration, folder: Path) -> ModelSource | None:
-    """Returns the model's files on this host; None if the model is not here. Files of the task that
-    are missing, or too large to be stored, are left out.
+    """Returns None if the model is not on this host. Files of the task that are missing, or too
+    large to be stored, are left out.
     """
     local, tokenizer = local_model_folder(c, folder), c.task.tokenizer
     return source_in(c, local, tokenizer) if (local / CONFIG).is_file() else None
 
 
 def source_in(c: Configuration, model: Path, tokenizer: str | None) -> ModelSource:
-    """Returns the files of the model in this folder, with those of the configured task."""
+    """Returns the files in this folder, with those of the configured task."""
     adapter = c.model.lora.path
     if adapter is not None and not Path(adapter).expanduser().is_dir():
         # The host that put the model has it.
@@ -221,7 +217,7 @@ def source_in(c: Configuration, model: Path, tokenizer: str | None) -> ModelSour
 
 
 def has_model(store: ObjectStore, c: Configuration, folder: Path) -> bool:
-    """Returns whether the model is in the run's store or on this host."""
+    """Looks for the model in the run's store or on this host."""
     return model_source(c, folder) is not None or read_model_manifest(store) is not None
 
 
@@ -243,8 +239,8 @@ def missing_model(c: Configuration) -> ConfigurationError:
 def check_starting_model(
     store: ObjectStore, c: Configuration, folder: Path
 ) -> ModelManifest | None:
-    """Returns the manifest of the model in the run's store, None without one. Raises
-    `ConfigurationError` if `model.path`, or a file of the task, is another one on this host.
+    """The manifest in the run's store, None without one. Raises `ConfigurationError` if
+    `model.path`, or a file of the task, is another one on this host.
     """
     manifest, source = read_model_manifest(store), model_source(c, folder)
     if manifest is not None and c.model.path is not None and source is not None:
@@ -258,8 +254,8 @@ def store_starting_model(
     folder: Path,
     progress: Callable[[str, int], None] = lambda name, size: None,
 ) -> ModelManifest | None:
-    """Put this host's model into the run's store, unless it has one; returns its manifest, None for
-    a run that an earlier release began. Raises `ConfigurationError` for another or no model.
+    """Puts this host's model into the run's store, unless it has one; None for a run that an
+    earlier release began. Raises `ConfigurationError` for another or no model.
     """
     manifest = check_starting_model(store, c, folder)
     if manifest is not None or has_versions(store):
@@ -271,6 +267,5 @@ def store_starting_model(
 
 
 def has_versions(store: ObjectStore) -> bool:
-    """Returns whether the run has published a version."""
     pointer = read_pointer(store)
     return pointer is not None and pointer[0].version is not None

@@ -1,6 +1,5 @@
 """Holds all settings of a run in one frozen value (`Configuration`), and finds valid values that
-cannot work together (`setting_problems`). Each class is one table; those of single roles are in
-`producers/`, `consumers/` and `storage/`. A field's docstring is its text in the reference.
+cannot work together (`setting_problems`). A field's docstring is its text in the reference.
 """
 
 import re

@@ -50,7 +50,7 @@ REMOVED_SETTINGS: Mapping[str, Any] = {"rollouts.vllm.kv_handover": False}
 
 @dataclass(frozen=True, slots=True)
 class SettingLayers:
-    """Holds the settings of one source, or of several merged ones: `values` nested by table,
+    """The setting layers of one source, or of several merged ones: `values` nested by table,
     `origins` by dotted key (`trainer.lr`), a text such as `--set` or the name of a file.
     """
 
@@ -58,9 +58,8 @@ class SettingLayers:
     origins: dict[str, str] = field(default_factory=dict[str, str])
 
     def put(self, key: str, value: Any, origin: str) -> None:
-        """Set the setting with this dotted key; the text `null` becomes None. Raises
-        `ConfigurationError` if a table of the key is already a plain value, or if `config.json`
-        cannot hold `value`.
+        """The text `null` becomes None. Raises `ConfigurationError` if a table of the key is
+        already a plain value, or if `config.json` cannot hold `value`.
         """
         _refuse_unwritable(key.rpartition(".")[2], value, f"{key} in {origin}")
         *tables, leaf = key.split(".")
@@ -76,8 +75,8 @@ class SettingLayers:
 
 
 def file_layer(path: Path) -> SettingLayers:
-    """Returns the settings of a file, JSON if its name ends in `.json`, else TOML. Raises
-    `ConfigurationError` if it is missing, unreadable, or not valid.
+    """Reads JSON if the name ends in `.json`, else TOML. Raises `ConfigurationError` if the file is
+    missing, unreadable, or not valid.
     """
     data = b""
     try:
@@ -115,9 +114,8 @@ _OF_A_SERVICE = re.compile(
 
 
 def environment_layer(environment: Mapping[str, str], model: type[BaseModel]) -> SettingLayers:
-    """Returns the settings in environment variables: `ROLLSTREAM_TRAINER__LR=1e-4` is `trainer.lr`.
-    Every variable with the prefix counts, except `RESERVED_VARIABLES`, so validation refuses a
-    misspelled one.
+    """`ROLLSTREAM_TRAINER__LR=1e-4` is `trainer.lr`. Every variable with the prefix counts, except
+    `RESERVED_VARIABLES`, so validation refuses a misspelled one.
     """
     layers = SettingLayers()
     for name, text in sorted(environment.items()):
@@ -131,8 +129,8 @@ def environment_layer(environment: Mapping[str, str], model: type[BaseModel]) ->
 
 
 def overrides_layer(overrides: Sequence[str], model: type[BaseModel]) -> SettingLayers:
-    """Returns the settings of `--set` options such as `trainer.lr=1e-4`; the last text of a key
-    wins. Raises `ConfigurationError` for a text without `=` or with an empty part of its key.
+    """`trainer.lr=1e-4`; the last text of a key wins. Raises `ConfigurationError` for a text
+    without `=` or with an empty part of its key.
     """
     layers = SettingLayers()
     for override in overrides:
@@ -147,7 +145,7 @@ def overrides_layer(overrides: Sequence[str], model: type[BaseModel]) -> Setting
 
 
 def merge_layers(below: SettingLayers, above: SettingLayers) -> SettingLayers:
-    """Write the values of `above` over those of `below`; returns the changed `below`."""
+    """Writes the values of `above` over `below`, which it returns."""
     for key, origin in above.origins.items():
         value: Any = above.values
         for part in key.split("."):
@@ -157,9 +155,7 @@ def merge_layers(below: SettingLayers, above: SettingLayers) -> SettingLayers:
 
 
 def setting_types(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
-    """Returns the type annotation of every setting of `model` by dotted key; tables are not
-    settings.
-    """
+    """Returns the setting types by dotted key; tables are not settings."""
     annotations: dict[str, Any] = {}
     for name, info in model.model_fields.items():
         kind = info.annotation
@@ -171,7 +167,7 @@ def setting_types(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
 
 
 def takes_text(kind: Any) -> bool:
-    """Returns whether a setting with this annotation holds text (or None)."""
+    """Whether the setting holds text (or None)."""
     if get_origin(kind) in (Union, types.UnionType):
         return set(get_args(kind)) <= {str, type(None)}
     return kind is str
@@ -194,7 +190,7 @@ def _put_table(layers: SettingLayers, prefix: str, table: Mapping[str, Any], ori
 
 
 def _refuse_unwritable(key: str, value: Any, where: str) -> None:
-    """Raise `ConfigurationError` for a date, infinity or NaN, at any depth, which `config.json`
+    """Raises `ConfigurationError` for a date, infinity or NaN, at any depth, which `config.json`
     cannot hold.
     """
     if isinstance(value, list | dict):
@@ -213,9 +209,7 @@ _BOOLEANS = {"True": True, "False": False}
 
 
 def _parsed(key: str, text: str, model: type[BaseModel]) -> Any:
-    """Parse the text as a TOML value. Returns the text itself if the setting holds text, or if it
-    is none.
-    """
+    """A TOML value, or the text itself if the setting holds text, or if it is none."""
     kind = setting_types(model).get(key)
     if takes_text(kind):
         return text

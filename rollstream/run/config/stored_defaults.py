@@ -16,6 +16,7 @@ from rollstream.run.config.sources import SettingLayers
 from rollstream.storage.identity import read_identity
 from rollstream.storage.model_folder.lora_folder import adapter_settings
 from rollstream.storage.settings import LoraSettings
+from rollstream.storage.starting_model.manifest import ADAPTER
 from rollstream.storage.stored_settings import recorded_settings
 from rollstream.storage.stores.connect import open_store
 
@@ -26,8 +27,8 @@ STORE_S = 10.0
 
 
 def stored_defaults(c: Configuration, folder: Path) -> SettingLayers:
-    """Returns those of `FOLLOW_DATA` that the run has recorded in its store; none while the store
-    cannot be read, which the role itself reports.
+    """Returns the stored defaults of `FOLLOW_DATA`; none while the store cannot be read, which the
+    role itself reports.
     """
     recorded = SettingLayers()
     url = url_inside(c.store, folder)
@@ -51,12 +52,12 @@ def stored_defaults(c: Configuration, folder: Path) -> SettingLayers:
 
 
 def stored_adapter(c: Configuration, folder: Path) -> LoraSettings | None:
-    """Returns the settings of the adapter in the run's store; None if it has none. Raises
-    `StoreError` if the store cannot be read.
-    """
+    """Returns None if the store has no adapter. Raises `StoreError` if the store cannot be read."""
     model = run_model(c, folder)
     if model is None or c.model.lora.path is None or not model.has_adapter:
         return None
     with TemporaryDirectory(prefix="rollstream-adapter-") as cache:
-        adapter = adapter_settings(str(model.adapter_folder(Path(c.model.lora.path), Path(cache))))
+        adapter = adapter_settings(
+            str(model.host_folder(ADAPTER, Path(c.model.lora.path), Path(cache)))
+        )
     return adapter.model_copy(update={"path": c.model.lora.path})

@@ -1,8 +1,6 @@
 """All metric families (Prometheus' term: a name, with type and meaning, for one or more series), by
-the role that serves them; docs/reference/metrics.md is made from this file.
-
-A role returns plain numbers by these names; `endpoint.py` adds `PREFIX`. A name that is missing
-here is not served: that is logged and counted as an error.
+role; docs/reference/metrics.md is made from this file. A role returns plain numbers by these names;
+a missing name is not served, but logged and counted as an error.
 """
 
 from collections.abc import Iterable
@@ -10,16 +8,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 PREFIX = "rollstream_"
-"""Begins the name of every metric that is served."""
+"""Of every metric's name."""
 
 Kind = Literal["counter", "gauge", "histogram"]
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Describes one metric family. All series have the labels `run`, `role` and `name` (of the
-    process). If the family has several series per process, the label named by `label` tells them
-    apart.
+    """All series have the labels `run`, `role` and `name` (of the process), several of one process
+    also the one named by `label`.
     """
 
     name: str
@@ -30,7 +27,7 @@ class Family:
 
 
 def _families(kind: Kind, rows: Iterable[tuple[str, str, str] | tuple[str, str, str, str]]):
-    """Returns families of one kind; each row has name, unit, meaning and, optionally, label."""
+    """Each row has name, unit, meaning and, optionally, label."""
     return tuple(Family(row[0], kind, row[1], row[2], *row[3:]) for row in rows)
 
 
@@ -314,8 +311,8 @@ OBSERVE = (
          "restarts of all processes by their terms, whatever started them again"),
     ]),
 )
-"""Metrics of the whole run, which the process serves that observes it: the supervisor of a local
-run, elsewhere the role `observe`.
+"""Of the whole run, from the process that observes it: the supervisor of a local run, elsewhere the
+role `observe`.
 """
 SUPERVISOR = (
     *_families("counter", [
@@ -341,9 +338,8 @@ BY_ROLE: dict[str, tuple[Family, ...]] = {
     "observe": OBSERVE,
     "supervisor": SUPERVISOR,
 }
-"""Metric families by the role that offers them, in the order of the documentation."""
+"""In the order of the documentation."""
 
 FAMILIES: dict[str, Family] = {
     family.name: family for families in BY_ROLE.values() for family in families
 }
-"""All metric families by name, without `PREFIX`."""

@@ -1,5 +1,5 @@
 """Serves one process's metrics (`/metrics` for Prometheus) and health (`/healthz`). No error here
-ends a role: if the address is unavailable, it works without metrics.
+ends a role.
 """
 
 import json
@@ -36,15 +36,13 @@ from rollstream.streams.reader import TopicReader
 from rollstream.streams.release import RELEASE
 
 MetricsSource = Callable[[], MetricValues]
-"""Returns metrics by their names in `catalogue.py`; called by the server's threads."""
+"""By names in `catalogue.py`; called by the server's threads."""
 ReadersSource = Callable[[], Sequence[TopicReader]]
-"""Returns the readers whose lag and counts are served."""
+"""Their lag and counts are served."""
 
 
 class TimedStopEvent(threading.Event):
-    """Wraps the stop event of a role, and records in `turned_s` the time on `clock` at which the
-    role last polled it.
-    """
+    """A role's stop event; `turned_s` is the time on `clock` at which the role last polled it."""
 
     def __init__(self, stop: threading.Event, clock: Callable[[], float]) -> None:
         super().__init__()
@@ -72,9 +70,9 @@ class TimedStopEvent(threading.Event):
 
 @dataclass(frozen=True, slots=True)
 class LoopHealth:
-    """Whether a role's loop makes progress: `starting` until it offers metrics (a standby until it
-    holds the lease), `stopping` after a request to stop, `stalled` in any phase after too long
-    without an iteration. `turn_age_s` is the time since the last one, in seconds.
+    """`starting` until the role offers metrics (a standby until it holds the lease), `stopping`
+    after a request to stop, `stalled` in any phase after too long without an iteration.
+    `turn_age_s` is the time since the last one, in seconds.
     """
 
     state: Literal["starting", "running", "stopping", "stalled"]
@@ -82,8 +80,8 @@ class LoopHealth:
 
 
 class ProcessMetrics:
-    """Connects the role of a process with its endpoint: the role registers sources of metrics. Its
-    loop must poll `stop`: the health follows from these polls.
+    """A role registers its sources here. Its loop must poll `stop`: the health follows from these
+    polls.
     """
 
     def __init__(self, stop: threading.Event, clock: Callable[[], float] = time.monotonic) -> None:
@@ -91,20 +89,20 @@ class ProcessMetrics:
         self.stop = TimedStopEvent(stop, clock)
         self.sources: list[MetricsSource] = []
         self.dependencies: list[MetricsSource] = []
-        """Sources of parts that the role uses, such as its log; they do not mark it as running."""
+        """Parts that the role uses, such as its log; they do not mark it as running."""
         self.readers: list[ReadersSource] = []
         self.offered_s = 0.0
-        """Unix time of the newest call of `offer`; 0 before the first."""
+        """0 before the first call of `offer`, in Unix time."""
 
     def offer(self, source: MetricsSource, readers: ReadersSource | None = None) -> None:
-        """Serve these metrics and readers too; the role then counts as running."""
+        """The role then counts as running."""
         self.offered_s = time.time()
         self.sources.append(source)
         if readers is not None:
             self.readers.append(readers)
 
     def turn_by(self, stop: threading.Event) -> TimedStopEvent:
-        """Returns the event that the role's loop polls from now on, in place of its process's stop
+        """Returns the event polled by the role's loop from now on, in place of its process's stop
         event; it is set when `stop` is.
         """
         self.stop = TimedStopEvent(stop, self._clock)
@@ -114,7 +112,7 @@ class ProcessMetrics:
         return max(0.0, self._clock() - self.stop.turned_s)
 
     def health(self, stalled_s: float) -> LoopHealth:
-        """Returns the health; `stalled` after `stalled_s` seconds without an iteration."""
+        """`stalled` after `stalled_s` seconds without an iteration."""
         age = self.turn_age_s()
         if age > stalled_s:
             return LoopHealth("stalled", age)
@@ -233,7 +231,7 @@ TEXT = "text/plain; charset=utf-8"
 
 
 def serve_pages(host: str, port: int, pages: Mapping[str, PageHandler]) -> BoundedServer:
-    """Serve these paths until `end` of the returned server. Raises `OSError` if the address is
+    """Serves the pages until `end` of the returned server. Raises `OSError` if the address is
     unavailable.
     """
 
@@ -263,15 +261,15 @@ def _answer(pages: Mapping[str, PageHandler], path: str, accept: str) -> PageRes
 
 
 def endpoint_file(folder: Path, name: str) -> Path:
-    """Returns the path of the file with the endpoint's address. A clean end removes it; after `kill
+    """Returns the endpoint file with the endpoint's address. A clean end removes it; after `kill
     -9` it stays until the next start under that name.
     """
     return RunFolder(folder).metrics / "endpoints" / f"{quote(name, safe='')}.json"
 
 
 def metrics_port(configuration: Configuration, environment: Mapping[str, str]) -> int:
-    """Returns the port of this process: `ROLLSTREAM_METRICS_PORT`, which supervisor and compose
-    set, else the setting `metrics.port`; 0 means any free port.
+    """`ROLLSTREAM_METRICS_PORT`, which supervisor and compose set, else the setting `metrics.port`;
+    0 means any free port.
     """
     text = environment.get(METRICS_PORT, "")
     if not text:
@@ -292,7 +290,7 @@ def serve_metrics(
     watch: ProcessMetrics,
     environment: Mapping[str, str] = os.environ,
 ) -> Generator[None]:
-    """Serve the metrics of `watch` while the block runs, unless `metrics.enabled` is off."""
+    """Serves while the block runs, unless `metrics.enabled` is off."""
     server = None
     if configuration.metrics.enabled:
         labels = {"run": configuration.run, "role": role, "name": name}

@@ -158,6 +158,8 @@ def _missing(extra: str) -> ConfigurationError:
 READ_BYTES_MAX = 1 << 20  # per read of a file; lines are far shorter
 
 
+# Positions are kept here because no client has them: a line that TensorBoard's writer gets twice
+# stands twice in its curve, and the run may have thinned the lines that a fresh start would need.
 class FilePosition(msgspec.Struct, frozen=True):
     """How far a file was forwarded: up to the byte `offset`, behind line number `line`. The last
     forwarded line has `before` bytes and this `hash`, so that a file which replaced the forwarded

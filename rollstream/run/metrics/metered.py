@@ -1,5 +1,5 @@
-"""Measures how a process uses its run's log and store. Each wrapper keeps the guarantees of the
-wrapped, to several threads too.
+"""Measures how a process uses its run's log and store, with the guarantees of the wrapped, to
+several threads too.
 """
 
 import threading
@@ -21,7 +21,7 @@ from rollstream.streams.bus_wrapper import BusWrapper
 from rollstream.streams.records import Position
 
 LATENCY_BUCKETS = (0.001, 0.003, *SECONDS_BUCKETS)
-"""Bounds of the histograms of single requests, in seconds."""
+"""Of single requests, in seconds."""
 
 
 class _Durations:
@@ -48,8 +48,8 @@ class _Durations:
 
 
 class MeteredBus(BusWrapper):
-    """Measures appends, and the requests for positions (begin, end, committed, commit), which are
-    one exchange with a broker each. An append that raises is in doubt (`Bus.append`).
+    """Appends, and requests for positions (begin, end, committed, commit), one exchange with a
+    broker each. An append that raises is in doubt (`Bus.append`).
     """
 
     def __init__(self, below: Bus, timer: Callable[[], float] = time.perf_counter) -> None:
@@ -113,7 +113,7 @@ class MeteredBus(BusWrapper):
             return self._below.committed(group, topic)
 
     def metric_values(self) -> MetricValues:
-        """Returns the metrics of this bus and of the one below; thread-safe."""
+        """Returns the metric values of this bus and the one below; thread-safe."""
         with self._durations.lock:
             seconds, appended = self._durations.histograms(), dict(self._appended)
         return {
@@ -127,7 +127,7 @@ class MeteredBus(BusWrapper):
 
 
 class MeteredStore:
-    """Measures the operations of the store `below`. A listing is timed until its first object."""
+    """A listing is timed until its first object."""
 
     def __init__(self, below: ObjectStore, timer: Callable[[], float] = time.perf_counter) -> None:
         self._below = below
@@ -174,7 +174,7 @@ class MeteredStore:
             self._below.delete_all(keys)
 
     def metric_values(self) -> MetricValues:
-        """Returns the metrics of this store and of the one below; thread-safe."""
+        """Returns the metric values of this store and the one below; thread-safe."""
         below = self._below
         with self._durations.lock:
             seconds, sizes = self._durations.histograms(), dict(self._bytes)

@@ -10,7 +10,7 @@ from rollstream.run.metrics.catalogue import PREFIX, Family
 
 
 def to_metric(family: Family, value: MetricValue, labels: Mapping[str, str]) -> Metric:
-    """Returns one metric family with its series, all with `labels`."""
+    """All series have `labels`."""
     name = PREFIX + family.name
     metric = Metric(name.removesuffix("_total"), f"{family.unit}: {family.meaning}", family.kind)
     if not isinstance(value, Mapping):
@@ -43,7 +43,7 @@ def _add_buckets(
 
 
 def with_labels(metric: Metric, labels: Mapping[str, str]) -> Metric:
-    """Returns the metric with these labels on each sample; its own take precedence."""
+    """A sample's own labels take precedence."""
     samples = metric.samples
     metric.samples = [s._replace(labels={**labels, **s.labels}) for s in samples]
     return metric

@@ -1,6 +1,6 @@
 """Detects that a run is complete, and ends a role that would serve it for ever
-(`--until-complete`), for orchestrators that start a role again unless it exits with 0. Two small
-objects of the store decide, so no record of a topic of many writers can end a role.
+(`--until-complete`), for orchestrators that start a role again unless it exits with 0. Two objects
+of the store decide, so no record of a topic of many writers can end a role.
 """
 
 import logging
@@ -22,9 +22,7 @@ LAST_S = 30.0
 
 
 def is_complete(store: ObjectStore, steps: int) -> bool:
-    """Returns whether the version of step `steps` is believed and the trainer has released its
-    lease.
-    """
+    """The version of step `steps` is believed and the trainer has released its lease."""
     pointer = believed_pointer(store)
     if pointer is None or pointer.version is None or pointer.version.number < steps:
         return False
@@ -42,9 +40,8 @@ def stop_when_complete(
     pause_s: float = POLL_S,
     last_s: float = LAST_S,
 ) -> Generator[threading.Event]:
-    """While the block runs, ask in a thread whether the run is complete; then set the yielded event
-    and `stop`, for a role that `stops_last` after `last_s`. A store that cannot be read is asked
-    again.
+    """Asks in a thread while the block runs; then sets the yielded event and `stop`, for a role
+    that `stops_last` after `last_s`. A store that cannot be read is asked again.
     """
     complete, ended = threading.Event(), threading.Event()
 

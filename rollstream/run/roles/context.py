@@ -1,6 +1,4 @@
-"""Opens a role's context, and builds parts that several roles need: the task, the order of prompts,
-and the bounds of trainable trajectories.
-"""
+"""Opens a role's context, and builds parts that several roles need."""
 
 import logging
 import os
@@ -44,43 +42,37 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleLaunch:
-    """States the role that this process runs, its run, and its options."""
-
     role: str
     configuration: Configuration
     folder: Path
     name: str
-    """The name of the process, e.g. `rollout-0`; its log, metrics and term carry it."""
+    """Of the process, e.g. `rollout-0`; log, metrics and term carry it."""
     stop: threading.Event
-    """This event is set when the role shall stop."""
     nonce: str
-    """Identifies this process as holder of a lease."""
+    """Of this process as holder of a lease."""
     handed_nonce: str | None = None
-    """The nonce of the predecessor, whose process the supervisor saw end; its lease may be taken at
-    once.
-    """
+    """Of the predecessor, whose process the supervisor saw end; its lease may be taken at once."""
     accept_config: bool = False
-    """True to continue a run whose recorded configuration is another one."""
+    """Continues a run whose recorded configuration is another one."""
     grace_s: float | None = None
-    """The seconds that a preemptible rollout has after a request to stop; None for other roles."""
+    """Of a preemptible rollout after a request to stop; None for other roles."""
     until_complete: bool = False
-    """True if a role without an end of its own ends with the run."""
+    """A role without an end of its own ends with the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleContext(RoleLaunch):
-    """Holds a role's launch options with the opened log (`bus`) and store of its run."""
+    """A launched role with the opened log (`bus`) and store of the run."""
 
     bus: Bus
     store: ObjectStore
     watch: ProcessMetrics
-    """Collects the metrics and the liveness of this process."""
 
 
 @contextmanager
 def open_role_context(launch: RoleLaunch, watch: ProcessMetrics) -> Generator[RoleContext]:
-    """Open the run's log and store while the block runs; creates missing topics. The context's
-    `stop` is that of `watch`, whose health follows from the polls of the role's loop.
+    """Opens log and store while the block runs; creates missing topics. The context's `stop` is
+    that of `watch`, whose health follows from the polls of the role's loop.
     """
     bus = MeteredBus(open_run_log_for_writing(launch.configuration, launch.folder))
     try:
@@ -96,8 +88,8 @@ def open_role_context(launch: RoleLaunch, watch: ProcessMetrics) -> Generator[Ro
 
 
 def await_model(context: RoleContext) -> bool:
-    """Wait until the run's model is in the store or on this host; returns False if the role is
-    stopped first. Raises `ConfigurationError` if there is no model after `MODEL_WAIT_S`.
+    """Waits until the run's model is in the store or on this host; False if the role is stopped
+    first. Raises `ConfigurationError` if there is no model after `MODEL_WAIT_S`.
     """
     c, folder = context.configuration, context.folder
     deadline, is_logged = Deadline(MODEL_WAIT_S), False
@@ -124,7 +116,6 @@ def await_model(context: RoleContext) -> bool:
 
 
 def set_torch_threads(threads: int) -> None:
-    """Set the number of threads with which torch computes in this process."""
     import torch
 
     # torch's default is one for each core, and several roles share few cores.
@@ -133,7 +124,7 @@ def set_torch_threads(threads: int) -> None:
 
 
 def check_vocabulary(configuration: Configuration, folder: Path, task: Task) -> None:
-    """Raise `ConfigurationError` if the model of `model.path` has fewer tokens than the task's
+    """Raises `ConfigurationError` if the model of `model.path` has fewer tokens than the task's
     tokenizer, its first prompt or its stop tokens use. Tokens without room in the model (padding,
     images) pass until they are used.
     """
@@ -150,20 +141,20 @@ def check_vocabulary(configuration: Configuration, folder: Path, task: Task) -> 
 
 
 def prompt_tokens_max(configuration: Configuration) -> int:
-    """Returns the tokens of the longest prompt that leaves room for the longest answer."""
+    """Returns the most tokens, leaving room for the longest answer."""
     return configuration.rollouts.context_max - configuration.sampling.tokens_max
 
 
 def load_run_task(configuration: Configuration, folder: Path) -> Task:
-    """Returns the run's task. The run's model must exist: its tokenizer may be the task's."""
+    """The run's model must exist: its tokenizer may be the task's."""
     return load_task(task_settings(configuration, folder), prompt_tokens_max(configuration))
 
 
 def prompt_order(
     configuration: Configuration, folder: Path, loaded: Task | None = None
 ) -> PromptOrder:
-    """Returns the order of the run's prompts; `loaded` is the run's task, if the caller has it.
-    Raises `ConfigurationError` if the model lacks its tokens.
+    """`loaded` is the run's task, if the caller has it. Raises `ConfigurationError` if the model
+    lacks its tokens.
     """
     c = configuration
     task = load_run_task(c, folder) if loaded is None else loaded
@@ -182,14 +173,14 @@ def prompt_order(
 
 
 def run_rule(c: Configuration, folder: Path) -> TrainingRule:
-    """Returns the rule by which this run's trainer chooses the trained samples of a group."""
+    """Returns the rule by which this run's trainer chooses trained samples."""
     bounds = training_bounds(c, hf_vocabulary_size(model_folder(c, folder)))
     return training_rule(c.trainer, c.dispatch.max_lag, bounds.keep_version, bounds)
 
 
 def training_bounds(c: Configuration, vocabulary: int | None) -> TrainingBounds:
-    """Returns the bounds of trainable trajectories (`streams/admissible.py`); with `vocabulary`
-    None any token id passes.
+    """Returns the training bounds of trainable trajectories (`streams/admissible.py`); with
+    `vocabulary` None any token id passes.
     """
     keep_version = c.rollouts.on_update == "keep_version"
     vocabulary_size = TrainingBounds().vocabulary if vocabulary is None else vocabulary
@@ -204,9 +195,9 @@ def classify_engine_errors(
     is_first: bool = True,
     instead: str = "another engine (rollouts.engine)",
 ) -> Generator[None]:
-    """Change an error of the block, which opens an engine, into one that states whether it is
-    final: `ConfigurationError` ends the role, after `EngineUnavailable` the supervisor starts it
-    again. `instead` names the alternative to another model.
+    """Changes an error of the block, which opens an engine: `ConfigurationError` ends the role,
+    after `EngineUnavailable` the supervisor starts it again. `instead` names the alternative to
+    another model.
 
     Final is a refusal of the model or a setting by a check of Rollstream. Not final are failures of
     a library or the machine (the error has a cause), a refusal of a later version than the first

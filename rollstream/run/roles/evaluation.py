@@ -50,8 +50,8 @@ EVALUATION_OFF = "no evaluation (evaluation.enabled = false)"
 
 
 def evaluate_announced(context: RoleContext) -> bool:
-    """Evaluate due versions as they are announced and append their lines, until the last step's
-    version is done (True) or the role is stopped (False). Versions with a line are not repeated.
+    """Appends a line for each due version until the last step's is done (True) or the role is
+    stopped (False). Versions with a line are not repeated.
     """
     c = context.configuration
     set_torch_threads(c.evaluation.threads)
@@ -92,9 +92,7 @@ def evaluate_announced(context: RoleContext) -> bool:
 
 
 def evaluate_stored(context: RoleContext, numbers: Iterable[int]) -> Iterator[dict[str, object]]:
-    """Evaluate these stored versions and yield their lines. Raises `ObjectMissing` for a version
-    that is not stored.
-    """
+    """Yields their lines. Raises `ObjectMissing` for a version that is not stored."""
     c = context.configuration
     set_torch_threads(c.evaluation.threads)
     evaluator = _open_evaluator(context)
@@ -123,7 +121,7 @@ def _open_evaluator(context: RoleContext) -> "Evaluator":
 
 
 def due_numbers(c: Configuration, newest: int) -> list[int]:
-    """Returns the due versions up to `newest`, evaluated or not; version 0 is due."""
+    """Returns those up to `newest`, evaluated or not; version 0 is due."""
     last = [c.trainer.steps] if newest >= c.trainer.steps else []
     return sorted({*range(0, newest + 1, c.evaluation.every), *last})
 
@@ -131,44 +129,39 @@ def due_numbers(c: Configuration, newest: int) -> list[int]:
 def kept_versions(
     context: RoleContext, numbers: Sequence[int], announced: Mapping[int, Version]
 ) -> dict[int, Version]:
-    """Returns the versions with these numbers that still have objects: as announced, else of the
-    highest term. The store is listed once.
+    """Returns versions that still have objects: as announced, else of the highest term. The store
+    is listed once.
     """
     listed = {version.number: version for version in sorted(listed_versions(context.store))}
     return {n: announced.get(n, listed[n]) for n in numbers if n in listed}
 
 
 def stored_version(context: RoleContext, number: int) -> Version | None:
-    """Returns the complete stored version with this number, of the highest term (a replaced trainer
-    made one too).
-    """
+    """Returns a version that is complete, of the highest term (a replaced trainer made one too)."""
     listed = [v for v in listed_versions(context.store) if v.number == number]
     return next((v for v in sorted(listed, reverse=True) if is_whole(context.store, v)), None)
 
 
 @dataclass(slots=True)
 class Evaluator:
-    """Evaluates one version after the other, each in a new engine (`line`), and counts for the
-    role's metrics.
-    """
+    """Evaluates one version after the other, each in a new engine."""
 
     context: RoleContext
     task: Task
     rewards: RewardPool
     prompts: int
     held: ResidentWeights = field(default_factory=ResidentWeights)
-    """Weights of the previously evaluated version: only deltas to the next one are fetched."""
+    """The previously evaluated version: only deltas to the next one are fetched."""
     done: set[int] = field(default_factory=set[int])
-    """Numbers of the versions that are evaluated, or that retention removed before."""
+    """Versions that are evaluated, or that retention removed before."""
     has_no_start: bool = False
-    """Whether version 0 was looked for in vain: it never comes back."""
+    """Version 0 was looked for in vain: it never comes back."""
     due: int = 0
     count: int = 0
     last: dict[str, float] = field(default_factory=dict[str, float])
-    """Values of the newest evaluation of this process."""
 
     def give_up(self, numbers: Iterable[int]) -> None:
-        """Count versions that the store does not hold any more as done."""
+        """Versions that the store does not hold any more count as done."""
         gone = sorted(numbers)
         self.done.update(gone)
         if gone:
@@ -189,7 +182,7 @@ class Evaluator:
         }
 
     def line(self, version: Version) -> dict[str, object] | None:
-        """Evaluate a version and return its line of `eval.jsonl`; None if it was removed before it
+        """Returns the line of `eval.jsonl`; None if the version was removed before it
         was fetched.
         """
         c, store = self.context.configuration, self.context.store
@@ -231,9 +224,8 @@ class Evaluator:
         return evaluation.line(version.number, seconds)
 
     def started_s(self) -> float | None:
-        """Returns the time at which version 0 was made, from which the field `seconds` of a line
-        counts to the creation of its version; None if version 0 was removed before its time was
-        kept.
+        """Returns when version 0 was made, from which `seconds` counts to the creation of a line's
+        version; None if it was removed before its time was kept.
         """
         path = RunFolder(self.context.folder).metrics / "started.json"
         if not path.exists():

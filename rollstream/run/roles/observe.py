@@ -23,7 +23,7 @@ REFRESH_S = 5.0
 
 
 def run_observe(context: RoleContext) -> bool:
-    """Observe the run until it is complete or stopped (returns True) or the role is stopped."""
+    """Observes until the run is complete or stopped (True), or the role is stopped."""
     c = context.configuration
     # Not the context's store, for which roles wait for minutes: an alert must state its absence.
     store = open_store(store_url(c, context.folder), c.sync, STORE_S)

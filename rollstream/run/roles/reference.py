@@ -73,15 +73,14 @@ def _open_policy(
 
 @dataclass(slots=True)
 class ReferencePool:
-    """Gives every submitted trajectory one verdict, one trajectory a `poll`, in the order of
-    submission among those whose reference exists. `wait` waits for that many seconds, or until the
-    role is stopped.
+    """Gives one verdict for each trajectory, one a `poll`, in the order of submission among those
+    whose reference exists. `wait` waits for that many seconds, or until the role is stopped.
     """
 
     scorer: ReferenceScorer
     bounds: TrainingBounds
     timeout_s: float
-    """Seconds after which a trajectory of a version that is not believed gets no score."""
+    """Then a trajectory of a version that is not believed gets no score."""
     wait: Callable[[float], object]
     clock: Callable[[], float] = time.monotonic
     _waiting: deque[tuple[Trajectory, float]] = field(
@@ -102,7 +101,7 @@ class ReferencePool:
         return []
 
     def close(self) -> None:
-        """Drop unscored trajectories; a successor reads them again."""
+        """Drops unscored trajectories; a successor reads them again."""
         self._waiting.clear()
 
     def _verdict(self, record: Trajectory, since_s: float) -> RewardVerdict | None:

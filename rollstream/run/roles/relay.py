@@ -1,4 +1,4 @@
-"""Runs this node's relay, a cache of weight versions, as a role (`run_relay`)."""
+"""The role `relay`: this node's cache of weight versions."""
 
 from rollstream.run.roles.context import RoleContext
 from rollstream.storage.relay.relay import Relay
@@ -6,7 +6,7 @@ from rollstream.storage.settings import folder_for
 
 
 def run_relay(context: RoleContext) -> bool:
-    """Take the next term of all relays and serve versions until the role is stopped."""
+    """Takes the next term of all relays and serves versions until the role is stopped."""
     settings = context.configuration.relay
     folder = folder_for(settings, context.folder)
     relay = Relay(context.bus, context.store, settings, context.name, folder)

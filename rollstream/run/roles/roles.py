@@ -1,6 +1,4 @@
-"""Runs one role in this process until it is done or stopped (`run_role`), and defines the small
-roles.
-"""
+"""Runs one role in this process, and defines the small roles."""
 
 import logging
 import os
@@ -42,7 +40,7 @@ ARCHIVE_NICENESS = 10
 
 
 def run_role(launch: RoleLaunch) -> bool:
-    """Run one role until it is done (returns True) or stopped (False); with `until_complete` a role
+    """Runs the role until it is done (True) or stopped (False); with `until_complete` a role
     without an end is done with the run. Raises `Fenced` if a higher term took the role over, and
     `ConfigurationError` if the run's store has another configuration or does not obey conditional
     writes.
@@ -92,9 +90,6 @@ def _run_until_complete(context: RoleContext) -> bool:
 def evaluate_versions(
     configuration: Configuration, folder: Path, numbers: Sequence[int]
 ) -> Iterator[dict[str, object]]:
-    """Evaluate the stored versions of these numbers; yields the result of each, as a line of
-    `eval.jsonl`.
-    """
     from rollstream.run.roles.evaluation import evaluate_stored
 
     launch = RoleLaunch(
@@ -124,7 +119,7 @@ def _record_usage(folder: Path, name: str) -> None:
 
 @contextmanager
 def hold_role_lease(context: RoleContext, role: str, duration_s: float) -> Generator[Lease]:
-    """Wait for the role's lease and hold it while the block runs; its end releases the lease,
+    """Waits for the role's lease and holds it while the block runs; its end releases the lease,
     unless the block raises. Raises `ConfigurationError` if the run was deleted meanwhile.
 
     If another process took the role, or the store failed for the lease's whole duration, the
@@ -147,7 +142,7 @@ def hold_role_lease(context: RoleContext, role: str, duration_s: float) -> Gener
 
 
 def _acquire(context: RoleContext, candidate: LeaseCandidate) -> Lease:
-    """Wait for the lease as a standby. A stop meanwhile ends the process with exit code 143."""
+    """Waits as a standby. A stop meanwhile ends the process with exit code 143."""
 
     def sleep(seconds: float) -> None:
         if context.stop.wait(seconds):
@@ -158,8 +153,8 @@ def _acquire(context: RoleContext, candidate: LeaseCandidate) -> Lease:
 
 
 def run_prompts(context: RoleContext) -> bool:
-    """Publish prompts, four steps ahead of admission, until the role is stopped. Skipped rows of a
-    data set are written to the run's metrics and store.
+    """Publishes prompts four steps ahead of admission. Skipped rows of a data set are written to
+    the run's metrics and store.
     """
     from rollstream.look.monitor.state import PROMPTS_FILE, skipped_line
     from rollstream.producers.prompt_source import PromptSource
@@ -190,9 +185,7 @@ def run_prompts(context: RoleContext) -> bool:
 
 
 def run_dispatch(context: RoleContext) -> bool:
-    """Admit groups and assign their trajectories until the role is stopped. Moves, and counts of
-    foreign records, are written to the run's metrics too.
-    """
+    """Moves, and counts of foreign records, are written to the run's metrics too."""
     from rollstream.consumers.dispatch.admission import AdmissionPace
     from rollstream.consumers.dispatch.service import Dispatch
     from rollstream.look.monitor.state import MOVES_FILE, foreign_line, move_line
@@ -228,7 +221,7 @@ def run_dispatch(context: RoleContext) -> bool:
 
 
 def run_archive(context: RoleContext) -> bool:
-    """Write the log as Parquet files, at low priority, until the role is stopped."""
+    """Archives at low priority."""
     from rollstream.consumers.archive.service import ArchiveService
 
     c = context.configuration
@@ -264,7 +257,7 @@ def run_endpoint(context: RoleContext) -> bool:
 
 
 def with_weight_source(context: RoleContext) -> RoleContext:
-    """Returns the context with a store that reads versions by the run's shorter way, if it has one
+    """Returns a context with a store that reads versions by the run's shorter way, if it has one
     (`storage/weight_paths.py`).
     """
     settings = context.configuration.relay
@@ -277,7 +270,7 @@ def with_weight_source(context: RoleContext) -> RoleContext:
 
 
 def with_publish_hook(context: RoleContext) -> RoleContext:
-    """Returns the context with a store that also sends new versions on while it writes them, if the
+    """Returns a context with a store that also sends new versions on while it writes them, if the
     run has a shorter way (`storage/weight_paths.py`).
     """
     hook = open_publish_hook(context.store, context.bus, context.configuration.relay)

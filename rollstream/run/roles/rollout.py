@@ -1,6 +1,5 @@
-"""Runs a rollout as a role: waits for the first announced version, opens the engine with it, and
-builds the `RolloutLoop`. Also measures an engine's profile, which belongs to a machine, an engine
-and a shape of model, not to weights.
+"""Runs a rollout as a role. Also measures an engine's profile, which belongs to a machine, an
+engine and a shape of model, not to weights.
 """
 
 import os
@@ -25,7 +24,6 @@ from rollstream.producers.engines.profile import (
     StepTiming,
     TimedEngine,
     fit_profile,
-    measure_points,
     model_key,
     profile_path,
     read_profile,
@@ -87,9 +85,8 @@ POLL_S = 0.02
 def run_profile(
     configuration: Configuration, folder: Path, model: "PreTrainedConfig"
 ) -> EngineProfile | None:
-    """Returns the profile of `rollouts.profile`, else the one in the run's folder, else None.
-    Raises `ConfigurationError` if it is of another engine or shape of model, or if the configured
-    file is no profile.
+    """Returns that of `rollouts.profile`, else in the run's folder. Raises `ConfigurationError` if
+    it is of another engine or shape of model, or if the configured file is no profile.
     """
     engine = configuration.rollouts.engine
     rollouts = configuration.rollouts
@@ -110,7 +107,7 @@ def run_profile(
 def measure_profile(
     configuration: Configuration, folder: Path, progress: Callable[[StepTiming], None]
 ) -> EngineProfile:
-    """Measure the run's engine on its model, before the warm-up on an untrained one. Raises
+    """Measures the profile on the run's model, before the warm-up on an untrained one. Raises
     `ConfigurationError` if the engine or the context cannot be measured.
     """
     c = configuration
@@ -138,7 +135,7 @@ def measure_profile(
     )
     timing = TimedEngine(engine, slots, context_max, int(model.config.vocab_size))
     points: list[StepTiming] = []
-    for point in measure_points(timing):
+    for point in timing.points():
         points.append(point)
         progress(point)
     key = model_key(model.config, kind.timed_settings(c.rollouts))
@@ -161,7 +158,7 @@ def _load_or_build_model(configuration: Configuration, folder: Path) -> "PreTrai
 
 
 def run_rollout(context: RoleContext) -> bool:
-    """Generate until the role is stopped. Returns False, because a rollout is never done."""
+    """Generates until the role is stopped. Returns False: a rollout is never done."""
     rollout = build_rollout(with_weight_source(context))
     if rollout is not None:
         context.watch.offer(rollout.metric_values, rollout.readers)
@@ -170,8 +167,8 @@ def run_rollout(context: RoleContext) -> bool:
 
 
 def build_rollout(context: RoleContext) -> RolloutLoop | None:
-    """Take the rollout's next term, wait for a version, and return the loop, once the engine serves
-    the version and an `Applied` record states so. Returns None if the role was stopped before.
+    """Takes the rollout's next term and waits for a version; returns once the engine serves it and
+    an `Applied` record states so, or None if the role was stopped before.
     """
     c = context.configuration
     set_torch_threads(c.rollouts.threads)
@@ -226,11 +223,7 @@ def build_rollout(context: RoleContext) -> RolloutLoop | None:
 
 def _open_follower(context: RoleContext) -> WeightsFollower:
     c = context.configuration
-    follower = WeightsFollower(
-        context.bus,
-        context.store,
-        large=c.rollouts.kind.large_weights,
-    )
+    follower = WeightsFollower(context.bus, context.store)
     episodes = {ABANDONED} if c.agent.is_active else frozenset[str]()
     follower.writes = SHARED_FEATURES | c.rollouts.kind.needs(c.rollouts) | episodes
     # After each fetch: takes the rollout's name again, should its object have been deleted.
@@ -257,7 +250,6 @@ def _open_driver(context: RoleContext, task: Task, parts: RolloutParts) -> TurnD
 
 
 def _open_drafts(context: RoleContext) -> "RolloutDrafts | None":
-    """Returns what the rollout drafts with; None if it does not draft."""
     c, bus = context.configuration, context.bus
     if not c.rollouts.is_drafting:
         return None
@@ -294,9 +286,7 @@ def open_rollout_engine(
     manifest = read_manifest(context.store, announced.version, announced.manifest_hash)
     slots, context_max = c.rollouts.slots, c.rollouts.context_max
     kind, model = c.rollouts.kind, VersionModel(context.store, manifest)
-    opening = form_of(manifest).opening(
-        context.store, manifest, fetched.update.tensors, kind.large_weights == "streamed"
-    )
+    opening = form_of(manifest).opening(context.store, manifest, fetched.update.tensors)
     engine = kind.open(
         c,
         model,
@@ -329,7 +319,7 @@ def open_rollout_engine(
 
 @dataclass(frozen=True)
 class VersionModel:
-    """Describes the model of a version by the version's files (`ServedModel`), read once."""
+    """Describes the model by the version's files, read once."""
 
     store: ObjectStore
     manifest: Manifest

@@ -1,4 +1,4 @@
-"""Runs the role `score`, which writes annotations about finished trajectories."""
+"""The role `score`, which writes annotations about finished trajectories."""
 
 from rollstream.producers.scoring.build import check_scoring, scorer_pool, window_size
 from rollstream.producers.scoring.scorer import WINDOW_PER_PROCESS, AnnotationPlan, Scorer
@@ -7,7 +7,7 @@ from rollstream.run.roles.context import RoleContext, await_model, load_run_task
 
 
 def run_scorer(context: RoleContext) -> bool:
-    """Write late rewards as annotations of trajectories until the role is stopped."""
+    """Writes late rewards as annotations until the role is stopped."""
     check_scoring(context.configuration.scoring)
     if not await_model(context):
         return False

@@ -1,8 +1,6 @@
-"""Runs the trainer as a role.
-
-Several processes (ranks) may train one model together: `rollstream train` or `torchrun` then sets
-`rank_plan.VARIABLES`. Rank 0 holds the lease and appends to the ledger; the others train the same
-takes. One process imports nothing of `consumers/trainer/sharded/` but `rank_plan.py`.
+"""Runs the trainer as a role. Several ranks may train one model: `rollstream train` or `torchrun`
+then sets `rank_plan.VARIABLES`; rank 0 holds the lease and appends to the ledger; the others train
+the same takes. One process imports nothing of `consumers/trainer/sharded/` but `rank_plan.py`.
 """
 
 import json
@@ -60,8 +58,8 @@ log = logging.getLogger(__name__)
 
 
 def run_train(context: RoleContext) -> bool:
-    """Run this process as the only one of the trainer, as rank 0, or as a follower, until the last
-    step (returns True) or until the role is stopped (returns False).
+    """Runs as the only process of the trainer, as rank 0, or as a follower, until the last step
+    (True) or until the role is stopped (False).
     """
     if context.configuration.has_model:
         # Seconds of imports, before a successor waits for the lease: then it trains at once.
@@ -74,8 +72,8 @@ def run_train(context: RoleContext) -> bool:
 
 
 def starting_model(configuration: Configuration, folder: Path) -> "PreTrainedModel | PacedModel":
-    """Returns the model of version 0, with adapters if the run trains some; without a model, random
-    weights, which each step changes a little.
+    """Returns the starting model of version 0, with adapters if the run trains some; without a
+    model, random weights, which each step changes a little.
     """
     c = configuration
     if c.has_model:
@@ -90,12 +88,12 @@ def starting_model(configuration: Configuration, folder: Path) -> "PreTrainedMod
 
 
 def load_starting_model(c: Configuration, folder: Path) -> "PreTrainedModel":
-    """Returns the model of version 0 without adapters: from a folder on this host if one has the
-    whole model, else from the run's store.
+    """Loads the starting model of version 0 without adapters: from a folder on this host if one has
+    the whole model, else from the run's store.
     """
     # Imported here and below: a paced run needs no code of models, which takes seconds.
     from rollstream.storage.starting_model.models import load_model, load_stored_model
-    from rollstream.storage.starting_model.rows import StoredRows
+    from rollstream.storage.starting_model.rows import ModelRows
 
     stored_model = run_model(c, folder)
     if stored_model is None:
@@ -103,7 +101,7 @@ def load_starting_model(c: Configuration, folder: Path) -> "PreTrainedModel":
     local_folder = stored_model.whole_folder()
     if local_folder is not None:
         return load_model(str(local_folder))
-    return load_stored_model(str(model_folder(c, folder)), StoredRows(stored_model))
+    return load_stored_model(str(model_folder(c, folder)), ModelRows(stored_model))
 
 
 def _with_adapters(model: "PreTrainedModel", c: Configuration, folder: Path) -> "PreTrainedModel":
@@ -117,8 +115,8 @@ def _with_adapters(model: "PreTrainedModel", c: Configuration, folder: Path) -> 
 
 
 def make_paced_folder(task: Task, folder: Path) -> None:
-    """Write the model folder of a paced run: a `config.json` with the size of the vocabulary, and
-    the task's tokenizer. The folder appears completely or not at all; an existing one is kept.
+    """A `config.json` with the size of the vocabulary, and the task's tokenizer; complete or not at
+    all. An existing folder is kept.
     """
     if folder.exists():
         return
@@ -133,15 +131,13 @@ def make_paced_folder(task: Task, folder: Path) -> None:
 
 
 def shared_starting_model(configuration: Configuration, folder: Path) -> "StartingModel":
-    """Returns the model of version 0 for several ranks, each of which reads only the rows that it
-    will hold.
-    """
+    """Returns the model for several ranks, each of which reads only the rows that it will hold."""
     from rollstream.consumers.trainer.sharded.starting_model import StartingModel
     from rollstream.storage.starting_model.models import load_empty_model
-    from rollstream.storage.starting_model.rows import StoredRows
+    from rollstream.storage.starting_model.rows import ModelRows
 
     path, stored_model = str(model_folder(configuration, folder)), run_model(configuration, folder)
-    empty = load_empty_model(path, None if stored_model is None else StoredRows(stored_model))
+    empty = load_empty_model(path, None if stored_model is None else ModelRows(stored_model))
     if empty is not None:
         return StartingModel(_with_adapters(empty[0], configuration, folder), empty[1])
     # Its files have other names or shapes of tensors than the model: transformers converts them
@@ -153,8 +149,8 @@ def shared_starting_model(configuration: Configuration, folder: Path) -> "Starti
 
 @contextmanager
 def join_rank_group(context: RoleContext) -> Generator["Ranks | None"]:
-    """Connect this process with the other ranks while the block runs, at whose end all end
-    together. Yields None if this is the only process.
+    """Connects the ranks while the block runs, at whose end all end together. Yields None if this
+    is the only process.
     """
     if not is_launched():
         yield None
@@ -173,9 +169,7 @@ def join_rank_group(context: RoleContext) -> Generator["Ranks | None"]:
 
 
 def follow_rank_0(context: RoleContext, ranks: "Ranks") -> bool:
-    """Train the takes that rank 0 appends to the ledger. Returns True when the run is complete,
-    False if rank 0 ended before.
-    """
+    """Returns True when the run is complete, False if rank 0 ended before."""
     from rollstream.consumers.trainer.sharded.follower import build_follower
 
     c = context.configuration
@@ -191,7 +185,7 @@ def follow_rank_0(context: RoleContext, ranks: "Ranks") -> bool:
 
 
 def trainer_plan(context: RoleContext) -> TrainerPlan:
-    """Returns the trainer's settings; they are equal on every rank."""
+    """Returns a plan that is equal on every rank."""
     c = context.configuration
     archived = c.archive.topics if c.archive.enabled else ()
     rule = run_rule(c, context.folder)
@@ -199,7 +193,7 @@ def trainer_plan(context: RoleContext) -> TrainerPlan:
 
 
 def initial_model(context: RoleContext, ranks: "Ranks | None" = None) -> InitialModel:
-    """Returns the starting model with the files of every version; with `ranks` one that these train
+    """Returns the model with the files of every version; with `ranks` one that these train
     together, with a hash by which they check that all start from the same.
     """
     c, folder = context.configuration, context.folder
@@ -225,9 +219,9 @@ def _log_model_read(context: RoleContext, ranks: "Ranks | None") -> None:
 
 
 def train(context: RoleContext, term: int, ranks: "Ranks | None" = None) -> bool:
-    """Train as the holder of the trainer's lease with this `term`, with the other `ranks`. Returns
-    True when the run is complete, False if the role was stopped. Raises `ConfigurationError` if the
-    run was trained under another configuration that is not accepted.
+    """Trains as the holder of the trainer's lease with this `term`. Returns True when the run is
+    complete, False if the role was stopped. Raises `ConfigurationError` if the run was trained
+    under another configuration that is not accepted.
     """
     c = context.configuration
     store_configuration(context.store, c)
@@ -271,7 +265,7 @@ def _accept(context: RoleContext, before: str) -> bool:
 
 
 def version_files(c: Configuration, folder: Path) -> dict[str, bytes]:
-    """Returns the files of every version beside its weights, content by name: the starting model's
+    """Returns the version files of every version beside its weights: the starting model's
     configuration, and the tokenizer and chat template that are trained (of `task.tokenizer`, or the
     model's).
     """

@@ -9,8 +9,8 @@ from typing import Literal
 from rollstream.consumers.credit import GAE
 from rollstream.consumers.objective_settings import past_policies
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.producers.settings import STREAMED_BYTES
 from rollstream.run.sizes.shapes import ModelShape
+from rollstream.storage.settings import MEMORY_FILE_BYTES
 from rollstream.storage.weights.checkpoints import SHARD_BYTES as CHECKPOINT_FILE_BYTES
 
 # `benchmarks/sizes/plan_error.py` compares the sums with measured peaks.
@@ -19,13 +19,13 @@ FLOAT32, BFLOAT16 = 4, 2
 
 STATE = "masters, gradients, moments"
 STATE_BYTES = 16
-"""Per trained parameter: float32 master, sum of gradients and AdamW's two moments
+"""A trained parameter's float32 master, sum of gradients and AdamW's two moments
 (`consumers/trainer/learn/masters.py`, `learner.py`).
 """
 LOGITS_SLICE = 1 << 24
 """Logits in memory at once (`LOGITS_MAX` in `consumers/trainer/learn/scores.py`)."""
 LOGITS_COPIES = 4
-"""Float32 copies of a slice: logits, divided by the temperature, log-softmax, probabilities
+"""Of a slice in float32: logits, divided by the temperature, log-softmax, probabilities
 (`_ScoreFunction` in `scores.py`).
 """
 PREFETCHED_GROUPS = 2
@@ -34,36 +34,33 @@ prefetch of `fully_shard`).
 """
 CONTEXT_BYTES = 0.6e9
 """CUDA context, cuBLAS workspaces and NCCL buffers of one process. A choice, as no document states
-the size of a context: half of it for a context with lazily loaded kernels, 32 MiB of cuBLAS on
-Hopper (torch's notes on CUDA semantics), 4 MiB for each channel and peer of NCCL (`NCCL_BUFFSIZE`).
+it: half for a context with lazily loaded kernels, 32 MiB of cuBLAS on Hopper (torch's notes on CUDA
+semantics), 4 MiB for each channel and peer of NCCL (`NCCL_BUFFSIZE`).
 """
 FRAGMENTED = 0.05
 """Share of a card that torch's caching allocator cannot use. A choice: it splits segments of 20 MiB
-and rounds larger requests to 2 MiB (`c10/cuda/CUDACachingAllocator.cpp`), and lengths of rows
-change with each micro-batch.
+and rounds larger requests to 2 MiB (`c10/cuda/CUDACachingAllocator.cpp`).
 """
 COPIES = 2
-"""Copies of the published tensors in host memory: the next delta's base, and those being published
+"""Of the published tensors in host memory: the next delta's base, and those being published
 (`consumers/trainer/publisher.py`); two more wait where the store is slow.
 """
 CHECKPOINT_BYTES = 12
-"""Per trained parameter in a checkpoint, and in host memory during its write: float32 master and
-two moments (`consumers/trainer/checkpoint.py`).
+"""Per trained parameter, and in host memory during the write: float32 master and two moments
+(`consumers/trainer/checkpoint.py`).
 """
 LOW_BIT_BYTES = FLOAT32 + 2 * (1 + FLOAT32 / 256)
-"""With moments of 8 bits, whose blocks of 256 have a float32 scale (`learn/low_bit.py`). The few
-tensors below 4096 numbers are not told apart.
-"""
+"""With moments of 8 bits, whose blocks of 256 have a float32 scale (`learn/low_bit.py`)."""
 LENT_BYTES_MIN = 1e9
 """A larger state in host memory is saved without a copy (`consumers/trainer/learn/workers.py`)."""
 SPARE_COLUMNS = 256
-"""Token places beyond the context in a row of the KV cache (`engines/torch/attention.py`)."""
+"""Beyond the context, in a row of the KV cache (`engines/torch/attention.py`)."""
 PREFIX_SHARE = 4
 """The prefix cache holds up to slots · context / 4 tokens (`engines/torch/engine.py`)."""
 PREFILL_TOKENS = 1024
 """Tokens of one prefill (`AHEAD_TOKENS` in `engines/torch/prefill.py`)."""
 UPDATE_COPIES = 2
-"""Float32 copies of the largest tensor while it is loaded: the cast and its product with the norm's
+"""Float32, of the largest tensor while it is loaded: the cast and its product with the norm's
 factor (`engines/torch/weights.py`).
 """
 WEIGHTS = "weights"
@@ -71,8 +68,6 @@ WEIGHTS = "weights"
 
 @dataclass(frozen=True, slots=True)
 class MemoryLine:
-    """One part of a process's memory and its size."""
-
     what: str
     bytes: float
 
@@ -83,9 +78,8 @@ def total(lines: Sequence[MemoryLine]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerForm:
-    """Settings of training that decide a rank's memory. With `recompute` a layer keeps only its
-    input for the backward pass; `workers` micro-batches are computed at the same time; `lora_rank`
-    None trains all parameters.
+    """With `recompute` a layer keeps only its input for the backward pass; `workers` micro-batches
+    are computed at once; `lora_rank` None trains all parameters.
     """
 
     micro_batch_tokens: int
@@ -120,7 +114,7 @@ class TrainerForm:
 
 
 def form_of(settings: TrainerSettings, ranks: int, lora_rank: int = 0) -> TrainerForm:
-    """Returns the form of these settings on `ranks` processes."""
+    """Returns the form on `ranks` processes."""
     return TrainerForm(
         micro_batch_tokens=settings.micro_batch_tokens,
         ranks=ranks,
@@ -136,14 +130,14 @@ def form_of(settings: TrainerSettings, ranks: int, lora_rank: int = 0) -> Traine
 
 
 def trained_parameters(shape: ModelShape, form: TrainerForm) -> int:
-    """Returns the number of parameters with master, gradient and moments."""
+    """Returns the trained parameters with master, gradient and moments."""
     if form.lora_rank is None:
         return shape.parameters
     return shape.adapter_parameters(form.lora_rank)
 
 
 def trainer_lines(shape: ModelShape, form: TrainerForm) -> tuple[MemoryLine, ...]:
-    """Returns a rank's memory on its device, without context and fragmentation (see `usable`)."""
+    """Returns the memory on a rank's device, without context and fragmentation (see `usable`)."""
     lines: list[MemoryLine] = []
     if not form.offload:
         state = (form.saved + FLOAT32) * own_parameters(shape, form)
@@ -165,7 +159,7 @@ def trainer_lines(shape: ModelShape, form: TrainerForm) -> tuple[MemoryLine, ...
 
 
 def reference_bytes(shape: ModelShape, settings: TrainerSettings) -> float:
-    """Returns the weights of a reference of this shape in a scorer, on its device."""
+    """Returns weights of a reference of this shape in a scorer, on its device."""
     return (BFLOAT16 if settings.compute == "bfloat16" else FLOAT32) * shape.parameters
 
 
@@ -180,7 +174,7 @@ def _critic_bytes(shape: ModelShape, form: TrainerForm) -> float:
 
 
 def own_parameters(shape: ModelShape, form: TrainerForm) -> int:
-    """Returns the trained parameters of the fullest rank; an upper bound for an adapter."""
+    """Returns the parameters trained by the fullest rank; an upper bound for an adapter."""
     if form.lora_rank is not None:
         # All factors are divided like A, which has only as many rows as the adapter's rank.
         rows = -(-form.lora_rank // form.ranks)
@@ -196,8 +190,8 @@ def _held_parameters(shape: ModelShape, ranks: int) -> int:
 
 
 def _gathered_lines(shape: ModelShape, form: TrainerForm, passes: float) -> list[MemoryLine]:
-    """Returns the tensors that FSDP2 holds beside a rank's slices (`shard_model`): layers, and one
-    float32 group of embedding, final norm and head.
+    """Returns what FSDP2 holds beside a rank's slices (`shard_model`): layers, and one float32
+    group of embedding, final norm and head.
     """
     if form.lora_rank is not None:
         # A frozen base is gathered in the type of the arithmetic; only factors have gradients.
@@ -269,7 +263,7 @@ def _packed_layer_bytes(shape: ModelShape, tokens: int) -> float:
 
 
 def general_layer_numbers(shape: ModelShape, item: int) -> float:
-    """Returns the bytes per token that a layer of transformers keeps (Korthikanti et al., arXiv
+    """Returns bytes per token that a layer of transformers keeps (Korthikanti et al., arXiv
     2205.05198, for this kind of layer).
     """
     d, q = shape.hidden, shape.query_size
@@ -297,8 +291,8 @@ def _head_bytes(shape: ModelShape, form: TrainerForm) -> float:
 def trainer_host_lines(
     shape: ModelShape, form: TrainerForm, published_item: int, on_cpu: bool = False
 ) -> tuple[MemoryLine, ...]:
-    """Returns a rank's host memory, without its libraries; `published_item` is the bytes of a
-    published number. On the CPU (`on_cpu`) `trainer_lines` come on top.
+    """A rank's host memory, without its libraries; `published_item` is the bytes of a published
+    number. On the CPU (`on_cpu`) `trainer_lines` come on top.
     """
     own_trained, trained = own_parameters(shape, form), trained_parameters(shape, form)
     published = float(trained)
@@ -325,9 +319,9 @@ def trainer_host_lines(
 def torch_engine_lines(
     shape: ModelShape, slots: int, context: int, item: int, published_item: int = 0
 ) -> tuple[MemoryLine, ...]:
-    """Returns the memory of the embedded engine (`engines/torch/`), whose layers compute with
-    numbers of `item` bytes. On the CPU it includes the rollout's version, of `published_item` bytes
-    per parameter; on a GPU that is 0.
+    """Returns the torch engine lines of the embedded engine, whose layers compute with numbers of
+    `item` bytes; on the CPU with the rollout's version, of `published_item` bytes per parameter (on
+    a GPU 0).
     """
     published = published_item * shape.parameters
     layers = shape.layers * shape.layer_parameters
@@ -344,9 +338,9 @@ def torch_engine_lines(
             "prefill and logits", passes + LOGITS_COPIES * FLOAT32 * slots * shape.vocabulary
         ),
         MemoryLine(
-            # A large version is streamed (`rollout/weights.py`).
+            # A larger version is in a file (`storage/weights/mapped.py`).
             "version held by the rollout",
-            published if published <= STREAMED_BYTES else 0.0,
+            published if published <= MEMORY_FILE_BYTES else 0.0,
         ),
         MemoryLine("an update's largest tensor", UPDATE_COPIES * head),
     )

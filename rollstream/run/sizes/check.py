@@ -1,4 +1,4 @@
-"""Refuses, before any role starts, a run whose model cannot fit into the memory of its GPUs."""
+"""Refuses, before any role starts, a run whose model cannot fit into its GPUs."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -32,8 +32,8 @@ def _generates_on_gpus(c: Configuration) -> bool:
 
 
 def unassigned_use(c: Configuration, cards: Sequence[GpuCard]) -> dict[str, Sequence[GpuCard]]:
-    """Returns the cards of each process if `[devices]` assigns none: each sees all `cards` and
-    takes consecutive ones.
+    """Returns the cards if `[devices]` assigns none: each process sees all `cards` and takes
+    consecutive ones.
     """
     r, cards_by_process = c.rollouts, dict[str, Sequence[GpuCard]]()
     if _trains_on_gpus(c):
@@ -55,7 +55,7 @@ def unassigned_use(c: Configuration, cards: Sequence[GpuCard]) -> dict[str, Sequ
 def lone_use(
     c: Configuration, command: str, cards: Sequence[GpuCard]
 ) -> dict[str, Sequence[GpuCard]]:
-    """Returns the cards of a role that was started alone (`rollstream train`, `rollstream
+    """Returns the lone use of a role that was started alone (`rollstream train`, `rollstream
     rollout`); {} for other commands.
     """
     if command == "train" and _trains_on_gpus(c):
@@ -72,7 +72,7 @@ def check_memory(
     used: Mapping[str, Sequence[GpuCard]],
     ranks: int | None = None,
 ) -> None:
-    """Raise `ConfigurationError` if the processes on a card need more memory than it has. `used`
+    """Raises `ConfigurationError` if the processes on a card need more memory than it has. `used`
     maps each process to its cards; `ranks` are the trainer's processes on all machines (None:
     `trainer.processes`). A family whose parameters are not counted (`shape_of`) passes unchecked.
     """

@@ -19,10 +19,9 @@ CARDS_PER_MACHINE = 8
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """One kind of card; 0 means unknown. `memory` is in bytes, `bandwidth`, that of its memory, in
-    bytes/s. `flops` are operations/s in dense bfloat16 with float32 sums; half of a figure with
-    sparsity. `link` is the bytes/s between two cards of a machine in one direction: NVLink, else
-    PCIe.
+    """0 means unknown. `memory` is in bytes, `bandwidth`, that of its memory, in bytes/s. `flops`
+    are operations/s in dense bfloat16 with float32 sums; half of a figure with sparsity. `link` is
+    the bytes/s between two cards of a machine in one direction: NVLink, else PCIe.
     """
 
     name: str
@@ -61,8 +60,8 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?gb", re.IGNORECASE)
 
 
 def accelerator_named(name: str) -> Accelerator | None:
-    """Returns the listed card whose words are in `name`, which may be that of CUDA (`NVIDIA
-    A100-SXM4-40GB`, an `A100 40GB`); None without one. The longest match counts.
+    """The listed card whose words are in `name`, which may be that of CUDA (`NVIDIA
+    A100-SXM4-40GB`, an `A100 40GB`). The longest match counts.
     """
     joined = _SIZE.sub(r"\1gb", re.sub(r"[-_]", " ", name.lower()))
     words = joined.split(" ")
@@ -88,8 +87,8 @@ _COUNTED = [
 
 
 def parse_gpus(text: str) -> tuple[int, Accelerator]:
-    """Returns the number and kind of cards in a text such as `8xH100`, `8 H100`, `H100 x8`, `H100`
-    or `2x24GB`. Raises `ConfigurationError` for an unknown card or 0 cards.
+    """`8xH100`, `8 H100`, `H100 x8`, `H100` or `2x24GB`. Raises `ConfigurationError` for an unknown
+    card or 0 cards.
     """
     kind, count = text.strip(), 1
     for form in _COUNTED:
@@ -108,7 +107,7 @@ def parse_gpus(text: str) -> tuple[int, Accelerator]:
 
 @dataclass(frozen=True, slots=True)
 class CardKind:
-    """`cards` cards of one kind, and the `price` of one for an hour in any currency; 0: unknown."""
+    """`price` of one card for an hour in any currency; 0: unknown."""
 
     card: Accelerator
     cards: int
@@ -116,9 +115,8 @@ class CardKind:
 
 
 def parse_kinds(text: str) -> tuple[CardKind, ...]:
-    """Returns the kinds of cards in a text such as `8xH100@2.5,16xL40S@0.8`: as in `parse_gpus`,
-    each with its price for an hour if known. Raises `ConfigurationError` for a wrong part or a
-    repeated card.
+    """`8xH100@2.5,16xL40S@0.8`: as in `parse_gpus`, each with its price for an hour if known.
+    Raises `ConfigurationError` for a wrong part or a repeated card.
     """
     kinds: list[CardKind] = []
     for part in text.split(","):

@@ -22,13 +22,13 @@ from rollstream.storage.model_folder.hf_folder import (
 # Tests compare the counts with the totals that the models' authors publish.
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 EXPERTS = ("mixtral", "qwen3_moe")
-"""Values of `model_type` whose parameters are counted: dense models, and mixtures of experts."""
+"""Values of `model_type` whose parameters are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertSizes:
-    """Feed-forward part of a mixture of experts: each layer has `count` experts with `intermediate`
-    inner numbers each; each token uses `used` of them.
+    """A mixture of experts: each layer has `count` experts with `intermediate` inner numbers each;
+    each token uses `used` of them.
     """
 
     count: int
@@ -38,10 +38,10 @@ class ExpertSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A decoder's sizes. `family` is its `model_type`; `hidden`, `intermediate` and `width` are the
-    sizes of the residual stream, of the feed-forward part and of one attention head; `positions` is
-    the longest sequence. With `tied` embedding and output matrix are one. `hub` is the Hugging Face
-    name of a model from the table, else "".
+    """`family` is its `model_type`; `hidden`, `intermediate` and `width` are the sizes of the
+    residual stream, of the feed-forward part and of one attention head; `positions` is the longest
+    sequence. With `tied` embedding and output matrix are one. `hub` is the Hugging Face name of a
+    model from the table, else "".
     """
 
     name: str
@@ -60,12 +60,12 @@ class ModelShape:
 
     @property
     def query_size(self) -> int:
-        """Returns the numbers of one token's queries in one layer."""
+        """Returns numbers of one token's queries in one layer."""
         return self.heads * self.width
 
     @property
     def kv_size(self) -> int:
-        """Returns the numbers of one token's keys in one layer; its values have as many."""
+        """Returns numbers of one token's keys in one layer; its values have as many."""
         return self.kv_heads * self.width
 
     @property
@@ -88,7 +88,7 @@ class ModelShape:
 
     @property
     def tensors(self) -> tuple[tuple[int, int, int], ...]:
-        """Returns the shapes of all trained tensors, as (number of such tensors, rows, numbers in a
+        """Returns the shapes of all trained tensors: (number of such tensors, rows, numbers in a
         row).
         """
         attention, others = self.linear_layers[:4], self.linear_layers[4:]
@@ -110,7 +110,7 @@ class ModelShape:
 
     @property
     def layer_parameters(self) -> int:
-        """Counts the parameters of one layer: matrices, norms, biases, router."""
+        """Returns the layer parameters of one layer: matrices, norms, biases, router."""
         small = 2 * self.hidden
         if self.family == "qwen2":
             small += self.query_size + 2 * self.kv_size
@@ -122,7 +122,7 @@ class ModelShape:
 
     @property
     def embedding_parameters(self) -> int:
-        """Counts the embedding; the output matrix has as many."""
+        """The output matrix has as many."""
         return self.vocabulary * self.hidden
 
     @property
@@ -145,14 +145,12 @@ class ModelShape:
 
     @property
     def kv_numbers(self) -> int:
-        """Returns the numbers of one token in the KV cache, over all layers."""
+        """Returns the numbers of one token, over all layers."""
         return 2 * self.layers * self.kv_size
 
     @property
     def feed_forward(self) -> int:
-        """Returns the inner numbers of one token in one layer's feed-forward part, over the experts
-        that it uses.
-        """
+        """Returns inner numbers of one token in one layer, over the experts that it uses."""
         return self.intermediate if self.experts is None else self._active_feed_forward
 
     @property
@@ -161,8 +159,8 @@ class ModelShape:
         return self.experts.used * self.experts.intermediate
 
     def adapter_parameters(self, rank: int) -> int:
-        """Counts the parameters of a LoRA adapter of this rank on all `linear_layers` (Hu et al.,
-        "LoRA", arXiv 2106.09685).
+        """Returns the adapter parameters of this rank on all `linear_layers` (Hu et al., "LoRA",
+        arXiv 2106.09685).
         """
         return rank * self.layers * sum(rows + columns for rows, columns in self.linear_layers)
 
@@ -248,13 +246,12 @@ _TABLE = (
     ),
 )  # fmt: skip
 SHAPES: Mapping[str, ModelShape] = {shape.name: shape for shape in _TABLE}
-"""Well-known models by lower-case name, by their published `config.json`."""
+"""By lower-case name, by their published `config.json`."""
 
 
 def find_shape(model: str) -> ModelShape:
-    """Returns the shape of a model by a checkpoint folder, by the name of a Hub model in this
-    machine's cache, or by a name in the table. Raises `ConfigurationError`, which proposes the
-    nearest name, if nothing is found.
+    """Finds the shape by a checkpoint folder, the name of a Hub model in this machine's cache, or a
+    name in the table. Raises `ConfigurationError`, which proposes the nearest name.
     """
     folder = find_hf_folder(model)
     if (folder / CONFIG).is_file():
@@ -295,8 +292,8 @@ def _quantised(model: str) -> str:
 
 
 def shape_of(fields: Mapping[str, Any], name: str) -> ModelShape:
-    """Returns the shape of a `config.json` with these `fields`; `name` is the model's. Raises
-    `ConfigurationError` for a family whose parameters are not counted, and for a missing field.
+    """`fields` are those of a `config.json`; `name` is the model's. Raises `ConfigurationError` for
+    a family whose parameters are not counted, and for a missing field.
     """
     if fields.get("quantization_config") or fields.get("quantization"):
         raise ConfigurationError(_quantised(name))

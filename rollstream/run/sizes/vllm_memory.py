@@ -1,4 +1,4 @@
-"""The memory that a vLLM engine takes on a card (`vllm_lines`)."""
+"""The memory of a vLLM engine on a card."""
 
 from rollstream.run.sizes import arithmetic as sums
 from rollstream.run.sizes.arithmetic import MemoryLine
@@ -23,9 +23,8 @@ workspace is 394 MiB (`envs.py`); .4 GB are for larger models.
 def vllm_lines(
     shape: ModelShape, tensor_parallel: int, slots: int, item: float, lora_rank: int = 0
 ) -> tuple[MemoryLine, ...]:
-    """Returns the memory of a vLLM engine on one of its cards without its KV cache, which gets the
-    rest of its share. A number of the layers has `item` bytes, of the head 4
-    (`rollouts.vllm.head_float32`).
+    """Returns the memory lines without the KV cache, which gets the rest of the share. A number of
+    the layers has `item` bytes, of the head 4 (`rollouts.vllm.head_float32`).
     """
     padded = next((rank for rank in ADAPTER_RANKS if rank >= lora_rank), lora_rank)
     # Every matrix has the hidden size on one side. That side's factor is whole on each card.

@@ -1,4 +1,4 @@
-"""Assigns the GPUs (cards) of this machine to the processes of `rollstream run` by `[devices]`
+"""Assigns this machine's GPUs (cards) to the processes of `rollstream run` by `[devices]`
 (docs/how-to/several-gpus.md); each sees only its own, numbered from 0. Also: the ranks of a Slurm
 job.
 """
@@ -27,9 +27,7 @@ BESIDE_TRAINER = 0.85
 
 @dataclass(frozen=True, slots=True)
 class GpuCard:
-    """Describes a visible card: its number in nvidia-smi's order, its model, and its memory in
-    bytes (infinite if unknown).
-    """
+    """Number in nvidia-smi's order, and memory in bytes (infinite if unknown)."""
 
     index: str
     name: str
@@ -50,9 +48,8 @@ def read_cards(environment: Mapping[str, str]) -> tuple[GpuCard, ...]:
 
 
 def visible_cards(listing: str, visible: str | None) -> tuple[GpuCard, ...]:
-    """Returns the cards that `visible` (`CUDA_VISIBLE_DEVICES`: numbers or UUIDs, None for all)
-    names, in its order, from `QUERY`'s output `listing`. As in CUDA, the first unknown name ends
-    the list.
+    """Returns those that `visible` (`CUDA_VISIBLE_DEVICES`: numbers or UUIDs, None for all) names,
+    in its order, from `QUERY`'s output `listing`. As in CUDA, the first unknown name ends the list.
     """
     by_name: dict[str, GpuCard] = {}
     for line in listing.splitlines():
@@ -88,9 +85,9 @@ def _is_short_uuid(word: str, name: str) -> bool:
 
 
 def assign_cards(c: Configuration, cards: Sequence[GpuCard]) -> Mapping[str, tuple[GpuCard, ...]]:
-    """Returns the cards of each process by its name; empty without `[devices]`. Raises
-    `ConfigurationError` for cards that do not exist or cannot be cut so, for settings that do not
-    fit, and for a shared card without enough memory.
+    """Assigns the cards by process; empty without `[devices]`. Raises `ConfigurationError` for
+    cards that do not exist or cannot be cut so, for settings that do not fit, and for a shared card
+    without enough memory.
 
     A setting is a number of cards, the trainer's before the rollouts', or a list of positions among
     `cards`. The rollouts' are cut into groups of one engine each, used in turn. The evaluation
@@ -175,8 +172,8 @@ def _groups(rollouts: RolloutSettings, positions: Sequence[int]) -> list[tuple[i
 
 
 def _check_overlaps(c: Configuration, assigned: Mapping[str, Sequence[int]]) -> None:
-    """Raise `ConfigurationError` for a shared card if its engines' memory shares together are above
-    `BESIDE_TRAINER` beside a trainer, above 1 otherwise.
+    """Raises `ConfigurationError` for a shared card if its engines' memory shares together are
+    above `BESIDE_TRAINER` beside a trainer, above 1 otherwise.
     """
     users: defaultdict[int, list[str]] = defaultdict(list)
     for name, positions in assigned.items():
@@ -195,8 +192,8 @@ def _check_overlaps(c: Configuration, assigned: Mapping[str, Sequence[int]]) -> 
 
 
 def visibility(assigned: Mapping[str, Sequence[GpuCard]], name: str) -> dict[str, str]:
-    """Returns the environment variables with which the process `name` sees only its own cards; none
-    if no process has assigned cards.
+    """Returns variables with which the process `name` sees only its own cards; none if no process
+    has assigned cards.
     """
     if not assigned:
         return {}
@@ -208,9 +205,9 @@ _FIRST_PORT, _PORTS = 29_500, 10_000
 
 
 def ranks_of_slurm(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that `torchrun` sets for a rank, made from those of Slurm, so that
-    `srun` can start a trainer's ranks. Returns none outside of a step with several tasks, and if
-    `RANK` or `WORLD_SIZE` is set already.
+    """Returns what `torchrun` sets for a rank, made from Slurm's variables, so that `srun` can
+    start a trainer's ranks; none outside of a step with several tasks, and if `RANK` or
+    `WORLD_SIZE` is set already.
     """
     tasks, task = environment.get("SLURM_STEP_NUM_TASKS"), environment.get("SLURM_PROCID")
     if tasks is None or task is None or int(tasks) < 2 or {"RANK", "WORLD_SIZE"} & {*environment}:

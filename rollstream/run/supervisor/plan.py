@@ -1,4 +1,4 @@
-"""The processes that `rollstream run` starts on this machine, in the order of their start."""
+"""The processes of `rollstream run` on this machine, in the order of their start."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,9 +21,9 @@ def process_specs(
     accept_config: bool = False,
     cards: Mapping[str, Sequence[GpuCard]] = MappingProxyType({}),
 ) -> list[ProcessSpec]:
-    """Returns the processes of all roles. With `accept_config` the role that records the run's
-    configuration accepts a changed one. `cards` maps a process to the only GPUs that it sees (none
-    without an entry); if it is empty, all see those of the supervisor.
+    """Returns the process specs with `accept_config` the role that records the run's configuration
+    accepts a changed one. `cards` maps a process to the only GPUs that it sees (none without an
+    entry); if it is empty, all see those of the supervisor.
     """
     specs: list[ProcessSpec] = []
     for role in ROLES.values():
@@ -42,15 +42,13 @@ def process_specs(
 
 
 def warmup_spec(configuration: Configuration, folder: RunFolder) -> ProcessSpec:
-    """Returns the process of the warm-up, which runs before all others and ends."""
+    """It runs before all others and ends."""
     environment = _environment(configuration.warmup.threads)
     return ProcessSpec("warmup", _command(folder, "warmup"), environment=environment)
 
 
 def with_metrics_ports(seats: Sequence[ProcessSpec], base: int) -> list[ProcessSpec]:
-    """Returns the processes with ports for their metrics in their environments: from `base` + 1 on,
-    or any free ones if `base` is 0.
-    """
+    """Puts ports in their environments: from `base` + 1 on, or any free ones if `base` is 0."""
     return [
         replace(seat, environment={**seat.environment, METRICS_PORT: str(base and base + number)})
         for number, seat in enumerate(seats, start=1)

@@ -29,9 +29,9 @@ _POLL_S = 0.5
 
 
 def end_with_parent(environment: Mapping[str, str] = os.environ) -> None:
-    """Make this process die as soon as its parent (`ROLLSTREAM_PARENT`, set by `ChildProcess`)
-    ends, even by `kill -9`: by the kernel's signal on Linux, by a poll twice a second elsewhere.
-    Every role calls this before it opens its configuration.
+    """This process dies as soon as its parent (`ROLLSTREAM_PARENT`, set by `ChildProcess`) ends,
+    even by `kill -9`: by the kernel's signal on Linux, by a poll twice a second elsewhere. Every
+    role calls this before it opens its configuration.
     """
     parent = environment.get(PARENT_VARIABLE)
     if parent is None:
@@ -69,10 +69,9 @@ LOG_BYTES_MAX = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """A process that the run needs. `ends` is the work that exit code 0 completes: the run, the
-    role's own ("itself"), or none: a death ("never"). A restarted `single_holder` gets the nonce of
-    the dead holder, and takes its lease over without waiting. A role that `stops_last` reads the
-    records of the others.
+    """`ends` is the work that exit code 0 completes: the run, the role's own ("itself"), or none: a
+    death ("never"). A restarted `single_holder` gets the nonce of the dead holder, and takes its
+    lease over without waiting. A role that `stops_last` reads the records of the others.
     """
 
     name: str
@@ -84,9 +83,8 @@ class ProcessSpec:
 
 
 class ChildProcess:
-    """Starts the process of `seat`, with its output appended to `log`. It inherits the descriptor
-    `lock` of the run's lock (`RunLock`), so the run stays locked as long as one of its processes
-    lives.
+    """Starts a process with output appended to `log`. It inherits the descriptor `lock` of the
+    run's lock (`RunLock`), so the run stays locked as long as one of its processes lives.
     """
 
     def __init__(
@@ -116,15 +114,13 @@ class ChildProcess:
         return self._process.pid
 
     def reap(self) -> int | None:
-        """Returns the exit code once the process has ended (−9 after signal 9), else None. Does not
-        wait.
+        """The exit code once the process has ended (−9 after signal 9), else None. Does
+        not wait.
         """
         return self._process.poll()
 
     def error_message(self) -> str:
-        """Returns the first error message (`ERROR_PREFIX`) at the end of this process's log, with
-        the lines after it; else "".
-        """
+        """The first (`ERROR_PREFIX`) at the end of the log, with the lines after it; else ""."""
         lines = _log_tail(self.log, self._began).splitlines()
         first = next(
             (n for n, line in enumerate(lines) if line.startswith(ERROR_PREFIX)), len(lines)
@@ -132,7 +128,7 @@ class ChildProcess:
         return "\n".join(lines[first:]).removeprefix(ERROR_PREFIX)[:MESSAGE_BYTES_MAX]
 
     def rotate_log(self, bytes_max: int = LOG_BYTES_MAX) -> None:
-        """If the log is larger than `bytes_max`, copy it to `<name>.log.1` and empty it."""
+        """A log larger than `bytes_max` is copied to `<name>.log.1` and emptied."""
         try:
             if self.log.stat().st_size > bytes_max:
                 # Not renamed: the role keeps the file open and appends. A line that it writes
@@ -148,11 +144,11 @@ class ChildProcess:
             print(f"{self.log} is not rotated: {explain_os_error(error)}", file=sys.stderr)
 
     def terminate(self) -> None:
-        """Send SIGTERM, on which the role finishes its current work and exits. Does not wait."""
+        """Sends sIGTERM: the role finishes its current work and exits. Does not wait."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL and wait until the process has ended."""
+        """Sends sIGKILL; waits until the process has ended."""
         self._signal(signal.SIGKILL)
         self._process.wait()
 
@@ -172,12 +168,12 @@ def _opened_log(log: Path) -> BinaryIO:
 
 
 def warn_unwritten(path: Path, error: OSError, effect: str) -> None:
-    """Log that a file of the run's folder could not be written, and the effect."""
+    """Logs a warning about a file of the run's folder."""
     _logger.warning("%s is not written: %s; %s", path, explain_os_error(error), effect)
 
 
 def last_lines(log: Path, count: int = 12) -> list[str]:
-    """Returns the last `count` lines of a log and its copy; an empty list without a log."""
+    """Returns the last lines of a log and its copy; empty without a log."""
     both = _log_tail(log.with_suffix(".log.1"), 0) + _log_tail(log, 0)
     lines = deque(both.splitlines(), maxlen=count)
     return [line[:LINE_BYTES_MAX] for line in lines]
@@ -193,7 +189,7 @@ def _log_tail(log: Path, since: int) -> str:
 
 
 def describe_exit(code: int) -> str:
-    """Returns an exit code as text: `exit code 1`, or the signal's name for a negative code."""
+    """`exit code 1`, or the signal's name for a negative code."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -203,9 +199,8 @@ def describe_exit(code: int) -> str:
 
 
 def is_final_exit(code: int, before: int | None) -> bool:
-    """Returns whether a role that died with `code`, and `before` at its previous death, must not
-    start again: it refused (`EXIT_REFUSED`), or could not open its engine twice in a row
-    (`EXIT_UNSERVED`).
+    """A role that died with `code`, and `before` at its previous death, must not start again: it
+    refused (`EXIT_REFUSED`), or could not open its engine twice in a row (`EXIT_UNSERVED`).
     """
     return code == EXIT_REFUSED or code == before == EXIT_UNSERVED
 

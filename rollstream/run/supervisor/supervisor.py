@@ -29,12 +29,13 @@ WORDS_SHOWN = 200
 
 
 class RunLock:
-    """Locks a run's folder, so that it has one supervisor. The constructor raises `LeaseHeld` if
-    the lock is not free within `wait_s`, and `ConfigurationError` if the run was just deleted.
+    """The run lock of a run's folder, so that it has one supervisor. The constructor raises
+    `LeaseHeld` if it is not free within `wait_s`, and `ConfigurationError` if the run was just
+    deleted.
 
-    It is an advisory lock (`flock`) on the open file `run.lock`, which every role inherits: it is
-    free only once the supervisor *and* all its roles, the holders of leases, have ended. So the
-    next supervisor may pass on their nonces (`nonces.json`).
+    An advisory lock (`flock`) on the open file `run.lock`, which every role inherits: it is free
+    only once the supervisor *and* all its roles, the holders of leases, have ended. So the next
+    supervisor may pass on their nonces (`nonces.json`).
     """
 
     def __init__(self, folder: Path, wait_s: float = LOCK_WAIT_S) -> None:
@@ -61,7 +62,7 @@ class RunLock:
             process.warn_unwritten(folder / "run.lock", error, "messages lack its process number")
 
     def lost_folder(self) -> str:
-        """Returns a message if the lock's file was moved, deleted or replaced; else ""."""
+        """A message if the lock's file was moved, deleted or replaced; else ""."""
         try:
             there, locked = os.stat(self._folder / "run.lock"), os.fstat(self.descriptor)
         except (FileNotFoundError, NotADirectoryError):
@@ -72,9 +73,7 @@ class RunLock:
         return "" if os.path.samestat(there, locked) else f"{self._folder} has been replaced"
 
     def nonces(self) -> dict[str, str]:
-        """Returns, by role, the nonce of the last process that the former supervisor started; {} if
-        it left none.
-        """
+        """Returns the nonces by role, of the last process that the former supervisor started."""
         try:
             content = ContainedFolder(self._nonces.parent).read(self._nonces.name)
             return parse_json(content, dict[str, str])
@@ -83,7 +82,7 @@ class RunLock:
             return {}
 
     def keep_nonces(self, nonces: Mapping[str, str]) -> None:
-        """Write these nonces for the next supervisor. If that fails, its roles wait for leases to
+        """Keeps the nonces for the next supervisor. If that fails, its roles wait for leases to
         expire; older nonces do no harm, because no lease has them.
         """
         try:
@@ -93,7 +92,7 @@ class RunLock:
             process.warn_unwritten(self._nonces, error, "the next start waits for leases to expire")
 
     def close(self) -> None:
-        """Give up this process's share of the lock; roles that still run keep theirs."""
+        """Roles that still run keep their share of the lock."""
         os.close(self.descriptor)
 
     def _taken(self) -> bool:
@@ -139,18 +138,15 @@ class SupervisorLimits:
     """Bounds the supervisor's waits, in seconds."""
 
     tick_s: float = 0.1
-    """Pause between two checks of the processes."""
     stop_s: float = 30.0
-    """Longest wait for roles to stop after SIGTERM; then they get SIGKILL."""
+    """For roles to stop after SIGTERM; then they get SIGKILL."""
     finish_s: float = 180.0
-    """Longest wait, once the run is complete, for roles that still have work (evaluation)."""
+    """Once the run is complete, for roles that still have work (evaluation)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleState:
-    """Describes one role's process for the live view: `done` ones are not started again, and `note`
-    describes a recent death.
-    """
+    """`done` roles are not started again, and `note` describes a recent death."""
 
     name: str
     state: Literal["running", "restarting", "stopping", "done"]
@@ -160,7 +156,7 @@ class RoleState:
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """Reports how a run ended; `message` is the reason of a failure, or the unfinished work."""
+    """`message` is the reason of a failure, or the unfinished work."""
 
     kind: Literal["complete", "stopped", "failed"]
     message: str = ""
@@ -177,7 +173,6 @@ class _RoleProcess:
     nonce: str | None = None
     deaths_s: list[float] = field(default_factory=list[float])
     code: int | None = None
-    """Exit code of the last death."""
     due_s: float = 0.0
     done: bool = False
     death: str = ""
@@ -209,9 +204,9 @@ class Supervisor:
         self._is_stopping = False
 
     def run(self, stop: threading.Event, hurry: threading.Event, show: ShowStates) -> RunOutcome:
-        """Supervise all roles until the run is complete, `stop` is set, a role refuses to start, or
-        has died too often; then stop all, at once if `hurry` is set. `show` is called with their
-        states at each tick.
+        """Runs until the run is complete, `stop` is set, a role refuses to start, or has died too
+        often; then stops all, at once if `hurry` is set. `show` is called with their states at each
+        tick.
         """
         try:
             outcome = self._watch(stop, show)
@@ -227,7 +222,7 @@ class Supervisor:
         return [self._state(post, time.monotonic()) for post in self._posts]
 
     def metric_values(self) -> MetricValues:
-        """Returns the supervisor's metrics, by role; may be called from any thread."""
+        """Returns the metric values by role; from any thread."""
         return {
             "supervisor_restarts_total": {p.seat.name: len(p.deaths_s) for p in self._posts},
             "supervisor_process_up": {p.seat.name: p.child is not None for p in self._posts},

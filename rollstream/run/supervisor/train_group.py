@@ -1,6 +1,6 @@
 """Runs the trainer's processes on this machine as one: `trainer.processes` ranks, none of which
-continues without the others. None is left when `run_rank_processes` returns, nor after a `kill -9`
-of its caller, their parent, which alone the supervisor starts.
+continues without the others, nor after a `kill -9` of their parent, which alone the supervisor
+starts.
 """
 
 import logging
@@ -31,13 +31,13 @@ log = logging.getLogger(__name__)
 
 
 def threads_per_rank(settings: TrainerSettings) -> int:
-    """Returns the torch threads of one process: its share of `trainer.threads`, at least one."""
+    """Returns the threads per rank of torch: a rank's share of `trainer.threads`, at least one."""
     return max(1, settings.threads // settings.processes)
 
 
 def run_rank_processes(line: Sequence[str], settings: TrainerSettings, signals: StopSignals) -> int:
-    """Run the command `line` once per rank until all have ended; returns their `group_exit_code`. A
-    signal to stop is forwarded to each rank; a second one kills all.
+    """Runs the rank processes until all have ended; returns their `group_exit_code`. A signal to
+    stop is forwarded to each rank; a second one kills all.
     """
     shared = rank_group_environment(settings, _free_port())
     processes: list[subprocess.Popen[bytes]] = []
@@ -58,8 +58,8 @@ def run_rank_processes(line: Sequence[str], settings: TrainerSettings, signals: 
 def rank_group_environment(
     settings: TrainerSettings, port: int, environment: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Returns the environment that all ranks share: their rendezvous, their parent's process id,
-    with which they end (`end_with_parent`), and their threads.
+    """Returns what all ranks share: their rendezvous, their parent's process id, with which they
+    end (`end_with_parent`), and their threads.
     """
     threads = str(threads_per_rank(settings))
     return {
@@ -77,9 +77,9 @@ def rank_group_environment(
 
 
 def group_exit_code(ended: Mapping[int, int]) -> int:
-    """Returns one exit code for all ranks: `EXIT_REFUSED` if any has it, since a restart is
-    useless; else 0 if rank 0 did; else that of the first rank that failed, or 1. `ended` maps rank
-    to exit code in the order of their ends, without killed ranks.
+    """`EXIT_REFUSED` if any rank has it, since a restart is useless; else 0 if rank 0 did; else
+    that of the first rank that failed, or 1. `ended` maps rank to exit code in the order of their
+    ends, without killed ranks.
     """
     if EXIT_REFUSED in ended.values():
         return EXIT_REFUSED
@@ -132,8 +132,8 @@ def _free_port() -> int:
 
 
 def rank_name(name: str, environment: MutableMapping[str, str] = os.environ) -> str:
-    """Returns the name of this process: rank 0 keeps the role's, another gets its own, and in
-    `environment` any free metrics port, because rank 0 has the configured one.
+    """Rank 0 keeps the role's name, another gets its own, and in `environment` any free metrics
+    port, because rank 0 has the configured one.
     """
     rank = rank_of(environment)
     if not rank:
@@ -143,7 +143,7 @@ def rank_name(name: str, environment: MutableMapping[str, str] = os.environ) -> 
 
 
 def rank_environment(environment: Mapping[str, str] = os.environ) -> Mapping[str, str]:
-    """Returns the environment for `end_with_parent`: a rank of `torchrun` ends with it."""
+    """Returns the rank environment for `end_with_parent`: a rank of `torchrun` ends with it."""
     if PARENT in environment or not is_launched(environment):
         return environment
     return {PARENT: str(os.getppid())}

@@ -22,12 +22,12 @@ POLL_S = 0.25
 
 
 class WarmupFailed(RollstreamError):
-    """Raised if the warm-up ended without having made a model."""
+    """The warm-up ended without having made a model."""
 
 
 class WarmupProcess:
-    """Runs the process of `seat`. It is needed only if neither `model.path`, the folder nor the
-    run's store has a model. It inherits the run's `lock`.
+    """Needed only if neither `model.path`, the folder nor the run's store has a model. It inherits
+    the run's `lock`.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class WarmupProcess:
         )
 
     def run(self, signals: StopSignals) -> bool:
-        """Run the warm-up if it is needed. Returns True when there is a model to start from, False
+        """Runs the warm-up if it is needed. Returns True when there is a model to start from, False
         if the user stopped it. Raises `WarmupFailed`, with the end of the log, if it left no model.
         The process has ended then.
         """
@@ -100,9 +100,7 @@ class WarmupProcess:
 
 
 def newest_progress(log: Path) -> dict[str, Any] | None:
-    """Returns the last progress line, `{"done": …, "loss": …, …}`, in the log's last three lines;
-    else None.
-    """
+    """`{"done": …, "loss": …, …}`, in the log's last three lines."""
     for line in reversed(last_lines(log, 3)):
         if line.startswith('{"done"') and line.endswith("}"):
             return json.loads(line)

@@ -39,29 +39,28 @@ BATCH_PARTS = 2
 
 @dataclass(frozen=True, slots=True)
 class SftSchedule:
-    """Holds the amount of training and the learning rates; the defaults are the quickstart's."""
+    """The defaults are the quickstart's."""
 
     documents: int = 20_000
-    """Documents drawn from the task; training repeats them as often as `steps` needs."""
+    """Drawn from the task; training repeats them as often as `steps` needs."""
     steps: int = 800
-    """Number of batches; each is one update of the weights."""
+    """Each step is one update by one batch."""
     batch_tokens: int = 1_536
-    """Most tokens of one batch."""
     loss_divisor: float = 0.8 * 1_536
     """A batch's summed loss is divided by this constant: about four fifths of `batch_tokens` are
     tokens of responses. With the mean of each batch instead, the weight of a token would depend on
-    the other tokens in its batch.
+    the others in its batch.
     """
     muon_lr: float = 0.02
-    """Peak learning rate of Muon, the optimiser of the matrices."""
+    """Peak of Muon, for the matrices."""
     adam_lr: float = 3e-3
-    """Peak learning rate of AdamW, the optimiser of embeddings and norms."""
+    """Peak of AdamW, for embeddings and norms."""
     ramp_steps: int = 30
-    """Steps in which the learning rates rise to their peaks."""
+    """Until the learning rates reach their peaks."""
     lr_final: float = 0.05
-    """Learning rate of the last step, as a share of the peak."""
+    """Of the last step, as a share of the peak."""
     gradient_norm_max: float = 1.0
-    """Gradients with a larger norm are scaled down to it."""
+    """Larger gradients are scaled down to it."""
 
 
 def train_sft(
@@ -72,7 +71,7 @@ def train_sft(
     threads: int,
     progress: SftProgress,
 ) -> list[float]:
-    """Train the model in place. Returns the mean loss per response token of each step."""
+    """Trains in place. Returns the mean loss per response token of each step."""
     keep_freed_memory()
     # Two workers of one torch thread each, not one of two: on matrices this small OpenMP's waiting
     # costs more than it gains (a step took up to ten times longer beside another busy process).
@@ -105,7 +104,7 @@ def train_sft(
 
 
 def learning_rate_share(step: int, schedule: SftSchedule) -> float:
-    """Returns the learning rate of this step (from 0) as a share of the peak: a linear rise over
+    """Returns the learning rate share for `step` from 0, as a share of the peak: a linear rise over
     `ramp_steps`, times a linear fall to `lr_final` at the last step.
     """
     ramp = min(1.0, (step + 1) / max(1, schedule.ramp_steps))
@@ -116,9 +115,9 @@ def learning_rate_share(step: int, schedule: SftSchedule) -> float:
 def batches(
     documents: Sequence[Document], tokens_max: int, random: np.random.Generator
 ) -> Iterator[list[Sample]]:
-    """Yields batches without end: each epoch has all documents in a new random order, and a batch
-    at most `tokens_max` tokens, longest documents first, so that every `BATCH_PARTS`-th one gives
-    parts of about equal work.
+    """Returns the batches without end: each epoch has all documents in a new random order, and a
+    batch at most `tokens_max` tokens, longest documents first, so that every `BATCH_PARTS`-th one
+    gives parts of about equal work.
     """
     # All lengths are mixed, so that each gradient covers all styles of answers: with batches of
     # equal lengths, answers with the whole calculation had an accuracy of .86 instead of .97. The
@@ -161,7 +160,7 @@ class _PartGradients:
 
 
 class _GradientSum:
-    """Sums the gradients of a batch's parts in the model's `grad`. Any thread may `compute`; `add`
+    """The gradient sum of a batch's parts, in the model's `grad`. Any thread may `compute`; `add`
     must be called in the order of the parts, so that the sum rounds alike.
     """
 
@@ -230,7 +229,6 @@ _SUMMARY_FILE = "warmup.json"
 
 
 def is_warmed_up(folder: Path) -> bool:
-    """Returns whether the folder holds a complete warm-up."""
     return (folder / _SUMMARY_FILE).is_file()
 
 
@@ -273,8 +271,8 @@ def warm_up(
 
 
 def untrained_model(settings: ModelSettings, task: Task, seed: int) -> PreTrainedModel:
-    """Returns the model before the warm-up, with random weights from `seed`, the task's vocabulary,
-    and the quickstart's sizes unless `settings.config` has others.
+    """Returns random weights from `seed`, the task's vocabulary, and the quickstart's sizes unless
+    `settings.config` has others.
     """
     tokenizer = task.tokenizer()
     fields = settings.config | dict(tokenizer.special) | {"vocab_size": tokenizer.size}

@@ -31,10 +31,9 @@ CHAIN = (
 
 @dataclass(frozen=True, slots=True)
 class S3Address:
-    """The place of a store's objects and how to reach its server; its text form is safe for error
-    messages. `endpoint` is a server other than AWS. `path_style` (the default with an endpoint)
-    puts the bucket into a request's path, not into the host name. `sse` is S3's server-side
-    encryption, with `sse_kms_key_id` for a key of AWS KMS, `deadline_s` the limit of one operation.
+    """`path_style` (the default with an endpoint) puts the bucket into a request's path, not into
+    the host name. `sse` is S3's server-side encryption, with `sse_kms_key_id` for a key of AWS KMS,
+    `deadline_s` the limit of one operation.
     """
 
     bucket: str

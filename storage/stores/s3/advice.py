@@ -1,5 +1,5 @@
-"""Advice for people by the error code of an S3 server or of our client (`Unreachable`,
-`Certificate`, `PlainHTTP`, `NoS3`), else by the HTTP status.
+"""Advice by the error code of an S3 server or of our client (`Unreachable`, `Certificate`,
+`PlainHTTP`, `NoS3`), else by the HTTP status.
 """
 
 _CREDENTIALS = (
@@ -93,7 +93,6 @@ _STATUSES = {
 
 
 def advice(code: str, status: int = 0) -> str:
-    """Returns the remedy for a failed request, by its error code, else by its HTTP status."""
     if code in _ADVICE:
         return _ADVICE[code]
     if status in _STATUSES:

@@ -1,6 +1,5 @@
-"""Sends single requests to an S3 server (`S3Client`); only this file uses boto3. A failed one
-raises `S3Failure`, which states whether it may have taken effect (`in_doubt`); callers retry
-(`errors.py`).
+"""Single requests to an S3 server; only this file uses boto3. A failed one raises `S3Failure`,
+which states whether it may have taken effect (`in_doubt`).
 """
 # pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -57,9 +56,7 @@ def split_range(start: int, end: int, bytes_max: int) -> list[ByteRange]:
 
 
 def plan_parts(size: int) -> list[ByteRange]:
-    """Returns the parts of a multipart upload: of 16 MiB, or larger where that would give more than
-    `PARTS_MAX` parts.
-    """
+    """Returns parts of 16 MiB, or larger where that would give more than `PARTS_MAX` parts."""
     part_bytes_min = -(-size // PARTS_MAX)
     return split_range(0, size, max(PART_BYTES, -(-part_bytes_min // MIB) * MIB))
 
@@ -80,8 +77,6 @@ _NO_CREDENTIALS = (
 
 @dataclass(frozen=True, slots=True)
 class ObjectHead:
-    """An object of `size` bytes at the moment of one response."""
-
     size: int
     etag: str
     metadata: Mapping[str, str]
@@ -89,9 +84,7 @@ class ObjectHead:
 
 @dataclass(frozen=True, slots=True)
 class ListingPage:
-    """One page of a listing: the name and size of each object, in the server's order. `more` is the
-    token of the next page, None on the last one.
-    """
+    """Names and sizes in the server's order; `more` is the token of the next page."""
 
     entries: list[tuple[str, int]]
     more: str | None
@@ -136,8 +129,8 @@ def _loader(path: str | None) -> Any:
 
 
 class S3Client:
-    """Sends requests about one bucket; threads may share it. A name is an object's full key in the
-    bucket. Every method raises `S3Failure` if its request fails.
+    """A name is an object's full key in the bucket. Every method raises `S3Failure` if its request
+    fails.
     """
 
     def __init__(self, place: S3Address, limits: TimeLimits) -> None:
@@ -166,18 +159,16 @@ class S3Client:
         except (boto.BotoCoreError, ValueError) as error:
             raise ConfigurationError(f"store {place}: {error}") from None
         self.retries = self.in_doubt = 0
-        """Requests that failed in a way that passes, and writes among them that may have taken
-        effect.
-        """
+        """Passing failures, and the writes among them that may have taken effect."""
         self._bucket = place.bucket
         self._encryption = _encryption(place)
 
     def get(
         self, name: str, requested: ByteRange, etag: str | None, take: Callable[[bytes], None]
     ) -> ObjectHead:
-        """Pass the bytes of a range, cut off at the object's end, to `take` in chunks, and return
-        the head of the whole object. With `etag`, a replaced object is a failure. `take` may raise;
-        the chunks may be used only once this call has returned: the response may break off.
+        """Passes a range's bytes, cut off at the object's end, to `take`; returns the head of the
+        whole object. With `etag`, a replaced object is a failure. `take` may raise; the chunks may
+        be used only once this call has returned: the response may break off.
         """
         condition = {"IfMatch": etag} if etag else {}
         with self._request():
@@ -201,9 +192,7 @@ class S3Client:
         return ObjectHead(size, _field(answer, "ETag"), answer.get("Metadata", {}))
 
     def get_empty(self, name: str) -> ObjectHead:
-        """Returns the head of an empty object. Raises an `S3Failure` of kind `CONFLICT` if it has
-        bytes.
-        """
+        """Raises an `S3Failure` of kind `CONFLICT` if it has bytes."""
         with self._request():
             # No range of an empty object can be requested.
             answer = self._s3.get_object(Bucket=self._bucket, Key=name)
@@ -265,7 +254,7 @@ class S3Client:
             self._s3.abort_multipart_upload(Bucket=self._bucket, Key=name, UploadId=upload)
 
     def list_page(self, prefix: str, more: str | None) -> ListingPage:
-        """Returns the first page of the objects under `prefix`, or the page of the token `more`."""
+        """Returns the first page under `prefix`, or that of the token `more`."""
         token = {"ContinuationToken": more} if more else {}
         with self._request():
             answer = self._s3.list_objects_v2(Bucket=self._bucket, Prefix=prefix, **token)
@@ -279,8 +268,8 @@ class S3Client:
             self._s3.delete_object(Bucket=self._bucket, Key=name)
 
     def delete_objects(self, names: Sequence[str]) -> dict[str, S3Failure]:
-        """Delete at most `DELETE_KEYS_MAX` objects; returns, by name, the failures. A missing
-        object counts as deleted.
+        """Deletes at most `DELETE_KEYS_MAX` objects; returns the failures. A missing object counts
+        as deleted.
         """
         listed = {"Objects": [{"Key": name} for name in names], "Quiet": True}
         with self._request(is_write=True):
@@ -307,8 +296,8 @@ class S3Client:
 
 @dataclass(frozen=True, slots=True)
 class WriteCondition:
-    """A write takes effect only if the key is free (`if_absent`), only if the object has the etag
-    `if_etag`, or always (neither is set).
+    """Only if the key is free (`if_absent`), only if the object has the etag `if_etag`, or
+    always.
     """
 
     if_absent: bool = False
@@ -333,7 +322,6 @@ def _field(answer: Mapping[str, Any], name: str) -> str:
 
 
 def _given_range(answer: Mapping[str, Any]) -> tuple[ByteRange, int]:
-    """Returns the range of a response, and the size of the whole object."""
     match = _CONTENT_RANGE.fullmatch(answer.get("ContentRange") or "")
     if match is None:
         raise S3Failure(

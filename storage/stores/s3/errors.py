@@ -1,7 +1,5 @@
-"""Classifies failed S3 requests, repeats them under the operation's deadline (`Attempts`), and
-turns the last failure into a typed error with advice. A request whose response was lost, or was a
-server error, may have taken effect (`in_doubt`): the store examines the object before it reports
-another writer.
+"""Repeats failed S3 requests. One whose response was lost, or was a server error, may have taken
+effect (`in_doubt`): the store examines the object before it reports another writer.
 """
 
 import logging
@@ -19,8 +17,6 @@ from rollstream.storage.stores.s3.advice import advice
 
 
 class FailureKind(Enum):
-    """States why a request failed, and so whether it is sent again."""
-
     MISSING = auto()  # no object has this key
     PRECONDITION = auto()  # If-Match or If-None-Match did not hold
     CONFLICT = auto()  # another write of the key was under way: retry
@@ -32,9 +28,8 @@ class FailureKind(Enum):
 
 
 class S3Failure(Exception):
-    """Raised if one request failed, with the server's error `code` and `text`, and the response's
-    HTTP `status` (0 without a response). With `in_doubt` it may have taken effect. It never leaves
-    `storage/`.
+    """One failed request: the server's `code` and `text`, and the HTTP `status` (0 without a
+    response). With `in_doubt` it may have taken effect. It never leaves `storage/`.
     """
 
     def __init__(
@@ -71,9 +66,7 @@ _STATUSES = {
 
 
 def classify_failure(status: int, code: str, message: str) -> S3Failure:
-    """Returns the failure for an HTTP response with an error; `code` and `message` are those in its
-    body. A retried server error (5xx) is in doubt.
-    """
+    """`code` and `message` are in the response's body. A retried server error (5xx) is in doubt."""
     kind = _CODES.get(code) or _STATUSES.get(status)
     if kind is None and code == "404":
         kind = FailureKind.TRANSIENT  # S3 servers always send a code: this response was cut off
@@ -89,9 +82,8 @@ def classify_failure(status: int, code: str, message: str) -> S3Failure:
 
 @contextmanager
 def translate_s3_errors(action: str, where: str) -> Generator[None]:
-    """Turn an `S3Failure` of the block into an error with advice: `ObjectMissing`, `StoreTimeout`
-    for a kind that is retried until the deadline, else `StoreError`. The text names the `action`
-    and `where` (bucket and key), and a write that may have taken effect.
+    """Turn an `S3Failure` into `ObjectMissing`, `StoreTimeout` for a kind that is retried until the
+    deadline, else `StoreError`, with advice.
     """
     try:
         yield
@@ -121,9 +113,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """Divides the time `deadline_s` of an operation. Requests begin within its first `begin_s`
-    seconds; each may take `connect_s` to connect, and then wait `silence_s` without a byte, so the
-    last one still ends in time.
+    """Requests begin within the first `begin_s` of `deadline_s` seconds; each may take `connect_s`
+    to connect, and then wait `silence_s` without a byte, so the last one still ends in time.
     """
 
     begin_s: float
@@ -132,8 +123,8 @@ class TimeLimits:
 
 
 def time_limits(deadline_s: float) -> TimeLimits:
-    """Returns the limits for an operation with this deadline: a quarter of it each, at most
-    `CONNECT_S_MAX` for connecting and `SILENCE_S_MAX` for waiting; the rest for beginning requests.
+    """Returns a quarter of the deadline for each limit, at most `CONNECT_S_MAX` for connecting and
+    `SILENCE_S_MAX` for waiting; the rest is for beginning requests.
     """
     connect_s = min(CONNECT_S_MAX, deadline_s / 4)
     silence_s = min(SILENCE_S_MAX, deadline_s / 4)
@@ -146,16 +137,16 @@ def allowance_s(begin_s: float, size: int) -> float:
 
 
 def pause_s(failures: int, draw: float) -> float:
-    """Returns the pause after this number of failures: between half and all of the longest one,
-    which doubles up to `PAUSE_S_MAX`. `draw` in [0, 1) spreads the clients.
+    """Returns a pause between half and all of the longest pause, which doubles up to `PAUSE_S_MAX`;
+    `draw` in [0, 1) spreads the clients.
     """
     longest = min(PAUSE_S_MAX, PAUSE_S_FIRST * 2.0 ** min(failures - 1, 10))
     return longest * (0.5 + draw / 2)
 
 
 class Attempts:
-    """Sends the requests of one operation and repeats failed ones until `deadline`. `in_doubt` is
-    set once a failed request may have taken effect.
+    """Repeats the requests of one operation until `deadline`. `in_doubt` is set once a failed one
+    may have taken effect.
     """
 
     def __init__(
@@ -170,9 +161,8 @@ class Attempts:
         self._draw, self._sleep = draw, sleep
 
     def run(self, step: Callable[[], _T], retried: Collection[FailureKind] = RETRIED_KINDS) -> _T:
-        """Returns the result of `step`, which sends a request. It is repeated while it fails with a
-        kind in `retried` and time is left; on `IN_THE_WAY` only within the first `BLOCKED_MAX`
-        failures. Raises the last `S3Failure`.
+        """`step` is repeated while it fails with a kind in `retried` and time is left; on
+        `IN_THE_WAY` only within the first `BLOCKED_MAX` failures. Raises the last `S3Failure`.
         """
         while True:
             try:

@@ -14,8 +14,6 @@ ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
 
 
 class S3Kind:
-    """Implements `StoreKind` for `s3://` URLs."""
-
     form = "s3://BUCKET/PREFIX"
 
     def check(self, url: str) -> None:

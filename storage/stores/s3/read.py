@@ -1,6 +1,5 @@
-"""Reads S3 objects, whole or a range, never mixed from two objects of one name: further requests
-require the etag of the first. A complete object is compared with the hash in its metadata; a range
-is not.
+"""Reads S3 objects, never mixed from two of one name: further requests require the etag of the
+first.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,8 +32,8 @@ _T = TypeVar("_T")
 
 
 def run_in_parallel(pool: Executor, work: Callable[[_P], _T], pieces: Sequence[_P]) -> list[_T]:
-    """Calls `work` for each piece in the threads of `pool`. Returns the results in the order of the
-    pieces, or raises the error of one; then no piece is still running.
+    """Returns results in the order of the pieces, or raises the error of one; then no piece is
+    still running.
     """
     futures = [pool.submit(work, piece) for piece in pieces]
     try:
@@ -56,23 +55,21 @@ HASH_READS = 2  # reads before an error: a second one repairs damage in transit,
 
 @dataclass(frozen=True, slots=True)
 class ObjectContent:
-    """Bytes of an object, and the object's size, etag and metadata (`found`)."""
-
     data: bytes
     found: ObjectHead
 
 
 class S3Reader:
-    """Reads objects of one bucket; threads may share it. `pool` runs the parallel requests of all
-    reads, and so bounds how many are in flight. A request that keeps failing raises `S3Failure`.
+    """Threads may share it. `pool` runs the parallel requests of all reads, and so bounds how many
+    are in flight. A request that keeps failing raises `S3Failure`.
     """
 
     def __init__(self, client: S3Client, pool: Executor, limits: TimeLimits) -> None:
         self._client, self._pool, self._limits = client, pool, limits
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> ObjectContent:
-        """Returns the bytes `[start, end)`, cut off at the object's end; by default the complete
-        object. Raises `CorruptObject` if a complete object differs from its hash twice.
+        """Returns `[start, end)`, cut off at the object's end. Raises `CorruptObject` if a complete
+        object differs from its hash twice.
         """
         for _ in range(HASH_READS):
             content = self._read_consistent(name, start, end)

@@ -1,6 +1,5 @@
-"""`ObjectStore` in an S3 bucket (docs/reference/s3.md has the interleavings). A large object
-appears when its parts are completed; the server decides which writer wins (If-None-Match,
-If-Match). Every operation ends by its deadline.
+"""`ObjectStore` in an S3 bucket (docs/reference/s3.md has the interleavings). Every operation ends
+by its deadline.
 """
 
 import logging
@@ -50,9 +49,7 @@ _LOST = (FailureKind.PRECONDITION, FailureKind.MISSING, FailureKind.NO_UPLOAD)
 
 
 class S3Writer:
-    """Writes objects to one bucket. `pool` runs the requests for parts of large objects and so
-    bounds how many are in flight.
-    """
+    """`pool` bounds how many parts are in flight."""
 
     def __init__(
         self, client: S3Client, reader: S3Reader, pool: Executor, limits: TimeLimits
@@ -65,8 +62,8 @@ class S3Writer:
         return self._put_single(name, data, WriteCondition())
 
     def create(self, name: str, data: Data) -> str:
-        """Create the object; returns its etag. Raises `S3Failure` of kind `PRECONDITION` if another
-        writer's object exists.
+        """Returns the etag. Raises `S3Failure` of kind `PRECONDITION` if another writer's object
+        exists.
         """
         condition = WriteCondition(if_absent=True)
         if len(_view(data)) <= PART_BYTES:
@@ -76,8 +73,8 @@ class S3Writer:
         return self._put_multipart(name, data, condition)
 
     def swap(self, name: str, data: Data, etag: str) -> str:
-        """Replace the object if it has `etag`; returns the new etag. Raises `S3Failure` of kind
-        `PRECONDITION` or `MISSING` if it does not.
+        """Returns the new etag. Raises `S3Failure` of kind `PRECONDITION` or `MISSING` if the
+        object does not have `etag`.
         """
         # Never in parts: some servers ignore If-Match when parts are completed.
         return self._put_single(name, data, WriteCondition(if_etag=etag))
@@ -141,7 +138,7 @@ class S3Writer:
         write: Callable[[], str],
         retried: Collection[FailureKind] = RETRIED_KINDS,
     ) -> str:
-        """Call `write` until it succeeds, again after failures of a kind in `retried`; returns the
+        """Calls `write` until it succeeds, again after failures of a kind in `retried`; returns the
         etag.
         """
         try:
@@ -191,9 +188,8 @@ IN_FLIGHT_MAX = 8  # requests for parts of large objects, of all threads togethe
 
 
 class S3Store:
-    """Keeps the objects of one bucket and prefix. Threads may share a store; each process opens its
-    own. Etags are the server's. After `StoreTimeout` a write may have taken effect; writes
-    acknowledged before are safe.
+    """Threads may share a store; each process opens its own. After `StoreTimeout` a write may have
+    taken effect; writes acknowledged before are safe.
     """
 
     def __init__(self, place: S3Address) -> None:
@@ -258,8 +254,8 @@ class S3Store:
             self._attempts().run(lambda: self._client.delete(name))
 
     def delete_all(self, keys: Iterable[str]) -> None:
-        """Delete with one request per `DELETE_KEYS_MAX` keys, or one per key after a server has
-        refused such a request.
+        """Deletes by one request per `DELETE_KEYS_MAX` keys, or per key after a server has refused
+        such a request.
         """
         every = [self._name(key) for key in keys]
         for start in range(0, len(every), DELETE_KEYS_MAX):
@@ -277,7 +273,7 @@ class S3Store:
 
     def _delete_batch(self, names: Sequence[str]) -> Sequence[str]:
         """Returns the remaining names: all if the server refuses such requests, else those that it
-        refused. The caller deletes these one by one, so that each raises its own error.
+        refused, which the caller deletes one by one, so that each raises its own error.
         """
         remaining = names
 

@@ -1,6 +1,6 @@
-"""Encodes a tensor as its difference from the parent's, and applies it in place, at once or in
-segments, exactly for every bit pattern of every dtype. A wrong base may remain undetected here;
-only the tensor's hash, which the caller checks, proves the result.
+"""Encodes a tensor as its difference from its parent's, exact for every bit pattern of every dtype.
+A wrong base may remain undetected; only the tensor's hash, which the caller checks, proves the
+result.
 """
 
 import numpy as np
@@ -33,7 +33,7 @@ SURELY_SPARSE = 4  # a sparse payload up to a fourth of the raw bytes is kept; d
 
 def encode_tensor(base: Data, new: Data, dtype: str) -> CodedTensor:
     """Returns the difference between two tensors of one length and dtype (safetensors' name). Dense
-    is tried only if the sparse payload is large, and chosen if not larger.
+    is tried only if the sparse payload is large.
     """
     element = element_of(dtype)
     old_bits, new_bits = bits_of(base, element), bits_of(new, element)
@@ -51,7 +51,6 @@ def encode_tensor(base: Data, new: Data, dtype: str) -> CodedTensor:
 
 
 def encode_whole(new: Data, dtype: str) -> CodedTensor:
-    """Encode the complete tensor without a base."""
     element = element_of(dtype)
     bits = bits_of(new, element)
     writer = StreamWriter()
@@ -73,9 +72,9 @@ Target = bytearray | memoryview | npt.NDArray[np.uint8]  # contiguous and writab
 def apply_tensor(
     coding: Coding, values: ValueCoding, payload: Data, into: Target, dtype: str
 ) -> Changes | None:
-    """Turn the parent's bytes in `into` into the new ones. After `CorruptObject` the tensor is
-    unchanged. Needs extra memory for all replaced elements, and returns them; None if these are
-    more than half, and all count as replaced.
+    """Turns the parent's bytes in `into` into the new ones; after `CorruptObject` the tensor is
+    unchanged. Returns the replaced elements, None if these are more than half, and all count as
+    replaced.
     """
     element = element_of(dtype)
     target = bits_of(into.data if isinstance(into, np.ndarray) else into, element)
@@ -101,9 +100,9 @@ def _check_coding(coding: Coding, values: ValueCoding) -> None:
 
 
 class SegmentDecoder:
-    """Applies a sparse or dense payload to the consecutive `segments` of a tensor, then `finish`,
-    with memory for one. Every call raises `CorruptObject` if the payload does not fit; the tensor
-    is then a mixture of old and new segments.
+    """A sparse or dense payload by consecutive `segments`, then `finish`, with memory for one.
+    Every call raises `CorruptObject` if the payload does not fit; the tensor is then a mixture of
+    old and new segments.
     """
 
     def __init__(
@@ -115,8 +114,8 @@ class SegmentDecoder:
         self._reader = StreamReader(payload)
 
     def apply(self, segment: Bits) -> Indices | None:
-        """Turn the parent's elements of the next segment into the new ones, in place. Returns the
-        replaced positions in it; None if all were replaced.
+        """Changes the segment in place; returns the replaced positions in it, None if all were
+        replaced.
         """
         if self._coding == "dense":
             segment[:] = self._reader.planes(len(segment), self._element.bytes, self._element.bits)

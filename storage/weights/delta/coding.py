@@ -1,5 +1,5 @@
-"""The difference of one tensor from its base (`CodedTensor`) and the bytes of its payload. Elements
-are compared as bits: −0 and +0 differ, and so do NaNs.
+"""A tensor's difference from its base. Elements are compared as bits: −0 and +0 differ, and so do
+NaNs.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from rollstream.errors import CorruptObject
 from rollstream.storage.stores.base import Data
 
 Coding = Literal["same", "sparse", "dense"]
-"""Content of a payload. `same`: none, the tensor equals its base. `sparse`: the changed elements,
-which need the base. `dense`: all new elements, which need none.
+"""`same`: no payload, the tensor equals its base. `sparse`: the changed elements, which need the
+base. `dense`: all new elements, which need none.
 """
 ValueCoding = Literal["ulp", "absolute", ""]
-"""Values of a sparse payload: `ulp`, distances from the old ones in representable numbers;
-`absolute`, the new bits; "" without changed elements or if not sparse.
+"""`ulp`: distances from the old values in representable numbers; `absolute`: the new bits; ""
+without changed elements or if not sparse.
 """
 Bits = npt.NDArray[np.unsignedinteger]
 Bytes = npt.NDArray[np.uint8]
@@ -29,8 +29,8 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """Describes a dtype's elements as integers of the same width, unsigned (`bits`) and `signed`.
-    `is_float`: the top bit is the sign, and the other bits grow with the magnitude.
+    """A dtype as integers, unsigned (`bits`) and `signed`. `is_float`: the top bit is the sign, and
+    the other bits grow with the magnitude.
     """
 
     bits: np.dtype[np.unsignedinteger]
@@ -77,18 +77,14 @@ class CodedTensor:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Holds a decoded difference: positions of the changed elements in the flat tensor, ascending,
-    and their new bits.
-    """
+    """Ascending positions in the flat tensor, and the new bits."""
 
     indices: Indices
     values: Bits
 
 
 def squash(changes: Sequence[Changes]) -> Changes:
-    """Merge the changes of consecutive versions of one tensor, oldest first; an element's last
-    change counts.
-    """
+    """Merges changes of consecutive versions, oldest first; an element's last change counts."""
     assert changes, "nothing to squash"
     indices = np.concatenate([each.indices for each in reversed(changes)])
     values = np.concatenate([each.values for each in reversed(changes)])
@@ -107,7 +103,6 @@ PARAMETERS = zstandard.ZstdCompressionParameters(
 
 
 def corrupt_delta(what: str) -> CorruptObject:
-    """Returns the error for a damaged payload or a wrong base."""
     return CorruptObject(
         f"{what} in a delta: its payload is damaged or its base is not the parent; nothing was "
         "written, fetch it again or the anchor"
@@ -115,8 +110,8 @@ def corrupt_delta(what: str) -> CorruptObject:
 
 
 class StreamWriter:
-    """Builds a payload from numbers of variable length and streams: runs of bytes, compressed by
-    zstd if that is smaller. `StreamReader` must know their uncompressed lengths.
+    """Numbers of variable length and streams: runs of bytes, compressed by zstd if that is smaller,
+    whose uncompressed lengths `StreamReader` must know.
     """
 
     def __init__(self) -> None:
@@ -135,7 +130,7 @@ class StreamWriter:
         self._parts.append(bytes(out))
 
     def stream(self, data: Bytes) -> None:
-        """Write the stored length × 2, plus 1 if it is a zstd frame, and the stored bytes."""
+        """Writes the stored length × 2, plus 1 if it is a zstd frame, and the stored bytes."""
         raw = np.ascontiguousarray(data).data
         packed = self._compressor.compress(raw) if raw.nbytes else b""
         if len(packed) < raw.nbytes:
@@ -150,7 +145,7 @@ class StreamWriter:
         self.stream(np.packbits(flags, bitorder="little"))
 
     def planes(self, numbers: Bits, count: int) -> None:
-        """Write the lowest `count` bytes of each number in planes, one stream each, the lowest byte
+        """Writes the lowest `count` bytes of each number, one stream each, the lowest byte
         first.
         """
         # High bytes are often equal, so a plane of them compresses well.
@@ -159,14 +154,11 @@ class StreamWriter:
             self.stream(columns[:, plane])
 
     def finish(self) -> bytes:
-        """Returns the payload."""
         return b"".join(self._parts)
 
 
 class StreamReader:
-    """Reads a payload's fields in their order. Every method raises `CorruptObject` if the payload
-    does not fit it.
-    """
+    """Every method raises `CorruptObject` if the payload does not fit it."""
 
     def __init__(self, payload: Data) -> None:
         self._data = memoryview(payload).cast("B")
@@ -174,7 +166,6 @@ class StreamReader:
         self._decompressor = zstandard.ZstdDecompressor()
 
     def number(self, number_max: int) -> int:
-        """Read a number of at most `number_max`."""
         value = 0
         for index in range(NUMBER_BYTES_MAX):
             byte = self._take(1)[0]
@@ -186,7 +177,6 @@ class StreamReader:
         raise corrupt_delta("a number without end")
 
     def stream(self, size: int) -> Bytes:
-        """Read a stream of exactly `size` uncompressed bytes."""
         stored, packed = divmod(self.number(2 * size + 1), 2)
         data = self._take(stored)
         if not packed:
@@ -210,8 +200,8 @@ class StreamReader:
         return np.unpackbits(packed, count=count, bitorder="little").view(np.bool_)
 
     def planes(self, length: int, count: int, bits: np.dtype[np.unsignedinteger]) -> Bits:
-        """Read `length` numbers of type `bits`, of which the lowest `count` bytes were written; the
-        others are 0.
+        """Reads `length` numbers, of which the lowest `count` bytes were written; the others are
+        0.
         """
         columns = np.zeros((length, bits.itemsize), np.uint8)
         for plane in range(count):

@@ -1,6 +1,5 @@
 """Encodes and decodes sparse payloads: segment after segment, the positions (as gaps) and new
-values of the changed elements (`docs/explanation/weights.md`, "A payload, byte by byte"). Segments
-are independent, so encoding needs memory for one.
+values of the changed elements (`docs/explanation/weights.md`, "A payload, byte by byte").
 """
 
 from collections.abc import Iterator
@@ -22,15 +21,13 @@ from rollstream.storage.weights.delta.coding import (
 
 
 def ulp_differences(old: Bits, new: Bits, element: Element) -> Bits:
-    """Returns the distances from old to new in representable numbers (ulps, units in the last
-    place), modulo the element's width. An optimiser moves most changed weights by one or two, so
-    these compress well, while the new bits look random.
+    """Returns distances in representable numbers (ulps, units in the last place), modulo the
+    element's width. An optimiser moves most changed weights by one or two, so these compress well.
     """
     return _ordered(new, element) - _ordered(old, element)
 
 
 def add_ulps(old: Bits, steps: Bits, element: Element) -> Bits:
-    """Inverts `ulp_differences`."""
     return _unordered(_ordered(old, element) + steps, element)
 
 
@@ -53,7 +50,7 @@ def _unordered(order: Bits, element: Element) -> Bits:
 
 
 def write_steps(writer: StreamWriter, steps: Bits, element: Element) -> None:
-    """Write non-zero steps: flags of the negative ones, flags of sizes above 1, then these sizes,
+    """Writes non-zero steps: flags of the negative ones, flags of sizes above 1, then these sizes,
     less 2.
     """
     signed = steps.view(element.signed)
@@ -87,9 +84,9 @@ GAP_MEAN_MAX = 256  # largest mean rest of a gap; above it one more low byte is 
 
 
 def write_positions(writer: StreamWriter, positions: Indices, elements: int) -> None:
-    """Write one or more ascending positions below `elements` as gaps, the numbers of unchanged
-    elements before each. A gap is split into as many low bytes as make the rest small
-    (`GAP_MEAN_MAX`), in planes, and the rest (`_escape`).
+    """Writes ascending positions below `elements`, as numbers of unchanged elements before each. A
+    gap is split into as many low bytes as make the rest small (`GAP_MEAN_MAX`), in planes, and the
+    rest (`_escape`).
     """
     planes = 0
     while elements // len(positions) >> (8 * planes) > GAP_MEAN_MAX:
@@ -171,8 +168,8 @@ def encode_sparse(base: Bits, new: Bits, element: Element) -> tuple[ValueCoding,
 
 
 def decode_sparse(payload: Data, base: Bits, values: ValueCoding, element: Element) -> Changes:
-    """Returns the payload's changes to the elements of `base`, which is not written. Raises
-    `CorruptObject` if the payload does not fit.
+    """Returns the changes; `base` is not written. Raises `CorruptObject` if the payload does not
+    fit.
     """
     reader = StreamReader(payload)
     # All in memory, so that a caller writes none before the whole payload is known to fit.
@@ -193,8 +190,8 @@ def decode_sparse(payload: Data, base: Bits, values: ValueCoding, element: Eleme
 def read_segment(
     reader: StreamReader, base: Bits, values: ValueCoding, element: Element
 ) -> Changes:
-    """Returns the next segment's changes, at positions within it; `base` holds its old elements.
-    Raises `CorruptObject` if the payload does not fit them.
+    """Returns the changes at positions within the segment; `base` holds its old elements. Raises
+    `CorruptObject` if the payload does not fit.
     """
     changed = reader.number(len(base))
     if not changed:

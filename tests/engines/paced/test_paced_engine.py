@@ -127,8 +127,7 @@ def test_answers_are_as_long_as_drawn_and_end_in_a_stop_token() -> None:
     request = ask("t", prompt(6), Sampling(tokens_max=10_000, stop=(2, 3)))
     engine = open_paced(context_max=20_000)
     mine = run_all(engine, [request])["t"]
-    shape = engine._shape
-    assert len(mine.tokens) == shape.lengths.draw(request.seed, prompt(6), "t", 6)
+    assert len(mine.tokens) == engine._lengths.draw(request.seed, prompt(6), "t", 6)
     assert mine.finish == "stop"
     assert mine.tokens[-1] in (2, 3)
     assert not {2, 3} & set(mine.tokens[:-1])

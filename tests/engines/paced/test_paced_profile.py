@@ -12,7 +12,6 @@ from rollstream.producers.engines.profile import (
     EngineProfile,
     TimedEngine,
     fit_profile,
-    measure_points,
     model_key,
     profile_path,
     read_profile,
@@ -29,7 +28,7 @@ SMALL = ["rollouts.slots=4", "rollouts.context_max=64", "sampling.tokens_max=32"
 
 def test_every_batch_at_every_length_is_measured_and_leaves_the_engine_empty() -> None:
     engine = open_torch(tiny_model("qwen3"), slots=5, context_max=96)
-    points = list(measure_points(TimedEngine(engine, 5, 96, SIZES["vocab_size"])))
+    points = list(TimedEngine(engine, 5, 96, SIZES["vocab_size"]).points())
     assert {point.rows for point in points} == {1, 2, 4, 5}
     assert len(points) == len({(point.rows, point.kv_tokens) for point in points}) == 16
     assert all(point.seconds > 0 and point.kv_tokens < point.rows * 96 for point in points)

@@ -136,7 +136,7 @@ def test_stacked_factors_are_those_of_the_adapters_that_are_served_now():
     second, mine = stack(VERSIONS[:2]), served.loaded[VERSIONS[1]].layers[0][0]
     assert second is not None
     assert second is not first
-    stacked = second.layers[0][0]
+    stacked = second[0][0]
     assert stacked is not None
     assert mine is not None
     assert torch.equal(stacked.high[1], mine.high)

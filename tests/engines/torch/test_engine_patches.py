@@ -22,7 +22,7 @@ from rollstream.errors import EngineRefused
 from rollstream.producers.engines.base import WeightUpdate
 from rollstream.producers.engines.options import EngineOptions
 from rollstream.producers.engines.torch.engine import TorchEngine
-from rollstream.producers.engines.torch.weights import PreparedWrites, TensorWrite
+from rollstream.producers.engines.torch.weights import CollectedWrite, PreparedWrites
 from rollstream.storage.weights.resident import TensorPatch
 from rollstream.storage.weights.tensors import untie
 from rollstream.streams.values import Sampling, Version
@@ -220,7 +220,7 @@ def test_a_failure_in_the_middle_serves_nothing_and_is_no_base_for_patches() -> 
     update = engine.prepare(delta(old, new))
     good = update.prepared
     assert isinstance(good, PreparedWrites)
-    broken = TensorWrite(torch.zeros(3), torch.zeros(9), torch.arange(9))
+    broken = CollectedWrite(torch.zeros(3), torch.arange(9), torch.zeros(9))
     halted = PreparedWrites(good.base, (*good.writes, broken))  # pyright: ignore[reportOptionalIterable]
     with pytest.raises((IndexError, RuntimeError)):
         engine.update(dataclasses.replace(update, prepared=halted), "in_flight")

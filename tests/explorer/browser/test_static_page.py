@@ -32,7 +32,7 @@ def test_views_of_an_export_are_read_by_ranges(watch, exported) -> None:
     ranges: list[str] = []
     watched.page.on("request", lambda r: ranges.append(r.headers.get("range", "")))
     for view, words in (
-        ("overview", "What became of the groups"),
+        ("overview", "Every admitted group has one ending"),
         ("steps", "state"),
         ("steps/2", "all rewards are 1"),
         ("groups", "filtered"),

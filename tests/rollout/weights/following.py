@@ -47,9 +47,7 @@ CONFIG = Qwen3Config(
 class Followed:
     """A run with a writer of the `stream` and one rollout; `publish` makes the next version."""
 
-    def __init__(
-        self, folder: Path, holder: str | None = None, stream: WeightStream = POLICY
-    ) -> None:
+    def __init__(self, folder: Path, stream: WeightStream = POLICY) -> None:
         self.bus = open_bus(f"sqlite:{folder / 'bus'}")
         self.bus.create([*catalogue(1), stream.topic])
         run_store = open_store(f"file:{folder / 'store'}")
@@ -70,10 +68,6 @@ class Followed:
         self.number = -1
         self.published: dict[Version, Mapping[str, torch.Tensor]] = {}
         self.follower = WeightsFollower(self.bus, run_store, stream=stream)
-        if holder is not None:  # for versions of any size
-            self.follower = WeightsFollower(
-                self.bus, run_store, large=holder, large_above=0, stream=stream
-            )
 
     def _tie(self) -> None:
         self.tensors["lm_head.weight"] = self.tensors["model.embed_tokens.weight"]  # pyright: ignore[reportIndexIssue]

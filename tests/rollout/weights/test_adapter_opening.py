@@ -82,7 +82,7 @@ def measure(folder: Path) -> None:
     """Print the bytes beyond the engine's own while it opens."""
     started, memory = launch(folder), PeakMemory()
     with open_role_context(started, ProcessMetrics(started.stop)) as place:
-        follower = WeightsFollower(place.bus, place.store, large="streamed", large_above=0)
+        follower = WeightsFollower(place.bus, place.store)
         follower.read()
         follower.prefetch(None)
         fetched = wait_for(follower.take)

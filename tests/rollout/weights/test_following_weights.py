@@ -12,14 +12,11 @@ import pytest
 from msgspec.structs import replace
 
 from rollstream.errors import EngineRefused, NewerRelease, ObjectMissing
-from rollstream.producers.engines.base import WeightUpdate
-from rollstream.producers.engines.torch.streamed_weights import StreamedWrites
 from rollstream.producers.rollout.read_back import TensorRotation, compare_all_tensors
 from rollstream.producers.rollout.trajectory import RunningTrajectory
 from rollstream.producers.rollout.weights import WeightsFollower
 from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.storage.terms import ROLLOUTS, RoleTerms, hold_name, next_term
-from rollstream.storage.weights.streamed import StreamedTensors
 from rollstream.streams.bus import AppendEntry
 from rollstream.streams.codec import Envelope, encode
 from rollstream.streams.records import Applied, Assignment, Opened, RolloutStatus
@@ -31,9 +28,9 @@ from testbed.waiting import wait_for
 from tests.rollout.weights.following import Followed, damage, damage_after_update
 
 
-@pytest.fixture(params=["resident", "streamed", "mapped"])
-def run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Followed]:
-    followed = Followed(tmp_path, request.param)
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Followed]:
+    followed = Followed(tmp_path)
     yield followed
     followed.close()
 
@@ -54,7 +51,7 @@ def test_a_followed_version_is_a_patch_that_serves_its_bits(run: Followed) -> No
     for _ in range(3):
         version = run.publish()
         fetched = run.fetched(engine.version)
-        assert is_patch(fetched.update)
+        assert fetched.update.patches
         assert fetched.update.base == engine.version
         engine.update(fetched.update, "in_flight")
         assert engine.version == version
@@ -68,7 +65,7 @@ def test_a_reader_that_slept_catches_up_with_one_squashed_patch(run: Followed) -
         run.publish()
     update = run.fetched(engine.version).update
     assert (update.base, update.version) == (Version(0, 1), Version(3, 1))
-    assert is_patch(update)
+    assert update.patches
     engine.update(update, "in_flight")
     assert run.differing(engine) == []
 
@@ -100,13 +97,6 @@ def test_a_draining_rollout_has_the_newest_version_when_it_is_empty(run: Followe
     rollout.take_weights()
     assert engine.version == newest, "nothing was to be waited for"  # pyright: ignore[reportPossiblyUnboundVariable]
     assert run.differing(engine) == []
-
-
-def is_patch(update: WeightUpdate) -> bool:
-    """Whether the update starts from the served version."""
-    if isinstance(update.tensors, StreamedTensors):
-        return isinstance(update.prepared, StreamedWrites) and update.tensors.base is not None
-    return bool(update.patches)
 
 
 def is_here(run: Followed, version: Version) -> bool:
@@ -166,7 +156,7 @@ def test_what_was_overtaken_before_it_was_served_is_part_of_the_next_patch(run: 
         wait_for(lambda v=newest: is_fetched_ahead(run, engine.version, v))
     fetched = wait_for(run.follower.take)  # its thread is about to end
     assert (fetched.update.base, fetched.update.version) == (Version(0, 1), Version(3, 1))
-    assert is_patch(fetched.update)
+    assert fetched.update.patches
     engine.update(fetched.update, "keep_version")
     assert run.differing(engine) == []
 

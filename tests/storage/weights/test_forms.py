@@ -167,7 +167,7 @@ def test_an_engine_opens_and_serves_the_version(store: ObjectStore, tensors_of) 
     made = tensors_of(1)
     (manifest,) = published(store, publisher_of(store, made), [made])
     own = fetch_tensors(store, manifest.version)[1]
-    opening = form_of(manifest).opening(store, manifest, own, streams=False)
+    opening = form_of(manifest).opening(store, manifest, own)
     engine = TorchEngine(
         CONFIG, opening.tensors, opening.version, EngineOptions(2, 32, adapter_rank=2)
     )

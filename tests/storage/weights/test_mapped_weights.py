@@ -14,6 +14,7 @@ import torch
 
 from rollstream.errors import CorruptObject, StoreError
 from rollstream.storage.stores.connect import open_store
+from rollstream.storage.weights import streamed
 from rollstream.storage.weights.delta import sparse
 from rollstream.storage.weights.manifest import version_folder
 from rollstream.storage.weights.mapped import MappedWeights
@@ -73,6 +74,7 @@ def test_tensors_of_other_shapes_or_names_get_a_file_of_their_own() -> None:
 
 
 def test_a_failing_store_and_a_full_disk_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streamed, "MEMORY_FILE_BYTES", 0)
     history = History()
     history.add()
     held = MappedWeights()
@@ -89,6 +91,7 @@ def test_a_failing_store_and_a_full_disk_change_nothing(monkeypatch: pytest.Monk
     with pytest.raises(StoreError, match="TMPDIR"):
         MappedWeights().update(history.store, history.version(0))
     monkeypatch.undo()
+    monkeypatch.setattr(streamed, "MEMORY_FILE_BYTES", 0)
     assert held.update(history.store, history.version(1)).patches is not None
     assert_same(held.tensors, history.tensors[1])
 
@@ -130,6 +133,8 @@ def test_a_tensor_that_cannot_be_made_leaves_no_version_and_the_next_update_repa
 
 KILLED = """
 import os, signal, sys
+from rollstream.storage.weights import streamed
+streamed.MEMORY_FILE_BYTES = 0
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.mapped import MappedWeights
 from rollstream.storage.weights.streamed import StreamedTensors

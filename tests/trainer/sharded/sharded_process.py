@@ -35,7 +35,7 @@ from rollstream.storage.settings import LoraSettings
 from rollstream.storage.starting_model.manifest import read_model_manifest
 from rollstream.storage.starting_model.models import load_empty_model
 from rollstream.storage.starting_model.reading import StoredModel
-from rollstream.storage.starting_model.rows import StoredRows
+from rollstream.storage.starting_model.rows import ModelRows
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.adapters import AdapterTensors, publish_adapter, publish_base
@@ -97,7 +97,7 @@ def starting(folder: Path, name: str, lora: LoraSettings) -> StartingModel:
         store = open_store(f"file:{folder / 'starting'}")
         manifest = read_model_manifest(store)
         assert manifest is not None
-        rows = StoredRows(StoredModel(store, manifest))
+        rows = ModelRows(StoredModel(store, manifest))
         cache = rows.model.host_folder("", None, folder / f"cache-{os.environ['RANK']}")
         stored = load_empty_model(str(cache), rows)
         assert stored is not None
@@ -131,7 +131,7 @@ class Jobs:
         shared = ShardedModel(starting(folder, names.get("model", MODEL), lora), ranks)
         self.learner = open_learner(shared, rules(**changed))
         rows = shared.start.rows
-        if isinstance(rows, StoredRows):
+        if rows is not None:
             (folder / f"read-{ranks.rank}").write_text(str(rows.model.store_bytes))
         self.shortages = int(names.get("shortages", 0))
         self.published: tuple[Manifest, Tensors] | None = None

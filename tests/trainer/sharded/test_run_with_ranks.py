@@ -3,9 +3,7 @@ them when any is killed; the log adds up.
 """
 
 import json
-import os
 import signal
-import subprocess
 from pathlib import Path
 
 import psutil
@@ -15,17 +13,10 @@ from rollstream.run.metrics.endpoint import endpoint_file
 from rollstream.storage.metrics_file import read_metrics
 from rollstream.streams.records import StepDone
 from testbed.kills.final_counts import counted
-from testbed.run_process import (
-    STEPS,
-    assert_the_log_adds_up,
-    read,
-    role,
-    role_restarted,
-    started,
-    steps_done,
-)
+from testbed.run_driver import RunDriver
+from testbed.run_process import STEPS, assert_the_log_adds_up, read, started
 from testbed.scraping import endpoint, get, scrape, value
-from testbed.waiting import WAIT_S, wait_for
+from testbed.waiting import WAIT_S
 
 MORE = [
     "trainer.processes=2", "trainer.ranks_timeout_s=60", "trainer.lease_s=2",
@@ -33,12 +24,13 @@ MORE = [
 ]  # fmt: skip
 
 
-def ranks_of(process: subprocess.Popen[bytes]) -> dict[int, psutil.Process]:
+def ranks_of(run: RunDriver) -> dict[int, psutil.Process]:
     """The living ranks of the run's trainer."""
     try:
-        children = role(process, "trainer").children()
+        trainer = run.living("trainer")
+        children = [] if trainer is None else trainer.children()
         return {int(child.environ()["RANK"]): child for child in children}
-    except (AssertionError, psutil.Error):  # it is just starting, or ending
+    except (KeyError, psutil.Error):  # it is just starting, or ending
         return {}
 
 
@@ -68,12 +60,12 @@ def state_of(folder: Path, name: str) -> str:
 @pytest.mark.long
 def test_a_run_starts_its_ranks_itself_and_ends_clean(tmp_path: Path, model: Path) -> None:
     folder = tmp_path / "run"
-    with started(folder, model, [*MORE, "relay.enabled=true"]) as process:
-        wait_for(lambda: len(ranks_of(process)) == 2, process)
-        children = list(ranks_of(process).values())
-        wait_for(lambda: has_pushed(folder, "trainer-rank1"), process)
-        wait_for(lambda: state_of(folder, "trainer-rank1") == "running", process)
-        assert process.wait(WAIT_S) == 0, (tmp_path / "output.txt").read_text()
+    with started(folder, model, [*MORE, "relay.enabled=true"]) as run:
+        run.wait_for(lambda: len(ranks_of(run)) == 2)
+        children = list(ranks_of(run).values())
+        run.wait_for(lambda: has_pushed(folder, "trainer-rank1"))
+        run.wait_for(lambda: state_of(folder, "trainer-rank1") == "running")
+        run.wait_complete()
     assert not [one for one in children if one.is_running()]
     assert "rank 1 of 2 on cpu" in (folder / "logs" / "trainer.log").read_text()
     assert not deaths(folder)
@@ -86,21 +78,18 @@ def test_a_killed_rank_or_launcher_starts_all_again_and_nothing_is_lost(
 ) -> None:
     """Promise 1: rank 1 with `kill -9`, then rank 0, the process that started both, and the run."""
     folder, log = tmp_path / "run", tmp_path / "run" / "logs" / "trainer.log"
-    with started(folder, model, MORE) as process:
+    with started(folder, model, MORE) as run:
         for steps, victim in ((2, 1), (4, 0), (6, None)):
-            wait_for(lambda: steps_done(folder) >= steps and len(ranks_of(process)) == 2, process)  # noqa: B023
-            launcher, ranks = role(process, "trainer"), ranks_of(process)
+            run.wait_for(lambda: run.step() >= steps and len(ranks_of(run)) == 2)  # noqa: B023
+            launcher, ranks = run.role("trainer"), ranks_of(run)
             (launcher if victim is None else ranks[victim]).kill()
             _, alive = psutil.wait_procs([launcher, *ranks.values()], timeout=WAIT_S)
             assert not alive, "a rank outlived its group"
-            wait_for(lambda: role_restarted(process, "trainer", launcher.pid), process)  # noqa: B023
-        wait_for(lambda: steps_done(folder) >= 8 and len(ranks_of(process)) == 2, process)
-        everybody = psutil.Process(process.pid).children(recursive=True)
-        process.kill()
-        _, alive = psutil.wait_procs(everybody, timeout=WAIT_S)
-        assert not alive, "a rank outlived the supervisor"
-    with started(folder, model, MORE) as process:
-        assert process.wait(WAIT_S) == 0, (tmp_path / "output.txt").read_text()
+            run.role("trainer")
+        run.wait_for(lambda: run.step() >= 8 and len(ranks_of(run)) == 2)
+        run.newest().kill()  # and no rank outlives it
+        run.start()
+        run.wait_complete()
     assert deaths(folder) == [137, 137, -9]
     assert "RankLost" not in "".join(log.read_text().splitlines()[-5:])
     assert "rank 1 of the trainer is gone" in log.read_text()
@@ -113,18 +102,17 @@ def test_an_interrupted_run_stops_its_ranks_in_order_and_resumes(
     tmp_path: Path, model: Path
 ) -> None:
     folder = tmp_path / "run"
-    with started(folder, model, MORE) as process:
-        wait_for(lambda: steps_done(folder) >= 3, process)
-        children = [role(process, "trainer"), *ranks_of(process).values()]
-        os.kill(process.pid, signal.SIGINT)
-        assert process.wait(WAIT_S) == 130
+    with started(folder, model, MORE) as run:
+        run.wait_for_step(3)
+        children = [run.role("trainer"), *ranks_of(run).values()]
+        assert run.newest().stop(signal.SIGINT) == 130
     assert not [one for one in children if one.is_running()]
     output = (folder / "logs" / "trainer.log").read_text()
     assert "trainer was stopped" in output
     assert "RankLost" not in output
-    assert steps_done(folder) < STEPS, "it was complete before it was interrupted"
-    with started(folder, model, MORE) as process:
-        assert process.wait(WAIT_S) == 0
+    assert run.step() < STEPS, "it was complete before it was interrupted"
+    with started(folder, model, MORE) as run:
+        run.wait_complete()
     assert_clean(folder)
 
 
@@ -134,8 +122,8 @@ def test_a_refusal_of_the_ranks_ends_the_run_with_their_message(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     folder = tmp_path / "run"
-    with started(folder, model, [*MORE, "trainer.device=cuda"]) as process:
-        assert process.wait(WAIT_S) == 1
-    output = (tmp_path / "output.txt").read_text()
+    with started(folder, model, [*MORE, "trainer.device=cuda"]) as run:
+        run.newest().wait(code=1)
+        output = run.newest().text
     assert "rollstream: trainer refused to start: trainer.device must be a device of this" in output
     assert deaths(folder) == [2]

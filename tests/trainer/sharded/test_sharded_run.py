@@ -2,9 +2,6 @@
 checkpoint, and the log adds up; SIGTERM ends all ranks in order.
 """
 
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
@@ -17,11 +14,10 @@ from rollstream.storage.weights.manifest import read_manifest
 from rollstream.storage.weights.verify import verify_version
 from rollstream.streams.records import GroupClosed, StepDone, Take
 from rollstream.streams.values import Version
-from testbed.kills.aimed_role import MODULE
 from testbed.kills.aims import Aim
 from testbed.kills.final_counts import counted
-from testbed.kills.roles_by_hand import Hand, RunByHand, by_hand
-from testbed.run_process import GROUPS, STEPS, assert_the_log_adds_up, read, steps_done
+from testbed.run_driver import RunDriver, RunProcess
+from testbed.run_process import GROUPS, STEPS, assert_the_log_adds_up, by_hand, read
 from testbed.waiting import WAIT_S
 
 MORE = [
@@ -31,26 +27,18 @@ MORE = [
 OTHERS = ("archive", "prompts", "dispatch", "rollout-0", "rollout-1")
 
 
-def torchrun(run: RunByHand, size: int, *more: str, module: str = "rollstream") -> Hand:
-    """The trainer as `size` processes of a module that takes the words of `rollstream`."""
-    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", *more]
-    line += ["--nproc-per-node", str(size), "-m", module, "train"]
-    line += [str(run.folder / "config.json"), "--name", "trainer"]
-    log = run.folder.parent / f"trainer-{len(run.hands)}.log"
-    threads = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    environment = {**run.aims.environment(), **threads}
-    with log.open("wb") as output:
-        process = subprocess.Popen(line, stdout=output, stderr=output, env=environment)
-    hand = Hand("trainer", process, log)
-    run.hands.append(hand)
-    return hand
+def torchrun(run: RunDriver, size: int, *more: str) -> RunProcess:
+    """The trainer as `size` processes of the run's module."""
+    launcher = ("torch.distributed.run", "--standalone", *more, "--nproc-per-node", str(size), "-m")
+    environment = {"GLOO_SOCKET_IFNAME": "lo"}
+    return run.start("trainer", launcher=launcher, environment=environment)
 
 
-def process_of_rank(hand: Hand, rank: int) -> psutil.Process | None:
+def process_of_rank(trainer: RunProcess, rank: int) -> psutil.Process | None:
     """A rank's process, once it exists; the lowest of several process ids, since its own children
     have higher ones.
     """
-    children = psutil.Process(hand.pid).children()
+    children = psutil.Process(trainer.pid).children()
     return next((child for child in children if _rank(child) == str(rank)), None)
 
 
@@ -61,7 +49,7 @@ def _rank(process: psutil.Process) -> str:
         return ""
 
 
-def start_all(run: RunByHand) -> None:
+def start_all(run: RunDriver) -> None:
     for name in OTHERS:
         run.start(name)
 
@@ -79,14 +67,14 @@ def test_a_killed_rank_ends_all_and_the_next_start_resumes(tmp_path, model):
     with by_hand(folder, model, MORE) as run:
         start_all(run)
         first = torchrun(run, 2)
-        run.wait_for(lambda: steps_done(folder) >= 5)
+        run.wait_for_step(5)
         second_rank = process_of_rank(first, 1)
         assert second_rank is not None
         workers = psutil.Process(first.pid).children()
         second_rank.kill()
-        assert first.process.wait(WAIT_S) != 0
+        assert first.wait(None) != 0
         assert not [one for one in workers if one.is_running()], "a rank outlived the group"
-        assert "rank 1 of the trainer is gone" in first.log.read_text(), first.describe()
+        assert "rank 1 of the trainer is gone" in first.text, first.describe()
         torchrun(run, 2)
         run.wait_complete()
     assert_it_is_as_if_nothing_had_died(folder)
@@ -98,7 +86,7 @@ def test_a_restart_by_torchrun_itself_resumes(tmp_path, model):
     with by_hand(folder, model, MORE) as run:
         start_all(run)
         first = torchrun(run, 2, "--max-restarts", "2")
-        run.wait_for(lambda: steps_done(folder) >= 3)
+        run.wait_for_step(3)
         leading = process_of_rank(first, 0)
         assert leading is not None
         leading.kill()
@@ -112,13 +100,12 @@ def test_another_number_of_ranks_resumes_after_a_clean_stop(tmp_path, model):
     with by_hand(folder, model, MORE) as run:
         start_all(run)
         first = torchrun(run, 2)
-        run.wait_for(lambda: steps_done(folder) >= 5)
+        run.wait_for_step(5)
         workers = psutil.Process(first.pid).children()
-        first.signal(signal.SIGTERM)
-        first.process.wait(WAIT_S)
+        first.stop()
         assert not [one for one in workers if one.is_running()]
-        assert "trainer was stopped" in first.log.read_text(), first.describe()
-        assert "RankLost" not in first.log.read_text()
+        assert "trainer was stopped" in first.text, first.describe()
+        assert "RankLost" not in first.text
         run.start("trainer")  # one process
         run.wait_complete()
     done = {record.step for record in read(folder, "ledger", StepDone)}
@@ -142,12 +129,12 @@ def test_an_adapter_resumes_on_another_number_of_ranks_wherever_rank_0_dies(tmp_
         # Each life of a rank 0 counts its own manifests, the base's first.
         for size, nth in ((2, 1), (3, 7)):
             run.aims.aim(Aim("trainer", manifest, nth=nth))
-            trainer = torchrun(run, size, module=MODULE)
-            assert trainer.process.wait(WAIT_S) != 0
-            assert "SIGKILL" in trainer.log.read_text(), trainer.describe()
+            trainer = torchrun(run, size)
+            assert trainer.wait(None) != 0
+            assert "SIGKILL" in trainer.text, trainer.describe()
         store = open_store(f"file:{folder / 'store'}")
         assert max(one.id.step for one in stored_checkpoints(store)) == 4
-        assert steps_done(folder) == 4
+        assert run.step() == 4
         run.start("trainer")
         run.wait_complete()
     assert all(run.aims.fired())
@@ -165,7 +152,7 @@ def test_the_ranks_of_a_killed_torchrun_do_not_outlive_it(tmp_path, model):
     with by_hand(folder, model, MORE) as run:
         first = torchrun(run, 2)
         run.wait_for(lambda: process_of_rank(first, 1) and (folder / "logs").parent.exists())
-        run.wait_for(lambda: "rank 1 of 2" in first.log.read_text())
+        run.wait_for(lambda: "rank 1 of 2" in first.text)
         workers = psutil.Process(first.pid).children()
         first.kill()
         gone, alive = psutil.wait_procs(workers, timeout=WAIT_S)

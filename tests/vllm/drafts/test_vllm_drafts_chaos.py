@@ -10,7 +10,6 @@ import pytest
 
 from testbed.kills.aims import AimFolder
 from testbed.kills.final_counts import counted
-from testbed.run_process import steps_done
 from tests.support.decided_model import decided_model
 from tests.support.drafted_runs import drafted_run
 
@@ -30,10 +29,11 @@ def test_drafts_on_vllm_outlive_the_death_of_rollouts(tmp_path: Path) -> None:
     """Promise 1; invariants 1, 2 and 4."""
     model = decided_model(tmp_path / "model", SIZES)
     with drafted_run(tmp_path, model, SETTINGS, AimFolder(tmp_path / "aims")) as run:
-        run.wait_for(lambda: steps_done(run.folder) >= 2)
+        run.start()
+        run.wait_for_step(2)
         first = run.kill_writer("before")
         second = run.kill_writer_anywhere()
-        run.end()
+        run.wait_complete()
     assert not run.history.exists()
     found = counted(run.folder, STEPS)
     assert found.is_clean, found.wrong

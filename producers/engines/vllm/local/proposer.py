@@ -1,6 +1,5 @@
-"""Drafts for vLLM from the history of earlier answers: a proposer of its kind `custom_class`,
-inside its worker. vLLM calls `propose` after every step and verifies the drafts with its own
-sampler: a wrong draft costs time, and the distribution of tokens stays the model's.
+"""Drafts inside vLLM's worker, as a proposer of its kind `custom_class`. vLLM verifies the drafts
+with its own sampler: a wrong one only costs time.
 """
 
 from collections.abc import Sequence
@@ -23,17 +22,14 @@ _ARGUMENTS = "rollstream_prompt", "rollstream_group", "rollstream_place", "rolls
 
 
 def request_arguments(prompt: int, group: int, place: int, stay: int) -> dict[str, int]:
-    """Returns the extra arguments of a request to vLLM. `prompt` and `group` select the earlier
-    answers to draft from; `stay` is the number of this request to vLLM and `place` where its draft
-    counters are (`DraftCounters`).
+    """`prompt` and `group` select the earlier answers; `stay` is the number of this request to vLLM
+    and `place` that of its draft counters.
     """
     return dict(zip(_ARGUMENTS, (prompt, group, place, stay), strict=True))
 
 
 def draft_config(drafts: int, slots: int, on_cpu: bool) -> dict[str, Any] | None:
-    """Returns vLLM's `speculative_config` for drafts of at most `drafts` tokens and batches of up
-    to `slots` rows; None if `drafts` is 0.
-    """
+    """Returns vLLM's `speculative_config`; None if `drafts` is 0."""
     if not drafts:
         return None
     config: dict[str, Any] = {"method": "custom_class", "model": PROPOSER_CLASS}
@@ -47,9 +43,7 @@ def draft_config(drafts: int, slots: int, on_cpu: bool) -> dict[str, Any] | None
 
 
 class HistoryProposer:
-    """Implements the methods that vLLM calls on a proposer, and `draft_from`, by which this
-    project's worker turns drafts on and off. It proposes none before that call.
-    """
+    """vLLM's methods of a proposer, and `draft_from`, before which it proposes none."""
 
     def __init__(self, vllm_config: Any) -> None:
         self._vocabulary = int(vllm_config.model_config.get_vocab_size())
@@ -64,8 +58,8 @@ class HistoryProposer:
         runner: Any,
         speculation: tuple[DraftSource, DraftGate, Any, DraftCounters | None] | None,
     ) -> None:
-        """Start to draft with `speculation`: a source of drafts, the gate, the clock that measures
-        steps for it, and the counters to write. With None, stop drafting.
+        """Start to draft with a source, the gate, its clock, and the counters to write. With None,
+        stop drafting.
         """
         self._runner = runner
         # As soon as a draft of full length would not fit into one sequence's context, vLLM gives
@@ -84,9 +78,8 @@ class HistoryProposer:
         token_ids_cpu: NDArray[np.int32],
         slot_mappings: Any = None,
     ) -> list[list[int]]:
-        """Returns the next draft of each row of the batch, [] for a row without one.
-        `sampled_token_ids` are the tokens of the last step; row i of `token_ids_cpu` begins with
-        the `num_tokens_no_spec[i]` tokens of its sequence. vLLM passes the arguments by position.
+        """Returns the next draft of each row, perhaps []. Row i of `token_ids_cpu` begins with the
+        `num_tokens_no_spec[i]` tokens of its sequence. vLLM passes the arguments by position.
         """
         if self._speculation is None or self._speculation.can_skip(
             self._runner.input_batch.req_ids

@@ -14,21 +14,16 @@ from rollstream.producers.drafts.planner import HistoryAgreement
 from rollstream.producers.drafts.speculation import DraftedSequence, DraftsBuilder, Speculation
 from rollstream.producers.engines.base import DraftStats
 from rollstream.producers.engines.drafting import NO_DRAFT, Draft
-from rollstream.producers.engines.vllm.local.staging import open_shared
-from rollstream.storage.weights.streamed import path_of_open_file
+from rollstream.storage.weights.streamed import open_nameless, path_of_open_file
 from rollstream.streams.values import Drafts, accepted_tokens
 
 _ALL, _EACH = len(fields(DraftStats)), 6  # numbers of the totals, and of one place
 
 
 class DraftCounters:
-    """Counters in a mapped file of 64-bit floats, which only vLLM's worker writes. The rollout
-    reads them there, because a call to the worker would wait for the end of a step.
-
-    The file has the totals (`DraftStats`), then places, each with the counts of one stay (one
-    request to vLLM): the stay's number and five counts. These only grow while the stay lasts, so a
-    reader that takes differences counts each event exactly once. The counts of a step are written
-    before the rollout gets the step's tokens.
+    """The file, which only vLLM's worker writes, has the totals (`DraftStats`), then places, each
+    with the number of one stay (one request to vLLM) and five counts. These only grow while the
+    stay lasts, so differences count each event exactly once.
     """
 
     def __init__(self, path: str) -> None:
@@ -57,8 +52,8 @@ class DraftCounters:
         words[at + 5] += drafts.lookup_s
 
     def of(self, place: int, stay: int) -> list[float]:
-        """Returns the counts of a stay: accepted tokens, drafted tokens, look-ups, drafts found,
-        look-up seconds. All are 0 if the place has none of this stay yet.
+        """Returns accepted tokens, drafted tokens, look-ups, drafts found, look-up seconds; 0 if
+        the place has none of this stay.
         """
         at = _ALL + place * _EACH
         whose, *numbers = map(float, self._words[at : at + _EACH])
@@ -67,10 +62,10 @@ class DraftCounters:
 
 @contextmanager
 def open_draft_counters(places: int) -> Generator[tuple[DraftCounters, str]]:
-    """Create counters with this number of places, all zero. Yields them, and the path at which
-    another process can map them while the context is open.
+    """Creates counters, all zero, and yields them with the path at which another process can map
+    them while the context is open.
     """
-    with open_shared("rollstream-tally") as file:
+    with open_nameless("rollstream-tally", in_memory=True) as file:
         file.write(bytes(8 * (_ALL + places * _EACH)))
         file.flush()
         yield DraftCounters(path_of_open_file(file)), path_of_open_file(file)
@@ -78,10 +73,6 @@ def open_draft_counters(places: int) -> Generator[tuple[DraftCounters, str]]:
 
 @dataclass(slots=True)
 class StayDrafts:
-    """Collects the draft statistics of one stay, in the rollout, from the number of tokens per step
-    and the worker's counts.
-    """
-
     counters: DraftCounters
     place: int
     stay: int
@@ -90,7 +81,6 @@ class StayDrafts:
     reported: list[float] = field(default_factory=lambda: [0.0] * (_EACH - 1))
 
     def gained(self, count: int, ended: bool) -> None:
-        """Add the `count` tokens of one step; `ended`: they are the stay's last."""
         # The last token is the model's own, unless an accepted token ended the stay, which the
         # worker's count shows.
         accepted = count - 1
@@ -125,10 +115,8 @@ IDLE_STEPS = 8  # while drafting is off, `step` is called at every eighth step o
 
 @dataclass(frozen=True, slots=True)
 class SteppedRequest:
-    """Describes a request in vLLM after a step that verified `draft` and generated `gained` (empty
-    while the prompt is being prefilled). `key` is the request's id; `prompt` and `group` are its
-    keys in the history. It has `tokens` in all and may generate `room` more. The counts of its
-    `stay` are written to `place`.
+    """It has `tokens` in all and may generate `room` more. The counts of its `stay` are written to
+    `place`.
     """
 
     key: str
@@ -151,8 +139,6 @@ class _ProposerRow(DraftedSequence):
 
 @dataclass
 class ProposerSpeculation(Speculation):
-    """Makes the drafts of one engine, and writes all counts to `counters` after each step."""
-
     counters: DraftCounters | None = None
     _rows: dict[str, _ProposerRow] = field(default_factory=dict[str, _ProposerRow], init=False)
     """Draft states of the batch at the last call of `step`, by request."""
@@ -161,8 +147,8 @@ class ProposerSpeculation(Speculation):
     """Steps of vLLM since that call, if the next one is not skipped."""
 
     def can_skip(self, keys: Sequence[str]) -> bool:
-        """Returns whether the caller may leave out `step`: drafting is off, the batch is that of
-        the last call, and few steps were left out since.
+        """Returns whether drafting is off, the batch is that of the last call, and few steps were
+        left out since.
         """
         is_awake = self.gate.on or self.gate.probing
         if is_awake or self._steps >= IDLE_STEPS or list(keys) != list(self._rows):

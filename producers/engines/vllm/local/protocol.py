@@ -1,6 +1,5 @@
-"""The protocol between `VllmEngine` and vLLM: plain values, and the calls of each way to run it
-(`EngineCore`). Weights of a running request change only between `pause` and `resume`. A token that
-was computed before a pause is never returned after `pause` has returned.
+"""The calls from `VllmEngine` to vLLM. Weights of a running request change only between `pause` and
+`resume`. A token that was computed before a pause is never returned after `pause` has returned.
 """
 
 from collections.abc import Iterable
@@ -16,8 +15,8 @@ TEMPERATURES = (0.01, 2.0)
 
 @dataclass(frozen=True, slots=True)
 class ServedAdapter:
-    """Identifies a LoRA adapter in vLLM: its name, its id, the folder from which it was loaded, and
-    the number of that load, counted over all adapters of the engine.
+    """The folder from which an adapter was loaded, and the number of that load over all
+    adapters.
     """
 
     name: str
@@ -28,10 +27,8 @@ class ServedAdapter:
 
 @dataclass(frozen=True, slots=True)
 class CoreRequest:
-    """Asks vLLM for at most `room` tokens after `tokens`; outputs name the request by its `key`.
-    Requests of equal `salt` and `adapter` share blocks of the prefix cache. `prompt` and `group`
-    are its keys in the draft history. vLLM's worker counts the drafts of this `stay` (the request's
-    number) at `place` in the shared counters.
+    """Asks for at most `room` tokens after `tokens`. Requests of equal `salt` and `adapter` share
+    blocks of the prefix cache.
     """
 
     key: str
@@ -49,9 +46,8 @@ class CoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """Holds the tokens of one request from one step. The last output of a request also has
-    `finish`, the reason of its end, and the versions of all its tokens, as vLLM stamped them:
-    (version, index of the first token).
+    """The tokens of one request from one step. Its last output has `finish`, and vLLM's stamps of
+    all its tokens: (version, index of the first token).
     """
 
     key: str
@@ -63,8 +59,8 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class PauseResult:
-    """Holds the outputs of the steps before the pause, and the keys of the requests that the engine
-    dropped; the caller adds these again.
+    """The outputs before the pause, and the keys of the dropped requests, which the caller adds
+    again.
     """
 
     outputs: list[StepOutput]
@@ -73,8 +69,6 @@ class PauseResult:
 
 @dataclass(frozen=True, slots=True)
 class CoreLoad:
-    """Holds vLLM's statistics after its newest step; `running` and `waiting` count requests."""
-
     running: int = 0
     waiting: int = 0
     kv_share: float = 0.0
@@ -95,22 +89,16 @@ class EngineCore(Protocol):
         ...
 
     def pause(self) -> PauseResult:
-        """Make no step until `resume`. Returns the outputs of earlier steps that were not returned
-        yet.
-        """
+        """Make no step until `resume`; returns the outputs that were not returned yet."""
         ...
 
     def resume(self) -> None: ...
 
-    def drop(self, keys: Iterable[str]) -> None:
-        """Drop these requests; no later output contains them."""
-        ...
+    def drop(self, keys: Iterable[str]) -> None: ...
 
     def reset_cache(self) -> None: ...
 
-    def release(self) -> None:
-        """Release the engine; it must not be used afterwards."""
-        ...
+    def release(self) -> None: ...
 
 
 def check_temperature(temperature: float) -> None:

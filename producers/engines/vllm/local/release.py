@@ -1,6 +1,5 @@
-"""All names of vLLM that the engine uses: the list to check when the supported release changes. It
-imports vLLM, so modules of the rollout import it inside functions, after `require_vllm`; only
-vLLM's workers load `worker.py` and `transfer.py`.
+"""All names of vLLM that the engine uses, to check when the supported release changes. Modules of
+the rollout import it inside functions, after `require_vllm`.
 """
 
 from vllm import EngineArgs, SamplingParams

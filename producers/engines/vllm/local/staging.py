@@ -1,25 +1,22 @@
 """Passes a weight update to vLLM's workers in other processes of this machine: tensors in a file in
-shared memory, their positions in a message. Tensors that are in a file already (`MappedTensors`)
-are not copied.
+shared memory, their positions in a message.
 """
 
 import mmap
-import os
 import sys
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
-from typing import IO, Any, TypedDict, cast
+from typing import Any, TypedDict
 
 import torch
 
 from rollstream.storage.weights.mapped import MappedTensors
 from rollstream.storage.weights.resident import TensorPatch
-from rollstream.storage.weights.streamed import path_of_open_file
+from rollstream.storage.weights.streamed import open_nameless, path_of_open_file
 from rollstream.storage.weights.tensors import DTYPE_NAMES, DTYPES, tensor_bytes, tensor_of
 
 ALIGNMENT = 64  # bytes, of each tensor's begin in a staged file
@@ -29,7 +26,7 @@ STAGED_MAX = 2  # chunks: one is loaded while the next one is written
 
 
 class StagedTensor(TypedDict):
-    """Describes one tensor and where it is in a staged file: `bytes` bytes from byte `begin` on."""
+    """`bytes` bytes from byte `begin` on."""
 
     name: str
     dtype: str
@@ -39,16 +36,17 @@ class StagedTensor(TypedDict):
 
 
 class StagedFile:
-    """Holds named tensors in a file that other processes open by `path`: a copy in shared memory,
-    until `close`, or the file of `mapped`, which has them already. `entries` describe the tensors
-    by plain values.
+    """Named tensors in a file at `path`: a copy in shared memory, until `close`, or the file of
+    `mapped`.
     """
 
     def __init__(
         self, tensors: Iterable[tuple[str, torch.Tensor]], mapped: MappedTensors | None = None
     ) -> None:
         self._held = mapped
-        self._file = None if mapped is not None else open_shared("rollstream-weights")
+        self._file = (
+            None if mapped is not None else open_nameless("rollstream-weights", in_memory=True)
+        )
         self.entries: list[StagedTensor] = []
         for name, tensor in tensors:
             begin = self._write(tensor) if mapped is None else mapped.begin(tensor)
@@ -60,7 +58,6 @@ class StagedFile:
 
     @property
     def path(self) -> str:
-        """The path at which other processes open the file while this process has it open."""
         if self._held is not None:
             return self._held.file.path
         assert self._file is not None, "opened above"
@@ -79,9 +76,7 @@ class StagedFile:
 
 
 def staged_tensors(path: str, entries: Sequence[StagedTensor]) -> list[tuple[str, torch.Tensor]]:
-    """Returns the tensors that `entries` describe in the file at `path`. They share its memory and
-    must not be written.
-    """
+    """Returns tensors that share the file's memory and must not be written."""
     if not entries:
         return []
     with open(path, "rb") as file:
@@ -96,15 +91,6 @@ def staged_tensors(path: str, entries: Sequence[StagedTensor]) -> list[tuple[str
     ]
 
 
-def open_shared(name: str) -> IO[bytes]:
-    """Open an empty file in memory, without a name on disk; the kernel frees it when no process has
-    it open or mapped. Outside Linux it is a temporary file.
-    """
-    if sys.platform == "linux":
-        return os.fdopen(os.memfd_create(name), "w+b")
-    return cast(IO[bytes], tempfile.NamedTemporaryFile("w+b", prefix=f"{name}-"))
-
-
 NamedTensors = Sequence[tuple[str, torch.Tensor]]
 ChunkMessage = Mapping[str, Any]
 """Arguments of vLLM's `update_weights`: some fields of `transfer.WeightChunk`."""
@@ -112,8 +98,8 @@ ChunkMessage = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class StagedMessage:
-    """Holds a chunk: a message to the workers, and the file of its tensors, closed after the
-    workers have loaded them.
+    """A message to the workers, and the file of its tensors, which is closed after they have loaded
+    them.
     """
 
     file: StagedFile
@@ -128,9 +114,8 @@ class StagedMessage:
 
 
 class StagedChunks:
-    """Holds the chunks of one update, at most `STAGED_MAX` of them in shared memory. The
-    constructor stages the first two; chunk n + 2 is staged once chunk n is loaded, in a thread
-    beside the loading of chunk n + 1.
+    """At most `STAGED_MAX` chunks are in shared memory: chunk n + 2 is staged once chunk n is
+    loaded, in a thread beside the loading of chunk n + 1.
     """
 
     def __init__(self, staged: Iterator[StagedMessage]) -> None:
@@ -140,9 +125,8 @@ class StagedChunks:
         """Whether `messages` was called: a staged chunk is loaded once."""
 
     def messages(self) -> Iterator[ChunkMessage]:
-        """Yield the message of each chunk, once. The caller must have loaded a chunk when it
-        requests the next message: the chunk's memory is then released. Raises an error that occurs
-        while a chunk is staged.
+        """Yields each message once. The caller must have loaded a chunk when it requests the next:
+        its memory is then released. Raises an error of staging.
         """
         self.is_used = True
         # Each item, when called, waits until its chunk is staged and returns it; None is the end.
@@ -166,9 +150,7 @@ def stage_patches(patches: Sequence[TensorPatch]) -> StagedMessage:
 
 
 def patch_parts(patches: Sequence[TensorPatch]) -> list[tuple[str, torch.Tensor]]:
-    """Returns the patches as named tensors: for each its positions, then its values, both under the
-    tensor's name.
-    """
+    """Returns for each patch its positions, then its values, both under the tensor's name."""
     return [(p.name, part) for p in patches for part in (p.indices, p.values)]
 
 

@@ -1,7 +1,6 @@
-"""Loads a version into vLLM's model, as one of its weight-transfer engines: whole tensors by its
-layerwise reload, which keeps the served memory until a layer is complete; patches in place. A
-failure between chunks leaves a mixture of both versions, so no token is generated until a later
-update has loaded all weights.
+"""A weight-transfer engine of vLLM: whole tensors by its layerwise reload, which keeps the served
+memory until a layer is complete; patches in place. A failure between chunks leaves a mixture of
+both versions, so no token is generated until a later update has loaded all weights.
 """
 
 from dataclasses import dataclass, field
@@ -30,9 +29,8 @@ class NoInitInfo(release.WeightTransferInitInfo):
 
 @dataclass
 class WeightChunk(release.WeightTransferUpdateInfo):
-    """Holds some tensors of a version, or some patches, never both in one update. From another
-    process they come as the `entries` of the staged file at `path`, from another machine as the
-    checked `upload`. `patched` has the shapes and types of the patched tensors.
+    """Tensors or patches, as the `entries` of the staged file at `path`, or from another machine as
+    the checked `upload`. `patched` has the shapes and types of the patched tensors.
     """
 
     tensors: list[tuple[str, torch.Tensor]] = field(default_factory=list)  # pyright: ignore[reportUnknownVariableType]
@@ -58,9 +56,7 @@ class WeightChunk(release.WeightTransferUpdateInfo):
 
 
 class VersionTransfer(release.WeightTransferEngine[NoInitInfo, WeightChunk]):
-    """Receives updates of vLLM's weights. An update is a start, chunks, and a finish; a failed
-    chunk ends its update.
-    """
+    """An update is a start, chunks, and a finish; a failed chunk ends its update."""
 
     init_info_cls = NoInitInfo
     update_info_cls = WeightChunk
@@ -159,9 +155,7 @@ def is_elsewhere(model: Any, name: str) -> bool:
 
 @torch.no_grad()
 def loaded_part(model: Any, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the part of a whole tensor that this worker would serve after loading it. No step may
-    run beside the call.
-    """
+    """Returns what this worker would serve of a whole tensor. No step may run beside the call."""
     part = served_part(model, name)
     parameters, served = part.layer._parameters, part.layer._parameters[part.kind]
     # The parameter's shape before vLLM packed it; a bias is not recorded there, and is not packed.

@@ -1,6 +1,5 @@
-"""Receives a weight update in a worker of a vLLM server, beside decoding. An update is a set of
-chunks; a chunk is some tensors as one run of bytes, sent in pieces. Only one whose tensors match
-their hashes can be loaded.
+"""Receives a weight update beside decoding, in chunks. Only one whose tensors match their hashes
+can be loaded.
 """
 
 import base64
@@ -16,8 +15,8 @@ from rollstream.storage.weights.tensors import tensor_hash, tensor_of
 
 @dataclass(slots=True)
 class ChunkUpload:
-    """Receives one chunk of an update. The first `received` bytes of `data` are filled; `tensors`
-    is None until the chunk is checked.
+    """The first `received` bytes of `data` are filled; `tensors` is None until the chunk is
+    checked.
     """
 
     data: bytearray
@@ -35,8 +34,8 @@ class ChunkUpload:
         self.received += len(piece)
 
     def check(self, entries: Sequence[StagedTensor], hashes: Sequence[str]) -> None:
-        """Make the tensors that `entries` describe available. Raises `CorruptObject`, which names
-        the tensor, if bytes are missing or a tensor differs from its hash.
+        """Raises `CorruptObject`, which names the tensor, if bytes are missing or it differs from
+        its hash.
         """
         if self.received != len(self.data):
             raise CorruptObject(f"{self.received} of {len(self.data)} bytes arrived")
@@ -52,8 +51,8 @@ class ChunkUpload:
 
 
 class ChunkUploads:
-    """Holds the uploads of one worker, from the rollout that claimed the server last (`owner`);
-    calls of any other are refused. Chunks are named `SET/NUMBER`.
+    """Uploads of the rollout that claimed the server last (`owner`); calls of any other are
+    refused. Chunks are named `SET/NUMBER`.
     """
 
     def __init__(self) -> None:
@@ -74,7 +73,6 @@ class ChunkUploads:
             )
 
     def put(self, owner: str, name: str, size: int, begin: int, piece: str) -> None:
-        """Add a piece, in base64, to the chunk `name`, which has `size` bytes in all."""
         self.check_owner(owner)
         group = name.partition("/")[0]
         # At most one update is kept.
@@ -88,8 +86,8 @@ class ChunkUploads:
     def check(
         self, owner: str, name: str, entries: Sequence[StagedTensor], hashes: Sequence[str]
     ) -> None:
-        """Check a chunk whose pieces are all received, so that `pop` may return it. A chunk that
-        fails is dropped, and `CorruptObject` names the tensor.
+        """Check a received chunk, so that `pop` may return it. One that fails is dropped, and
+        `CorruptObject` names the tensor.
         """
         self.check_owner(owner)
         chunk = self._chunks.get(name)
@@ -102,7 +100,7 @@ class ChunkUploads:
             raise
 
     def pop(self, name: str) -> list[tuple[str, torch.Tensor]]:
-        """Remove a checked chunk and return its tensors by name. Raises `EngineRefused` if it is
+        """Removes a checked chunk and returns its tensors by name. Raises `EngineRefused` if it is
         missing or was not checked.
         """
         chunk = self._chunks.pop(name, None)

@@ -1,6 +1,5 @@
-"""Loads versions into one vLLM engine, and compares served weights with them. `prepare` runs beside
-decoding; `load`, between two decode steps, passes chunks to the workers. No weight is written
-before the check has passed.
+"""Loads versions into one vLLM engine: `prepare` runs beside decoding, `load` between two decode
+steps. No weight is written before the check has passed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,9 +39,8 @@ WHOLE_SHARE_MAX = 0.25
 
 @dataclass(frozen=True, slots=True)
 class PreparedUpdate:
-    """Holds a checked update. `patches` turn the weights of `base` into the new version; if it is
-    None, all tensors are loaded. If the workers are in another process, `chunks` has them in shared
-    memory (`staging.py`).
+    """`patches` turn the weights of `base` into the new version; None: load all tensors. If the
+    workers are in another process, `chunks` has them in shared memory (`staging.py`).
     """
 
     base: Version | None
@@ -53,10 +51,9 @@ class PreparedUpdate:
 def check_update(
     update: WeightUpdate, needed: ExpectedTensors, served_version: Version | None, in_place: bool
 ) -> PreparedUpdate:
-    """Check an update and choose between patches and whole tensors. Patches are used only if their
-    base is `served_version`, if vLLM stores its matrices as a checkpoint does (`in_place`), and if
-    at most `WHOLE_SHARE_MAX` of the update is whole tensors. Raises `EngineRefused`, which names
-    the wrong tensor.
+    """Chooses patches only if their base is `served_version`, if vLLM stores its matrices as a
+    checkpoint does (`in_place`), and if at most `WHOLE_SHARE_MAX` of the update is whole tensors.
+    Raises `EngineRefused`, which names the wrong tensor.
     """
     needed.check_own(update.tensors)
     needed_tensors = needed.own(update.tensors)
@@ -136,9 +133,8 @@ def _is_mostly_whole(update: WeightUpdate, tensors: Mapping[str, torch.Tensor]) 
 
 
 class VllmWeights:
-    """Updates and compares the weights of one vLLM engine; implements `EngineWeights`. With
-    `in_place` vLLM stores its matrices as a checkpoint does, so that they can be patched (on the
-    CPU it repacks them).
+    """With `in_place` vLLM stores its matrices as a checkpoint does, so that they can be patched
+    (on the CPU it repacks them).
     """
 
     def __init__(self, core: LocalCore, needed: ExpectedTensors, in_place: bool) -> None:
@@ -158,9 +154,9 @@ class VllmWeights:
         return replace(update, prepared=prepared)
 
     def load(self, update: WeightUpdate) -> None:
-        """Serve these weights; an update whose preparation cannot be applied any more is prepared
-        again. Raises `EngineRefused`: if preparing fails, `held` is still served; if loading fails,
-        no version is served as a whole.
+        """Serve these weights; what cannot be applied any more is prepared again. Raises
+        `EngineRefused`: if preparing fails, `held` is still served; if loading fails, no version
+        is.
         """
         prepared = update.prepared
         if not isinstance(prepared, PreparedUpdate) or not self._is_applicable(prepared):
@@ -184,8 +180,8 @@ class VllmWeights:
     def compare(
         self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]
     ) -> WeightComparison:
-        """Compare as `Engine.read_back` does. A tensor differs if it differs at any worker, and is
-        counted only if every part of it was read.
+        """Compares at all workers: a tensor differs if it differs at any, and is counted only if
+        every part of it was read.
         """
         needed_tensors, needed = self._needed.own(tensors), self._needed
         served_names = sorted({needed.named(name) for name in names} & set(needed.shapes))

@@ -1,7 +1,4 @@
-"""Extends vLLM's worker, perhaps in a process of its own: `WorkerExtension` compares served weights
-and ends failed updates, `DraftingWorker` turns drafts on.
-
-vLLM imports this module in each worker (`worker_extension_cls`). The import registers
+"""Extends vLLM's worker, which imports this module (`worker_extension_cls`). The import registers
 `VersionTransfer`, replaces a faulty function of the sampler (`patch_sampler`), and makes a worker
 process end with its rollout (`end_with_parent`).
 """
@@ -48,20 +45,15 @@ from rollstream.storage.model_folder.lora import HIGH
 
 
 class DraftingWorker:
-    """Adds to vLLM's worker the method that turns drafts on and off; vLLM combines this class with
-    its own.
-    """
-
     model_runner: Any
     rank: int
 
     def draft_from(
         self, source: DraftSource | str | None, window: str, forced: bool | None, counters_path: str
     ) -> None:
-        """Draft from `source`: a history of earlier answers, or the path of a node's shared one,
-        beside a private one of the running sequences. None stops drafting. `window` names the rule
-        for the length of drafts (`WINDOW_RULES`). `forced` True or False: always or never draft;
-        None: a gate decides by measured times. Counts are written to the file `counters_path`.
+        """Draft from a history, or the path of a node's shared one, beside a private one of the
+        running sequences. None stops drafting. `window` names the rule for the length of drafts
+        (`WINDOW_RULES`). `forced`: always or never draft; None: a gate decides by measured times.
         """
         runner = self.model_runner
         if source is None:
@@ -116,8 +108,8 @@ def expand_to_tokens(
     replace_from: int = 0,
     replace_to: int = 0,
 ) -> torch.Tensor:
-    """Repeat the value of each request (`x`) for each of its drafted tokens, of which
-    `cu_num_tokens` are the running totals. A value equal to `replace_from` becomes `replace_to`.
+    """Repeat each request's value for each of its drafted tokens; `cu_num_tokens` are running
+    totals. A value `replace_from` becomes `replace_to`.
     """
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
     values = torch.where(x == replace_from, replace_to, x)
@@ -129,8 +121,8 @@ _POLL_S = 0.5  # between two checks for the parent, where the kernel sends no su
 
 
 def end_with_parent() -> None:
-    """End this process when its parent, the rollout, ends, even by `kill -9`. Does nothing if
-    Python's multiprocessing did not start it.
+    """End this process with its parent, even by `kill -9`, if Python's multiprocessing started
+    it.
     """
     parent = multiprocessing.parent_process()
     if parent is None or parent.pid is None:
@@ -161,30 +153,30 @@ if "rollstream" not in WeightTransferEngineFactory._registry:
 
 
 class WorkerExtension(DraftingWorker):
-    """Adds to vLLM's worker the methods by which the engine compares the served weights, bit for
-    bit, and ends failed updates. A worker may serve a part of each tensor.
+    """vLLM's worker, which may serve a part of each tensor, compares served weights and ends failed
+    updates.
     """
 
     weight_transfer_engine: Any
     _weight_update_active: bool
 
     def give_up_update(self) -> None:
-        """End an update that failed between two of its chunks, as vLLM does when a chunk fails."""
+        """End an update that failed between two of its chunks."""
         self._weight_update_active = False
         self.weight_transfer_engine.give_up()
 
     def call_staged(
         self, method: str, arguments: tuple[Any, ...], path: str, entries: list[StagedTensor]
     ) -> Any:
-        """Returns the result of a method of this class; its last argument is the tensors of the
-        staged file at `path`.
+        """Calls a method of this class, whose last argument is the tensors of the staged file at
+        `path`.
         """
         # Tensors reach another process without being sent in the call.
         return getattr(self, method)(*arguments, staged_tensors(path, entries))
 
     def compare_part(self, names: list[str], tensors: NamedTensors) -> PartState:
-        """Compare this worker's part of one tensor, under each of its `names`, with that of loading
-        the whole tensor, the only one of `tensors`.
+        """Compare this worker's part of one tensor, under each of its `names`, with that of the
+        whole tensor, the only one of `tensors`.
         """
         ((_, tensor),) = tensors
         model = self.model_runner.get_model()
@@ -195,9 +187,9 @@ class WorkerExtension(DraftingWorker):
         return combined([_compared(part.copies(), expected) for part in parts])
 
     def differing_factors(self, adapter: int, scaling: float, factors: NamedTensors) -> list[str]:
-        """Returns the names of those factors of an adapter whose served bits differ from those that
-        loading `factors` would give. vLLM multiplies the second factor by `scaling`, and pads
-        factors to its largest adapter rank; the padding must be zero.
+        """Returns the factors whose served bits differ from those of loading `factors`. vLLM
+        multiplies the second factor by `scaling`, and pads to its largest adapter rank; the padding
+        must be zero.
         """
         manager = self.model_runner.lora_manager._adapter_manager
         differing: list[str] = []
@@ -230,6 +222,5 @@ def _is_same(served: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the bits as integers, so that −0 differs from +0."""
     widths = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return tensor.contiguous().view(widths[tensor.element_size()])

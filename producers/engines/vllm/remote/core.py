@@ -1,6 +1,5 @@
-"""`EngineCore` with a vLLM server on another machine, which computes continuously. `pause` returns
-the last tokens of the old weights, also those in transit: the workers report how many each request
-has. Each start of a rollout claims the server, which then refuses its previous owner.
+"""`EngineCore` with a vLLM server, which computes continuously: `pause` also returns the tokens in
+transit, since the workers report how many each request has.
 """
 
 import threading
@@ -27,8 +26,6 @@ HEALTH_CHECK_S = 30.0  # time without tokens after which the server must answer 
 
 
 class RemoteCore:
-    """Generates on one server, claimed by `owner`; `kv_capacity` tokens fit into its cache."""
-
     def __init__(
         self, routes: ServerRoutes, headers: Mapping[str, str], owner: str, kv_capacity: int
     ) -> None:

@@ -1,5 +1,5 @@
-"""Opens a vLLM server as an engine, after a check of every property that it must have; each error
-names the command that starts it correctly.
+"""Opens a vLLM server after a check of its properties; each error names the command that starts it
+correctly.
 """
 
 import logging
@@ -23,7 +23,7 @@ from rollstream.producers.engines.vllm.remote.weights import RemoteWeights
 log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 300.0
-"""Longest wait of a rollout for a server that does not answer, e.g. because it restarts."""
+"""Longest wait for a server that does not answer, e.g. because it restarts."""
 POLL_S = 0.5
 LOG_EVERY_S = 15.0
 SERVER_COMMAND = (
@@ -37,9 +37,9 @@ SERVER_COMMAND = (
 def open_remote(
     config: PreTrainedConfig, slots: int, context_max: int, settings: VllmSettings
 ) -> tuple[RemoteCore, RemoteWeights]:
-    """Pause the server at `settings.url`, drop its requests and claim it. A rollout that had
-    claimed it before is refused at its next update. Raises `ConfigurationError` for a server that
-    was not started as in `SERVER_COMMAND`, `EngineRefused` for one that does not answer.
+    """Pause the server, drop its requests and claim it from its previous owner. Raises
+    `ConfigurationError` for a server that was not started as in `SERVER_COMMAND`, `EngineRefused`
+    for one that does not answer.
     """
     assert settings.url is not None, "without a URL vLLM is opened on this machine"
     headers = _headers(settings.api_key_env)

@@ -1,6 +1,5 @@
-"""The HTTP interface to a vLLM server, except the token streams. Field names are those of vLLM's
-`/inference/v1/generate`; unknown fields are ignored. A failed call raises `EngineRefused`, which
-names the server but never contains its API key.
+"""The HTTP interface to a vLLM server. A failed call raises `EngineRefused`, which names the server
+but never contains its API key.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,8 +26,6 @@ class LogProbs(msgspec.Struct, frozen=True):
 
 
 class VersionSpan(msgspec.Struct, frozen=True):
-    """States that the weights `version` generated the tokens from index `start` on."""
-
     version: str
     start: int
 
@@ -45,7 +42,7 @@ class StreamChoice(msgspec.Struct, frozen=True):
 
 
 class StreamEvent(msgspec.Struct, frozen=True):
-    """One event of a token stream: the content, in a list of one, or an error."""
+    """The content, in a list of one, or an error."""
 
     choices: list[StreamChoice] = []
     error: msgspec.Raw | None = None
@@ -56,7 +53,7 @@ _EVENTS = msgspec.json.Decoder(StreamEvent)
 
 def generate_body(request: CoreRequest, name: str) -> bytes:
     """Returns the body of a request for a stream of tokens with their log-probabilities; `name` is
-    this client's name of the request.
+    this client's name of it.
     """
     s = request.sampling
     sampling = {
@@ -82,8 +79,8 @@ def generate_body(request: CoreRequest, name: str) -> bytes:
 
 
 def parse_output(key: str, data: bytes) -> StepOutput | None:
-    """Decode one event of the stream of the request `key`; None if it holds no output. Raises
-    `DecodeError` if it reports an error of the server or cannot be decoded.
+    """Returns None for an event without output. Raises `DecodeError` for an error of the server or
+    an unreadable event.
     """
     try:
         event = _EVENTS.decode(data)
@@ -111,7 +108,6 @@ def request_name(inside: str) -> str:
 
 
 def parse_load(lines: Iterable[str]) -> CoreLoad:
-    """Returns the load by the `lines` of the server's `/metrics` (Prometheus' text format)."""
     sums = {"running": 0.0, "waiting": 0.0, "kv": 0.0}
     names = {
         "vllm:num_requests_running": "running",
@@ -130,15 +126,14 @@ ANSWER_TIMEOUT_S = 60.0
 LOAD_TIMEOUT_S = 600.0  # to load a chunk of a large model into all workers of a server
 CONNECT_TIMEOUT_S = 10.0
 NO_REUSE = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
-"""A connection for each request: the server closes one after an error and after some idle seconds,
-which may be while the next request is being sent.
+"""A connection per request: the server closes it after an error or idle seconds, perhaps during the
+next one.
 """
 
 
 class ServerRoutes:
-    """Calls the routes of the server at `url`, with `headers` (the API key) in every request.
-    Thread-safe. Every method except `is_alive` raises `EngineRefused` if the server does not answer
-    in time or cannot be reached.
+    """Thread-safe. Every method except `is_alive` raises `EngineRefused` if the server does not
+    answer in time or cannot be reached.
     """
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
@@ -153,12 +148,11 @@ class ServerRoutes:
         )
 
     def get(self, path: str) -> httpx2.Response:
-        """Returns the response to a GET request, whatever its status."""
         return self._send("GET", path)
 
     def probe(self, path: str) -> int:
-        """Returns the status of a POST request with an empty JSON object: whether the route exists
-        and the API key is accepted.
+        """Returns the status of an empty POST: whether the route exists and the API key is
+        accepted.
         """
         return self._send("POST", path, json={}).status_code
 
@@ -169,8 +163,8 @@ class ServerRoutes:
         query: Mapping[str, str] | None = None,
         within_s: float = ANSWER_TIMEOUT_S,
     ) -> Any:
-        """Returns the JSON of the response to a POST request, None if it is empty. Raises
-        `EngineRefused` also for an error status.
+        """Returns the response's JSON, None if it is empty. Raises `EngineRefused` also for an
+        error status.
         """
         response = self._send("POST", path, json=body, params=query, timeout=within_s)
         if response.is_error:
@@ -181,8 +175,8 @@ class ServerRoutes:
         return response.json() if response.content else None
 
     def call(self, method: str, *arguments: Any, within_s: float = ANSWER_TIMEOUT_S) -> list[Any]:
-        """Call this method (`worker.py`) in each of the server's workers and return their results.
-        Raises `EngineRefused` also if a worker returns a refusal.
+        """Returns the results of this method (`worker.py`) in each of the server's workers. Raises
+        `EngineRefused` also for a worker's refusal.
         """
         body = {"method": method, "args": list(arguments)}
         answered = self.post("/collective_rpc", body, within_s=within_s)
@@ -193,7 +187,6 @@ class ServerRoutes:
         return results
 
     def is_alive(self) -> bool:
-        """Returns whether the server answers and states that its engine runs."""
         try:
             return self._client.get("/health", timeout=CONNECT_TIMEOUT_S).is_success
         except httpx2.HTTPError:

@@ -1,6 +1,5 @@
-"""Reads the token streams of a vLLM server in one thread, one HTTP response for each request. It
-queues the output of an event and then counts its tokens: once `settle` has seen a count, `take`
-returns these tokens.
+"""One thread reads the token streams. It queues an event's output and then counts its tokens: once
+`settle` has seen a count, `take` returns these tokens.
 """
 
 import asyncio
@@ -26,8 +25,8 @@ _POLL_S = 0.001
 
 @dataclass(slots=True, eq=False)
 class TokenStream:
-    """Holds the stream of the request `key`, which the server knows as `name`. `seen` counts the
-    tokens that the thread has queued; `ended` is True once it reads no more.
+    """The stream of the request `key`, which the server knows as `name`. `seen` counts queued
+    tokens.
     """
 
     key: str
@@ -37,22 +36,15 @@ class TokenStream:
     task: "Future[None] | None" = None
 
 
-@dataclass(frozen=True, slots=True)
-class BrokenStream:
-    why: str
-
-
 @dataclass(slots=True)
 class TokenStreams:
-    """Reads the streams of the server at `url`, each under the key of its request, in order.
-    `headers` are sent with every request; `host` names the server in errors.
-    """
+    """`headers` are sent with every request; `host` names the server in errors."""
 
     url: str
     headers: Mapping[str, str]
     host: str
-    _news: "queue.SimpleQueue[tuple[TokenStream, StepOutput | BrokenStream]]" = field(
-        default_factory=queue.SimpleQueue[tuple[TokenStream, StepOutput | BrokenStream]]
+    _news: "queue.SimpleQueue[tuple[TokenStream, StepOutput | str]]" = field(
+        default_factory=queue.SimpleQueue[tuple[TokenStream, StepOutput | str]]
     )
     _broken: str | None = None
     _open: dict[str, TokenStream] = field(default_factory=dict[str, TokenStream])
@@ -75,8 +67,8 @@ class TokenStreams:
         return {key: stream.name for key, stream in self._open.items()}
 
     def take(self, wait_s: float) -> list[StepOutput]:
-        """Returns the outputs that have arrived; waits up to `wait_s` for the first one. Raises
-        `EngineRefused` if a stream broke and all outputs queued before are returned.
+        """Returns the outputs that have arrived; waits up to `wait_s` for the first. Raises
+        `EngineRefused` if a stream broke, after all outputs before.
         """
         outputs: list[StepOutput] = []
         while self._broken is None:
@@ -87,8 +79,8 @@ class TokenStreams:
                 return outputs
             if self._open.get(stream.key) is not stream:
                 continue  # closed meanwhile
-            if isinstance(news, BrokenStream):
-                self._broken = news.why
+            if isinstance(news, str):  # why the stream broke
+                self._broken = news
                 break
             if news.finish is not None:
                 del self._open[stream.key]
@@ -107,8 +99,8 @@ class TokenStreams:
                 stream.task.cancel()
 
     def settle(self, counts: Mapping[str, int]) -> None:
-        """Wait until the thread has queued so many tokens of each open stream in `counts`, or the
-        stream has ended. Raises `EngineRefused` after `SETTLE_TIMEOUT_S`.
+        """Wait until so many tokens of each open stream are queued, or it has ended. Raises
+        `EngineRefused` after `SETTLE_TIMEOUT_S`.
         """
         end = time.monotonic() + SETTLE_TIMEOUT_S
         for key, count in counts.items():
@@ -149,7 +141,7 @@ class TokenStreams:
             broken = f"{stream.key!r}: {error}"
         finally:
             if broken:
-                self._news.put((stream, BrokenStream(broken)))
+                self._news.put((stream, broken))
             stream.ended = True
 
     async def _events(self, body: bytes) -> AsyncIterator[bytes]:

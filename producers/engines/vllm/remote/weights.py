@@ -1,6 +1,5 @@
-"""Loads weight versions into a vLLM server over HTTP. `prepare` sends chunks while the server
-decodes, and its workers check their hashes (`uploads.py`); `load` makes them load what they
-received.
+"""Loads weights into a vLLM server: `prepare` sends chunks while the server decodes, and its
+workers check their hashes; `load` makes them load what they received.
 """
 
 import base64
@@ -33,16 +32,14 @@ PIECE_BYTES = 4 << 20  # of a chunk in one request, because receiving a piece de
 NAMES_AT_ONCE = 4  # tensors whose hashes are requested at once, for the same reason
 
 Parts = Sequence[tuple[str, torch.Tensor]]
-"""The named tensors of one chunk."""
 Patched = tuple[tuple[list[int], str], ...]
 """Shape and type of each tensor that the patches of a chunk change, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentUpdate:
-    """Describes a checked update that the server's workers have in memory. `names` has the name of
-    each chunk, and for a chunk of patches what they change. Patches (`is_patch`) turn the weights
-    of version `base` into the new ones.
+    """An update in the workers' memory. `names` has the name of each chunk, and for a chunk of
+    patches what they change. Patches turn the weights of `base` into the new ones.
     """
 
     base: Version | None
@@ -51,9 +48,8 @@ class SentUpdate:
 
 
 class RemoteWeights:
-    """Updates and compares the weights of one server; `needed` names the tensors of its model. With
-    `in_place` vLLM stores its matrices as a checkpoint does, so that they can be patched. With
-    `is_parallel` they are split between GPUs and cannot be compared.
+    """With `in_place` vLLM stores its matrices as a checkpoint does, so that they can be patched.
+    With `is_parallel` they are split between GPUs and cannot be compared.
     """
 
     def __init__(
@@ -66,9 +62,8 @@ class RemoteWeights:
         """The version whose weights are served whole; None during a load and after a failed one."""
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
-        """Send the update to the workers, as patches where possible, and return it in the form that
-        `load` takes. The served weights do not change. Raises `EngineRefused`, which names the
-        wrong tensor.
+        """Send the update to the workers, as patches where possible. Raises `EngineRefused`, which
+        names the wrong tensor.
         """
         prepared = check_update(update, self._needed, self.held, self._in_place)
         self._updates_sent += 1
@@ -80,9 +75,8 @@ class RemoteWeights:
         return replace(update, prepared=sent)
 
     def load(self, update: WeightUpdate) -> None:
-        """Serve these weights. If sending them first (not prepared, or patches of another version
-        than the held one) raises `EngineRefused`, `held` stays; if the load itself does, no version
-        is held.
+        """If sending them first (not prepared, or patches of another version than the held one)
+        raises `EngineRefused`, `held` stays; if the load itself does, no version is held.
         """
         sent = update.prepared
         if not isinstance(sent, SentUpdate) or (sent.is_patch and sent.base != self.held):
@@ -111,8 +105,8 @@ class RemoteWeights:
     def compare(
         self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]
     ) -> WeightComparison:
-        """Compare as `Engine.read_back` does, by hashes that the workers compute. Compares nothing
-        (count 0) where tensors are split between GPUs.
+        """Compares by hashes that the workers compute; nothing (count 0) where tensors are split
+        between GPUs.
         """
         if self._is_parallel:
             return WeightComparison(0, ())
@@ -146,8 +140,8 @@ class RemoteWeights:
             yield patch_parts(patches), describe_patches(patches)
 
     def send_chunk(self, name: str, parts: Parts) -> str:
-        """Send a chunk to all workers under this name, piece by piece, in the layout of a staged
-        file (`staging.py`); then the workers check its hashes. Returns the name.
+        """Send a chunk to all workers piece by piece, in a staged file's layout; they then check
+        its hashes. Returns the name.
         """
         entries, hashes, size = _laid_out(parts)
         owner, received = self._core.owner, 0

@@ -1,7 +1,6 @@
-"""Extends the workers of a vLLM server, so that a rollout elsewhere can use it: `vllm serve
---worker-extension-cls rollstream.producers.engines.vllm.remote.worker.ServerWorker`. The rollout
-calls its methods by name over `/collective_rpc`, which runs them in every worker. One that can
-refuse a call returns `{"refused": reason}` then, `{}` otherwise.
+"""A server's worker extension: `vllm serve --worker-extension-cls
+rollstream.producers.engines.vllm.remote.worker.ServerWorker`. A method that can refuse a call
+returns `{"refused": reason}` then, `{}` otherwise.
 """
 
 from collections.abc import Callable
@@ -18,17 +17,15 @@ RpcAnswer = dict[str, Any]
 
 
 class ServerWorker(WorkerExtension):
-    """Adds to vLLM's worker the calls of a remote rollout, the server's owner, which uploads a
-    version in chunks: `put_piece` for the bytes, `check_chunk` for the hashes; then vLLM's own
-    calls load them (`transfer.py`).
+    """A remote rollout, the server's owner, uploads a version in chunks (`put_piece`,
+    `check_chunk`); then vLLM's own calls load them (`transfer.py`).
     """
 
     vllm_config: Any
 
     def describe(self) -> RpcAnswer:
-        """Returns the properties that a rollout checks before it uses the server. `slots` is the
-        most sequences that run at once, `kv_tokens` the capacity of the KV cache, `engines` counts
-        data and pipeline parallelism.
+        """`slots` is the most sequences that run at once, `kv_tokens` the capacity of the KV cache,
+        `engines` counts data and pipeline parallelism.
         """
         c, blocks = self.vllm_config, self.model_runner.kv_cache_config.num_blocks
         transfer = c.weight_transfer_config
@@ -49,9 +46,7 @@ class ServerWorker(WorkerExtension):
         }
 
     def claim(self, owner: str) -> RpcAnswer:
-        """Make this rollout the owner, and end an update that the previous owner left unfinished;
-        its calls are refused from now on.
-        """
+        """Make this rollout the owner: end the previous owner's update and refuse its calls."""
         UPLOADS.claim(owner)
         self.give_up_update()
         return {}
@@ -60,22 +55,18 @@ class ServerWorker(WorkerExtension):
         return _rpc_answer(lambda: UPLOADS.check_owner(owner))
 
     def put_piece(self, owner: str, name: str, size: int, begin: int, piece: str) -> RpcAnswer:
-        """Receive a piece (base64) of chunk `name`, whose bytes are `size` in all; it belongs at
-        byte `begin`.
-        """
+        """Receives a piece (base64) of a chunk of `size` bytes; it belongs at byte `begin`."""
         return _rpc_answer(lambda: UPLOADS.put(owner, name, size, begin, piece))
 
     def check_chunk(
         self, owner: str, name: str, entries: list[StagedTensor], hashes: list[str]
     ) -> RpcAnswer:
-        """Check the upload of a chunk: `entries` describe its tensors. A refusal names the tensor
-        that differs.
-        """
+        """Check a chunk's tensors; a refusal names the one that differs."""
         return _rpc_answer(lambda: UPLOADS.check(owner, name, entries, hashes))
 
     def progress(self) -> dict[str, int]:
-        """Returns by vLLM's request id the number of generated tokens of each request that the
-        model runner has (of a resumed request, since vLLM received it).
+        """Returns generated tokens by vLLM's request id (of a resumed request, since vLLM received
+        it).
         """
         runner = self.model_runner
         if hasattr(runner, "requests"):
@@ -88,9 +79,7 @@ class ServerWorker(WorkerExtension):
         }
 
     def served_hashes(self, names: list[str]) -> dict[str, list[tuple[str, str]]]:
-        """Returns by tensor name the dtype and the hash of every copy of this worker's part that is
-        served.
-        """
+        """Returns dtype and hash of every served copy of this worker's part, by tensor name."""
         model = self.model_runner.get_model()
         hashes: dict[str, list[tuple[str, str]]] = {}
         for name in names:

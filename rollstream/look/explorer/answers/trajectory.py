@@ -17,6 +17,8 @@ from rollstream.look.explorer.answers.rows import with_group_rewards
 from rollstream.look.explorer.answers.token_scores import ShownScores, shown_scores
 from rollstream.look.explorer.explored_run import ExploredRun
 from rollstream.look.explorer.filters import limited, whole
+from rollstream.look.report.chart import Chart, Series, draw_chart
+from rollstream.look.report.elements import PageElement
 from rollstream.streams.branches import branch_depths
 from rollstream.streams.records import ENVIRONMENT, GENERATED, PROMPT, Annotation, Trajectory
 from rollstream.streams.values import Span, accepted_mask, accepted_tokens
@@ -125,7 +127,16 @@ def _token_part(
             "strips": _strips(run, sequence, name, page),
         },
         "versions": _versions(sequence, generated, base, mask),
+        "confidence": _confidence(columns["logprob"]) if start == 0 else [],
     }
+
+
+def _confidence(logprobs: Sequence[float | None]) -> list[PageElement]:
+    """Returns the curve of the tokens' log-probabilities."""
+    points = [(float(at), value) for at, value in enumerate(logprobs) if value is not None]
+    series = Series("log-probability", points, 2)
+    chart = Chart("Log-probability by token", (series,), form=".3f", low=None, along="token")
+    return [draw_chart(chart)] if len(points) > 2 else []
 
 
 def _spread(sequence: TokenSequence, values: Sequence[Any]) -> list[Any]:

@@ -5,12 +5,16 @@ newest version of each named weight stream.
 import threading
 import time
 from collections.abc import Mapping
+from itertools import groupby, islice
+from operator import itemgetter
+from statistics import fmean
 from typing import Any
 
 from rollstream.errors import CorruptObject, ObjectMissing, RollstreamError
 from rollstream.look.explorer.explored_run import ExploredRun
 from rollstream.look.query.locate import RunLocation
 from rollstream.look.query.looking import open_run_store
+from rollstream.look.report.chart import Chart, Series, draw_chart
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights.manifest import Manifest, read_manifest
 from rollstream.storage.weights.named_streams import STREAMS_MAX, WeightStream, named_streams
@@ -21,6 +25,12 @@ from rollstream.streams.values import Version
 
 VERSIONS_MAX = 512
 APPLIED_MAX = 2000
+CURVES_MAX = 8  # rollouts in the chart of delays
+DELAYS = f"""
+SELECT rollout, s.version, s.time_s - steps.time_s AS behind
+FROM (SELECT * FROM served ORDER BY time_s DESC LIMIT {APPLIED_MAX}) s
+JOIN steps ON steps.version = s.version ORDER BY rollout, s.version
+"""
 # A listing of the store is repeated no sooner.
 LISTED_S = 5.0
 
@@ -101,8 +111,33 @@ def show_weights(run: ExploredRun, stored: StoredWeights) -> dict[str, Any]:
         "versions": versions,
         "holders": holders,
         "relays": relays,
+        "delays": _delays(run),
         "applied": [list(row.values()) for row in reversed(applied)],
         "note": note or ("" if versions else "the store holds no weights (any more)"),
+    }
+
+
+def _delays(run: ExploredRun) -> dict[str, Any]:
+    """Returns the seconds from the end of the step that made a version to each rollout that served
+    it: a chart of some rollouts, and their means.
+    """
+    rows = run.index.rows(DELAYS)
+    by_rollout = {
+        name: [(float(row["version"]), row["behind"]) for row in of_rollout]
+        for name, of_rollout in groupby(rows, itemgetter("rollout"))
+    }
+    series = tuple(
+        Series(name, points, colour)
+        for colour, (name, points) in enumerate(islice(by_rollout.items(), CURVES_MAX), start=1)
+    )
+    chart = Chart("Seconds behind, by version", series, form=".2f", along="version")
+    delays = {name: [behind for _, behind in points] for name, points in by_rollout.items()}
+    return {
+        "chart": [draw_chart(chart)] if series else [],
+        "rollouts": [
+            {"rollout": name, "versions": len(own), "mean": fmean(own), "worst": max(own)}
+            for name, own in delays.items()
+        ],
     }
 
 

@@ -1,12 +1,14 @@
-// Reads the run: from the server's `api/`, or from the files of a static export (`static.js`). Both
-// answer the same keys in the same shape, so that no view knows which one it shows. `useApi` is what
-// views call: it reads again when a living run has changed, and keeps the old answer until then.
+// Reads the run: from the server's `api/`, from the files of a static export (`static.js`), or from
+// the answers inside a report. All answer the same keys in the same shape, so that no view knows
+// which one it shows. `useApi` is what views call: it reads again when a living run has changed, and
+// keeps the old answer until then.
 
 import { createContext, useContext, useEffect, useState } from "./vendor/preact.js";
 import { useLoaded } from "./parts.js";
 
 const source = document.querySelector('meta[name="rollstream-source"]')?.content;
-export const isStatic = source === "static";
+export const isStatic = source !== "server";
+const prepared = globalThis.rollstreamAnswers; // of a report
 const RETRIES = 4; // after an answer "too many at once"
 
 /** An answer that is an error; `status` is the HTTP status, 0 if no answer came. */
@@ -34,6 +36,7 @@ export function runPath(run, ...parts) {
 /** Returns the answer of a request as an object; raises `ApiError`. */
 export async function get(path, query, signal) {
   const key = keyOf(path, query);
+  if (prepared) return inReport(key);
   if (isStatic) return (await import("./static.js")).answer(key, signal);
   for (let attempt = 0; ; attempt += 1) {
     const response = await reached(key, signal);
@@ -41,6 +44,17 @@ export async function get(path, query, signal) {
     if (response.status !== 429 || attempt === RETRIES) throw await failure(response);
     await new Promise((resolve) => setTimeout(resolve, 1000));
   }
+}
+
+function inReport(key) {
+  if (key in prepared) return prepared[key];
+  throw new ApiError(404, "This page does not hold it: `rollstream explore` shows the whole run.");
+}
+
+/** Whether a view has an answer; only a report lacks some. */
+export function hasView(name) {
+  const first = `r/0/${{ overview: "sheet", maps: "map/" }[name] ?? name}`;
+  return !prepared || Object.keys(prepared).some((key) => key.startsWith(first));
 }
 
 async function reached(key, signal) {

@@ -2,13 +2,14 @@
 // names. A view is a function of `{ run, route }`; `run` is the run's object of `api/runs`.
 
 import { Component, html, render, useEffect, useRef, useState } from "./vendor/preact.js";
-import { Changes, get, isStatic, useEvents } from "./api.js";
+import { Changes, get, hasView, isStatic, useEvents } from "./api.js";
 import { count } from "./format.js";
 import { Help, useKeys } from "./keys.js";
 import { Failure, useLoaded } from "./parts.js";
 import { go, link, useRoute } from "./router.js";
 import { Line } from "./text.js";
 import { startTheme, toggleTheme, useTheme } from "./theme.js";
+import { tree, treeOf } from "./tree.js";
 
 /** The views of a run: name in the address, word in the rail, letter after g. */
 const VIEWS = [
@@ -138,11 +139,11 @@ function Rail({ listed, place, run, events, onHelp }) {
   const several = listed.runs.length > 1;
   const here = INSIDE[place.view] ?? place.view;
   const theme = useTheme();
-  const views = VIEWS.filter(([name]) => (name !== "compare" || several)
+  const views = VIEWS.filter(([name]) => (name !== "compare" || several) && hasView(name)
     && (!run?.simulated || SIMULATED.includes(name)));
   return html`<div class="rail">
     <a class="brand" href=${link("r", [place.run, "overview"])}>
-      <img src="page/favicon.svg" alt="" width="22" height="22" />Rollstream</a>
+      <img src=${document.querySelector("link[rel=icon]").href} alt="" width="22" height="22" />Rollstream</a>
     <div class="runs">${several
       ? html`<select aria-label="Run" value=${place.run} onChange=${(event) =>
           go("r", [event.target.value, place.view === "compare" ? "overview" : here])}>
@@ -214,4 +215,9 @@ function useTitle(run, place) {
 
 startTheme();
 document.documentElement.dataset.source = isStatic ? "static" : "server";
-render(html`<${App} />`, document.getElementById("app"));
+const app = document.getElementById("app");
+const answers = globalThis.rollstreamAnswers;
+if (answers) answers["r/0/sheet"] = { parts: treeOf(app.querySelector("main")) };
+app.replaceChildren();
+render(answers && !answers.runs ? html`<main>${tree(answers["r/0/sheet"].parts)}</main>`
+  : html`<${App} />`, app);

@@ -11,7 +11,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, permutations
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -40,6 +40,9 @@ TRAJECTORIES_MAX = 200_000
 # Offsets whose tokens are read together.
 TEXT_ROWS = 1024
 
+# Answers of a run that take no parameters.
+VIEWS = ("settings", "sheet", "learned", "questions", "weights", "audit", "map/lag",
+         "map/length")  # fmt: skip
 SAFE = "-_.!~*'()"  # as in JavaScript's encodeURIComponent
 
 Tell = Callable[[str], None]
@@ -164,15 +167,20 @@ def _keys(explorer: Explorer) -> Iterator[ExportKey]:
         numbers = ",".join(run.number for run in explorer.runs)
         first = explorer.runs[0].index
         steps = first.columns("SELECT DISTINCT step FROM done ORDER BY step")["step"]
+        for pair in permutations((run.number for run in explorer.runs), 2):
+            yield ExportKey("compare/sheet", (("runs", ",".join(pair)),))
         for parameters in ((), (("runs", numbers),)):
             yield ExportKey("compare", parameters)
+            yield ExportKey("compare/sheet", parameters)
             yield from (ExportKey(f"compare/steps/{step}", parameters) for step in steps)
 
 
 def _keys_of(explorer: Explorer, run: ExploredRun) -> Iterator[ExportKey]:
     base = f"r/{run.number}"
-    for name in ("settings", "overview", "questions", "weights", "audit", "map/lag", "map/length"):
+    for name in VIEWS:
         yield ExportKey(f"{base}/{name}")
+    for metric in msgspec.json.decode(explorer.answer(f"{base}/sheet", {}))["metrics"]:
+        yield ExportKey(f"{base}/metrics/{quote(metric, safe=SAFE)}")
     for name in ("steps", "groups"):
         yield from _pages(explorer, f"{base}/{name}")
     names = {

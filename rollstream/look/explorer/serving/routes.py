@@ -21,6 +21,7 @@ from rollstream.look.explorer.answers import (
     maps,
     overview,
     places,
+    sheet,
     steps,
 )
 from rollstream.look.explorer.answers.questions import RunQuestions
@@ -37,7 +38,8 @@ from rollstream.streams.release import RELEASE
 KEPT_BYTES = 16 << 20
 # First words of routes whose answers depend on the index and the token scores alone: they stay
 # until the index changes, up to `KEPT_BYTES`.
-KEPT = frozenset({"steps", "groups", "map", "lanes", "trajectories", "compare"})
+KEPT = frozenset({"steps", "groups", "map", "lanes", "trajectories", "compare",
+                  "metrics", "learned"})  # fmt: skip
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +75,7 @@ class Explorer:
                 run.name = f"{run.name} in {run.folder_name}"
         self._by_number = {run.number: run for run in self.runs}
         self._weights = {run.number: StoredWeights(run.location) for run in self.runs}
+        self._sheets = {run.number: sheet.RunSheets(run) for run in self.runs}
         self._questions = {run.number: RunQuestions(run) for run in self.runs}
         self.verdicts = {run.number: _verdict(run, publish) for run in self.runs}
         self._sql: FreeSql | None = None
@@ -147,6 +150,8 @@ class Explorer:
                 }
             case ["compare"]:
                 return comparison.compare_runs(comparison.chosen_runs(self.runs, query))
+            case ["compare", "sheet"]:
+                return sheet.compared_sheet(comparison.chosen_runs(self.runs, query))
             case ["compare", "steps", step]:
                 chosen = comparison.chosen_runs(self.runs, query)
                 return comparison.compare_step(chosen, _whole(step))
@@ -159,8 +164,12 @@ class Explorer:
 
     def _of_run(self, run: ExploredRun, words: Sequence[str], query: Query) -> Any:
         match words:
-            case ["overview"]:
-                return overview.show_overview(run)
+            case ["sheet"]:
+                return self._sheets[run.number].show(query)
+            case ["learned"]:
+                return sheet.show_learned(run)
+            case ["metrics", name]:
+                return sheet.show_metric(run, name)
             case ["settings"]:
                 return overview.show_settings(run)
             case ["steps"]:

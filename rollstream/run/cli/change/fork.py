@@ -38,9 +38,6 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Create the fork in the folder of `--out` and print where it begins; `rollstream run DIR`
-    starts it.
-    """
     from rollstream.look.index.parentage import parent_of_folder, parent_of_store
     from rollstream.run.config.run_folder import run_folder
 

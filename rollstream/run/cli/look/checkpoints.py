@@ -52,9 +52,7 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Run `list` or `show`. The exit code is 1 if a listed or requested checkpoint is damaged, or
-    none is found.
-    """
+    """Returns 1 if a listed or requested checkpoint is damaged, or none is found."""
     store = find_store(arguments.run, arguments.is_trusted)
     return _list(store, arguments) if arguments.action == "list" else _show(store, arguments)
 
@@ -95,9 +93,8 @@ def _show(store: ObjectStore, arguments: argparse.Namespace) -> int:
 
 
 def kept_checkpoint(store: ObjectStore, text: str) -> CheckpointId:
-    """Returns the checkpoint that `text` names: `latest` (the highest term, then step), a step (of
-    the highest term) or a full name. Raises `ObjectMissing` if none with a manifest has it,
-    `ConfigurationError` if `text` has another form.
+    """`latest` (the highest term, then step), a step (of the highest term) or a full name. Raises
+    `ObjectMissing` if none with a manifest has it, `ConfigurationError` if `text` has another form.
     """
     step = whole_number(text)
     if text != LATEST and step is None and not _NAME.fullmatch(text):
@@ -114,8 +111,8 @@ def kept_checkpoint(store: ObjectStore, text: str) -> CheckpointId:
 
 
 def checkpoint_line(store: ObjectStore, stored: StoredCheckpoint) -> CheckpointLine:
-    """Returns a checkpoint in short: `state` is `whole`, `unfinished` or `damaged`, with a
-    `problem`; only a whole one has sizes, counts and positions.
+    """`state` is `whole`, `unfinished` or `damaged`, with a `problem`; only a whole one has sizes,
+    counts and positions.
     """
     line: CheckpointLine = {
         "checkpoint": str(stored.id),
@@ -141,9 +138,8 @@ def checkpoint_line(store: ObjectStore, stored: StoredCheckpoint) -> CheckpointL
 
 
 def checkpoint_detail_line(store: ObjectStore, checkpoint: CheckpointId) -> CheckpointLine:
-    """Returns `checkpoint_line` with files (name → bytes), open groups, counts, and positions: the
-    `offset` of the next record to read, and its fence, the `term` in force and the `next` sequence
-    number.
+    """`checkpoint_line` with files (name → bytes), open groups, counts, and positions: the `offset`
+    of the next record to read, and its fence, the `term` in force and the `next` sequence number.
     """
     manifest = checkpoint_manifest(store, checkpoint)
     state = TrainerState.decode(checkpoint_state(store, checkpoint))

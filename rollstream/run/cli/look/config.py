@@ -47,8 +47,8 @@ TYPE_NAMES: dict[Any, str] = {
 
 @dataclass(frozen=True, slots=True)
 class SettingEntry:
-    """Describes a setting: `key` is its dotted name, `kind` its type as text, `limits` begins with
-    a space or is empty, `default` is JSON or `required`, `change` is one of `CHANGES`.
+    """`key` is the dotted name, `kind` the type as text, `limits` begins with a space or is empty,
+    `default` is JSON or `required`, `change` is one of `CHANGES`.
     """
 
     key: str
@@ -61,7 +61,7 @@ class SettingEntry:
 
 @dataclass(frozen=True, slots=True)
 class SettingsTable:
-    """Holds the settings of one TOML table, without those of the tables inside it."""
+    """The settings table of one TOML table, without the tables inside it."""
 
     name: str
     meaning: str
@@ -71,7 +71,7 @@ class SettingsTable:
 def setting_tables(
     name: str = "", model: type[Settings] = Configuration
 ) -> Iterator[SettingsTable]:
-    """Yields the table `name`, which `model` declares, and every table inside it, in the order of
+    """The table `name`, which `model` declares, and every table inside it, in the order of
     declaration; by default all settings of a run.
     """
     prefix = f"{name}." if name else ""
@@ -89,7 +89,7 @@ def setting_tables(
 
 
 def type_text(annotation: Any) -> str:
-    """Returns the text of a type in the terms of TOML and JSON; values are in backquotes."""
+    """Returns the type text in the terms of TOML and JSON; values are in backquotes."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return " or ".join(f"`{json.dumps(member)}`" for member in arguments)
@@ -111,7 +111,7 @@ def plain_text(text: str | None) -> str:
 
 
 def _entries(key: str, field: FieldInfo) -> Iterator[SettingEntry]:
-    """Yields the setting `key`, and for a list of tables (`[[key]]`) also those of one item."""
+    """The setting `key`, and for a list of tables (`[[key]]`) also those of one item."""
     kinds = [kind for kind in get_args(field.annotation) if isinstance(kind, type)]
     item = next((kind for kind in kinds if issubclass(kind, Settings)), None)
     limits = [
@@ -162,7 +162,6 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print the chosen setting in full, one line for each of several, or their changes."""
     entries = [entry for table in setting_tables() for entry in table.settings]
     chosen = chosen_entries(arguments.key, entries)
     if arguments.changes:
@@ -184,8 +183,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def change_lines(run: str | None, keys: Collection[str] | None) -> Iterator[dict[str, Any]]:
-    """Yields each change of a setting (of `keys`) between two starts of the trainer as a JSON
-    object: the last step under the value `before`, and the time of the next start.
+    """Each change of a setting (of `keys`) between two starts of the trainer as a JSON object: the
+    last step under the value `before`, and the time of the next start.
     """
     before: dict[str, Any] | None = None
     with open_run_view(locate_asked_run(run, None, warn)) as view:
@@ -251,9 +250,9 @@ def _print_changes(lines: Sequence[dict[str, Any]], as_json: bool) -> None:
 
 
 def chosen_entries(key: str | None, entries: Sequence[SettingEntry]) -> list[SettingEntry]:
-    """Returns the setting `key`, else all of this table, else each with this last part (`lr`); all
-    for None. Raises `ConfigurationError` with the nearest setting, or that of another framework's
-    name (`FOREIGN_NAMES`).
+    """The setting `key`, else all of this table, else each with this last part (`lr`); all for
+    None. Raises `ConfigurationError` with the nearest setting, or that of another framework's name
+    (`FOREIGN_NAMES`).
     """
     if key is None:
         return [*entries]
@@ -275,8 +274,8 @@ def chosen_entries(key: str | None, entries: Sequence[SettingEntry]) -> list[Set
 def setting_lines(
     run: str | None, overrides: Sequence[str], entries: Sequence[SettingEntry]
 ) -> list[dict[str, str]]:
-    """Returns each setting as a JSON object; `set_in` names the file, variable or option, or `the
-    defaults`. `run` is a run's folder or a configuration file.
+    """Returns JSON objects; `set_in` names the file, variable or option, or `the defaults`. `run`
+    is a run's folder or a configuration file.
     """
     path = None if run is None else Path(run)
     file = path / "config.json" if path and path.is_dir() else path
@@ -303,7 +302,7 @@ def setting_lines(
 
 
 def _value_text(key: str, values: dict[str, Any]) -> str:
-    """Returns the value as JSON, without secrets; – for a setting of each table in a list."""
+    """Returns JSON without secrets; – for a setting of each table in a list."""
     value: Any = values
     for part in key.split("."):
         if not isinstance(value, dict):

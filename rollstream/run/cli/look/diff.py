@@ -31,16 +31,14 @@ from rollstream.run.signals import warn
 
 @dataclass(frozen=True, slots=True)
 class RunDifference:
-    """Holds all printed differences: of the histories, paired figures, and fits of each run's
-    reward curves.
-    """
+    """The run difference of the histories, paired figures, and fits of each run's reward curves."""
 
     compared: RunComparison
     paired: tuple[PairedFigure, ...]
     fits: tuple[Sequence[RewardFit], Sequence[RewardFit]]
 
     def line(self) -> dict[str, Any]:
-        """Returns a JSON object; infinities and NaN are null."""
+        """Infinities and NaN are null."""
         return self.compared.line() | {
             "paired": [json_value(figure.line()) for figure in self.paired],
             "fits": [[json_value(fit.line()) for fit in fits] for fits in self.fits],
@@ -72,7 +70,7 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print the comparison. The exit code is 0 whether the runs differ or not."""
+    """Returns 0 whether the runs differ or not."""
     if not 0.5 <= arguments.confidence < 1:
         raise ConfigurationError(f"--confidence must be .5 to 1, got {arguments.confidence:g}")
     if arguments.margin is not None and not arguments.margin > 0:
@@ -111,7 +109,7 @@ def _figures(location: RunLocation) -> RunFigures:
 
 
 def render(difference: RunDifference) -> RenderableType:
-    """Returns the comparison for terminals of at least 80 columns."""
+    """Renders for terminals of at least 80 columns."""
     compared = difference.compared
     parts = [_settings(compared), _outcomes(compared), _curves(compared), _pairs(difference)]
     parts += (

@@ -64,7 +64,9 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Serve until Ctrl-C, or export. Raises `ConfigurationError` for a run that does not exist."""
+    """Serves until Ctrl-C, or exports. Raises `ConfigurationError` for a run that does
+    not exist.
+    """
     end_with_parent()
     os.nice(arguments.nice)
     allocate_tables_with_malloc()
@@ -141,14 +143,14 @@ def _access(arguments: argparse.Namespace) -> tuple["AccessRule", socket]:
 
 
 def printed_url(rule: "AccessRule", bound: socket) -> str:
-    """Returns the URL to open, with the token if one is needed."""
+    """Returns the URL with the token if one is needed."""
     host, port = bound.getsockname()[:2]
     shown = "127.0.0.1" if host in EVERY_ADDRESS else f"[{host}]" if ":" in host else host
     return f"http://{shown}:{port}/" + (f"?token={rule.token}" if rule.token else "")
 
 
 def open_browser(url: str) -> None:
-    """Open the URL in a browser, without waiting for it."""
+    """Opens the browser without waiting for it."""
     with suppress(webbrowser.Error):
         browser = webbrowser.get()
         # w3m and the like would take the keys of this command.

@@ -41,9 +41,9 @@ if TYPE_CHECKING:  # imports pyarrow, and few trajectories have scores
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryToken:
-    """Holds one token: its id (`number`), its text (`piece`), and its `label`: `prompt`,
-    `environment` (a reply in a dialogue) or the version, e.g. `v3`. Only generated tokens have
-    `version`, `logprob` and the trainer's scores, where the run has some.
+    """A token: its id (`number`), text (`piece`), and `label`: `prompt`, `environment` (a reply in
+    a dialogue) or the version, e.g. `v3`. Only generated tokens have `version`, `logprob` and the
+    trainer's scores, where the run has some.
     """
 
     number: int
@@ -59,7 +59,7 @@ class TrajectoryToken:
 def trajectory_tokens(
     record: Trajectory, text: TokenText, scores: "ScoredTrajectory | None" = None
 ) -> list[TrajectoryToken]:
-    """Returns all tokens of the record in order. In a damaged one, tokens without a source are left
+    """Returns the trajectory tokens in order. In a damaged record, tokens without a source are left
     out, and generated tokens without a span or log-probability get version −1 or NaN.
     """
     logprobs: list[float] = record.logprobs.tolist()
@@ -103,7 +103,7 @@ def render_trajectory(
     logprobs: bool,
     scores: "ScoredTrajectory | None" = None,
 ) -> RenderableType:
-    """Returns the facts, then for a finished trajectory its text and, with `logprobs`, tokens."""
+    """The facts, then for a finished trajectory its text and, with `logprobs`, tokens."""
     title = Styled(f"trajectory {details.trajectory}", style="bold")
     parts: list[RenderableType] = [title, _facts(details)]
     if details.record is not None:

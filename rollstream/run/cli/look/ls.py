@@ -27,7 +27,7 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print the runs. Exit code 0, also if some cannot be read; their problems are printed."""
+    """Exit code 0, also if some runs cannot be read; their problems are printed."""
     now_s = time.time()
     place = Path(arguments.folder)
     if not place.is_dir() and place != RUNS_FOLDER:
@@ -49,9 +49,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def run_line(folder: RunFolder, now_s: float) -> dict[str, Any]:
-    """Returns a run as a JSON object: `bytes` of its folder, and `state`, which is `deleted` if
-    `rollstream rm` kept parts of it, and `unreadable`, with a `problem`, if configuration or log
-    cannot be read.
+    """`bytes` of its folder, and `state`, which is `deleted` if `rollstream rm` kept parts of it,
+    and `unreadable`, with a `problem`, if configuration or log cannot be read.
     """
     line: dict[str, Any] = {"run": folder.path.name, "bytes": _folder_bytes(folder.path)}
     try:

@@ -47,7 +47,6 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print the rows of one query, or with `--tables` the views and their columns."""
     if arguments.sql is None and not arguments.tables:
         raise ConfigurationError(
             'no query given; e.g. rollstream query "SELECT count(*) FROM trajectories"; '

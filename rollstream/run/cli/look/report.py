@@ -9,14 +9,11 @@ from functools import partial
 from pathlib import Path
 
 from rollstream.errors import ConfigurationError
-from rollstream.look.query.locate import RunLocation, locate_run
-from rollstream.look.query.session import QuerySession
-from rollstream.look.report.comparison import RUNS_MAX, OverlaidRun, write_overlay
-from rollstream.look.report.history import RunHistory
-from rollstream.look.report.learning import learning_cards
+from rollstream.look.explorer.serving.report_file import write_overlay, write_report
+from rollstream.look.query.locate import locate_run
+from rollstream.look.report.comparison import RUNS_MAX, OverlaidRun
 from rollstream.look.report.serve import ReportPages, parse_address, serve_report, wait_until_over
 from rollstream.look.report.summary import distinct_names, open_history, summarise
-from rollstream.look.report.write import write_report
 from rollstream.run.cli.arguments import RUN_HELP, CommandParser
 from rollstream.run.cli.main import EXIT_INTERRUPTED
 from rollstream.run.config.config import load_for_viewing
@@ -57,9 +54,7 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Write the page, and print a summary of each run. Raises `ConfigurationError` for more than
-    `RUNS_MAX` runs.
-    """
+    """Raises `ConfigurationError` for more than `RUNS_MAX` runs."""
     folders = [run_folder(path) for path in arguments.runs]
     if len(folders) > RUNS_MAX:
         raise ConfigurationError(f"{len(folders)} runs: a page shows at most {RUNS_MAX}")
@@ -102,8 +97,8 @@ def _report(folders: Sequence[RunFolder], arguments: argparse.Namespace) -> None
     is_typed = bool(arguments.output)
     if len(runs) == 1:
         output = Path(arguments.output) if arguments.output else folders[0].report
-        cards = _learning(locate_run(str(folders[0].path), arguments.is_trusted), runs[0].history)
-        write_report(runs[0].history, runs[0].summary, output, cards, is_typed)
+        location = locate_run(str(folders[0].path), arguments.is_trusted)
+        write_report(runs[0].history, runs[0].summary, output, location, is_typed, warn)
     else:
         output = Path(arguments.output or "report.html")
         write_overlay(runs, output, is_typed)
@@ -115,8 +110,3 @@ def _report(folders: Sequence[RunFolder], arguments: argparse.Namespace) -> None
     for run in runs:
         console.print(run.summary.table())
     console.print(f"report: {output}", soft_wrap=True, highlight=False)
-
-
-def _learning(location: RunLocation, history: RunHistory) -> list[str]:
-    with QuerySession(location, warn) as session:
-        return learning_cards(history, session)

@@ -66,7 +66,6 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print the selected records, and with `--follow` new ones until Ctrl-C; returns the code."""
     check_topic(arguments.topic)
     conditions = [parse_condition(text, arguments.topic) for text in arguments.where]
     _check(arguments)
@@ -100,9 +99,9 @@ def _records(
     conditions: Sequence[FieldCondition],
     stop: threading.Event,
 ) -> Iterator[LogRecord]:
-    """Yields the selected records, each partition in its own order and all merged by timestamp;
-    then, with `--follow`, new ones until `stop` is set, ordered within one poll. Undecodable bytes
-    come with the reason, records of a replaced holder (invariant 7) as void.
+    """The selected records, each partition in its own order and all merged by timestamp; then, with
+    `--follow`, new ones until `stop`, ordered within one poll. Undecodable bytes come with the
+    reason, records of a replaced holder (invariant 7) as void.
     """
     topic = arguments.topic
     with open_run_view(location) as view:
@@ -188,16 +187,14 @@ def _chosen_partitions(offsets: dict[int, int], arguments: argparse.Namespace) -
 
 
 def tail_json(record: LogRecord) -> dict[str, Any]:
-    """Returns the record as a JSON object with complete arrays; `reason` is set if its bytes are
-    not a record.
-    """
+    """Returns the record with complete arrays; `reason` is set if the bytes are not a record."""
     where = {"topic": record.topic, "timestamp_ms": record.timestamp_ms}
     why = {"reason": record.reason} if record.record is None else {}
     return json_value(where | record_fields(record, with_arrays=True) | why)
 
 
 def _print(record: LogRecord, day: str, flush: bool) -> str:
-    """Print the record, after a line with its date if that is not `day`; returns the date."""
+    """Prints the record after a line with its date if that is not `day`; returns the date."""
     when = utc_time(record.timestamp_ms)
     if when is not None and when.date().isoformat() != day:
         day = when.date().isoformat()

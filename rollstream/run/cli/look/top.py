@@ -49,7 +49,7 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Show the run. Exit code 0; 1 if `--once` could not read the log."""
+    """Returns 0; 1 if `--once` could not read the log."""
     if not arguments.every >= EVERY_MIN_S:
         raise ConfigurationError(f"--every {arguments.every}: give at least {EVERY_MIN_S} seconds")
     folder = run_folder(arguments.run)

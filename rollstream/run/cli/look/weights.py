@@ -90,8 +90,8 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Run one action; returns 1 if `verify` finds a wrong version, else 0. Raises `ObjectMissing`
-    (exit code 1) if a version is missing, `ConfigurationError` (2) for a wrong argument.
+    """Returns 1 if `verify` finds a wrong version, else 0. Raises `ObjectMissing` (exit code 1) if
+    a version is missing, `ConfigurationError` (2) for a wrong argument.
     """
     store = find_store(arguments.run)
     if arguments.action in _OF_STREAMS:
@@ -225,7 +225,7 @@ def _print(lines: Sequence[VersionLine]) -> None:
 
 
 def version_line(manifest: Manifest, latest: Version | None) -> VersionLine:
-    """Returns a version as a JSON object; it is `believed` if it is `latest`."""
+    """It is `believed` if it is `latest`."""
     delta = manifest.delta
     return {
         "version": str(manifest.version),
@@ -243,8 +243,8 @@ def version_line(manifest: Manifest, latest: Version | None) -> VersionLine:
 
 
 def tensor_lines(manifest: Manifest) -> list[VersionLine]:
-    """Returns one JSON object per stored tensor. `tied` lists its other names in the model; fields
-    of the delta are None in a version without one.
+    """One JSON object per stored tensor. `tied` lists its other names in the model; fields of the
+    delta are None in a version without one.
     """
     names: dict[str, list[str]] = {}
     for name, owner in manifest.weights.tied.items():
@@ -335,7 +335,7 @@ def _share(part: str | int | float | None, total: str | int | float | None) -> s
 
 
 def find_store(run: str, is_trusted: bool = False) -> ObjectStore:
-    """Opens the store of a run, or a store named by its folder or URL, for reading only. Raises
+    """Finds the store of a run, or named by its folder or URL; read-only. Raises
     `ConfigurationError` if the run has none yet.
     """
     path = Path(run.removeprefix("file:"))
@@ -349,9 +349,8 @@ def find_store(run: str, is_trusted: bool = False) -> ObjectStore:
 
 
 def find_version(store: ObjectStore, text: str) -> Manifest:
-    """Returns the manifest of the version that `text` names: `latest`, a full name, or a number (of
-    the highest term). Raises `ObjectMissing`, with the stored ones, or `ConfigurationError` for no
-    name of a version.
+    """`latest`, a full name, or a number (of the highest term). Raises `ObjectMissing`, with the
+    stored ones, or `ConfigurationError` for no name of a version.
     """
     version, number = parse_version(text), whole_number(text)
     if version is None and text != LATEST and number is None:

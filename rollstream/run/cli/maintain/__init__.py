@@ -1,4 +1,4 @@
-"""The commands that maintain a run: `audit` and `health` check it, `backup` and `restore` copy it
-for the loss of a disk, `forward` feeds other tools, `rm` deletes it, and `trust` permits code and
-hosts of another user's run.
+"""Commands that maintain a run: `audit` and `health` check it, `backup` and `restore` copy it,
+`forward` feeds other tools, `rm` deletes it, and `trust` permits code and hosts of another user's
+run.
 """

@@ -1,6 +1,5 @@
 """`rollstream audit [RUN]`: checks invariants 1 to 7, and 11 for checkpoints
-(docs/reference/audit.md), from the end of this user's last audit unless `--whole`. Exit codes: 0
-all hold; 1 one is violated, and nothing else; 2 none is, but parts could not be checked or read.
+(docs/reference/audit.md), from the end of this user's last audit unless `--whole`.
 """
 
 import argparse
@@ -9,7 +8,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from textwrap import fill
-from typing import TYPE_CHECKING
 
 from rollstream.consumers.audit.audit import Audit, continued_audit, utc_minute
 from rollstream.consumers.audit.folds import InvariantResult
@@ -21,9 +19,6 @@ from rollstream.look.query.looking import open_run_view
 from rollstream.run.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser
 from rollstream.run.signals import progress_line, warn
 from rollstream.storage.identity import check_readable
-
-if TYPE_CHECKING:
-    pass
 
 # Exit codes.
 KEPT, VIOLATED, UNCHECKED = 0, 1, 2
@@ -64,7 +59,7 @@ def _indented(text: str, columns: int) -> Iterator[str]:
 
 
 def _verdict(audit: Audit, results: Sequence[InvariantResult]) -> str:
-    """Returns the sentence that names the checked parts, and nothing beyond them."""
+    """Names the checked parts, and nothing beyond them."""
     violations = sum(result.violations for result in results)
     unchecked = sum(len(result.unchecked) for result in results)
     if violations:
@@ -94,7 +89,7 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print one line per invariant, with its first violations, and return the exit code."""
+    """One line per invariant, with its first violations."""
     name = "the run"
     try:
         location = locate_asked_run(arguments.run, arguments.name, warn, arguments.is_trusted)

@@ -34,8 +34,8 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Back up the run; prints size and recovery point, the step from which a restored run
-    continues. Raises `ConfigurationError` if the log or the store cannot be found.
+    """Prints size and recovery point, the step from which a restored run continues. Raises
+    `ConfigurationError` if the log or the store cannot be found.
     """
     place = find_run_place(arguments.run, arguments.bus)
     with ExitStack() as opened:
@@ -69,7 +69,6 @@ def _location(place: RunPlace, bus: str, store: str) -> RunLocation:
 
 
 def show_part(part: str) -> None:
-    """Show the copied or verified part on the terminal's last line."""
     progress_line(part[:100])
 
 
@@ -89,8 +88,8 @@ def _settings_folder(place: RunPlace, bus: str, store: str, opened: ExitStack) -
 
 
 def recovery_lines(backup: Backup) -> tuple[str, ...]:
-    """Returns the recovery point as text: a restored run loads the newest checkpoint and repeats
-    the steps up to `backup.step` from the ledger, or starts again without one.
+    """A restored run loads the newest checkpoint and repeats the steps up to `backup.step` from the
+    ledger, or starts again without one.
     """
     if not backup.checkpoint:
         return (f"  recovery point: step {backup.step}; without a checkpoint it starts again",)

@@ -34,7 +34,7 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Forward the lines that were not sent yet, and with `--follow` new ones until Ctrl-C."""
+    """Sends the lines that were not sent yet, and with `--follow` new ones until Ctrl-C."""
     logging.basicConfig(level=logging.WARNING, format="rollstream: %(message)s")
     folder = run_folder(arguments.run)
     metrics = _own_metrics(locate_run(str(folder.path)), arguments.to)
@@ -74,8 +74,8 @@ def _own_metrics(location: RunLocation, to: str) -> Path:
 
 
 def open_sink(to: str, id: str, configuration: Configuration, metrics: Path) -> Sink:
-    """Returns the sink for the target `to`. `id` names the run at Weights & Biases, so a later
-    start continues it. Raises `ConfigurationError` if the target's package is not installed.
+    """`id` names the run at Weights & Biases, so a later start continues it. Raises
+    `ConfigurationError` if the target's package is not installed.
     """
     if to == "tensorboard":
         return TensorBoardSink(metrics / "tensorboard")

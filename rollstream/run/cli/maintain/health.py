@@ -49,9 +49,9 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print the process's state (`starting`, `running`, `stopping` or `stalled`). Exit code 1 for a
-    stalled or unreachable process, also if another program answers, else 0. A sandbox that this
-    machine cannot provide is a `ConfigurationError`.
+    """Prints the state (`starting`, `running`, `stopping` or `stalled`). Returns 1 for a stalled or
+    unreachable process, also if another program answers, else 0. A sandbox that this machine cannot
+    provide is a `ConfigurationError`.
     """
     if arguments.sandbox is not None:
         return _report_sandbox(arguments.sandbox, arguments.is_trusted, arguments.json)
@@ -82,7 +82,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _state(body: bytes) -> str | None:
-    """Returns the state in a process's answer (`metrics/endpoint.py`), None in another's."""
+    """Returns None in another program's answer."""
     try:
         answer = json.loads(body)
     # No JSON, or no UTF-8.

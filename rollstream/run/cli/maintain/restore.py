@@ -1,6 +1,5 @@
 """`rollstream restore BACKUP DIR`: verifies a backup, makes a run of it in the empty folder DIR,
-prints its recovery point, and audits it; its log and store must be empty too. Exit codes: 1 the
-backup is damaged or the audit found a violation, 2 it is incomplete or the target is not empty.
+prints its recovery point, and audits it; its log and store must be empty too.
 """
 
 import argparse

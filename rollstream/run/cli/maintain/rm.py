@@ -1,6 +1,5 @@
 """`rollstream rm RUN|URL`: shows what a run has in log, store and folder, asks, and deletes it
-(docs/how-to/delete-and-retain.md), nothing of a running or another run. Exit codes: 1 it is
-running, or log or store failed; 2 an argument is wrong or names no run; 130 not confirmed.
+(docs/how-to/delete-and-retain.md), nothing of a running or another run.
 """
 
 import argparse
@@ -42,9 +41,7 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Check that no process of the run lives, show the plan, ask, and delete. Returns the exit
-    code.
-    """
+    """Checks that no process of the run lives, shows the plan, asks, and deletes."""
     keep = _keeps(arguments.keep)
     place = removal.find_run_place(run_path(arguments.run), arguments.bus, or_emptied=True)
     if place.bus is not None:

@@ -26,9 +26,7 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Remember the folders and hosts, or without any the code that the run names; prints the
-    permissions of the run.
-    """
+    """Remembers, without folders and hosts, the code that the run names."""
     location = locate_run(arguments.run)
     for host in arguments.host:
         if not host.rpartition(":")[2].isdecimal() or not host.rpartition(":")[0]:

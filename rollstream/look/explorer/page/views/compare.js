@@ -2,16 +2,14 @@
 // they ended, the first step whose bits differ, and one step with the advantages of each.
 
 import { html } from "../vendor/preact.js";
-import { get, useApi } from "../api.js";
-import { Chart } from "../chart.js";
+import { useApi } from "../api.js";
 import { count, fixed, number } from "../format.js";
 import { Neighbours } from "../keys.js";
-import { Bar, Card, Crumbs, Loaded, Select, Table, useLoaded } from "../parts.js";
+import { Bar, Card, Crumbs, Loaded, Table } from "../parts.js";
 import { adjust, go, link } from "../router.js";
 import { Line } from "../text.js";
+import { Compared } from "./overview.js";
 import { trajectoryLink } from "./rows.js";
-
-const CURVES = ["reward_mean", "loss", "entropy", "kl", "length_median", "lag_consumed_mean"];
 
 export default function Compare({ rest, query, listed }) {
   const asked = (query.get("runs") ?? "").split(",").filter((one) => listed.runs.some((known) =>
@@ -26,8 +24,6 @@ export default function Compare({ rest, query, listed }) {
 
 function CompareRuns({ runs, names, listed }) {
   const state = useApi("compare", { runs: runs.join(",") }, { run: runs[0] });
-  const overviews = useLoaded((signal) => Promise.all(runs.map((one) => get(`r/${one}/overview`,
-    {}, signal))), [runs.join()]);
   const toggled = (one) => runs.includes(one) ? runs.filter((r) => r !== one) : [...runs, one];
   return html`<header class="page-head"><div><h1>Compare</h1><p
     class="note">Runs side by side.</p></div>
@@ -36,8 +32,8 @@ function CompareRuns({ runs, names, listed }) {
         onClick=${() => adjust({ runs: toggled(one.run).join(",") })}>${runs.includes(one.run)
           ? "✓ " : ""}<${Line} text=${one.name} limit=${40} /></button>`)}</div></header>
     <${Loaded} state=${state}>${(data) => html`<${Bits} data=${data} runs=${runs} />
-      ${overviews.data && html`<div class="grid">${CURVES.map((metric) => html`<${Curve}
-        metric=${metric} overviews=${overviews.data} names=${names} runs=${runs} />`)}</div>`}
+      <${Compared} runs=${runs} onPick=${(step) => go("compare", ["steps", step], {
+        runs: runs.join(",") })} />
       <${Settings} settings=${data.settings} names=${names} />
       <${Finals} final=${data.final} names=${names} />`}</${Loaded}>`;
 }
@@ -51,17 +47,6 @@ function Bits({ data, runs }) {
     ? "Not all have a hash of their state." : data.first_difference === null ? "Each has the same state hash: the same bits." : html`The first whose state differs is <a
       href=${open(data.first_difference)}>step ${count(data.first_difference)}</a>.`}
     ${" "}<a href=${open(last)}>Compare step ${count(last)}</a>.</p>`;
-}
-
-function Curve({ metric, overviews, names, runs }) {
-  const series = overviews.map((data, n) => ({ name: names[n], colour: n + 1,
-    points: data.metrics.step.map((step, i) =>
-    [step, data.metrics.values[metric]?.[i] ?? null]).filter(([, y]) =>
-      y !== null) })).filter((one) => one.points.length);
-  return series.length > 0 && html`<${Card} title=${metric.replaceAll("_", " ")}><${Chart}
-    title=${metric} series=${series} group="compare"
-    zero=${metric !== "loss"} onPick=${(step) => go("compare", ["steps", step], {
-      runs: runs.join(",") })} /></${Card}>`;
 }
 
 function Settings({ settings, names }) {

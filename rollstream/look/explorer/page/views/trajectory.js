@@ -4,13 +4,13 @@
 
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
 import { get, runPath, useApi } from "../api.js";
-import { Chart } from "../chart.js";
 import { count, duration, fixed, moment, number, percent } from "../format.js";
 import { Neighbours } from "../keys.js";
 import { Card, Choice, Crumbs, Facts, Failure, Legend, Loaded } from "../parts.js";
 import { adjust, link } from "../router.js";
 import { legendSteps, measuresOf } from "../scales.js";
 import { Block, Line, marked } from "../text.js";
+import { tree } from "../tree.js";
 import { Ended, Finish, groupLink, recordLink, stepLink, trajectoryLink } from "./rows.js";
 
 const SHOWN = 4000; // tokens drawn at first and with each "show more"
@@ -255,11 +255,6 @@ function About({ run, data }) {
 
 /** The probability of each generated token along the answer. */
 function Confidence({ data }) {
-  const points = data.tokens.logprob.map((v, n) => [n, v]).filter(([, v]) => v !== null);
-  if (points.length < 3) return null;
-  const series = [{ name: "log-probability", colour: 2, points, width: 1.2 }];
-  return html`<${Card} title="Where it was unsure"
-    note="log-probability of each token that it drew">
-    <${Chart} title="Log-probability by token" series=${series} unit="token" height=${150}
-      zero=${false} /></${Card}>`;
+  return data.confidence?.length > 0 && html`<${Card} title="Where it was unsure"
+    note="log-probability of each token that it drew">${tree(data.confidence)}</${Card}>`;
 }

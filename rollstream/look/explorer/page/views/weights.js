@@ -3,21 +3,20 @@
 
 import { html } from "../vendor/preact.js";
 import { runPath, useApi } from "../api.js";
-import { Chart } from "../chart.js";
 import { bytes, count, duration, moment } from "../format.js";
 import { Card, Loaded, Table, Tiles } from "../parts.js";
 import { Line } from "../text.js";
+import { tree } from "../tree.js";
 import { stepLink } from "./rows.js";
 
 export default function Weights({ run }) {
-  const steps = useApi(runPath(run.run, "steps"), {}, { run: run.run });
   const state = useApi(runPath(run.run, "weights"), {}, { run: run.run });
   return html`<header class="page-head"><div><h1>Weights</h1>
       <p class="note">A version is immutable; a delta is stored as its difference from its parent.</p></div></header>
     <${Loaded} state=${state}>${(data) => html`
       ${data.note && html`<p class="hint"><${Line} text=${data.note} limit=${400} /></p>`}
       <${Sizes} data=${data} />
-      <div class="grid two"><${Delays} data=${data} steps=${steps.data?.steps ?? []} /><${Holders}
+      <div class="grid two"><${Delays} delays=${data.delays} /><${Holders}
         holders=${data.holders} latest=${data.latest} /></div>
       ${data.relays.length > 0 && html`<${Relays} relays=${data.relays} />`}
       ${data.versions.length > 0 && html`<${Versions} run=${run}
@@ -40,31 +39,13 @@ function Sizes({ data }) {
 }
 
 /** Seconds from the end of the step that made a version to each rollout that served it. */
-export function delaysOf(data, steps) {
-  const published = new Map([...steps.map((one) => [one.step, one.done_s]),
-    ...data.versions.filter((v) => v.done_s != null).map((v) => [v.version, v.done_s])]);
-  return data.applied.map(([time, rollout, version]) => ({ rollout, version,
-    behind: time - published.get(version) }))
-    .filter((one) => Number.isFinite(one.behind));
-}
-
-function Delays({ data, steps }) {
-  const delays = delaysOf(data, steps);
-  if (!delays.length) return html`<${Card} title="How late rollouts took them"><p
+function Delays({ delays }) {
+  const rows = delays?.rollouts ?? [];
+  if (!rows.length) return html`<${Card} title="How late rollouts took them"><p
     class="empty">Not known: the versions' times are gone from the log.</p></${Card}>`;
-  const rollouts = [...new Set(delays.map((one) => one.rollout))].toSorted();
-  const series = rollouts.slice(0, 8).map((rollout, n) => ({ name: rollout, colour: n + 1,
-    points: delays.filter((one) =>
-      one.rollout === rollout).map((one) => [one.version, one.behind]).toSorted((a, b) =>
-      a[0] - b[0]) }));
-  const rows = rollouts.map((rollout) => {
-    const own = delays.filter((one) => one.rollout === rollout).map((one) => one.behind);
-    return { rollout, versions: own.length, mean: own.reduce((a, b) => a + b, 0) / own.length,
-      worst: Math.max(...own) };
-  });
   return html`<${Card} title="How late rollouts took them"
     note="seconds from a step's end to its weights in the engine">
-    <${Chart} title="Seconds behind, by version" series=${series} unit="version" height=${160} />
+    ${tree(delays.chart)}
     <${Table} label="Seconds behind, by rollout" rows=${rows} limit=${16} columns=${[
       { key: "rollout", label: "rollout", cell: (r) => html`<${Line} text=${r.rollout}
         limit=${40} />` },

@@ -1,20 +1,39 @@
-"""Writes `report.html` from a run's history and summary, section by section; one without data is
+"""Lays out the sheet of a run from its history and summary: tiles, warnings, curves, the timeline
+of its rollouts, tables. `report.html` and the explorer's overview show it. A part without data is
 left out.
 """
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from heapq import nlargest
-from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from rollstream.look.figures.definitions import figure_of
 from rollstream.look.monitor.format import clock
 from rollstream.look.monitor.samples import PassDrafts
-from rollstream.look.report import page
+from rollstream.look.report.cards import (
+    FULL_DETAIL,
+    Detail,
+    Tile,
+    card,
+    charts,
+    defined_label,
+    folded,
+    group_digits,
+    heading,
+    linked,
+    named,
+    scrolled,
+    table,
+    tiles,
+)
+from rollstream.look.report.chart import Chart, Series
 from rollstream.look.report.comparison import tasks_of
+from rollstream.look.report.elements import Node, PageElement, element
 from rollstream.look.report.history import RunHistory
-from rollstream.look.report.page import Chart, Series, Tile
+from rollstream.look.report.learning import NOTHING_LEARNED, Learning
 from rollstream.look.report.summary import (
     ACCURACY_GOAL,
     PACED_NOTE,
@@ -23,8 +42,9 @@ from rollstream.look.report.summary import (
     RunSummary,
     pass_changes,
 )
-from rollstream.look.report.timeline import MARKS_MAX, ROWS_MAX, draw_timeline
+from rollstream.look.report.timeline import ROWS_MAX, draw_timeline, marks_per_row
 from rollstream.look.report.untrained import episode_card
+from rollstream.run.config.errors import printable_value
 from rollstream.run.supervisor.process import describe_exit
 
 # The page has as many distinct colours.
@@ -33,74 +53,74 @@ TASKS_MAX = 8
 ROLLOUT_FIGURES = ("trajectories", "tokens", "cut", "dead", "versions", "idle_s")
 # Lines of the table of drafts, one per task and pass over the prompts.
 PASSES_MAX = 64
-# Of the tables of rollouts and of restarts.
-LINES_MAX = 200
+# Settings in the second line of the head, with the words before their values.
+HEAD_SETTINGS = (
+    ("dispatch.max_lag", "lag at most "),
+    ("trainer.loss", ""),
+    ("rollouts.on_update", ""),
+)
 # The note of the chart that compares log-probabilities of engine and trainer (the mismatch).
 MISMATCH_NOTE = (
     "mean |Δ log p| in nats, same tokens and version; steps without such tokens are left out"
 )
 
 
-EXPORT_FOLDER = "explorer"
-EXPORT_LINK = (
-    f'<p class="soft"><a href="{EXPORT_FOLDER}/index.html">Explore steps, groups and every token'
-    "</a>, from a file host</p>"
-)
-
-
-def write_report(
+def run_sheet(
     history: RunHistory,
     summary: RunSummary,
-    path: Path,
-    learning: Sequence[str] = (),
-    is_typed: bool = False,
-) -> None:
-    """Write the report to `path` (`output_file`), with the cards `learning` and a link to the
-    explorer's static export, if one is in `EXPORT_FOLDER` beside it. With `is_typed` the user typed
-    the path, so links are followed.
+    learning: Learning = NOTHING_LEARNED,
+    detail: Detail = FULL_DETAIL,
+    run: str = "",
+) -> list[PageElement]:
+    """Returns the parts of the sheet. `run` is the run's number in the explorer, to whose views
+    numbers lead; "" without an explorer.
     """
-    has_export = (path.parent / EXPORT_FOLDER / "index.html").is_file()
-    page.write_page(report_page(history, summary, has_export, learning), path, is_typed)
-
-
-def report_page(
-    history: RunHistory,
-    summary: RunSummary,
-    has_export: bool = False,
-    learning: Sequence[str] = (),
-) -> str:
-    name = summary.run or "run"
+    base = f"#/r/{run}" if run else ""
     line = f"seed {summary.seed} · step {summary.steps} of {summary.steps_wanted} · "
     if summary.forked_from:
         line = f"forked from {summary.forked_from} · {line}"
     if summary.is_paced:
         line = f"{PACED_NOTE} · {line}"
-    body = [
-        page.heading(name, line + clock(summary.seconds)),
-        EXPORT_LINK if has_export else "",
-        page.tiles(_tiles(summary)),
-        _warnings(history),
-        page.charts(_learning(history)),
-        page.charts(_by_task(history)),
-        *learning,
-        _timeline(history),
-        page.charts([*_mechanics(history), *draft_charts(history.drafts)]),
-        _outcomes(history),
-        _dropped(history),
-        episode_card(history.episodes),
-        draft_table(history.drafts),
-        _rollouts(history, summary),
-        _restarts(history),
-        _configuration(history),
+    return [
+        heading(summary.run or "run", line + clock(summary.seconds), _settings_line(history)),
+        tiles(_tiles(history, summary, base)),
+        *_warnings(history),
+        *charts([*_learning(history), *_by_task(history), *learning.charts], detail),
+        *learning.cards,
+        *_timeline(history, detail),
+        *charts([*mechanics(history), *draft_charts(history.drafts)], detail),
+        _outcomes(history, base),
+        *_tasks(history, base),
+        *_dropped(history),
+        *episode_card(history.episodes),
+        *draft_table(history.drafts),
+        *_rollouts(history, summary, detail),
+        *_restarts(history, detail),
+        *_configuration(history),
     ]
-    return page.page(f"{name} · seed {summary.seed} · Rollstream", [part for part in body if part])
 
 
-def _tiles(summary: RunSummary) -> list[Tile]:
+def _settings_line(history: RunHistory) -> str:
+    known = history.configuration
+    words = [f"{word}{known[key]}" for key, word in HEAD_SETTINGS if known.get(key) is not None]
+    first_s, last_s = history.figures.first_s, history.figures.last_s
+    if first_s and last_s:
+        first, last = (datetime.fromtimestamp(time_s, UTC) for time_s in (first_s, last_s))
+        form = "%H:%M" if first.date() == last.date() else "%Y-%m-%d %H:%M"
+        words.append(f"{first:%Y-%m-%d %H:%M} to {last:{form}} UTC")
+    return " · ".join(words)
+
+
+def _tiles(history: RunHistory, summary: RunSummary, base: str) -> list[Tile]:
     def change(name: str, change: MetricChange, label: str = "") -> Tile:
         return Tile(f"{name} {name}", change.text(".2f"), "first last", label)
 
-    shown: list[Tile] = []
+    def link(view: str) -> str:
+        return f"{base}/{view}" if base else ""
+
+    done, of = group_digits(summary.steps), group_digits(summary.steps_wanted)
+    steps = Tile("run.steps run.steps_wanted", f"{done} / {of}", label="steps", href=link("steps"))
+    shown = [steps if summary.steps_wanted else Tile("run.steps", done, href=link("steps"))]
     if summary.accuracy_sampled:
         shown.append(change("evaluation.accuracy_sampled", summary.accuracy_sampled))
     shown += [
@@ -114,13 +134,25 @@ def _tiles(summary: RunSummary) -> list[Tile]:
     if summary.goal_s is not None:
         label = f"to {ACCURACY_GOAL} sampled (step {summary.goal_step})"
         shown.append(Tile("run.goal_s", clock(summary.goal_s), label=label))
+    if summary.reward:
+        shown.append(change("step.reward_mean", summary.reward))
+    if summary.outcomes["admitted"]:
+        counts = (group_digits(summary.outcomes[name]) for name in ("trained", "admitted"))
+        figures, label = "run.groups_trained run.groups_admitted", "groups trained of admitted"
+        shown.append(Tile(figures, " / ".join(counts), label=label, href=link("groups")))
     if summary.tokens_per_s is not None:
-        shown.append(Tile("run.tokens_per_s", page.group_digits(summary.tokens_per_s)))
+        shown.append(Tile("run.tokens_per_s", group_digits(summary.tokens_per_s)))
+    if history.live is not None and not history.live.is_over:
+        speed = group_digits(history.live.pace.generated_per_s or 0.0)
+        shown.append(Tile("run.generated_per_s", speed))
     if summary.lag_consumed_mean is not None:
         mean, largest = summary.lag_consumed_mean, summary.lag_consumed_max
         label, text = "mean and largest lag when trained", f"{mean:.2f} · {largest:.0f}"
         shown.append(Tile("run.lag_consumed_mean run.lag_consumed_max", text, label=label))
-    return [*shown, Tile("run.restarts", str(summary.restarts))]
+    # An archive alone does not know them.
+    if history.events or history.state.newest_s:
+        shown.append(Tile("run.restarts", str(summary.restarts)))
+    return [*shown, Tile("run.seconds", clock(summary.seconds))]
 
 
 def _learning(history: RunHistory) -> list[Chart]:
@@ -198,7 +230,7 @@ def _by_task(history: RunHistory) -> list[Chart]:
     ]
 
 
-def _mechanics(history: RunHistory) -> list[Chart]:
+def mechanics(history: RunHistory) -> list[Chart]:
     def line_chart(
         title: str, metric: str, note: str, form: str = ".3f", low: float | None = None
     ) -> Chart:
@@ -213,6 +245,7 @@ def _mechanics(history: RunHistory) -> list[Chart]:
     seconds = (
         _of_steps(history, "whole step", "seconds"),
         _of_steps(history, "waiting for trajectories", "wait_s", 2),
+        _of_steps(history, "busy", "busy_s", 3, True),
     )
     share = "share of the variance of the returns that the critic's values know"
     critic = (
@@ -230,6 +263,8 @@ def _mechanics(history: RunHistory) -> list[Chart]:
         line_chart(
             "Effective sample size", "ess", "share that the importance weights leave", ".2f", 0.0
         ),
+        line_chart("Gradient norm", "gradient_norm", "before clipping", ".3g", 0.0),
+        line_chart("Tokens trained", "tokens_trained", "in a step", ".0f", 0.0),
         *(critic if history.metric("value_loss") else ()),
     ]
 
@@ -307,41 +342,90 @@ def _shares(history: RunHistory) -> tuple[Series, ...]:
     return tuple(series)
 
 
-def _warnings(history: RunHistory) -> str:
+def metric_chart(history: RunHistory, metric: str) -> Chart:
+    """Returns the curve of a metric of the steps that has no card of its own."""
+    series = Series(metric, history.metric(metric), figure=f"step.{metric}")
+    return Chart(metric, (series,), "a metric of the steps", ".4g", None)
+
+
+def other_metrics(history: RunHistory) -> list[str]:
+    """Returns the names of the metrics that the sheet does not draw."""
+    drawn = {
+        line.figure for chart in (*_learning(history), *mechanics(history)) for line in chart.series
+    }
+    names = {name for done in history.steps.values() for name in done.metrics}
+    return sorted(name for name in names if f"step.{name}" not in drawn)
+
+
+def _warnings(history: RunHistory) -> list[PageElement]:
     rows = [(warning.what, warning.do) for warning in history.concerns]
-    content = page.table(["warning", "advice"], rows)
-    return page.wide("Warnings", "of the run's last steps", content) if rows else ""
+    content = table(["warning", "advice"], rows)
+    return [card("Warnings", "of the run's last steps", content)] if rows else []
 
 
-def _timeline(history: RunHistory) -> str:
-    drawn = draw_timeline(history)
+def _timeline(history: RunHistory, detail: Detail) -> list[PageElement]:
+    drawn = draw_timeline(history, detail.marks)
+    if drawn is None:
+        return []
     more = len(history.rollouts) - ROWS_MAX
+    most = marks_per_row(len(history.rollouts), detail.marks)
     note = "darker is a newer version (lighter on a dark page); in gaps the rollout was idle"
-    if any(1 < len(rollout.serving) <= MARKS_MAX for rollout in history.rollouts.values()):
+    if any(1 < len(rollout.serving) <= most for rollout in history.rollouts.values()):
         note += "; a green mark is a weight update"
     note += "; an arrow is a move of requests" if history.moves else ""
+    if any(len(rollout.serving) > most for rollout in history.rollouts.values()):
+        note += "; where bars are too many, each place shows its newest version"
+    if len(history.moves) > detail.marks // 4:
+        note += f"; the newest {detail.marks // 4} of {len(history.moves)} moves are drawn"
     note += f"; {more} more rollouts are not drawn" if more > 0 else ""
-    return page.wide("Rollouts by version", note, drawn) if drawn else ""
+    return [card("Rollouts by version", note, scrolled("wide", "timeline", drawn))]
 
 
-def _outcomes(history: RunHistory) -> str:
-    counts = history.outcomes
+def _outcomes(history: RunHistory, base: str) -> PageElement:
+    counts, admitted = history.outcomes, history.outcomes["admitted"]
     # The admitted groups must equal the ended and open ones (invariant 1), so all counts together
     # are twice the admitted ones.
-    adds = "they add up" if sum(counts.values()) == 2 * counts["admitted"] else "THEY DO NOT ADD UP"
+    adds = "they add up" if sum(counts.values()) == 2 * admitted else "THEY DO NOT ADD UP"
     if history.is_tail:
         adds += "; without the run's first records, which were truncated and not archived"
-    figures = [f"run.groups_{name}" for name in counts]
-    content = page.table(list(counts), [list(counts.values())], figures)
+    links = ["", *(f"{base}/groups?ended={name}" if base else "" for name in [*counts][1:])]
+    rows: list[tuple[Node | int, ...]] = [
+        (
+            defined_label(name, f"run.groups_{name}"),
+            element("span", named(f"run.groups_{name}"), linked(group_digits(count), link)),
+            element("span", {}, f"{count / admitted:.1%}" if admitted else "–"),
+        )
+        for (name, count), link in zip(counts.items(), links, strict=True)
+    ]
+    content: list[Node] = [table(["ended", "groups", "share"], rows)]
+    if history.finishes:
+        names = list(history.finishes)
+        figures = [f"run.trajectories_{name}" for name in names]
+        content.append(table(names, [list(history.finishes.values())], figures))
     if history.reasons:
-        content += page.table(["why not trained", "times"], history.reasons)
-    return page.wide("Every admitted group has one ending", f"groups; {adds}", content)
+        content.append(table(["why not trained", "times"], history.reasons))
+    return card("Every admitted group has one ending", f"groups; {adds}", *content)
 
 
-def _dropped(history: RunHistory) -> str:
+def _tasks(history: RunHistory, base: str) -> list[PageElement]:
+    if len(history.tasks) < 2:
+        return []
+    names = ("trajectories", "reward_mean", "tokens_mean")
+    figures = ["", *(f"task.{name}" for name in names)]
+    rows = [
+        (row["task"], row["trajectories"], _figure(row["reward_mean"], ".2f"),
+         _figure(row["tokens_mean"], ".3g"))
+        for row in history.tasks
+    ]  # fmt: skip
+    head = ["task", *(figure_of(name).label for name in figures[1:])]
+    links = [f"{base}/search?task={quote(row[0])}" if base else "" for row in rows]
+    return [card("Tasks", "", table(head, rows, figures, links))]
+
+
+def _dropped(history: RunHistory) -> list[PageElement]:
     drops = history.dropped
     if not drops.dropped:
-        return ""
+        return []
     head = ["", "answers", "median length", "median reward"]
     rows = [
         ("dropped", drops.dropped, _figure(drops.length_dropped), _figure(drops.reward_dropped)),
@@ -349,12 +433,12 @@ def _dropped(history: RunHistory) -> str:
     ]
     figures = ["", "fate.answers", "fate.length_median", "fate.reward_median"]
     note = "above max_lag, or at a deadline; a bias if the two rows differ"
-    return page.wide("Samples dropped for their age", note, page.table(head, rows, figures))
+    return [card("Samples dropped for their age", note, table(head, rows, figures))]
 
 
-def draft_table(passes: Sequence[PassDrafts]) -> str:
+def draft_table(passes: Sequence[PassDrafts]) -> list[PageElement]:
     if not passes:
-        return ""
+        return []
     head = ["pass", "task", "tokens", "per step", "drafted", "accepted", "found", "look-up"]
     rows = [
         (
@@ -370,17 +454,19 @@ def draft_table(passes: Sequence[PassDrafts]) -> str:
         for drafts in passes[-PASSES_MAX:]
     ]
     note = "draft tokens and their accepted share; share of look-ups that found a draft"
-    return page.wide("Drafts", note, page.table(head, rows))
+    if len(passes) > PASSES_MAX:
+        note += f"; the last {PASSES_MAX} of {len(passes)} lines"
+    return [card("Drafts", note, table(head, rows))]
 
 
 def _figure(value: float | None, form: str = "g") -> str:
     return "–" if value is None else format(value, form)
 
 
-def _rollouts(history: RunHistory, summary: RunSummary) -> str:
+def _rollouts(history: RunHistory, summary: RunSummary, detail: Detail) -> list[PageElement]:
     if not history.rollouts:
-        return ""
-    shown = nlargest(LINES_MAX, history.rollouts.items(), key=lambda pair: pair[1].tokens)
+        return []
+    shown = nlargest(detail.lines, history.rollouts.items(), key=lambda pair: pair[1].tokens)
     rows = [
         (
             name,
@@ -395,23 +481,43 @@ def _rollouts(history: RunHistory, summary: RunSummary) -> str:
     ]
     figures = ["", *(f"rollout.{name}" for name in ROLLOUT_FIGURES)]
     head = ["rollout", *(figure_of(name).label for name in figures[1:])]
+    figures[-1] = "rollout.idle_s rollout.idle_share"
+    content: list[Node] = [table(head, rows, figures)]
+    if history.live is not None:
+        content.append(_present(history, [name for name, *_ in rows]))
     omitted = len(history.rollouts) - len(rows)
     note = f"{omitted} more with fewer tokens are not listed" if omitted else ""
-    figures[-1] = "rollout.idle_s rollout.idle_share"
-    return page.wide("Rollouts", note, page.table(head, rows, figures))
+    return [card("Rollouts", note, *content)]
 
 
-def _restarts(history: RunHistory) -> str:
+def _present(history: RunHistory, names: Sequence[str]) -> PageElement:
+    beats = history.state.rollouts
+    rows = [
+        (name, beat.health, f"{beat.running} of {beat.slots}", f"v{beat.version.number}",
+         group_digits(beat.tokens_per_s))
+        for name in names
+        if name in beats and (beat := beats[name][-1])
+    ]  # fmt: skip
+    figures = ["", "", "rollout.running rollout.slots", "rollout.version", "rollout.tokens_per_s"]
+    return table(
+        ["at the last heartbeat", "state", "running", "version", "tokens/s"], rows, figures
+    )
+
+
+def _restarts(history: RunHistory, detail: Detail) -> list[PageElement]:
     deaths, restarts = history.deaths(), history.state.restarts()
-    worst = nlargest(LINES_MAX, restarts.items(), key=lambda pair: pair[1])
-    figures = ["", "role.restarts"]
-    content = page.table(["role", "restarts"], sorted(worst), figures) if worst else ""
+    worst = nlargest(detail.lines, restarts.items(), key=lambda pair: pair[1])
+    content: list[Node] = []
+    if worst:
+        content.append(table(["role", "restarts"], sorted(worst), ["", "role.restarts"]))
     if deaths:
-        content += _deaths(deaths, min(float(event["time_s"]) for event in history.events))
-    return page.wide("Restarts", "terms after the first of each role", content) if content else ""
+        first_s = min(float(event["time_s"]) for event in history.events)
+        content.append(_deaths(deaths, first_s))
+    note = "terms after the first of each role"
+    return [card("Restarts", note, *content)] if content else []
 
 
-def _deaths(deaths: Sequence[Mapping[str, Any]], first_s: float) -> str:
+def _deaths(deaths: Sequence[Mapping[str, Any]], first_s: float) -> PageElement:
     rows = [
         (
             clock(float(event["time_s"]) - first_s),
@@ -420,11 +526,14 @@ def _deaths(deaths: Sequence[Mapping[str, Any]], first_s: float) -> str:
         )
         for event in deaths[-50:]
     ]
-    return page.table(["since the run's start", "died", "ended with"], rows)
+    return table(["since the run's start", "died", "ended with"], rows)
 
 
-def _configuration(history: RunHistory) -> str:
+def _configuration(history: RunHistory) -> list[PageElement]:
     if not history.configuration:
-        return ""
-    rows = [(key, json.dumps(value)) for key, value in history.configuration.items()]
-    return page.folded("Configuration", page.table(["setting", "value"], rows))
+        return []
+    rows = [
+        (key, printable_value(key, value, json.dumps))
+        for key, value in history.configuration.items()
+    ]
+    return [folded("Configuration", table(["setting", "value"], rows))]
