@@ -1,5 +1,6 @@
 # Everything sets itself up: `make run` is enough on a machine with Python 3.11 or newer.
 #   make run [SEED=0] [RUN=runs/quickstart-0]   train the quickstart model, watch it, write a report
+#   make quick                                   the core's tests over a bus in memory: a minute, for a first change
 #   make check | test | test-slow | bench        format, lint, types | tests | slow tests | measurements
 #   make test-long | fuzz                        the longest tests | property tests on new random examples
 #   make test-stack | test-hosts                 compose on a Docker daemon | two sites in namespaces (part of test-long)
@@ -26,7 +27,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install -c .venv/con
 HAS_TORCH := import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-long test-stack test-hosts fuzz check bench figures vllm test-vllm gpu-check
+.PHONY: help run quick test test-slow test-long test-stack test-hosts fuzz check bench figures vllm test-vllm gpu-check
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -35,6 +36,9 @@ run: .venv/.runtime
 	@$(BIN)/rollstream run examples/quickstart.toml --seed $(SEED) --run $(RUN)
 
 # What each of them covers, and how long it takes: docs/testing.md.
+quick: .venv/.testing
+	$(BIN)/python -m pytest -q -p testbed.quick_tests -m "not slow and not long and not hypothesis" -n 2 --dist loadfile tests
+
 test: .venv/.testing
 	$(BIN)/python -m pytest -m "not slow and not long" -n $(WORKERS) --dist loadfile
 
