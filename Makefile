@@ -37,7 +37,8 @@ run: .venv/.runtime
 
 # What each of them covers, and how long it takes: docs/testing.md.
 quick: .venv/.testing
-	$(BIN)/python -m pytest -q -p testbed.quick_tests -m "not slow and not long and not hypothesis" -n 2 --dist loadfile tests
+	$(BIN)/python -m pytest -q -x -p testbed.quick_tests -o faulthandler_timeout=60 \
+	  -o faulthandler_exit_on_timeout=true -m "not slow and not long and not hypothesis" -n 2 --dist loadfile tests
 
 test: .venv/.testing
 	$(BIN)/python -m pytest -m "not slow and not long" -n $(WORKERS) --dist loadfile
