@@ -87,7 +87,7 @@ def test_a_setting_with_an_import_name_of_before_is_refused_with_the_new_one(pat
 def test_a_users_module_that_imports_a_moved_folder_is_refused_with_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    (tmp_path / "looks.py").write_text("from rollstream.look.monitor.state import RunState")
+    (tmp_path / "looks.py").write_text("from rollstream.monitor.state import RunState")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(
         ConfigurationError, match=r"'rollstream\.monitor' is part of 'rollstream\.look'"
