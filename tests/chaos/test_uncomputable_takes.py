@@ -6,7 +6,7 @@ import pytest
 
 from rollstream.consumers.trainer.data.poisoned_takes import FAILED_MAX
 from rollstream.storage.archive.log_view import LogView
-from rollstream.streams.records import GroupClosed
+from rollstream.streams.records import GroupClosed, TakeFailed
 from testbed.memory import MemoryBus, MemoryStore
 from testbed.stepped.baton import Baton
 from testbed.stepped.crashes import Drawn, Rates
@@ -32,11 +32,10 @@ def test_its_group_ends_dead_and_every_other_group_is_trained(seed: int, kills: 
         assert trial.found.wrong == []
         assert trial.found.poisoned.keys() == {GROUP}
         assert trial.found.trained == SHAPE.steps * SHAPE.groups
-        dead = [
-            record
-            for record in (o.record for o in LogView(*medium, RUN).topic("ledger").records())
-            if isinstance(record, GroupClosed) and record.reason == "dead"
-        ]
-        assert [(closed.group, closed.detail[:10]) for closed in dead] == [(GROUP, "poisoned: ")]
-        assert run.asked["trainer failed"] >= FAILED_MAX
+        ledger = [each.record for each in LogView(*medium, RUN).topic("ledger").records()]
+        closed = [record for record in ledger if isinstance(record, GroupClosed)]
+        dead = [record for record in closed if record.reason == "dead"]
+        assert [(record.group, record.detail[:10]) for record in dead] == [(GROUP, "poisoned: ")]
+        # In the ledger: a trainer that has recorded its failure may be killed before it ends.
+        assert sum(isinstance(record, TakeFailed) for record in ledger) >= FAILED_MAX
         assert sum(plan.happened.values()) == kills

@@ -35,7 +35,7 @@ def test_prompts_have_the_day_on_which_the_run_began(tmp_path: Path):
     assert task_settings(set_day, tmp_path).template_date == "2025-01-02"
 
 
-def test_a_run_of_an_older_release_gets_its_day_once_and_names_the_version(
+def test_a_run_of_an_older_release_gets_its_day_once_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     store = begun(tmp_path, "")
@@ -44,7 +44,7 @@ def test_a_run_of_an_older_release_gets_its_day_once_and_names_the_version(
         assert read_or_create_identity(store, RUN.run) == first == read_identity(store)
     assert first.day
     (message,) = [record.getMessage() for record in caplog.records]
-    assert "from weight version 0 on" in message
+    assert "began with an older release: from now on" in message
     assert first.day in message
 
 
