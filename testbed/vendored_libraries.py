@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-VENDOR = Path(__file__).parent.parent / "rollstream" / "explorer" / "page" / "vendor"
+VENDOR = Path(__file__).parent.parent / "rollstream" / "look" / "explorer" / "page" / "vendor"
 VERSIONS = {
     "preact": "11.2.0",
     "htm": "3.1.1",

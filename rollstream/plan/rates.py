@@ -12,8 +12,8 @@ from rollstream.simulator.constants import CONSTANTS
 
 DELTA_SHARE = 1 / 165
 """Bytes of a delta over those of the full version. Measured at lr 1e-6 with 30 M parameters
-(`python -m benchmarks delta`); the paper PULSE reports 1 / 130 at 7B parameters. At lr 1e-4 and
-above the share approaches 1.
+(docs/explanation/benchmarks.md, delta); the paper PULSE reports 1 / 130 at 7B parameters. At lr
+1e-4 and above the share approaches 1.
 """
 LOG_TOKEN_BYTES, LOG_RECORD_BYTES = 9.0, 1000.0
 """Of a trajectory in the log, per token and record (docs/reference/sizes-and-cost.md)."""

@@ -24,7 +24,9 @@ from rollstream.simulator.constants import CONSTANTS
 
 Objective = Literal["speed", "price"]
 ASSIGNMENTS_MAX = 20_000
-"""With more, machines are assigned two (four, …) at a time, so that a plan takes about a second."""
+"""A choice. With more, machines are assigned two (four, …) at a time, so that a plan takes about a
+second.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,5 +86,5 @@ def test_ordinary_text_is_left_as_it_is():
 def test_every_console_of_a_command_is_a_terminal_console():
     plain = re.compile(r"(?<!Terminal)\bConsole\(")
     sources = (ROOT / "rollstream").rglob("*.py")
-    own = ROOT / "rollstream" / "cli" / "console.py"
+    own = ROOT / "rollstream" / "run" / "console.py"
     assert [str(p) for p in sources if p != own and plain.search(p.read_text())] == []

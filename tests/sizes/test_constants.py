@@ -22,7 +22,8 @@ SOURCE = re.compile(
 
 def numbers() -> Iterator[tuple[str, str]]:
     """Names of the module-level constants with a number in their value, each with its docstring."""
-    for path in sorted((ROOT / "rollstream" / "sizes").glob("*.py")):
+    folders = ROOT / "rollstream" / "run" / "sizes", ROOT / "rollstream" / "plan"
+    for path in sorted(path for folder in folders for path in folder.glob("*.py")):
         body = ast.parse(path.read_text(encoding="utf-8")).body
         for statement, after in zip(body, [*body[1:], ast.Pass()], strict=True):
             if not isinstance(statement, ast.Assign) or isinstance(statement.value, ast.Call):
