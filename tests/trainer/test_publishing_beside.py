@@ -116,7 +116,7 @@ def test_each_tensor_of_a_version_and_of_a_checkpoint_is_hashed_once(
         hashed.append(len(data))
         return tensor_hash(dtype, shape, data)
 
-    for module in ("tensors", "shards", "publish"):
+    for module in ("tensors", "shards", "differences"):
         monkeypatch.setattr(f"rollstream.storage.weights.{module}.tensor_hash", counted)
     publisher, store, bus = opened(tmp_path)
     for step in range(STEPS):
