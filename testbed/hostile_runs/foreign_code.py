@@ -121,7 +121,7 @@ def _shadows(scene: Scene, hosts: Hosts) -> None:
 
 
 def _package(scene: Scene, hosts: Hosts) -> None:
-    for name in ("rollstream", "rollstream/run/cli", "testbed"):
+    for name in ("rollstream", "rollstream/run", "rollstream/run/cli", "testbed"):
         (scene.received / name).mkdir()
         put_module(scene, f"{name}/__init__")
 

@@ -32,6 +32,8 @@ SECTIONS = {
     "rollstream.consumers.trainer.loop": {"Trainer.checkpoint_state": "checkpoint"},
     "rollstream.producers.rollout.publisher": {
         "RolloutPublisher.partials": "partials", "RolloutPublisher.give_up": "partials",
+    },
+    "rollstream.producers.rollout.sender": {
         "encode_each": "partials", "append_encoded": "partials",
     },
 }  # fmt: skip

@@ -5,14 +5,16 @@ left out.
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from heapq import nlargest
+from math import isfinite
 from typing import Any
 from urllib.parse import quote
 
 from rollstream.look.figures.definitions import figure_of
 from rollstream.look.monitor.format import clock
 from rollstream.look.monitor.samples import PassDrafts
+from rollstream.look.query.record_times import utc_time
 from rollstream.look.report.cards import (
     FULL_DETAIL,
     Detail,
@@ -104,11 +106,16 @@ def _settings_line(history: RunHistory) -> str:
     known = history.configuration
     words = [f"{word}{known[key]}" for key, word in HEAD_SETTINGS if known.get(key) is not None]
     first_s, last_s = history.figures.first_s, history.figures.last_s
-    if first_s and last_s:
-        first, last = (datetime.fromtimestamp(time_s, UTC) for time_s in (first_s, last_s))
+    first, last = (_time(time_s) for time_s in (first_s, last_s))
+    if first and last:
         form = "%H:%M" if first.date() == last.date() else "%Y-%m-%d %H:%M"
         words.append(f"{first:%Y-%m-%d %H:%M} to {last:{form}} UTC")
     return " · ".join(words)
+
+
+def _time(time_s: float | None) -> datetime | None:
+    # A record may hold any number.
+    return utc_time(round(1000 * time_s)) if time_s and isfinite(time_s) else None
 
 
 def _tiles(history: RunHistory, summary: RunSummary, base: str) -> list[Tile]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rollstream.errors import ObjectMissing
+from rollstream.errors import ConfigurationError, ObjectMissing
 from rollstream.look.explorer.explored_run import CORE_SHARE, ExploredRun
 from rollstream.look.explorer.filters import WrongRequest
 from rollstream.look.explorer.simulated import SimulatedLocation
@@ -110,9 +110,12 @@ def show_learned(run: ExploredRun) -> dict[str, Any]:
     if isinstance(run.location, SimulatedLocation):
         return {"parts": []}
     history = explored_history(run)
-    with QuerySession(run.location, lambda text: None) as session:
-        learning = what_was_learned(history, session)
-        rows = [row for rows in session.answer(DRAFTS).batches for row in rows]
+    try:
+        with QuerySession(run.location, lambda text: None) as session:
+            learning = what_was_learned(history, session)
+            rows = [row for rows in session.answer(DRAFTS).batches for row in rows]
+    except ConfigurationError as error:  # one odd record can end a query over all of them
+        return {"parts": [card("What was learned", str(error))]}
     drafts = [PassDrafts(number, task, DraftTotals(*totals)) for number, task, *totals in rows]
     drawn = charts([*learning.charts, *draft_charts(drafts)], FULL_DETAIL)
     return {"parts": [*drawn, *learning.cards, *draft_table(drafts)]}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollstream.errors import ObjectMissing
+from rollstream.errors import ConfigurationError, ObjectMissing
 from rollstream.look.explorer.filters import WrongRequest
 from rollstream.look.explorer.page_file import write_page
 from rollstream.look.query.locate import RunLocation
@@ -52,8 +52,11 @@ def write_report(
 
     learning = NOTHING_LEARNED
     if location is not None:
-        with QuerySession(location, tell) as session:
-            learning = what_was_learned(history, session)
+        try:
+            with QuerySession(location, tell) as session:
+                learning = what_was_learned(history, session)
+        except ConfigurationError as error:  # one odd record can end a query over all of them
+            tell(str(error))
     link = [EXPORT_LINK] if (path.parent / EXPORT_FOLDER / "index.html").is_file() else []
 
     def sheet(detail: Detail) -> list[PageElement]:
