@@ -11,7 +11,7 @@ from math import isfinite
 from typing import Any
 from urllib.parse import quote
 
-from rollstream.look.figures.definitions import figure_of
+from rollstream.look.figures.definitions import FIGURES, figure_of
 from rollstream.look.monitor.format import clock
 from rollstream.look.monitor.samples import PassDrafts
 from rollstream.look.query.record_times import utc_time
@@ -351,7 +351,9 @@ def _shares(history: RunHistory) -> tuple[Series, ...]:
 
 def metric_chart(history: RunHistory, metric: str) -> Chart:
     """Returns the curve of a metric of the steps that has no card of its own."""
-    series = Series(metric, history.metric(metric), figure=f"step.{metric}")
+    # A user's loss may report any name, which has no definition here.
+    figure = f"step.{metric}" if f"step.{metric}" in FIGURES else ""
+    series = Series(metric, history.metric(metric), figure=figure)
     return Chart(metric, (series,), "a metric of the steps", ".4g", None)
 
 
