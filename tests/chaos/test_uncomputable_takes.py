@@ -36,6 +36,8 @@ def test_its_group_ends_dead_and_every_other_group_is_trained(seed: int, kills: 
         closed = [record for record in ledger if isinstance(record, GroupClosed)]
         dead = [record for record in closed if record.reason == "dead"]
         assert [(record.group, record.detail[:10]) for record in dead] == [(GROUP, "poisoned: ")]
-        # In the ledger: a trainer that has recorded its failure may be killed before it ends.
+        if not kills:
+            assert run.asked["trainer failed"] >= FAILED_MAX
+        # A trainer that has recorded its failure may be killed before it ends.
         assert sum(isinstance(record, TakeFailed) for record in ledger) >= FAILED_MAX
         assert sum(plan.happened.values()) == kills
