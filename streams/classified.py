@@ -11,8 +11,6 @@ from rollstream.streams.records import SCHEMAS_BY_TOPIC, Claim, Fence, Opened, R
 from rollstream.streams.release import missing_features
 
 REASON_MAX = 1000  # most characters of an error's text in a reason
-
-
 BLOB_SHOWN = 300  # most characters of a blob's key in a reason
 
 

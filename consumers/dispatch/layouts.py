@@ -10,8 +10,6 @@ from rollstream.consumers.dispatch.state import DispatchState
 from rollstream.streams.records import Prompt, RolloutStatus
 
 LAYOUTS_MAX = 16  # beyond it the oldest is evicted; at most max_lag + 1 waves are open
-
-
 _Key = tuple[int, tuple[tuple[str, int], ...]]
 
 

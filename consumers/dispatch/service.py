@@ -88,7 +88,7 @@ class Dispatch:
                 self.settings, self.pace, self.keep_version, self.has_adapters, self._bytes_of
             )
         )
-        self._newest_values = dispatch_metrics(self.state, self.inbox, self.pace, self.counts)
+        self._note_metrics()
 
     def run(self, stop: threading.Event) -> None:
         """Raises `Fenced` when a higher term takes over."""
@@ -114,7 +114,7 @@ class Dispatch:
             "dispatch term %d: %d admitted, %d open", self.term, state.admitted, len(state.groups)
         )
         reported, reported_s = Counter[str](), -FOREIGN_S
-        self._newest_values = dispatch_metrics(self.state, self.inbox, self.pace, self.counts)
+        self._note_metrics()
         while not stop.is_set():
             # Before `read`, which reads the last records of these rollouts.
             departed = state.departed()
@@ -140,7 +140,7 @@ class Dispatch:
             if news:
                 persistence.keep(state, inbox, admissions, assignments)
                 persistence.save_lengths(inbox.lengths)
-            self._newest_values = dispatch_metrics(self.state, self.inbox, self.pace, self.counts)
+            self._note_metrics()
             stop.wait(ROUND_S)
 
     def _admit(self, state: DispatchState, inbox: DispatchInbox, writer: FencedWriter) -> None:
@@ -225,6 +225,9 @@ class Dispatch:
         completions are of the whole run, all others of this term.
         """
         return self._newest_values
+
+    def _note_metrics(self) -> None:
+        self._newest_values = dispatch_metrics(self.state, self.inbox, self.pace, self.counts)
 
     def readers(self) -> list[TopicReader]:
         return [] if self.inbox is None else self.inbox.readers()

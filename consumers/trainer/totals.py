@@ -8,13 +8,9 @@ from typing import Any
 
 from rollstream.metric_values import LAG_BUCKETS, SECONDS_BUCKETS, MetricHistogram, MetricValues
 from rollstream.streams.admissible import REFUSAL_KINDS
-from rollstream.streams.records import (
-    StepDone,
-)
+from rollstream.streams.records import StepDone
 
 OUTCOMES = ("trained", "filtered", "expired", "dead")
-
-
 REFUSED_COUNTS = {kind: f"refused_{kind}" for kind in REFUSAL_KINDS}
 """Kind of refusal → name of its count in a `StepDone`."""
 

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from rollstream.storage.stores.base import ObjectStore, content_hash
-from rollstream.storage.stores.json_objects import (
-    create_idempotent,
-)
+from rollstream.storage.stores.json_objects import create_idempotent
 from rollstream.storage.weights.delta.codec import encode_tensor, encode_whole
 from rollstream.storage.weights.delta.coding import CodedTensor
 from rollstream.storage.weights.manifest import (

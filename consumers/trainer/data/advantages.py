@@ -12,8 +12,6 @@ from rollstream.errors import ConfigurationError
 from rollstream.import_path import find_callable
 
 SETTING = "trainer.advantage"
-
-
 EPS = 1e-4  # as in TRL: equal rewards give 0 instead of a quotient of rounding errors
 
 

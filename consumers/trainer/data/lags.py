@@ -5,9 +5,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rollstream.consumers.trainer.data.sample import (
-    Sample,
-)
+from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.streams import admissible
 from rollstream.streams.values import Span
 

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from rollstream.consumers.trainer.data.advantages import find_advantage
-from rollstream.consumers.trainer.data.sample import (
-    names_needed,
-)
+from rollstream.consumers.trainer.data.sample import names_needed
 from rollstream.streams import admissible
 
 if TYPE_CHECKING:

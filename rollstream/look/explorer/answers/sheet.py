@@ -23,6 +23,7 @@ from rollstream.look.report.cards import (
     card,
     chart_card,
     charts,
+    group_digits,
     heading,
     scrolled,
     tiles,
@@ -189,8 +190,8 @@ def _simulated_sheet(
     result = location.known
     shown = [
         Tile("run.steps", str(len(history.steps)), href=f"#/r/{run.number}/steps"),
-        Tile("run.tokens_per_s", f"{result.tokens_per_s:,.0f}".replace(",", "\u202f")),
-        Tile("run.generated_per_s", f"{result.generated_per_s:,.0f}".replace(",", "\u202f")),
+        Tile("run.tokens_per_s", group_digits(result.tokens_per_s)),
+        Tile("run.generated_per_s", group_digits(result.generated_per_s)),
         Tile("run.seconds", clock(result.seconds)),
     ]
     line = f"simulated, {clock(result.seconds)} of virtual time"
